@@ -74,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look(ctx: Context, name: str) -> _View:
-    cloud, ec2, now = ctx.cloud, ctx.clients.ec2, utc_now()
+    cloud, ec2 = ctx.cloud, ctx.clients.ec2
     found = describe_inventory(ec2, name)
+    now = utc_now()  # after an answer, which shows whether this machine's clock is right
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
     return _View(
         ctx,

@@ -125,11 +125,12 @@ def add_command(
 ) -> Parser:
     """Return a command's parser, with examples at the end of its help.
 
-    ``run`` is what it does, except for one that only has subcommands.
+    A subcommand is listed with ``help_``, and not without. ``run`` is what it does, except for one that
+    only has subcommands.
     """
     parser: Parser = subparsers.add_parser(
         name,
-        help=help_,
+        **({"help": help_} if help_ else {}),
         description=description,
         epilog=f"examples:\n{examples}",
         formatter_class=HelpFormatter,

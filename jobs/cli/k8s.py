@@ -46,7 +46,7 @@ _EXAMPLES = """\
 """
 _SUBMIT_EXAMPLES = """\
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1
-  spr-cluster k8s submit squad --nodes 2 --image me/spr:1 --cores 8
+  spr-cluster k8s submit squad --nodes 2 --image me/spr:1 --cores 8 --any-cpu
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1 --dry-run
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1 --detach
 """

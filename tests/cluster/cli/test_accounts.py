@@ -218,6 +218,7 @@ def test_on_a_terminal_the_owner_is_named(
     line.must(*_UP)
     line.cloud.faults(_BOB)
     monkeypatch.setattr("cluster.cli.chosen_cluster.has_terminal", lambda: True)
+    monkeypatch.setattr("cluster.console.output.has_terminal", lambda: True)
     asked: list[str] = []
 
     def answer() -> str:

@@ -29,7 +29,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> list[str]:
         questions.append(question)
         return yes
 
-    for module in ("common", "status"):
+    for module in ("chosen_cluster", "status"):
         monkeypatch.setattr(f"cluster.cli.{module}.ask", reply)
     return questions
 

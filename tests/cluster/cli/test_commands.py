@@ -66,7 +66,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
     ],
 )
 def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) -> None:
-    result = line.must("plan", "--nodes", "2", *options)
+    result = line.must("up", "--dry-run", "--nodes", "2", *options)
 
     assert price in result.out
     assert "Quota L-34B43A08" in result.out
@@ -94,8 +94,14 @@ def test_a_dry_run_changes_nothing_and_shows_the_actions(
     assert as_json["zones"][0] == "us-east-1a"
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_plan_is_the_earlier_name_of_a_dry_run(line: CommandLine, form: list[str]) -> None:
+    planned = line.must("plan", "--nodes", "2", *form)
+    assert planned.out == line.must("up", "--dry-run", "--nodes", "2", *form).out
+
+
 def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
-    planned = line.must("plan", "--nodes", "2").out
+    planned = line.must("up", "--dry-run", "--nodes", "2").out
     shown = line.must("up", "--nodes", "2", "--yes").err
 
     lines = planned.splitlines()
@@ -493,7 +499,7 @@ def test_commands_report_a_locked_cluster(line: CommandLine) -> None:
             result = line.run(*argv)
             assert result.code == 2
             assert "is using cluster 'spr'" in result.err
-        assert line.must("plan").code == 0, "a look needs no lock"
+        assert line.must("up", "--dry-run").code == 0, "a look needs no lock"
     assert not line.changes
 
 

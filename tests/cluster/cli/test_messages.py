@@ -105,11 +105,11 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "\n  → your own stacks are read from spr-cluster.toml in the working folder",
     ),
     (
-        "stacks lock tensorflow",
+        "stacks check tensorflow --lock",
         "unknown stack 'tensorflow': one of intel, reference, upstream"
         "\n  → your own stacks are read from spr-cluster.toml in the working folder",
     ),
-    ("stacks lock intel --timeout 0", "--timeout 0: expected seconds, more than 0"),
+    ("stacks check intel --lock --timeout 0", "--timeout 0: expected seconds, more than 0"),
     ("up --bake worker", "--bake worker: expected head or none"),
     (
         "bake --instance-type ,",
@@ -117,7 +117,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("bake --stack ''", "--stack" + f.EMPTY),
     ("images", "the following arguments are required: ACTION" + f.help_of("images")),
-    ("images delete", "the following arguments are required: IMAGE" + f.help_of("images delete")),
+    ("images delete", "expected the IDs of images, or --unused"),
+    ("images delete ami-0 --unused", "expected the IDs of images, or --unused"),
     ("up --volume-gib 19", "--volume-gib 19: expected from 20 to 16384 GiB"),
     ("up --volume-gib 16385", "--volume-gib 16385: expected from 20 to 16384 GiB"),
     ("up --volume-gib big", "argument --volume-gib: invalid int value: 'big'" + f.help_of("up")),

@@ -17,7 +17,7 @@ DENIED = (
 
 
 def plan(line: CommandLine, *options: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(line.must("plan", "--json", *options).out)
+    result: dict[str, Any] = json.loads(line.must("up", "--dry-run", "--json", *options).out)
     return result
 
 
@@ -34,7 +34,7 @@ def test_four_regions_have_four_prices_with_their_source(line: CommandLine) -> N
 def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandLine) -> None:
     line.cloud.faults(DENIED)
 
-    text = line.must("plan", "--region", "eu-west-1").out
+    text = line.must("up", "--dry-run", "--region", "eu-west-1").out
     as_json = plan(line, "--region", "eu-west-1")
 
     assert "Price: unknown in eu-west-1. In us-east-1: $6.56 an hour" in text
@@ -110,7 +110,7 @@ def test_a_denied_price_history_is_one_line(line: CommandLine) -> None:
         '[[error]]\naction = "DescribeSpotPriceHistory"\ncode = "UnauthorizedOperation"\n'
     )
 
-    text = line.must("plan", "--spot").out
+    text = line.must("up", "--dry-run", "--spot").out
 
     assert "Spot: today's price is unknown" in text
     assert "Prices: no permission for DescribeSpotPriceHistory." in text
@@ -175,7 +175,7 @@ def test_little_memory_and_unknown_amx_are_said(line: CommandLine) -> None:
     assert plan(line, "--instance-type", "m6i.large", "--allow-no-amx")["warnings"] == []
     small = plan(line, "--instance-type", "t3.medium", "--allow-no-amx")
     assert small["warnings"] == ["t3.medium has 4 GiB of memory: too little to train BERT."]
-    unknown = line.must("plan", "--instance-type", "i7i.metal-24xl").out
+    unknown = line.must("up", "--dry-run", "--instance-type", "i7i.metal-24xl").out
     assert "Whether i7i.metal-24xl has AMX is not known" in unknown
 
 
@@ -202,15 +202,15 @@ def test_idle_connections_are_tracked_for_a_day_where_ec2_forgets_them_in_minute
 
 
 def test_the_maximum_for_spot_is_none_where_on_demand_is_allowed(line: CommandLine) -> None:
-    text = line.must("plan", "--spot-or-on-demand", "--max-price", "2").out
+    text = line.must("up", "--dry-run", "--spot-or-on-demand", "--max-price", "2").out
 
     assert "Spot: now from" in text
     assert "At most $2 " not in text
 
 
 def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) -> None:
-    usual = line.must("plan").out
-    loading = line.must("plan", "--volume-init-rate", "200").out
+    usual = line.must("up", "--dry-run").out
+    loading = line.must("up", "--dry-run", "--volume-init-rate", "200").out
 
     assert "Image and traffic are extra." in usual
     assert "At most" in usual
@@ -218,4 +218,4 @@ def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) ->
     assert "At most" not in loading
     assert plan(line, "--volume-init-rate", "200")["usd_at_most"] is None
     line.must("up", "--nodes", "1", "--volume-init-rate", "200", "--yes")
-    assert "At most" in line.must("plan", "--nodes", "1").out, "nothing is loaded again"
+    assert "At most" in line.must("up", "--dry-run", "--nodes", "1").out, "nothing is loaded again"

@@ -41,7 +41,7 @@ def test_on_a_terminal_the_region_is_asked_for(
     monkeypatch.setattr("cluster.cli.chosen_cluster.has_terminal", lambda: True)
     monkeypatch.setattr("sys.stdin.readline", lambda: "us-east-1\n", raising=False)
 
-    result = line.must("plan", "--json")
+    result = line.must("up", "--dry-run", "--json")
 
     assert "AWS region, such as us-east-1: " in result.err
     assert json.loads(result.out)["region"] == "us-east-1"

@@ -45,8 +45,8 @@ def allow(line: CommandLine, folder: Path, *, second_guard: bool) -> set[str]:
 def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
     free = "(free: one of 14 million free invocations a month for each node)"
 
-    offered = " ".join(line.must("plan").out.split())
-    taken = " ".join(line.must("plan", "--second-guard").out.split())
+    offered = " ".join(line.must("up", "--dry-run").out.split())
+    taken = " ".join(line.must("up", "--dry-run", "--second-guard").out.split())
 
     assert f"--second-guard has AWS terminate it, too {free}." in offered
     assert "Second guard" not in offered

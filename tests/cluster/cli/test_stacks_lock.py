@@ -1,4 +1,4 @@
-"""`stacks lock`, and what all other commands make of a lock."""
+"""`stacks check --lock`, and what all other commands make of a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.provision.package_index import PackageIndex
 __all__ = ["index"]
 LOCK = Path("spr-cluster.locks/mine.txt")
 _UPDATE = (
-    "to update it: spr-cluster stacks lock mine. Without the file, every node resolves the packages "
+    "to update it: spr-cluster stacks check mine --lock. Without the file, every node resolves the packages "
     "itself"
 )
 
@@ -28,7 +28,7 @@ def test_a_lock_has_every_package_with_its_hash(
     index.add("tokenizers", "0.22.0")
     unlocked = recipe_digest(load_stack("mine"))
 
-    code, out, err = run(capsys, "stacks", "lock", "mine")
+    code, out, err = run(capsys, "stacks", "check", "mine", "--lock")
 
     assert (code, out) == (
         0,
@@ -51,10 +51,10 @@ def test_stacks_shows_whether_there_is_a_lock(
         return line.removeprefix("  lock").strip(), mine
 
     line, before = stack_state()
-    assert line == "none; to pin all packages by hash: spr-cluster stacks lock mine"
+    assert line == "none; to pin all packages by hash: spr-cluster stacks check mine --lock"
     assert (before["lock"], before["lock_problem"]) == (None, "")
 
-    run(capsys, "stacks", "lock", "mine")
+    run(capsys, "stacks", "check", "mine", "--lock")
     line, after = stack_state()
     assert line == f"3 packages pinned by hash, in {LOCK}"
     assert len(after["lock"]) == 3  # type: ignore[arg-type]
@@ -63,14 +63,14 @@ def test_stacks_shows_whether_there_is_a_lock(
     Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
     line, _ = stack_state()
     assert line.startswith(f"rejected: {LOCK}: the stack has changed since: python_packages has ")
-    assert line.endswith("(to update it: spr-cluster stacks lock mine)")
+    assert line.endswith("(to update it: spr-cluster stacks check mine --lock)")
 
 
-@pytest.mark.parametrize("argv", ["up --yes", "plan", "bake --yes"])
+@pytest.mark.parametrize("argv", ["up --yes", "up --dry-run", "bake --yes"])
 def test_an_outdated_lock_is_rejected_before_anything_is_bought(
     capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: str
 ) -> None:
-    run(capsys, "stacks", "lock", "mine")
+    run(capsys, "stacks", "check", "mine", "--lock")
     Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
 
     code, out, err = run(capsys, *argv.split(), "--stack", "mine")
@@ -81,7 +81,7 @@ def test_an_outdated_lock_is_rejected_before_anything_is_bought(
         f"transformers==5.0.1 instead of transformers==5.0.0\n  → {_UPDATE}\n"
     )
     index.add("transformers", "5.0.1")
-    assert run(capsys, "stacks", "lock", "mine")[0] == 0
+    assert run(capsys, "stacks", "check", "mine", "--lock")[0] == 0
     assert load_stack("mine").lock
 
 
@@ -90,20 +90,29 @@ def test_nothing_is_locked_if_something_is_missing(
 ) -> None:
     index.statuses["/"] = 503
 
-    code, out, _ = run(capsys, "stacks", "lock", "mine", "--json")
+    code, out, _ = run(capsys, "stacks", "check", "mine", "--lock", "--json")
 
     (result,) = json.loads(out)
     assert (code, result["ok"], result["lock"]) == (1, False, None)
     assert not LOCK.exists()
-    assert f"{index.url} answers 503" in run(capsys, "stacks", "lock", "mine")[1]
+    assert f"{index.url} answers 503" in run(capsys, "stacks", "check", "mine", "--lock")[1]
 
 
 def test_a_lock_for_json(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
-    code, out, _ = run(capsys, "stacks", "lock", "mine", "--json")
+    code, out, _ = run(capsys, "stacks", "check", "mine", "--lock", "--json")
 
     (result,) = json.loads(out)
     assert (code, result["lock"], result["ok"]) == (0, str(LOCK), True)
     assert result["resolved"]["torch"] == "2.13.0+cpu"
+
+
+def test_the_earlier_name_of_the_command(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
+) -> None:
+    now = run(capsys, "stacks", "check", "mine", "--lock")
+
+    assert run(capsys, "stacks", "lock", "mine") == now
+    assert "\n    lock" not in run(capsys, "stacks", "--help")[1]
 
 
 def test_a_lock_that_cannot_be_written(
@@ -111,7 +120,7 @@ def test_a_lock_that_cannot_be_written(
 ) -> None:
     Path("spr-cluster.locks").write_text("no folder")
 
-    code, out, err = run(capsys, "stacks", "lock", "mine")
+    code, out, err = run(capsys, "stacks", "check", "mine", "--lock")
 
     assert (code, out) == (2, "")
     assert "spr-cluster: spr-cluster.locks/mine.txt: " in err
@@ -120,8 +129,11 @@ def test_a_lock_that_cannot_be_written(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("stacks", "lock", "intell"), "unknown stack 'intell'"),
-        (("stacks", "lock", "mine", "--timeout", "-1"), "--timeout -1: expected seconds"),
+        (("stacks", "check", "intell", "--lock"), "unknown stack 'intell'"),
+        (
+            ("stacks", "check", "mine", "--lock", "--timeout", "-1"),
+            "--timeout -1: expected seconds",
+        ),
     ],
 )
 def test_a_mistake(

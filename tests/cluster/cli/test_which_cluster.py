@@ -113,7 +113,7 @@ def test_the_only_cluster_is_the_default(line: CommandLine, no_account: None) ->
 def test_up_still_means_spr(line: CommandLine) -> None:
     know("tutor")
 
-    assert json.loads(line.must("plan", "--json").out)["cluster"] == "spr"
+    assert json.loads(line.must("up", "--dry-run", "--json").out)["cluster"] == "spr"
 
 
 def test_of_several_clusters_one_must_be_named(line: CommandLine, no_account: None) -> None:

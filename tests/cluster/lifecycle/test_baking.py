@@ -321,14 +321,14 @@ def test_interrupted_baking_continues(line: CommandLine, moment: str) -> None:
 def test_an_image_too_large_for_the_nodes_disks_is_left_alone(line: CommandLine) -> None:
     line.must("bake", "--yes")
 
-    shown = line.must("plan", "--nodes", "2", "--volume-gib", "20").out
+    shown = line.must("up", "--dry-run", "--nodes", "2", "--volume-gib", "20").out
 
     assert "from Canonical's Ubuntu image" in shown
 
 
 def test_images_are_listed_deleted_and_pruned(line: CommandLine) -> None:
     assert "No images in aws us-east-1" in line.must("images", "list").out
-    assert line.must("images", "prune", "--yes").out == "Nothing to delete.\n"
+    assert line.must("images", "delete", "--unused", "--yes").out == "Nothing to delete.\n"
     image = line.must("bake", "--yes").out.split()[0]
     line.must("up", "--name", "other", "--nodes", "2", "--yes", "--stack", "intel")
     line.must("down", "--name", "other", "--keep-image", "--yes")
@@ -336,9 +336,10 @@ def test_images_are_listed_deleted_and_pruned(line: CommandLine) -> None:
     line.cloud.ec2.create_tags(Resources=[other], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
     table = line.must("images", "list").out
     assert "outdated" in table
-    assert "spr-cluster images prune" in table
+    assert "spr-cluster images delete --unused" in table
 
-    assert line.must("images", "prune", "--yes").out == f"Deleted: {other}.\n"
+    # Its name in earlier versions.
+    assert json.loads(line.must("images", "prune", "--yes", "--json").out)["deleted"] == [other]
     assert _listed(line) == [image]
     assert line.must("images", "delete", image, "--yes").out == f"Deleted: {image}.\n"
     assert line.cloud.left() == []
@@ -359,8 +360,10 @@ def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -
     (image,) = _listed(line)
     line.cloud.ec2.create_tags(Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
 
-    assert line.must("images", "prune", "--yes").out == "Nothing to delete.\n"
+    assert line.must("images", "delete", "--unused", "--yes").out == "Nothing to delete.\n"
     assert _listed(line) == [image]
+    line.must("down", "--yes", "--keep-image")
+    assert line.must("images", "delete", "--unused", "--yes").out == f"Deleted: {image}.\n"
 
 
 def _listed(line: CommandLine) -> list[str]:
@@ -378,5 +381,5 @@ def test_a_wrong_way_to_bake_is_refused(line: CommandLine) -> None:
 
 def test_many_nodes_do_not_all_ask_one_package_index(line: CommandLine) -> None:
     line.cloud.faults("[quota]\non_demand_vcpus = 100000\n")
-    assert "Head node" in line.must("plan", "--nodes", "33").out
-    assert "Head node" not in line.must("plan", "--nodes", "32").out
+    assert "Head node" in line.must("up", "--dry-run", "--nodes", "33").out
+    assert "Head node" not in line.must("up", "--dry-run", "--nodes", "32").out

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cl
 from infra.errors import HangupError
 from infra.iam_policy import build_policy
 from infra.key_pair import write_private
-from jobs.cli import TerminatedError, main
+from jobs.cli import COMMANDS, TerminatedError, build_parser, main
 from tests.harness.command_line import CommandLine, CommandResult
 
 SAMPLE = {
@@ -36,7 +39,7 @@ SAMPLE = {
     ]
 }
 VERBS = [
-    *("up", "plan", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
+    *("up", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
     *("verify", "iam-policy", "local", "run", "scaling", "jobs", "cancel"),
 ]
 
@@ -135,6 +138,49 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "spr-cluster up --nodes 4" in result.out
     listed = {row.split()[0] for row in result.out.splitlines() if row.startswith("  ")}
     assert listed >= set(VERBS)
+    assert "plan" not in listed
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser of a command, and those of its subcommands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_fit_into_80_columns(command: str) -> None:
+    _, *own = parsers(build_parser(command))
+    lines = [line for parser in own for line in str(parser.epilog).splitlines()]
+    # The help leaves two columns free.
+    assert [line for line in lines if len(line) > 78] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train squad", "tune tag", "scaling squad", "render slurm squad", "k8s submit squad"],
+)
+def test_options_for_experts_are_in_the_advanced_help(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    usual = run(capsys, *command.split(), "--help").out
+    full = run(capsys, *command.split(), "--help", "--advanced").out
+
+    shown, all_ = (set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) for text in (usual, full))
+    assert shown < all_
+    assert all_ - shown >= {"--wire", "--compile", "--accumulate", "--backend"}
+    assert f"`--help --advanced` shows {len(all_ - shown)} more options" in usual
+    assert "--advanced" not in full
+    assert run(capsys, *command.split(), "--advanced").out == full
+
+
+def test_options_for_experts_work_without_the_word(capsys: pytest.CaptureFixture[str]) -> None:
+    job = "render slurm squad --demo --nodes 1 --cores 8 --wire fp32 --warmup-ratio 0.2"
+    script = run(capsys, *job.split()).out
+    assert "--wire=fp32" in script
+    assert "--warmup-ratio=0.2" in script
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -5,14 +5,14 @@ The entry point joins this table with that of the jobs' commands.
 
 from cluster.console.parser import Command
 
-COMMANDS: dict[str, dict[str, Command]] = {
+GROUPS: dict[str, dict[str, Command]] = {
     "cluster": {
         "up": Command("cluster.cli.up", "create, install, connect, and verify a cluster"),
         "status": Command("cluster.cli.status", "show a cluster's nodes, cost, and time left"),
         "verify": Command("cluster.cli.verify", "check every node and the network between them"),
         "repair": Command("cluster.cli.up", "replace dead or unhealthy nodes"),
         "ssh": Command("cluster.cli.ssh", "open a shell on a node"),
-        "extend": Command("cluster.cli.extend", "extend a cluster's time to live"),
+        "extend": Command("cluster.cli.down", "extend a cluster's time to live"),
         "down": Command("cluster.cli.down", "remove everything, and verify that it is gone"),
         "plan": Command("cluster.cli.up"),
     },

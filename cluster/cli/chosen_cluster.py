@@ -19,7 +19,7 @@ from cluster.local_files import (
     remembered_cloud,
 )
 from infra.aws import NoRegionError
-from infra.caller import is_same_owner
+from infra.caller import Caller, is_same_owner
 from infra.clients import connect, has_credentials, translate_boto_error
 from infra.cloud import Cloud
 from infra.credentials import MissingCredentialsError
@@ -212,10 +212,10 @@ def record_failure(ctx: Context, failure: BaseException) -> BaseException:
     return error
 
 
-def find_other_owner(ctx: Context, found: Inventory) -> str:
+def find_other_owner(caller: Caller, found: Inventory) -> str:
     """Return the ARN of whoever made a cluster, if that is not the caller; "" otherwise."""
     owner = found.owner
-    return "" if not owner or is_same_owner(owner, ctx.clients.caller.owner) else owner
+    return "" if not owner or is_same_owner(owner, caller.owner) else owner
 
 
 def confirm_owner(ctx: Context, args: argparse.Namespace, found: Inventory) -> bool:
@@ -223,7 +223,7 @@ def confirm_owner(ctx: Context, args: argparse.Namespace, found: Inventory) -> b
 
     Returns whether the user was asked. Raises :class:`UsageError` if the answer is no.
     """
-    owner = find_other_owner(ctx, found)
+    owner = find_other_owner(ctx.clients.caller, found)
     if not owner or (args.yes and args.named):
         return False
     name = ctx.files.folder.name

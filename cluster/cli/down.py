@@ -1,10 +1,11 @@
-"""``spr-cluster down``."""
+"""``spr-cluster down`` and ``extend``: the end of a cluster, now or later."""
 
 from __future__ import annotations
 
 import argparse
 import functools
 import shlex
+from datetime import timedelta
 
 from cluster.cli.chosen_cluster import (
     add_cluster_options,
@@ -18,14 +19,22 @@ from cluster.console.output import confirm, emit, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
+from cluster.lifecycle.extend import extend
 from cluster.local_files import nearest_cluster
 from cluster.lost_results import find_losses
 from infra.errors import UsageError
 from infra.inventory import Inventory, describe_inventory
+from infra.spec import LONGEST_TTL, parse_duration
+from infra.tags import render_time
+from infra.words import spoken_time
 
-_EXAMPLES = """\
+_DOWN_EXAMPLES = """\
   spr-cluster down
   spr-cluster down --name bert --yes --keep-image
+"""
+_EXTEND_EXAMPLES = """\
+  spr-cluster extend 2h
+  spr-cluster extend 30m --name bert
 """
 
 
@@ -37,8 +46,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "`down` works from any machine and in any unfinished state. At the end, EC2 is searched for\n"
         "anything that is left. It asks first if the machines cost money, if somebody else made the\n"
         "cluster, if a job is running, and if results exist only on the nodes.",
-        _EXAMPLES,
-        run=run,
+        _DOWN_EXAMPLES,
+        run=run_down,
     )
     add_cluster_options(parser)
     parser.add_argument(
@@ -47,6 +56,17 @@ def add_parser(subparsers: SubParsers) -> None:
         help="keep the image and its snapshot, so a later `up` with this stack starts from it",
     )
     add_yes_option(parser, "remove without asking")
+    parser = add_command(
+        subparsers,
+        "extend",
+        "Extend the time to live of a cluster, on its nodes and in its tags.",
+        _EXTEND_EXAMPLES,
+        run=run_extend,
+    )
+    parser.add_argument("time", help="how much longer: 90m, 2h, 1d")
+    add_cluster_options(parser)
+    text = "with --name: do not ask, even if somebody else made the cluster"
+    add_yes_option(parser, text)
 
 
 def _down(ctx: Context, args: argparse.Namespace, approved: Inventory | None) -> Removed:
@@ -70,7 +90,7 @@ def _confirm(ctx: Context, args: argparse.Namespace) -> Inventory:
     found = describe_inventory(ctx.clients.ec2, name)
     losses = find_losses(ctx, found)
     billed = bool(found and ctx.cloud.billed)
-    asks = billed or bool(losses.found) or bool(find_other_owner(ctx, found))
+    asks = billed or bool(losses.found) or bool(find_other_owner(ctx.clients.caller, found))
     lines = [f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []
     for line in (*lines, *losses.describe(ctx.flags)):
         say(line)
@@ -87,7 +107,7 @@ def remove_cluster(ctx: Context, args: argparse.Namespace) -> Removed:
             return _down(ctx, args, approved)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_down(args: argparse.Namespace) -> int:
     progress = make_progress()
     ctx = open_cluster(args, progress)
     removed = remove_cluster(ctx, args)
@@ -110,3 +130,16 @@ def _describe_nothing(ctx: Context) -> str:
         f"where the cluster is. If another machine has removed it: rm -r {shlex.quote(str(folder))}"
     )
     return f"{text}\n{wrap(key)}"
+
+
+def run_extend(args: argparse.Namespace) -> int:
+    more = parse_duration(args.time, "extend")
+    if not timedelta(minutes=1) <= more <= LONGEST_TTL:
+        raise UsageError(f"extend {args.time}: expected from 1m to 30d")
+    ctx = open_cluster(args, make_progress())
+    with ctx.files.lock(args.verb):
+        record = extend(ctx, args.name, more, functools.partial(confirm_owner, ctx, args))
+    until = spoken_time(record.expires, ctx.now())
+    text = f"Nodes of cluster {args.name} shut down automatically at {until}"
+    emit(args, text, {"cluster": args.name, "expires": render_time(record.expires)})
+    return 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cluster.cli.chosen_cluster import CONFIGURED_REGION, add_cloud_options
+from cluster.cli.chosen_cluster import CONFIGURED_REGION, add_cloud_options, find_other_owner
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.output import confirm, emit, say
 from cluster.console.parser import SubParsers, add_command, add_yes_option
@@ -18,7 +18,7 @@ from cluster.local_files import ClusterFiles, known_clusters, remembered_account
 from cluster.overview import Overview, describe_regions, list_clusters
 from cluster.prices import show_cost
 from infra.aws import NoRegionError
-from infra.caller import Caller, is_same_owner, short_owner
+from infra.caller import Caller, short_owner
 from infra.clients import connect, translate_boto_error
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.credentials import MissingCredentialsError
@@ -279,8 +279,7 @@ def run_gc(args: argparse.Namespace) -> int:
 
 
 def _other_owner(search: _Search, cloud: Cloud, cluster: Overview) -> str:
-    owner, caller = cluster.found.owner, search.callers[cloud.name]
-    return "" if not owner or is_same_owner(owner, caller.owner) else owner
+    return find_other_owner(search.callers[cloud.name], cluster.found)
 
 
 def _remove_all(

@@ -167,7 +167,10 @@ def render(stack: Stack) -> str:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    stacks = _load_named_stacks(args)
+    if not (0 < args.timeout < math.inf):
+        raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
+    names = dict.fromkeys(args.names or stack_names())
+    stacks = [load_stack(name, locked=False) for name in names]
     resolver = find_resolver(isolated=args.isolated)
     progress = make_progress()
     done: list[tuple[SourcesReport, Path | None]] = []
@@ -190,13 +193,6 @@ def run_check(args: argparse.Namespace) -> int:
             f"{len(wrong)} of {counted(len(done), 'stack')} can't be installed: {', '.join(wrong)}"
         )
     return 0
-
-
-def _load_named_stacks(args: argparse.Namespace) -> list[Stack]:
-    """Load the stacks on the command line, or all. Raises :class:`UsageError`."""
-    if not (0 < args.timeout < math.inf):
-        raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
-    return [load_stack(name, locked=False) for name in dict.fromkeys(args.names or stack_names())]
 
 
 def _write_lock(stack: Stack, report: SourcesReport) -> Path:

@@ -23,7 +23,7 @@ from cluster.overview import Overview
 from cluster.prices import look_up_prices, show_cost
 from infra import tags
 from infra.instances import describe_spot_notices
-from infra.inventory import Inventory, describe_inventory
+from infra.inventory import describe_inventory
 from infra.words import counted, spoken_time
 
 # What the question to the head may add to EC2's answers.
@@ -65,29 +65,26 @@ class _View:
 
 def run(args: argparse.Namespace) -> int:
     ctx = open_cluster(args)
-    view = _look(ctx, args.name)
-    emit(args, "\n".join(_render(view)), _as_dict(view))
-    has_address = any(node.public_ip for node in view.nodes)
-    if has_address and ctx.files.key.exists() and not args.json:
-        _follow_address(ctx)
-    return 0
-
-
-def _look(ctx: Context, name: str) -> _View:
     cloud, ec2 = ctx.cloud, ctx.clients.ec2
-    found = describe_inventory(ec2, name)
+    found = describe_inventory(ec2, args.name)
     now = utc_now()  # after an answer, which shows whether this machine's clock is right
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
-    return _View(
+    view = _View(
         ctx,
-        Overview(name, cloud.region, found, cloud.billed, prices),
+        Overview(args.name, cloud.region, found, cloud.billed, prices),
         now,
         rank_nodes(found.instances),
         describe_spot_notices(ec2, found.alive),
         ctx.files.user(),
         verified_by(ctx.events),
-        _ask_queue(ctx, found),
+        # Only a machine with the key can enter the head.
+        ask_head(ctx, found, summarize_queue, _QUEUE_S) if ctx.files.key.exists() else NoAnswer(),
     )
+    emit(args, "\n".join(_render(view)), _as_dict(view))
+    has_address = any(node.public_ip for node in view.nodes)
+    if has_address and ctx.files.key.exists() and not args.json:
+        _follow_address(ctx)
+    return 0
 
 
 def _render(view: _View) -> Iterator[str]:
@@ -126,13 +123,6 @@ def _next_step(view: _View) -> str:
         remedy = "To continue: spr-cluster up" if unfinished else "To repair: spr-cluster repair"
         return f"{remedy} {flags}"
     return f"No machines. To continue: spr-cluster up {flags}" if state == "no machines" else ""
-
-
-def _ask_queue(ctx: Context, found: Inventory) -> QueueSummary | NoAnswer:
-    """Ask the head, if this machine can enter it."""
-    if not ctx.files.key.exists():
-        return NoAnswer()
-    return ask_head(ctx, found, summarize_queue, _QUEUE_S)
 
 
 def _queue_as_dict(queue: QueueSummary | NoAnswer) -> dict[str, Any] | None:

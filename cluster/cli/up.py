@@ -165,15 +165,6 @@ def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
     )
 
 
-def _check_may_change(proposal: Proposal, reason: str, *, yes: bool) -> None:
-    """Raise :class:`SprError` if a cluster that seemed up to date would change unconfirmed."""
-    if proposal.ctx.cloud.billed and not yes:
-        raise SprError(
-            f"the cluster is degraded: {reason}; nothing was changed",
-            hint=f"to repair it: spr-cluster repair --yes {proposal.ctx.flags}",
-        )
-
-
 def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Cluster:
     """Apply a proposal. A failure lists what exists and names the command ``again``, which continues."""
     ctx, spec = proposal.ctx, proposal.plan_input.spec
@@ -184,8 +175,12 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
 
     def report_new_plan(plan_input: PlanInput, plan: Plan, reason: str) -> None:
         check_busy_nodes(ctx, plan_input, plan)
-        if not proposal.plan.changes:
-            _check_may_change(proposal, reason, yes=yes)
+        # A cluster that seemed up to date must not change unconfirmed.
+        if not proposal.plan.changes and ctx.cloud.billed and not yes:
+            raise SprError(
+                f"the cluster is degraded: {reason}; nothing was changed",
+                hint=f"to repair it: spr-cluster repair --yes {ctx.flags}",
+            )
         steps = ", ".join(action.kind.value.lower() for action in plan.actions)
         say(f"New plan ({reason}): {steps}")
 

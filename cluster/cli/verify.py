@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,7 +14,7 @@ from cluster.cli.chosen_cluster import (
     add_cluster_options,
     open_cluster,
 )
-from cluster.console.display import make_progress
+from cluster.console.display import make_console, make_progress
 from cluster.console.output import emit, wrap
 from cluster.console.parser import SubParsers, add_command
 from cluster.context import Context
@@ -38,7 +36,6 @@ _EXAMPLES = """\
 """
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red", "skipped": "dim"}
 _MAX_SHOWN = 4
-_PIPE_WIDTH = 160
 PROGRAMS = ("spr-cluster ", "aws ")
 
 
@@ -111,7 +108,7 @@ def as_dict(ctx: Context, expected: Expected, report: VerifyReport) -> dict[str,
 
 def render_results(results: Sequence[CheckResult], nodes: int) -> str:
     """Return the table and the remedies, in color for a terminal."""
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    console = make_console()
     with console.capture() as captured:
         console.print(build_table(results, nodes))
     return "\n".join([captured.get().rstrip("\n"), *list_remedies(results)])

@@ -18,6 +18,8 @@ from rich.table import Table
 
 from cluster.console.output import terminal_width
 
+_PIPE_WIDTH = 160
+
 
 @dataclass
 class _Phase:
@@ -154,15 +156,15 @@ class TreeProgress:
             mark: RenderableType = self._spinner
             if phase.end is not None:
                 mark = "[red]✗[/]" if phase.failed else "[green]✓[/]"
-            note = f"\n[dim]{_plain(phase.note)}[/]" if phase.note else ""
+            note = f"\n[dim]{escape(phase.note)}[/]" if phase.note else ""
             mark = Padding(mark, (0, 0, 0, 2 * phase.depth))
-            grid.add_row(mark, _plain(phase.title) + note, format_seconds(phase.seconds))
+            grid.add_row(mark, escape(phase.title) + note, format_seconds(phase.seconds))
         return Group(grid, self.extra) if self.extra is not None else grid
 
 
-def _plain(text: str) -> str:
-    """Return text without markup for rich."""
-    return escape(text)
+def make_console() -> Console:
+    """Return stdout for tables of rich; where it is no terminal, they are wide."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
 def make_progress() -> PlainProgress | TreeProgress:

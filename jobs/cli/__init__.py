@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 
-from cluster.cli import COMMANDS as CLUSTER_COMMANDS
+from cluster.cli import GROUPS
 from cluster.console.output import say
 from cluster.console.parser import Command, HelpFormatter, Parser
 from infra.api_time import API_TIME
@@ -38,10 +38,10 @@ _JOBS = {
     "render": Command("jobs.cli.render", "the same training job as YAML or a Slurm script"),
 }
 _GROUPS = {
-    "cluster": CLUSTER_COMMANDS["cluster"],
+    "cluster": GROUPS["cluster"],
     "jobs": _JOBS,
-    "software": CLUSTER_COMMANDS["software"],
-    "upkeep": CLUSTER_COMMANDS["upkeep"]
+    "software": GROUPS["software"],
+    "upkeep": GROUPS["upkeep"]
     | {"completion": Command("jobs.cli.completion", "print a completion script for your shell")},
 }
 COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names and records can contain bytes that are not valid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     if "_ARGCOMPLETE" in os.environ:
-        complete_words()
+        import_module("jobs.cli.completion").complete()
     if command is not None and command not in COMMANDS:
         near = [_SYNONYMS[command]] if command in _SYNONYMS else []
         near = near or difflib.get_close_matches(command, COMMANDS, n=1)
@@ -143,11 +143,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report(translated)
     return 0
-
-
-def complete_words() -> None:
-    """Answer a shell's request for completions, and exit."""
-    import_module("jobs.cli.completion").complete()
 
 
 def _refuse_empty(args: argparse.Namespace) -> None:

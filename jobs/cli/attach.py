@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from cluster.console.display import PlainProgress, TreeProgress, make_progress
@@ -19,6 +18,8 @@ from infra.progress import Progress
 from infra.wait import wait_until
 from jobs.cli.chosen_job import (
     add_job_options,
+    add_results_option,
+    choose_results,
     find_access,
     open_job_context,
     open_kubernetes,
@@ -32,9 +33,8 @@ from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.launcher import JobSummary, Launcher, choose_active, choose_several
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
-from jobs.launchers.queue.session import attach as attach_to_job
+from jobs.launchers.queue.session import attach
 from jobs.launchers.record import claim_results
-from jobs.train.request import check_results, expand_home
 from jobs.worker.supervisor.conclusion import choose_cause
 
 _ATTACH_EXAMPLES = """\
@@ -50,7 +50,7 @@ _WAIT_EXAMPLES = """\
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    attach = add_command(
+    parser = add_command(
         subparsers,
         "attach",
         "Follow a job from the beginning of its log, from any machine that has the cluster's key, and\n"
@@ -58,20 +58,19 @@ def add_parser(subparsers: SubParsers) -> None:
         _ATTACH_EXAMPLES,
         run=with_ends(run_attach),
     )
-    add_job_options(attach)
-    text = "local folder for the files (default: results/JOB)"
-    attach.add_argument("--results", metavar="DIR", help=text)
-    add_end_options(attach.add_argument_group("at the end"))
-    wait = add_command(
+    add_job_options(parser)
+    add_results_option(parser, "the files")
+    add_end_options(parser.add_argument_group("at the end"))
+    parser = add_command(
         subparsers,
         "wait",
         "Wait until a job ends, without its output. The exit code is 0 if it succeeded, otherwise 1.",
         _WAIT_EXAMPLES,
         run=run_wait,
     )
-    add_job_options(wait)
-    wait.add_argument("--all", action="store_true", help="wait for all jobs that run or wait")
-    wait.add_argument(
+    add_job_options(parser)
+    parser.add_argument("--all", action="store_true", help="wait for all jobs that run or wait")
+    parser.add_argument(
         "--timeout",
         type=positive_int,
         default=_WEEK_S,
@@ -88,10 +87,8 @@ def run_attach(args: argparse.Namespace) -> int:
                 "--on-finish and --down-when-done are for jobs on a cluster of this tool"
             )
         progress, launcher = make_progress(), open_kubernetes(access, args)
-        found = _require(
-            choose_active(launcher.list_jobs(), args.job, launcher.place), launcher.place
-        )
-        results = _choose_results(args, found.job)
+        found = _choose(launcher.list_jobs(), args, launcher.place)
+        results = choose_results(args, found.job)
         end: JobEnd = follow(launcher, found.job, progress)[0]
         with progress.phase("Fetch the results"):
             for line in launcher.fetch(found.job, results, progress.note):
@@ -99,10 +96,10 @@ def run_attach(args: argparse.Namespace) -> int:
     else:
         context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
         listed = list_jobs(context.open_host(context.cluster.head))
-        found = _require(choose_active(listed, args.job), f"on cluster {context.cluster.name}")
-        results = _choose_results(args, found.job)
+        found = _choose(listed, args, f"on cluster {context.cluster.name}")
+        results = choose_results(args, found.job)
         claim_results(results, found.job)
-        end = attach_to_job(context, found.job, results)
+        end = attach(context, found.job, results)
 
     def render() -> str:
         file = results / "results.json"
@@ -112,19 +109,14 @@ def run_attach(args: argparse.Namespace) -> int:
     return 0
 
 
-def _require(found: JobSummary | None, place: str) -> JobSummary:
-    if found is None:
+def _choose(found: tuple[JobSummary, ...], args: argparse.Namespace, place: str) -> JobSummary:
+    chosen = choose_active(found, args.job, place)
+    if chosen is None:
         raise UsageError(
             f"no job is running or queued {place}",
             hint="`spr-cluster jobs` lists the earlier ones, `spr-cluster fetch JOB` downloads one",
         )
-    return found
-
-
-def _choose_results(args: argparse.Namespace, job: str) -> Path:
-    results = expand_home(args.results) if args.results else Path("results", job)
-    check_results(results, job)
-    return results
+    return chosen
 
 
 def follow(

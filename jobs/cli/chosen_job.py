@@ -32,6 +32,7 @@ from jobs.launchers.launcher import NAME, Launcher
 from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import CloudInfo
+from jobs.train.request import check_results, expand_home
 from provision.stacks.load import load_stack
 
 if TYPE_CHECKING:
@@ -48,6 +49,19 @@ def add_job_options(
     parser.add_argument("job", nargs="?", metavar="JOB", type=_job_id, help=help_)
     add_cluster_options(parser, json=json)
     add_access_options(parser)
+
+
+def add_results_option(container: argparse._ActionsContainer, what: str) -> None:
+    """Add ``--results``, the local folder that :func:`choose_results` returns."""
+    text = f"local folder for {what} (default: results/JOB)"
+    container.add_argument("--results", metavar="DIR", help=text)
+
+
+def choose_results(args: argparse.Namespace, job: str) -> Path:
+    """Return the folder of ``--results``. Raises :class:`UsageError` if the results can't go there."""
+    results = expand_home(args.results) if args.results else Path("results", job)
+    check_results(results, job)
+    return results
 
 
 def _job_id(text: str) -> str:

@@ -12,11 +12,17 @@ from cluster.console.parser import SubParsers, add_command
 from infra.errors import JobError, SprError, UsageError
 from infra.progress import Progress
 from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
-from jobs.cli.chosen_job import add_job_options, object_name, open_launcher
+from jobs.cli.chosen_job import (
+    add_job_options,
+    add_results_option,
+    choose_results,
+    object_name,
+    open_launcher,
+)
 from jobs.launchers.job_state import RUNNING
 from jobs.launchers.launcher import choose_job
 from jobs.train.push import push_results
-from jobs.train.request import check_results, check_writable, expand_home
+from jobs.train.request import check_writable, expand_home
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -41,9 +47,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add_job_options(parser, "job ID, such as squad-20260731-142501-k3f")
     parser.add_argument("--last", action="store_true", help="fetch the newest job")
-    parser.add_argument(
-        "--results", metavar="DIR", help="local folder for the files (default: results/JOB)"
-    )
+    add_results_option(parser, "the files")
     add_push_option(parser)
     gone = parser.add_argument_group(
         "jobs on Kubernetes that another machine submitted and deleted"
@@ -106,10 +110,9 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     launcher = open_launcher(args, progress)
     found = choose_job(launcher.list_jobs(), args.job, launcher.place)
-    results = expand_home(args.results) if args.results else Path("results", found.job)
     if found.state == RUNNING:
         say(f"{found.job} is still running; fetching its output so far")
-    check_results(results, found.job)
+    results = choose_results(args, found.job)
     with progress.phase(f"Fetch {found.job}"):
         missing = launcher.fetch(found.job, results, progress.note)
     for line in missing:

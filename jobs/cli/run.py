@@ -13,7 +13,7 @@ from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.chosen_job import open_job_context
+from jobs.cli.chosen_job import add_results_option, open_job_context
 from jobs.cli.job_options import (
     add_placement_options,
     add_queue_options,
@@ -48,7 +48,8 @@ def add_parser(subparsers: SubParsers) -> None:
     add_cluster_options(parser)
     add_placement_options(parser.add_argument_group("placement"))
     add_queue_options(parser.add_argument_group("queue"), retries=0)
-    add = parser.add_argument_group("program").add_argument
+    group = parser.add_argument_group("program")
+    add = group.add_argument
     add(
         "--files",
         action="append",
@@ -64,7 +65,7 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="NAME=VALUE",
         help="environment variable for the program; repeatable",
     )
-    add("--results", metavar="DIR", help="local folder for the output (default: results/JOB)")
+    add_results_option(group, "the output")
     parser.add_argument(
         "program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --"
     )

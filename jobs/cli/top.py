@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, open_context
+from cluster.console.display import make_console
 from cluster.console.output import ask, has_terminal
 from cluster.console.parser import SubParsers, add_command
 from cluster.prices import look_up_prices
@@ -30,7 +30,6 @@ _EXAMPLES = """\
   spr-cluster top --replay record.jsonl
   spr-cluster top --prometheus
 """
-_PIPE_WIDTH = 160
 _SHORTEST_S, _LONGEST_S = 0.5, 3600.0
 
 
@@ -119,6 +118,6 @@ def _print(snapshot: Snapshot, args: argparse.Namespace) -> int:
     elif args.prometheus:
         print(render_prometheus(snapshot), end="")
     else:
-        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        console = make_console()
         console.print(render(snapshot, console.width), no_wrap=True, crop=False)
     return 0

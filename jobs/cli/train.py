@@ -12,7 +12,7 @@ from cluster.cli.chosen_cluster import add_cluster_options
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
-from jobs.cli.chosen_job import open_job_context
+from jobs.cli.chosen_job import add_results_option, open_job_context
 from jobs.cli.fetch import add_push_option, open_push_target, push
 from jobs.cli.job_display import render_result
 from jobs.cli.job_options import (
@@ -48,8 +48,6 @@ _EXAMPLES = """\
   spr-cluster train tag --data train.conll --eval dev.conll
   spr-cluster train digits                 does this cluster train? no data
 """
-
-
 _TASK_EXAMPLES = """\
   spr-cluster train {task} --data train.csv --eval-fraction 0.2
   spr-cluster train {task} --data train.jsonl --eval dev.jsonl --seed 7
@@ -119,9 +117,7 @@ def _add_task(jobs: SubParsers, task: str) -> None:
     placement.add_argument(
         "--no-tuned", action="store_true", help="ignore the result of `spr-cluster tune`"
     )
-    parser.add_argument(
-        "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
-    )
+    add_results_option(parser, "the results")
     add_push_option(parser)
     parser.add_argument(
         "--resume",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cluster.cli.chosen_cluster import confirm_owner
 from cluster.cli.down import remove_cluster
+from cluster.console.output import say
 from cluster.context import Context
 from cluster.lost_results import ACTIVE, Losses, find_losses
 from infra.clients import translate_boto_error
@@ -187,7 +188,8 @@ class Ends:
         """Return why the cluster must stay, unless ``failure`` says it; ``None`` if it can go."""
         outcome = self.job.outcome
         if outcome.missing:
-            return [f"not all results are here: {'; '.join(outcome.missing)}", self._how_to_fetch()]
+            again = f"to try again: spr-cluster fetch {outcome.job} {self.ctx.flags}"
+            return [f"not all results are here: {'; '.join(outcome.missing)}", again]
         # That a job failed is one of its ends. Any other failure left something undone.
         is_expected = isinstance(failure, JobError) and outcome.state != SUCCEEDED
         if not outcome.is_home or (failure and not is_expected):
@@ -219,9 +221,6 @@ class Ends:
     def _down(self) -> str:
         return f"spr-cluster down {self.ctx.flags}"
 
-    def _how_to_fetch(self) -> str:
-        return f"to try again: spr-cluster fetch {self.job.outcome.job} {self.ctx.flags}"
-
     @property
     def _stays(self) -> str:
         """That the cluster stays, and what that costs."""
@@ -244,7 +243,3 @@ def _how_to_resume(losses: Losses, flags: str) -> list[str]:
 
 def _join(*lines: str | None) -> str | None:
     return "\n  → ".join(filter(None, lines)) or None
-
-
-def say(text: str) -> None:
-    say(text)

@@ -111,7 +111,7 @@ def test_the_earlier_name_of_the_command(
 ) -> None:
     now = run(capsys, "stacks", "check", "mine", "--lock")
 
-    assert run(capsys, "stacks", "lock", "mine") == now
+    assert run(capsys, "stacks", "lock", "mine")[:2] == now[:2]
     assert "\n    lock" not in run(capsys, "stacks", "--help")[1]
 
 

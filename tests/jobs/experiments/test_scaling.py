@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
 from jobs.cli.scaling import add_parser, build_request, choose_nodes, render
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
@@ -190,7 +190,7 @@ def test_an_indivisible_batch_is_refused() -> None:
 
 
 def typed(*flags: str) -> ScalingRequest:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_parser(parser.add_subparsers())
     return build_request(parser.parse_args(["scaling", "squad", *flags]), NOW)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
 from jobs.cli.job_display import render_result
 from jobs.cli.train import add_parser, build_reference, build_request
@@ -239,7 +239,7 @@ def test_a_smoke_run_needs_no_results(tmp_path: Path, script: Path) -> None:
 
 
 def typed(*flags: str) -> Any:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_parser(parser.add_subparsers())
     args = parser.parse_args(["train", "squad", *flags])
     return (build_reference if args.recipe == "reference" else build_request)(args, NOW)

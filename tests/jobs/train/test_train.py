@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import tarfile
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
 from jobs.cli.train import add_parser, build_request
 from jobs.launchers.plan import PlacementOptions
@@ -189,7 +189,7 @@ def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:
 
 
 def test_placement_options_are_read() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_parser(parser.add_subparsers())
 
     def placement(*flags: str) -> PlacementOptions:
@@ -216,7 +216,7 @@ def test_placement_options_are_read() -> None:
     ],
 )
 def test_tune_decides_what_the_user_leaves_open(flags: tuple[str, ...], expected: set[str]) -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_parser(parser.add_subparsers())
     request = build_request(parser.parse_args(["train", "squad", *flags]), NOW)
     assert request.may_tune == expected

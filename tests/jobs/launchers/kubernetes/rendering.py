@@ -33,6 +33,7 @@ EVERY = [
 
 def parse(*words: str) -> argparse.Namespace:
     parser = Parser()
+    parser.set_defaults(task="squad")
     add_pod_options(parser, "squad")
     return parser.parse_args(["--nodes", "4", "--name", "bert", *words])
 

@@ -44,9 +44,13 @@ def run(args: argparse.Namespace) -> int:
     files = ClusterFiles.of(name)
     events = EventLog(files.events).read()
     last = slice(-(args.tail or 0), None)
-    lines = [wrap(_line(event), indent=_INDENT) for event in _without_begun(events)[last]]
     none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
-    emit(args, "\n".join(lines) or none, {"cluster": name, "events": events[last]})
+
+    def render() -> str:
+        lines = [wrap(_line(event), indent=_INDENT) for event in _without_begun(events)[last]]
+        return "\n".join(lines) or none
+
+    emit(args, render, {"cluster": name, "events": events[last]})
     return 0
 
 

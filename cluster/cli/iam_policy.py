@@ -27,7 +27,6 @@ _EXAMPLES = """\
   spr-cluster iam-policy --push-to s3://my-models/squad
   spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
 """
-_TITLES: dict[State, str] = {"allowed": "allowed", "missing": "missing", "unknown": "not checked"}
 _LIMITS = {
     "simulation": "It cannot judge policies of your organization that have conditions, nor those of "
     "keys and buckets.",
@@ -121,5 +120,6 @@ def _render(means: str, by_state: Mapping[State, Sequence[Finding]]) -> Iterator
     for why in dict.fromkeys(finding.why for finding in by_state["unknown"]):
         actions = ", ".join(f.action for f in by_state["unknown"] if f.why == why)
         yield f"not checked, {why}: {actions}"
-    counts = ", ".join(f"{len(by_state[s])} {_TITLES[s]}" for s in by_state)
+    titles = {state: "not checked" if state == "unknown" else state for state in by_state}
+    counts = ", ".join(f"{len(by_state[state])} {title}" for state, title in titles.items())
     yield f"By {means}: {counts}. {_LIMITS[means]}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from cluster.images import OurImage, choose_images, delete_images, describe_our_
 from infra.clients import connect
 from infra.cloud import Cloud
 from infra.errors import UsageError
-from infra.progress import Progress
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -73,26 +71,16 @@ def add_parser(subparsers: SubParsers) -> None:
         add_yes_option(each, "delete without asking")
 
 
-@dataclass(frozen=True)
-class _ImageStore:
-    """A region and the images in it."""
-
-    cloud: Cloud
-    ec2: EC2Client
-    progress: Progress
-    images: tuple[OurImage, ...]
-
-
-def _open(args: argparse.Namespace) -> _ImageStore:
-    progress = make_progress()
-    cloud = open_place(args.cloud or "aws", args.region, progress)
+def _open(args: argparse.Namespace) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:
+    """Return a region and the images in it."""
+    cloud = open_place(args.cloud or "aws", args.region, make_progress())
     ec2 = connect(cloud).ec2
-    return _ImageStore(cloud, ec2, progress, describe_our_images(cloud, ec2))
+    return cloud, ec2, describe_our_images(cloud, ec2)
 
 
 def run_list(args: argparse.Namespace) -> int:
-    place = _open(args)
-    cloud, images, now = place.cloud, place.images, utc_now()
+    cloud, _, images = _open(args)
+    now = utc_now()
     where = f"--cloud {cloud.name} --region {cloud.region}"
     text = f"No images in {cloud.name} {cloud.region}. To make one: spr-cluster bake {where}"
     if images:
@@ -126,15 +114,15 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
 def run_delete(args: argparse.Namespace) -> int:
     if bool(args.ids) == args.unused:
         raise UsageError("expected the IDs of images, or --unused")
-    place = _open(args)
-    useless = [image for image in place.images if image.is_useless]
-    images = useless if args.unused else choose_images(place.images, args.ids)
+    cloud, ec2, found = _open(args)
+    useless = [image for image in found if image.is_useless]
+    images = useless if args.unused else choose_images(found, args.ids)
     if images and not args.json:
         print(_table(images, utc_now()), file=sys.stderr)
     if images:
-        confirm("Delete these images?", yes=args.yes or not place.cloud.billed)
-    delete_images(place.ec2, images, place.progress)
+        confirm("Delete these images?", yes=args.yes or not cloud.billed)
+    delete_images(ec2, images, make_progress())
     ids = [image.image.id for image in images]
     text = f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete."
-    emit(args, text, {"region": place.cloud.region, "deleted": ids})
+    emit(args, text, {"region": cloud.region, "deleted": ids})
     return 0

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if not SHORTEST <= args.seconds <= LONGEST:
         raise UsageError(f"--seconds {args.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}")
     speeds, ctx = _measure(args)
-    emit(args, wrap("\n".join(render(speeds, ctx))), speeds.as_dict())
+    emit(args, lambda: wrap("\n".join(render(speeds, ctx))), speeds.as_dict())
     lacking = speeds.without_amx if speeds.amx_expected else ()
     if lacking:
         reports = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)

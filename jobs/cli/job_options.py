@@ -196,19 +196,13 @@ def results_folder(args: argparse.Namespace, kind: str, now: datetime) -> Path:
     return expand_home(args.results) if args.results else Path("results", new_job_id(kind, now))
 
 
-def add_trial_arguments(add: Any) -> None:
-    """Add the options of each trial; ``add`` is a group's ``add_argument``."""
-    add(
-        "--seconds",
-        type=int,
-        default=_SECONDS,
-        help=f"seconds of measured training per trial (default: {_SECONDS})",
-    )
-    add("--demo", action="store_true", help="try the job of `train TASK --demo`")
-
-
-def add_training_arguments(parser: Parser, task: str, *without: str) -> None:
-    """Add the training options that have an effect in a trial."""
+def add_trial_options(
+    parser: Parser, trials: argparse._ArgumentGroup, task: str, *without: str
+) -> None:
+    """Add ``--seconds`` and ``--demo`` to a group, and the training options with an effect in a trial."""
+    text = f"seconds of measured training per trial (default: {_SECONDS})"
+    trials.add_argument("--seconds", type=int, default=_SECONDS, help=text)
+    trials.add_argument("--demo", action="store_true", help="try the job of `train TASK --demo`")
     group = parser.add_argument_group("training")
     TASKS[task].Options.add_arguments(group, without=_WITHOUT_EFFECT | {*without})
     parser.hide_from_help(_FOR_EXPERTS)

@@ -131,9 +131,12 @@ def _follow(
 ) -> None:
     name = rendered.pods.name
     end, result = follow(launcher, name, progress)
-    text = render_end(name, end, result, Path(CLAIM_PATH, "jobs", name, "output"))
-    text += f"\nto fetch them: spr-cluster fetch {name} {launcher.flags}".rstrip()
-    emit(args, text, {**result, "job": name, "state": end.state})
+
+    def render() -> str:
+        text = render_end(name, end, result, Path(CLAIM_PATH, "jobs", name, "output"))
+        return text + f"\nto fetch them: spr-cluster fetch {name} {launcher.flags}".rstrip()
+
+    emit(args, render, {**result, "job": name, "state": end.state})
 
 
 def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:

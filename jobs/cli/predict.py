@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         where, answers = "head", _ask_head(args, rows, model)
     data = {"where": where, "model": str(model or ""), "answers": answers}
-    emit(args, render(answers), data)
+    emit(args, lambda: render(answers), data)
     return 0
 
 

@@ -18,8 +18,7 @@ from infra.words import counted
 from jobs.cli.chosen_job import open_job_context
 from jobs.cli.job_options import (
     add_tasks,
-    add_training_arguments,
-    add_trial_arguments,
+    add_trial_options,
     check_seconds,
     numbers,
     read_options,
@@ -57,8 +56,9 @@ def add_parser(subparsers: SubParsers) -> None:
     scaling = add_command(subparsers, "scaling", _ABOUT, _EXAMPLES.replace("{task}", "squad"))
     for task, parser in add_tasks(scaling, _ABOUT, _EXAMPLES, run):
         add_cluster_options(parser)
-        _add_study_options(parser.add_argument_group("study"))
-        add_training_arguments(parser, task)
+        study = parser.add_argument_group("study")
+        _add_study_options(study)
+        add_trial_options(parser, study, task)
 
 
 def _add_study_options(group: argparse._ArgumentGroup) -> None:
@@ -74,7 +74,6 @@ def _add_study_options(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="predict these numbers of nodes, too",
     )
-    add_trial_arguments(add)
     add(
         "--samples",
         type=positive_int,
@@ -103,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     context = open_job_context(args, now)
     study = scaling(context, choose_nodes(request, len(context.cluster.nodes)))
     folder = request.training.results
-    emit(args, "\n".join(render(study, folder)), study.as_dict())
+    emit(args, lambda: "\n".join(render(study, folder)), study.as_dict())
     return 0
 
 

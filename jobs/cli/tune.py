@@ -17,8 +17,7 @@ from infra.words import counted
 from jobs.cli.chosen_job import open_job_context
 from jobs.cli.job_options import (
     add_tasks,
-    add_training_arguments,
-    add_trial_arguments,
+    add_trial_options,
     check_seconds,
     numbers,
     read_options,
@@ -47,20 +46,14 @@ def add_parser(subparsers: SubParsers) -> None:
     tune = add_command(subparsers, "tune", _ABOUT, _EXAMPLES.replace("{task}", "squad"))
     for task, parser in add_tasks(tune, _ABOUT, _EXAMPLES, run):
         add_cluster_options(parser)
-        _add_trial_options(parser.add_argument_group("trials"))
-        add_training_arguments(parser, task, "batch_size")
-
-
-def _add_trial_options(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--ppn", type=numbers, metavar="LIST", help="ranks per node (default: what suits the nodes)"
-    )
-    add(
-        "--ccl-workers", type=numbers, metavar="LIST", help="oneCCL workers per rank (default: 1,2)"
-    )
-    add("--batch-size", dest="batch_sizes", type=numbers, metavar="LIST", help="features per rank")
-    add_trial_arguments(add)
+        trials = parser.add_argument_group("trials")
+        for option, dest, text in (
+            ("--ppn", "ppn", "ranks per node (default: what suits the nodes)"),
+            ("--ccl-workers", "ccl_workers", "oneCCL workers per rank (default: 1,2)"),
+            ("--batch-size", "batch_sizes", "features per rank"),
+        ):
+            trials.add_argument(option, dest=dest, type=numbers, metavar="LIST", help=text)
+        add_trial_options(parser, trials, task, "batch_size")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         on_plan=lambda trials: context.on_log(describe_trials(len(trials), request.seconds)),
     )
     rows = [as_row(*each) for each in results.items()]
-    emit(args, render(best, results), {"best": asdict(best), "trials": rows})
+    emit(args, lambda: render(best, results), {"best": asdict(best), "trials": rows})
     return 0
 
 

@@ -28,7 +28,7 @@ demo: prerequisites .venv/with-local ## up, train, and down on the embedded clou
 
 .PHONY: prerequisites
 prerequisites: ## install the system packages of the embedded cloud (Debian and Ubuntu, as root)
-	@infra/local/prerequisites.sh
+	@infra/local/machines/prerequisites.sh
 
 .PHONY: browser
 browser: ## install Chromium, with which the tests inspect the report (Debian, as root)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish, run_shares
-from infra.iam_policy import build_policy, render_policy
+from infra.iam.policy import build_policy, render_policy
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
     BROKEN,

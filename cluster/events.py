@@ -17,11 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from infra.actions import Action
-from infra.api_time import API_TIME
+from infra.aws.api_time import API_TIME
+from infra.ec2.tags import render_time
 from infra.errors import UsageError
 from infra.files import parse_object, read_text
-from infra.tags import render_time
+from infra.plan.actions import Action
 
 # Messages of failed commands are quoted as reasons, and a command's output may contain anything.
 _SECRETS = (

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from cluster.context import Context
 from cluster.nodes import rank_nodes
-from infra import tags
+from infra.ec2 import tags
+from infra.ec2.instances import HEAD
+from infra.ec2.inventory import Inventory
 from infra.errors import SprError
-from infra.instances import HEAD
-from infra.inventory import Inventory
 from provision.host import Host
 
 T = TypeVar("T")

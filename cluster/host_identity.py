@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.context import Context
 from cluster.events import EventLog
 from cluster.nodes import Node
-from infra.clients import DENIED, error_code
+from infra.aws.clients import DENIED, error_code
 from infra.errors import DeadlineError
 from infra.wait import wait_until
 from provision.host import Host

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from infra import tags
-from infra.cloud import Cloud
+from infra.aws.cloud import Cloud
+from infra.ec2 import tags
+from infra.ec2.images import Image
+from infra.ec2.inventory import Inventory, describe_inventories
 from infra.errors import UsageError
-from infra.images import Image
-from infra.inventory import Inventory, describe_inventories
-from infra.plan import plan_down
-from infra.progress import Progress
-from infra.removal import remove
+from infra.plan.planner import plan_down
+from infra.plan.removal import remove
+from infra.wait import Progress
 from provision.recipe import recipe_digest
 from provision.stacks.load import load_stack, stack_names
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.files import read_text
-from infra.key_pair import write_private
+from infra.files import read_text, write_private
 from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
-from infra.validation import nearest
+from infra.words import nearest
 from provision.host import SSH_USER, Login
 
 _CLOUD_LINE = "# spr-cluster lives in:"

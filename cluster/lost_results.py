@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.context import Context
 from cluster.head_answer import NoAnswer, ask_head
 from cluster.job_queue import LIST_QUEUE
-from infra.inventory import Inventory
+from infra.ec2.inventory import Inventory
 from provision.host import Host
 
 _DEADLINE_S = 10.0

@@ -14,17 +14,17 @@ from cluster.events import utc_now
 from cluster.local_files import is_idle_here
 from cluster.nodes import is_unconnected
 from cluster.prices import cost_as_dict, look_up_prices
-from infra import tags
-from infra.clients import Clients, connect, translate_boto_error
+from infra.aws.clients import Clients, connect, translate_boto_error
+from infra.cost.prices import Price, Prices
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory, describe_inventories
+from infra.ec2.termination_schedule import with_guards
 from infra.errors import SprError
-from infra.inventory import Inventory, describe_inventories
-from infra.plan import is_connected, rank_instances
-from infra.prices import Price, Prices
+from infra.plan.planner import is_connected, rank_instances
 from infra.spec import DEFAULT_VOLUME_GIB
-from infra.termination_schedule import with_guards
 
 if TYPE_CHECKING:
-    from infra.cloud import Cloud
+    from infra.aws.cloud import Cloud
 
 _PARALLEL = 8
 # Bare metal takes up to 20 minutes to boot; then the software is installed.

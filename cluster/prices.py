@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from cluster.local_files import home
-from infra.clients import Clients
-from infra.cloud import Cloud
-from infra.prices import Price, Prices, describe_prices
+from infra.aws.clients import Clients
+from infra.aws.cloud import Cloud
+from infra.cost.prices import Price, Prices, describe_prices
 
 
 def look_up_prices(cloud: Cloud, clients: Clients, types: Iterable[str], now: datetime) -> Prices:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from infra.aws import open_aws_cloud
-from infra.cloud import DEFAULT_REGION, Cloud
+from infra.aws.cloud import DEFAULT_REGION, Cloud, open_aws_cloud
 from infra.errors import UsageError
-from infra.progress import Progress
+from infra.wait import Progress
 
 CLOUD_NAMES = ("aws", "local")
 

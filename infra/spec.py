@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name
-from infra.validation import explain_invalid
+from infra.words import explain_invalid
 
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
@@ -69,7 +69,7 @@ class ClusterSpec(BaseModel):
     bake: Literal["head", "none"] = "head"
     """Without an image: install the head and copy it, or install all nodes at once."""
     second_guard: bool = False
-    """Machines are also terminated from outside: see :mod:`infra.termination_schedule`."""
+    """Machines are also terminated from outside: see :mod:`infra.ec2.termination_schedule`."""
 
     @field_validator("instance_types")
     @classmethod
@@ -111,7 +111,7 @@ class ClusterSpec(BaseModel):
 
     @property
     def disk_speed(self) -> dict[str, int | None]:
-        """The disk's IOPS and MiB/s, as :mod:`infra.prices` counts them."""
+        """The disk's IOPS and MiB/s, as :mod:`infra.cost.prices` counts them."""
         return {"iops": self.volume_iops, "mibps": self.volume_throughput}
 
     @property

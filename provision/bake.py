@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra import images, tags
-from infra.clients import patient, when_visible
+from infra.aws.clients import patient, when_visible
+from infra.ec2 import images, tags
 from infra.errors import CloudError, HostError
 from infra.wait import Clock, wait_until
 from provision.host import Host, sudo

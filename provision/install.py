@@ -9,8 +9,7 @@ from importlib import resources
 from typing import TypeVar
 
 from infra.errors import ConnectionLostError, HostError, NoAnswerError
-from infra.progress import Progress
-from infra.wait import Clock
+from infra.wait import Clock, Progress
 from provision.host import Host, Result, wait_until_reachable
 from provision.stacks.stack import Stack
 

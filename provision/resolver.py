@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra.ec2.images import RELEASES
 from infra.errors import SprError
-from infra.ubuntu import RELEASES
 from provision.stacks.lock import Pinned
 
 # Of the Ubuntu releases with these Pythons.

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from infra.progress import Progress
+from infra.wait import Progress
 from provision.resolver import Resolution, Resolver, Sources, Target, is_missing_folder
 from provision.stacks.lock import Pinned, requirements
 from provision.stacks.stack import Stack

@@ -28,10 +28,10 @@ from hypothesis import strategies as st
 from cluster.events import EventLog
 from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
 from cluster.nodes import Cluster
+from infra.ec2.key_pair import generate_key_pair, read_public
 from infra.errors import SprError
-from infra.key_pair import generate_key_pair, read_public
-from infra.local.base_image import apt_sources, read_os_release
-from infra.local.host import merge_pip_config, render_pip_config, used_ranges
+from infra.local.machines.base_image import apt_sources, read_os_release
+from infra.local.machines.host import merge_pip_config, render_pip_config, used_ranges
 from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
 from jobs.cli import main
 from jobs.cli.bench import render

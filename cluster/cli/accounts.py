@@ -6,9 +6,9 @@ import argparse
 
 from cluster.cli.common import confirm, has_terminal
 from cluster.context import Context
-from infra.caller import is_same_owner
+from infra.aws.caller import is_same_owner
+from infra.ec2.inventory import Inventory
 from infra.errors import UsageError
-from infra.inventory import Inventory
 
 
 def find_other_owner(ctx: Context, found: Inventory) -> str:

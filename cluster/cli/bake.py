@@ -16,10 +16,10 @@ from cluster.cli.up import apply_proposal, confirm_purchase
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.lifecycle.prepare import prepare
+from infra.ec2.images import Image
+from infra.ec2.tags import KEPT
 from infra.errors import SprError
-from infra.images import Image
 from infra.instance_types import BAKERS
-from infra.tags import KEPT
 from provision.recipe import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from cluster.cli.proposal import Proposal
 from cluster.job_queue import job_is_running, list_queue
 from cluster.nodes import Node, rank_nodes
-from infra import tags
+from infra.ec2 import tags
 from infra.errors import HostError
 from provision.host import Host
 

@@ -18,15 +18,12 @@ from cluster.local_files import (
     remembered_account,
     remembered_cloud,
 )
-from infra.aws import NoRegionError
-from infra.clients import connect, has_credentials, translate_boto_error
-from infra.cloud import Cloud
-from infra.credentials import MissingCredentialsError
+from infra.aws.clients import connect, has_credentials, translate_boto_error
+from infra.aws.cloud import Cloud, MissingCredentialsError, NoRegionError, find_profile
 from infra.errors import SprError, UsageError
 from infra.open_cloud import open_cloud
-from infra.progress import Progress, Silent
-from infra.session import find_profile
 from infra.spec import AUTO, parse_ssh_cidr
+from infra.wait import Progress, Silent
 
 DEFAULT_NAME = "spr"
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"

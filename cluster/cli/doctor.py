@@ -13,7 +13,7 @@ from cluster.cli.verify import describe_failures, show_results
 from cluster.cli.wrapping import wrap
 from cluster.lifecycle.doctor import Examination, examine
 from cluster.verify.checks.result import Verdict, worst
-from infra.cluster_record import merge_options
+from infra.ec2.cluster_record import merge_options
 from infra.errors import SprError
 from infra.spec import parse_ssh_cidr
 from provision.stacks.load import DEFAULT_STACK, load_stack

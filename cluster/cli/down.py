@@ -23,8 +23,8 @@ from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
 from cluster.lost_results import find_losses
+from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import UsageError
-from infra.inventory import Inventory, describe_inventory
 
 _EXAMPLES = """\
   spr-cluster down

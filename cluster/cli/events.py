@@ -12,8 +12,8 @@ from cluster.cli.parser import SubParsers, add_command, add_json_option
 from cluster.cli.wrapping import wrap
 from cluster.events import EventLog
 from cluster.local_files import ClusterFiles, nearest_cluster
+from infra.ec2.tags import parse_time
 from infra.errors import UsageError
-from infra.tags import parse_time
 
 _EXAMPLES = """\
   spr-cluster events

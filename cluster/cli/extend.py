@@ -12,9 +12,9 @@ from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_cont
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.lifecycle.extend import extend
+from infra.ec2.tags import render_time
 from infra.errors import UsageError
 from infra.spec import LONGEST_TTL, parse_duration
-from infra.tags import render_time
 from infra.words import spoken_time
 
 _EXAMPLES = """\

@@ -15,9 +15,9 @@ from cluster.cli.display import format_seconds, format_table, make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.events import utc_now
 from cluster.images import OurImage, choose_images, delete_images, describe_our_images
-from infra.clients import connect
-from infra.cloud import Cloud
-from infra.progress import Progress
+from infra.aws.clients import connect
+from infra.aws.cloud import Cloud
+from infra.wait import Progress
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

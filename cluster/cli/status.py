@@ -22,10 +22,10 @@ from cluster.local_files import nearest_cluster
 from cluster.nodes import Node, is_unconnected, rank_nodes
 from cluster.overview import Overview
 from cluster.prices import look_up_prices, show_cost
-from infra import tags
-from infra.cloud import Cloud
-from infra.instances import describe_spot_notices
-from infra.inventory import Inventory, describe_inventory
+from infra.aws.cloud import Cloud
+from infra.ec2 import tags
+from infra.ec2.instances import describe_spot_notices
+from infra.ec2.inventory import Inventory, describe_inventory
 from infra.words import counted, spoken_time
 
 # What the question to the head may add to EC2's answers.

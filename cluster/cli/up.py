@@ -34,16 +34,16 @@ from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import nearest_cluster
 from cluster.nodes import Cluster
-from infra.actions import Plan
-from infra.clients import translate_boto_error
-from infra.cluster_record import merge_options, parse_record
+from infra.aws.clients import translate_boto_error
+from infra.ec2.cluster_record import merge_options, parse_record
+from infra.ec2.purchase import Offer
+from infra.ec2.tags import render_time
+from infra.ec2.termination_schedule import describe_cluster
 from infra.errors import SprError, UsageError
-from infra.ownership import ForeignClusterError
-from infra.plan import PlanInput
-from infra.purchase import Offer
+from infra.plan.actions import Plan
+from infra.plan.ownership import ForeignClusterError
+from infra.plan.planner import PlanInput
 from infra.spec import parse_ssh_cidr, render_duration
-from infra.tags import render_time
-from infra.termination_schedule import describe_cluster
 from infra.words import counted, spoken_time
 from provision.stacks.load import DEFAULT_STACK, load_stack
 

@@ -23,9 +23,9 @@ from cluster.nodes import Cluster
 from cluster.verify.checks.expected import Expected, expect, with_hardware
 from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
 from cluster.verify.verify import VerifyReport, verify_cluster
+from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError
 from infra.instance_types import find_machine
-from infra.inventory import describe_inventory
 from infra.words import counted
 from provision.stacks.load import load_stack
 

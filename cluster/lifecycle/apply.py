@@ -15,16 +15,17 @@ from cluster.nodes import Cluster
 from cluster.verify import node_probe
 from cluster.verify.checks.expected import expect
 from cluster.verify.checks.nodes import check_nodes, summarize_problems
-from infra import images, instances, key_pair, network, tags
-from infra.actions import Action, ActionKind, Plan
-from infra.clients import error_code, translate_boto_error
-from infra.cluster_record import record_tags
+from infra.aws.clients import error_code, translate_boto_error
+from infra.ec2 import images, instances, key_pair, network, tags
+from infra.ec2.cluster_record import record_tags
+from infra.ec2.instances import HEAD, WORKER
+from infra.ec2.purchase import Offer
 from infra.errors import DeadlineError, HostError, HostKeyError, HostsError, SprError
+from infra.files import write_private
 from infra.instance_types import find_machine
-from infra.instances import HEAD, WORKER
-from infra.plan import PlanInput, mesh_digest
-from infra.purchase import Offer
-from infra.removal import remove
+from infra.plan.actions import Action, ActionKind, Plan
+from infra.plan.planner import PlanInput, mesh_digest
+from infra.plan.removal import remove
 from infra.wait import HELD_DEADLINE_S, TERMINATE_DEADLINE_S
 from infra.words import counted
 from provision.bake import begin_image
@@ -178,7 +179,7 @@ class PlanApplier:
         if not key_pair.read_public(files.key):
             files.remove()
             pair = key_pair.generate_key_pair(tags.resource_name(self.spec.name))
-            key_pair.write_private(files.key, pair.private)
+            write_private(files.key, pair.private)
             self.ctx.remember()
         key = key_pair.fingerprint(key_pair.read_public(files.key))
         record = replace(record, generation=record.generation + 1)

@@ -9,12 +9,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.context import Context
 from cluster.nodes import Node
+from infra.ec2.instances import Instance, describe_impaired
+from infra.ec2.inventory import describe_inventory
+from infra.ec2.network import Network, SecurityGroup
+from infra.ec2.network_acls import describe_acls, ssh_flows
+from infra.ec2.routes import describe_block, describe_ways
 from infra.errors import SprError
-from infra.instances import Instance, describe_impaired
-from infra.inventory import describe_inventory
-from infra.network import Network, SecurityGroup
-from infra.network_acls import describe_acls, ssh_flows
-from infra.routes import describe_block, describe_ways
 from infra.wait import BOOT_DEADLINE_S
 from infra.words import counted
 

@@ -8,13 +8,13 @@ from datetime import timedelta
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import time_is_over
-from infra import tags
-from infra.cluster_record import ClusterRecord, deadline_tags
+from infra.ec2 import tags
+from infra.ec2.cluster_record import ClusterRecord, deadline_tags
+from infra.ec2.instances import label_instances
+from infra.ec2.inventory import Inventory, describe_inventory
+from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
-from infra.instances import label_instances
-from infra.inventory import Inventory, describe_inventory
 from infra.spec import LONGEST_TTL
-from infra.termination_schedule import ClusterGuard, is_guarded
 from infra.words import spoken_time
 from provision.host import on_all
 from provision.lifetime import extend_life

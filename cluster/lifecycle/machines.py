@@ -14,16 +14,15 @@ from cluster.lifecycle.reach import reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
 from cluster.verify.checks.result import name_some
-from infra import instances, tags
+from infra.ec2 import instances, tags
+from infra.ec2.images import Image
+from infra.ec2.instances import HEAD, WORKER, Instance
+from infra.ec2.network import SecurityGroup
+from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
+from infra.ec2.termination_schedule import ClusterGuard
 from infra.errors import HostError, NoAnswerError, SprError
-from infra.images import Image
-from infra.instances import HEAD, WORKER, Instance
-from infra.network import SecurityGroup
-from infra.plan import PlanInput
-from infra.progress import NamedProgress
-from infra.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
-from infra.termination_schedule import ClusterGuard
-from infra.wait import BOOT_DEADLINE_S
+from infra.plan.planner import PlanInput
+from infra.wait import BOOT_DEADLINE_S, NamedProgress
 from provision.facts import HostFacts
 from provision.host import CONNECT_TIMEOUT_S, Host, on_all
 from provision.install import install_stack

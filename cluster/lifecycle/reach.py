@@ -11,8 +11,8 @@ from cluster.context import Context
 from cluster.events import describe_failure
 from cluster.lifecycle.cut_off import explain_cut_off, find_impaired
 from cluster.nodes import HostOpener, Node
+from infra.ec2.instances import describe_by_id
 from infra.errors import HostError, HostKeyError, JumpError
-from infra.instances import describe_by_id
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts, gather_facts
 from provision.host import CONNECT_TIMEOUT_S, on_all, wait_until_reachable

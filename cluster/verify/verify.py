@@ -25,7 +25,7 @@ from cluster.verify.network_probe import NetworkReport, probe_network
 from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from cluster.verify.queue_probe import probe_queue
 from infra.errors import HostError, HostKeyError
-from infra.progress import Progress
+from infra.wait import Progress
 from infra.words import counted
 from provision.host import Host, on_all
 

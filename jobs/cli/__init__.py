@@ -15,7 +15,7 @@ from importlib.metadata import version
 
 from cluster.cli.parser import HelpFormatter, Parser
 from cluster.cli.wrapping import wrap
-from infra.api_time import API_TIME
+from infra.aws.api_time import API_TIME
 from infra.errors import HangupError, SprError, UsageError
 from jobs.cli.commands import COMMANDS, render_commands
 
@@ -137,7 +137,7 @@ def _translate(error: Exception) -> SprError | None:
             "SPR_CLUSTER_HOME sets where this tool keeps its files",
         )
     # A command that calls AWS has imported it already.
-    translated: SprError | None = import_module("infra.clients").translate_boto_error(error)
+    translated: SprError | None = import_module("infra.aws.clients").translate_boto_error(error)
     return translated
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from infra.progress import Progress, Silent
+from infra.wait import Progress, Silent
 from jobs.cli.k8s.access import add_access_options, find_access, open_kubernetes
 from jobs.launchers.launcher import NAME, Launcher
 from jobs.launchers.queue.launcher import QueueLauncher

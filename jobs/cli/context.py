@@ -13,9 +13,9 @@ from cluster.context import Context
 from cluster.events import utc_now
 from cluster.overview import Overview
 from cluster.prices import look_up_prices
-from infra.cloud import Cloud
-from infra.inventory import describe_inventory
-from infra.prices import Prices
+from infra.aws.cloud import Cloud
+from infra.cost.prices import Prices
+from infra.ec2.inventory import describe_inventory
 from jobs.cli.job_display import JobDisplay
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import CloudInfo

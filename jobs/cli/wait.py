@@ -8,8 +8,7 @@ import json
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command, positive_int
 from infra.errors import JobError, SprError, UsageError
-from infra.progress import Progress
-from infra.wait import wait_until
+from infra.wait import Progress, wait_until
 from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.launchers.job_state import SUCCEEDED
 from jobs.launchers.launcher import JobSummary, Launcher, choose_several

@@ -17,9 +17,9 @@ from cluster.cli.down import remove_cluster
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.lost_results import ACTIVE, Losses, find_losses
-from infra.clients import translate_boto_error
+from infra.aws.clients import translate_boto_error
+from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import DeadlineError, JobError, SprError, UsageError
-from infra.inventory import Inventory, describe_inventory
 from infra.wait import wait_until
 from infra.words import counted
 from jobs.launchers.job_state import SUCCEEDED, Outcome

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from infra.ec2.images import RELEASES
 from infra.errors import UsageError
-from infra.ubuntu import RELEASES
 from provision.stacks.stack import BINDING, IPEX, MPI, TORCH, TRANSFORMERS, Stack
 from provision.stacks.versions import fits, is_final, parse_requirement, python_minor, release
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.files import parse_toml
-from infra.validation import nearest
+from infra.words import nearest
 from provision.stacks.compatibility import check_stack
 from provision.stacks.lock import read_lock
 from provision.stacks.stack import Stack

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from infra.ec2.images import RELEASES
 from infra.errors import UsageError
-from infra.ubuntu import RELEASES
 from provision.stacks.flags import training_flags
 from provision.stacks.stack import BINDING, IPEX, Stack
 from provision.stacks.versions import release

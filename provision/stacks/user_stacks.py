@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
+from infra.ec2.images import Release
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
-from infra.ubuntu import Release
-from infra.validation import explain_invalid, nearest
+from infra.words import explain_invalid, nearest
 from provision.stacks.compatibility import UBUNTU_PYTHON
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement

@@ -16,7 +16,7 @@ os.environ.setdefault("MOTO_AMIS_PATH", str(Path(__file__).parents[1] / "ubuntu_
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.cli.common import confirm
-from infra.clients import translate_boto_error
+from infra.aws.clients import translate_boto_error
 from infra.errors import SprError, UsageError
 from tests.aws_check.check import (
     Recording,

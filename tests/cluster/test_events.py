@@ -13,7 +13,7 @@ import pytest
 from cluster.context import Context
 from cluster.events import EventLog
 from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
-from infra.actions import Action, ActionKind
+from infra.plan.actions import Action, ActionKind
 from tests.harness.command_line import CommandLine
 from tests.harness.simulated_cloud import SimulatedCloud
 

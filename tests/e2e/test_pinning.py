@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.podman import choose_runtime
+from infra.local.machines.podman import choose_runtime
 from provision.facts import parse_cpu_list, parse_topology
 from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 

@@ -12,7 +12,7 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel
 
-from infra.local.ec2_placement_groups import PlacementGroups
+from infra.local.api.network import PlacementGroups
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 from tests.harness.shapes import check_answer, check_request
 from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud

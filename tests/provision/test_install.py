@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from infra.errors import ConnectionLostError, HostError, NoAnswerError
-from infra.progress import Silent
-from infra.wait import wait_until
+from infra.wait import Silent, wait_until
 from provision.host import Result
 from provision.install import (
     EXAMPLES,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.progress import Silent
+from infra.wait import Silent
 from provision.install import STACK_FILE, VENV, render_install_script
 from provision.resolver import find_resolver
 from provision.stack_check import check_sources

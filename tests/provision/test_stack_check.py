@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.progress import Silent
+from infra.wait import Silent
 from provision.resolver import Resolver, find_resolver
 from provision.stack_check import Problem, SourcesReport, check_sources, probe_all
 from provision.stacks.load import load_stack

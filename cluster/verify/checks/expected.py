@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from cluster.nodes import Cluster, Node
-from infra.cloud import Cloud
+from infra.aws.cloud import Cloud
 from infra.instance_types import InstanceType
 from infra.spec import ClusterSpec
 from provision.install import stack_digest

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import HangupError, HostError, JobError, SprError
-from infra.progress import Progress, Silent
+from infra.wait import Progress, Silent
 from infra.words import counted
 from jobs.launchers import files
 from jobs.launchers.job_state import CANCELLED, SUCCEEDED, JobEnd, Outcome

@@ -16,8 +16,8 @@ import pytest
 
 from cluster.cli import status
 from cluster.local_files import ClusterFiles, cluster_names, home
-from infra.api_time import API_TIME
-from infra.instances import label_instances
+from infra.aws.api_time import API_TIME
+from infra.ec2.instances import label_instances
 from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
@@ -515,7 +515,7 @@ def test_with_a_wrong_clock_times_are_the_clouds(
 
     monkeypatch.setattr(line.call_log, "_answer", answer_with_date)
     monkeypatch.setattr(API_TIME, "ahead", timedelta())
-    monkeypatch.setattr("infra.api_time.local_now", local_now)
+    monkeypatch.setattr("infra.aws.api_time.local_now", local_now)
 
     status = line.must("status")
     listed = line.must("list")

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
-from infra import tags
-from infra.iam_policy import OPTIONAL, build_policy, render_policy
+from infra.aws.s3 import parse_s3_url
+from infra.ec2 import tags
+from infra.ec2.termination_schedule import ClusterGuard
+from infra.iam.policy import OPTIONAL, build_policy, render_policy
 from infra.instance_types import BAKERS
-from infra.local.ec2_spot_requests import SpotRequest
+from infra.local.api.spot_requests import SpotRequest
 from infra.local.faults import ActiveFaults
 from infra.local.policy import Policy, Request
-from infra.s3 import parse_s3_url
-from infra.termination_schedule import ClusterGuard
 from tests.harness.command_line import CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 

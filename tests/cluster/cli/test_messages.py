@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.aws import open_aws_cloud
+from infra.aws.cloud import open_aws_cloud
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
@@ -243,7 +243,7 @@ def test_missing_credentials_are_reported_by_every_command(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr(line, "open_cloud", lambda name, region, _: open_aws_cloud(region))
-    monkeypatch.setattr("infra.aws.find_caller_cidr", lambda: "203.0.113.7/32")
+    monkeypatch.setattr("infra.aws.cloud.find_caller_cidr", lambda: "203.0.113.7/32")
     f.expect_refusal(line, verb.split(), "no AWS credentials found" + _CREDENTIALS_HINT)
     if verb == "gc":  # nobody expects clusters where no account is set up
         listed = line.must("list")

@@ -12,7 +12,7 @@ import shlex
 
 import pytest
 
-from infra import tags
+from infra.ec2 import tags
 from infra.errors import HostError
 from provision.host import Result
 from provision.stacks.load import load_stack

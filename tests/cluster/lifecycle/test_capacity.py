@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.purchase import NoCapacityError
+from infra.ec2.purchase import NoCapacityError
 from tests.harness.simulated_cloud import SimulatedCloud
 
 

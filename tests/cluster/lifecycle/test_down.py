@@ -10,9 +10,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from cluster.local_files import remembered_cloud
-from infra import tags
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory
 from infra.errors import SprError
-from infra.inventory import Inventory
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.resource_factory import KINDS, ResourceFactory
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from cluster.host_identity import check_head_identity, verified_by
+from infra.ec2.key_pair import generate_key_pair
 from infra.errors import HostKeyError, SprError
-from infra.key_pair import generate_key_pair, write_private
+from infra.files import write_private
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.harness.simulated_machines import host_key_of

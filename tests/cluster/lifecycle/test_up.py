@@ -10,9 +10,9 @@ import pytest
 
 from cluster.local_files import remembered_cloud
 from cluster.nodes import find_cluster
-from infra.actions import ActionKind
+from infra.ec2.key_pair import fingerprint, read_public
 from infra.errors import HostError, SprError, UsageError
-from infra.key_pair import fingerprint, read_public
+from infra.plan.actions import ActionKind
 from provision.host_keys import pinned_host_keys
 from tests.aws import tags_of
 from tests.harness.cloud import CALLER

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from infra.cluster_record import ClusterRecord, merge_options, parse_record, record_tags
+from infra.ec2.cluster_record import ClusterRecord, merge_options, parse_record, record_tags
 from infra.errors import SprError, UsageError
-from infra.iam_policy import build_policy
+from infra.iam.policy import build_policy
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import build_parser
 from jobs.cli.commands import COMMANDS

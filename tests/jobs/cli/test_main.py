@@ -15,8 +15,8 @@ import pytest
 
 from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from infra.errors import HangupError
-from infra.iam_policy import build_policy
-from infra.key_pair import write_private
+from infra.files import write_private
+from infra.iam.policy import build_policy
 from jobs.cli import TerminatedError, main
 from tests.harness.command_line import CommandLine, CommandResult
 

@@ -52,6 +52,16 @@ def spoken_duration(seconds: float) -> str:
     return " ".join(parts)
 
 
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+_NOT_IN_TAGS = re.compile(r"[^\w +\-=.:/@]")
+LONGEST_TAG = 256
+
+
+def tag_value(text: str) -> str:
+    """Return text as the value of an AWS tag: in the characters that every service allows, and cut."""
+    return _NOT_IN_TAGS.sub("_", text)[:LONGEST_TAG]
+
+
 _PREFIX = re.compile(r"^(Value error, |Input should be )")
 
 

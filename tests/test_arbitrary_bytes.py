@@ -25,8 +25,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
+from cluster.local_files import ClusterFiles, EventLog, cluster_names, remembered_cloud
 from cluster.nodes import Cluster
 from infra.ec2.key_pair import generate_key_pair, read_public
 from infra.errors import SprError

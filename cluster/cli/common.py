@@ -10,9 +10,9 @@ from typing import Any
 
 from cluster.cli.parser import add_json_option
 from cluster.context import Context
-from cluster.events import describe_failure
 from cluster.local_files import (
     ClusterFiles,
+    describe_failure,
     known_clusters,
     nearest_cluster,
     remembered_account,

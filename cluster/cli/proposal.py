@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
-from cluster.prices import look_up_prices
+from cluster.overview import look_up_prices
 from infra.cost.prices import ADDRESS_USD, Price, Prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2.images import find_ubuntu_image

@@ -29,10 +29,9 @@ from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.events import describe_failure
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
-from cluster.local_files import nearest_cluster
+from cluster.local_files import describe_failure, nearest_cluster
 from cluster.nodes import Cluster
 from infra.aws.clients import translate_boto_error
 from infra.ec2.cluster_record import merge_options, parse_record

@@ -9,8 +9,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster import job_queue, ssh_mesh
 from cluster.context import Context
+from cluster.lifecycle.deadline import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
-from cluster.lifecycle.shutdown_timers import reset_guards
 from cluster.nodes import Cluster
 from cluster.verify import node_probe
 from cluster.verify.checks.expected import expect

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.context import Context
-from cluster.lifecycle.cut_off import find_impaired
+from cluster.lifecycle.reach import find_impaired
 from cluster.local_files import remembered_cloud
 from infra.ec2 import key_pair, network, tags
 from infra.ec2.cluster_record import ClusterRecord, merge_options, new_record, parse_record

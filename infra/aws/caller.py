@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from infra.words import LONGEST_TAG, tag_value
+
 if TYPE_CHECKING:
     from types_boto3_sts.type_defs import GetCallerIdentityResponseTypeDef
 
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
-_NOT_IN_TAGS = re.compile(r"[^\w +\-=.:/@]")
-_LONGEST_TAG = 256
 _ROLE = re.compile(r"arn:[^:]*:sts::(?P<account>\d*):assumed-role/(?P<role>[^/]+)/(?P<session>.+)")
 # Without role_session_name, botocore, the AWS CLI, and other SDKs generate one for each session.
 _GENERATED = re.compile(r"(botocore-session-|aws-go-sdk-|aws-sdk-\w+-)?\d+")
@@ -35,9 +34,9 @@ class Caller:
     def owner(self) -> str:
         """The ARN as a tag's value; a path that is too long for a tag is left out."""
         arn = self.arn
-        if len(arn) > _LONGEST_TAG:
+        if len(arn) > LONGEST_TAG:
             arn = re.sub(r":user/.*/", ":user/", arn)
-        return _NOT_IN_TAGS.sub("_", arn)[:_LONGEST_TAG]
+        return tag_value(arn)
 
 
 def is_same_owner(one: str, other: str) -> bool:

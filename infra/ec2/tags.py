@@ -27,6 +27,8 @@ KEPT = "spr-cluster:kept"
 """On an image: kept by ``down --keep-image`` or ``bake`` for any cluster."""
 USED = "spr-cluster:used"
 """On an image: the head had run jobs, so it may hold user data; only for its own cluster."""
+REPLACES = "spr-cluster:replaces"
+"""On a machine: the machines that it was bought to replace, and why."""
 MESH = "spr-cluster:mesh"
 """On the head: the digest of the nodes connected last."""
 

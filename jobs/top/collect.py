@@ -17,7 +17,7 @@ from datetime import datetime
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.events import utc_now
+from cluster.local_files import utc_now
 from cluster.node_program import PYTHON, bundle
 from cluster.nodes import Cluster, HostOpener
 from cluster.overview import Overview

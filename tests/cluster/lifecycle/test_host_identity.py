@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.host_identity import check_head_identity, verified_by
+from cluster.lifecycle.host_identity import check_head_identity, verified_by
 from infra.ec2.key_pair import generate_key_pair
 from infra.errors import HostKeyError, SprError
 from infra.files import write_private

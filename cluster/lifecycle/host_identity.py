@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.context import Context
-from cluster.events import EventLog
+from cluster.local_files import EventLog
 from cluster.nodes import Node
 from infra.aws.clients import DENIED, error_code
 from infra.errors import DeadlineError

@@ -20,7 +20,7 @@ from infra.ec2.inventory import Inventory, describe_inventories
 from infra.ec2.termination_schedule import with_guards
 from infra.errors import SprError
 from infra.plan.planner import is_connected, rank_instances
-from infra.spec import DEFAULT_VOLUME_GIB
+from infra.spec import ClusterOptions
 
 if TYPE_CHECKING:
     from infra.aws.cloud import Cloud
@@ -92,7 +92,7 @@ class Overview:
             options = self.found.record.options if self.found.record else {}
         except SprError:
             options = {}
-        gib = options.get("volume_gib", DEFAULT_VOLUME_GIB)
+        gib = options.get("volume_gib", ClusterOptions().volume_gib)
         iops, mibps = options.get("volume_iops"), options.get("volume_throughput")
         return self.prices.accrued(self.found.alive, now, gib, iops=iops, mibps=mibps)
 

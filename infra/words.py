@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, get_args
+
+from infra.errors import UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -60,6 +62,31 @@ LONGEST_TAG = 256
 def tag_value(text: str) -> str:
     """Return text as the value of an AWS tag: in the characters that every service allows, and cut."""
     return _NOT_IN_TAGS.sub("_", text)[:LONGEST_TAG]
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_duration(text: str, option: str) -> timedelta:
+    """Parse a duration such as ``90m``, ``8h``, or ``2d``. Raises :class:`UsageError`."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h, or 2d")
+    try:
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError:
+        raise UsageError(f"{option} {text}: expected at most 30d") from None
+
+
+def render_duration(time: timedelta) -> str:
+    """Render a duration for :func:`parse_duration`, in the largest whole unit."""
+    minutes = time.total_seconds() / 60
+    for unit, size in (("d", 1440), ("h", 60)):
+        if minutes >= size and minutes % size == 0:
+            return f"{minutes / size:.0f}{unit}"
+    # Fixed-point, because parse_duration reads no exponents.
+    return f"{minutes:.5f}".rstrip("0").rstrip(".") + "m"
 
 
 _PREFIX = re.compile(r"^(Value error, |Input should be )")

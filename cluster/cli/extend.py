@@ -14,8 +14,8 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.lifecycle.deadline import extend
 from infra.ec2.tags import render_time
 from infra.errors import UsageError
-from infra.spec import LONGEST_TTL, parse_duration
-from infra.words import spoken_time
+from infra.spec import LONGEST_TTL
+from infra.words import parse_duration, spoken_time
 
 _EXAMPLES = """\
   spr-cluster extend 2h

@@ -20,8 +20,7 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
-from infra.spec import render_duration
-from infra.words import counted, spoken_time
+from infra.words import counted, render_duration, spoken_time
 from provision.stacks.load import load_stack
 from provision.stacks.support_status import summarize_state
 

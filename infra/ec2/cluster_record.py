@@ -9,34 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from infra.ec2 import tags
 from infra.errors import SprError, UsageError
-from infra.spec import ClusterSpec, build_spec, parse_duration, render_duration
+from infra.spec import OPTIONS, ClusterOptions, ClusterSpec, Option, build_spec, validate_options
 
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
 GENERATION = f"{_PREFIX}generation"
-_DISK_SPEED = {
-    key: key.replace("_", "-") for key in ("volume_throughput", "volume_iops", "volume_init_rate")
-}
 _JUST_NOW = timedelta(minutes=10)
-_NOT_RECORDED = {"name", "ssh_cidrs", "caller"}
-# Options that cannot change while the cluster exists.
-_FIXED = {
-    "stack": "--stack",
-    "volume_gib": "--volume-gib",
-    "volume_throughput": "--volume-throughput",
-    "volume_iops": "--volume-iops",
-    "subnet_id": "--subnet-id",
-    "private": "--private",
-}
+_RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not None}
 
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """``options`` are the arguments of :func:`build_spec` except those in ``_NOT_RECORDED``.
+    """``options`` are those of :class:`ClusterOptions` that have a tag.
 
     ``generation`` counts the changes of the cluster, so a plan made before another change is refused.
     """
@@ -68,32 +57,16 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
 
     ``owner_key`` is the fingerprint of the cluster's SSH key, if it is known.
     """
-    market = ["spot"] if spec.spot else ["on-demand"]
-    if spec.spot and spec.on_demand_allowed:
-        market.append("on-demand")
-    values = {
-        "nodes": str(spec.nodes),
-        "stack": spec.stack,
-        "instance-types": " ".join(spec.instance_types),
-        "volume-gib": str(spec.volume_gib),
-        **{label: str(getattr(spec, key) or "") for key, label in _DISK_SPEED.items()},
-        "amx": "required" if spec.amx_required else "optional",
-        "market": " ".join(market),
-        "max-price": "" if spec.max_price is None else f"{spec.max_price:g}",
-        "ttl": render_duration(record.options.get("ttl", spec.ttl)),
-        "idle-timeout": render_duration(spec.idle_timeout) if spec.idle_timeout else "",
-        "placement-group": "yes" if spec.placement_group else "no",
-        "subnet": spec.subnet_id or "",
-        "private": "yes" if spec.private else "no",
-        "jump": spec.jump or "",
-        "bake": spec.bake,
+    values = {**spec.model_dump(), "ttl": record.options.get("ttl", spec.ttl)}
+    written = {
+        f"{_PREFIX}{option.tag}": "" if values[key] is None else option.write(values[key])
+        for key, option in _RECORDED.items()
     }
     return {
-        **{_PREFIX + key: value for key, value in values.items()},
+        **{label: text for label, text in written.items() if text is not None},
         _CREATED: tags.render_time(record.created),
         **deadline_tags(record),
         **({tags.OWNER_KEY: owner_key} if owner_key else {}),
-        **({tags.GUARD: "yes"} if spec.second_guard else {}),
     }
 
 
@@ -105,44 +78,25 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     if f"{_PREFIX}nodes" not in labels:
         return None
 
-    def read(key: str, parse: Callable[[str], Any] = str) -> Any:
+    def read(key: str, parse: Callable[[str], Any]) -> Any:
         label = _PREFIX + key
         try:
             return parse(labels[label])
         except KeyError:
             raise ValueError(f"{label} is missing") from None
-        except (ValueError, IndexError, UsageError):
+        except (ValueError, UsageError):
             raise ValueError(f"{label} is {labels[label]!r}") from None
 
     try:
         options = {
-            "nodes": read("nodes", int),
-            "stack": read("stack"),
-            "instance_types": read("instance-types", lambda text: tuple(text.split())),
-            "volume_gib": read("volume-gib", int),
-            # Older records have none of them.
-            **{
-                key: read(label, int) if labels.get(_PREFIX + label) else None
-                for key, label in _DISK_SPEED.items()
-            },
-            "amx_required": read("amx") == "required",
-            "spot": read("market", lambda text: text.split()[0]) == "spot",
-            "on_demand_allowed": read("market").split() == ["spot", "on-demand"],
-            "max_price": read("max-price", lambda text: float(text) if text else None),
-            "idle_timeout": read("idle-timeout", _parse_idle),
-            # Older records have the default.
-            **({"ttl": read("ttl", _parse_ttl)} if f"{_PREFIX}ttl" in labels else {}),
-            "placement_group": read("placement-group") == "yes",
-            "subnet_id": read("subnet") or None,
-            # Clusters of earlier versions have public addresses.
-            "private": labels.get(f"{_PREFIX}private") == "yes",
-            "jump": labels.get(f"{_PREFIX}jump") or None,
-            "bake": read("bake"),
-            "second_guard": tags.GUARD in labels,
+            key: read(str(option.tag), partial(_parse, key, option))
+            for key, option in _RECORDED.items()
+            if not (option.newer and f"{_PREFIX}{option.tag}" not in labels)
         }
+        options = ClusterOptions().model_dump(include=set(_RECORDED)) | options
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
         generation = read("generation", int) if GENERATION in labels else 0
-        build_spec(name="a", ssh_cidrs=("0.0.0.0/32",), **options)
+        validate_options(**options)
     except (ValueError, UsageError) as error:
         raise SprError(
             f"invalid cluster record in the tags of the security group: {error}",
@@ -152,12 +106,11 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     return ClusterRecord(options, created, expires, generation)
 
 
-def _parse_ttl(text: str) -> timedelta:
-    return parse_duration(text, "ttl")
-
-
-def _parse_idle(text: str) -> timedelta | None:
-    return parse_duration(text, "idle-timeout") if text else None
+def _parse(key: str, option: Option, text: str) -> Any:
+    """Parse a tag's value; an empty one is ``None`` where that is the default."""
+    if not text and ClusterOptions.model_fields[key].default is None:
+        return None
+    return (option.read or option.parse)(text)
 
 
 def merge_options(
@@ -172,7 +125,7 @@ def merge_options(
     Raises :class:`UsageError` for an option that an existing cluster cannot change.
     """
     known = dict(record.options) if record else {}
-    for key, option in _FIXED.items():
+    for key, option in ((key, option.flag) for key, option in OPTIONS.items() if option.fixed):
         if key in given and key in known and given[key] != known[key]:
             was = f"with {known[key]}" if known[key] else "without it"
             raise UsageError(
@@ -191,7 +144,7 @@ def new_record(
     An existing cluster keeps its deadline. A new lifetime starts if the deadline has passed, or if there
     are no machines; a cluster created minutes ago may have machines that EC2 does not show yet.
     """
-    options = spec.model_dump(exclude=_NOT_RECORDED)
+    options = spec.model_dump(include=set(_RECORDED))
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
         options["ttl"] = old.options.get("ttl", spec.ttl)
         return ClusterRecord(options, old.created, old.expires, old.generation)

@@ -53,8 +53,8 @@ _HINTS = {
     "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
     "console, or use fewer --nodes",
     "MaxSpotInstanceCountExceeded": "request more spot vCPUs (quota L-34B43A08) in the Service "
-    "Quotas console, or omit --spot",
-    "SpotMaxPriceTooLow": "raise --max-price, or add --spot-or-on-demand",
+    "Quotas console, or omit --market spot",
+    "SpotMaxPriceTooLow": "raise --max-price, or use --market spot-or-on-demand",
 }
 _NO_ROOM_HINT = (
     "try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another --region, or later"

@@ -242,7 +242,7 @@ _OF_THE_CLOUD = (
     ),
     f.Row(
         "quota for spot too small",
-        f"{_NEW} --spot",
+        f"{_NEW} --market spot",
         "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → request more in "
         "the console's Service Quotas, or use fewer --nodes or a smaller --instance-type",
         faults="[quota]\nspot_vcpus = 64\n",

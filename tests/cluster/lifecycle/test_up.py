@@ -88,7 +88,7 @@ def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.be("instant")
-    simulated_cloud.up(nodes=2, spot=True)
+    simulated_cloud.up(nodes=2, market="spot")
 
     creating = [
         (operation, params)
@@ -251,7 +251,7 @@ def test_the_same_again_changes_nothing_and_verifies(simulated_cloud: SimulatedC
 
 
 def test_up_without_options_keeps_the_cluster_as_it_is(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=2, spot=True, max_price=3.0, idle_timeout=HOURS, volume_gib=50)
+    simulated_cloud.up(nodes=2, market="spot", max_price=3.0, idle_timeout=HOURS, volume_gib=50)
 
     plan = simulated_cloud.plan()
 

@@ -17,7 +17,7 @@ from provision.stacks.stack import Stack
 from provision.stacks.user_stacks import OWN_FILE, apply_changes, read_own_stacks
 
 DEFAULT_STACK = "upstream"
-"""Why this one: docs/reference.md."""
+"""Why this one: docs/software.md."""
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -29,8 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.common import ROOT, finish
-from cluster.node_program import bundle
 from jobs.top.collect import ON_NODES, render_input
+from provision.run_on_nodes import bundle
 from tests.jobs.top.samples import NodeProcess, make_node, make_rank, make_snapshot, write_metrics
 
 NODES = 64

@@ -15,7 +15,7 @@ from infra.inventory import Inventory, describe_inventories
 from infra.plan import plan_down
 from infra.progress import Progress
 from infra.removal import remove
-from provision.recipe import recipe_digest
+from provision.bake import recipe_digest
 from provision.stacks.load import load_stack, stack_names
 
 if TYPE_CHECKING:

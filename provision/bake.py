@@ -19,6 +19,11 @@ from provision.host import Host, sudo
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import FilterTypeDef
+import hashlib
+import json
+
+from provision.install import stack_digest
+from provision.stacks.stack import Stack
 
 # The machine's identity moves to memory while the disk is copied: an image must hold no host keys,
 # no key to other nodes, and no machine id that two machines would share. If this tool dies
@@ -71,7 +76,7 @@ def begin_image(
 
 
 def _render_seal(token: str) -> str:
-    script = resources.files("provision").joinpath("seal.sh").read_text()
+    script = resources.files("provision.on_node").joinpath("seal.sh").read_text()
     # The first line is what an error message shows.
     return f"# sealing the disk\ntoken={token}\nlimit_s={_SEAL_LIMIT_S}\n{script}"
 
@@ -112,3 +117,19 @@ def _discard(ec2: EC2Client, image_id: str, snapshots: tuple[str, ...]) -> None:
     for snapshot in snapshots:
         with suppress(ClientError, BotoCoreError):
             ec2.delete_snapshot(SnapshotId=snapshot)
+
+
+def recipe_digest(stack: Stack, base: str = "") -> str:
+    """Identify the content of an image; the same on every machine and in every cluster.
+
+    It covers the stack with all its versions and indexes, the Ubuntu release, our installation and
+    sealing scripts, and ``base``: what else a cloud starts machines from. It leaves out Canonical's
+    rebuilds of a release, which would invalidate every image several times a month.
+    """
+    parts = {
+        "base": base,
+        "ubuntu": stack.ubuntu,
+        "install": stack_digest(stack),
+        "seal": resources.files("provision.on_node").joinpath("seal.sh").read_text(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

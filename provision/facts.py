@@ -1,10 +1,13 @@
-"""Facts about a machine: its own answer to :mod:`provision.probe`, as far as jobs and the mesh need it."""
+"""What a machine says of itself through :mod:`provision.on_node.facts`: its facts, and a node's health.
+
+The facts are what jobs and the mesh need; the health adds software, settings, and free resources.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -13,8 +16,8 @@ from infra.errors import HostError, UsageError
 from infra.files import parse_object
 from provision.host import Host
 from provision.install import STACK_FILE, VENV
-from provision.lifetime import SHOW_EXPIRY
-from provision.user_data import WARM_UNIT
+from provision.stacks.stack import Stack, parse_requirement
+from provision.user_data import SHOW_EXPIRY, WARM_UNIT
 
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile", "amx_int8"})
 _GRANTED = "granted"
@@ -76,14 +79,16 @@ class HostFacts:
 
 def probe_source() -> str:
     """The program that answers; it runs on the machine with ``render_question`` as its argument."""
-    return resources.files("provision").joinpath("probe.py").read_text()
+    return resources.files("provision.on_node").joinpath("facts.py").read_text()
 
 
-def render_question(packages: Sequence[str] | None = None, modules: Sequence[str] = ()) -> str:
-    """The probe's argument: facts alone, or with ``packages`` also the machine's health."""
+def render_question(stack: Stack | None = None) -> str:
+    """The probe's argument: facts alone, or also the health of a node that should have this stack."""
     question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE}
-    if packages is not None:
-        question |= {"packages": list(packages), "modules": list(modules)}
+    if stack is not None:
+        found = [parse_requirement(text) for text in stack.python_packages]
+        packages = [requirement.name for requirement in found if requirement]
+        question |= {"packages": packages, "modules": list(stack.versions)}
         question |= {"timer": SHOW_EXPIRY, "warm": WARM_UNIT}
     return json.dumps(question)
 
@@ -151,3 +156,72 @@ def parse_cpu_list(text: str) -> frozenset[int]:
         low, _, high = part.partition("-")
         numbers.update(range(int(low), int(high or low) + 1))
     return frozenset(numbers)
+
+
+@dataclass(frozen=True)
+class NodeHealth(HostFacts):
+    """A node as it describes itself; ``None`` is what it does not know.
+
+    Memory is in KiB, the disk in bytes, ``time`` in seconds since 1970 by the node's own clock.
+    """
+
+    python: str
+    in_venv: bool
+    mark: str | None
+    versions: Mapping[str, str | None]
+    modules: Mapping[str, str | None]
+    logical_cpus: int
+    """All that it has, usable or not."""
+    governors: tuple[str, ...]
+    turbo: bool | None
+    huge_pages: str | None
+    clocksource: str | None
+    clock_kept: bool | None
+    tcmalloc_error: str | None
+    disk_size: int
+    disk_free: int
+    disk_error: str | None
+    reading_disk: bool
+    """It still reads its new disk for the first time, which is slow."""
+    memory_available: int
+    own_addresses: tuple[str, ...]
+    mtus: Mapping[str, int]
+    """MTU by IPv4 address."""
+    expires: int | None
+    """When its timer shuts it down, in seconds since 1970; ``None`` if the timer does not run."""
+    time: float
+
+
+def parse_health(text: str) -> NodeHealth:
+    """Parse the probe's answer. Raises :class:`ValueError`."""
+    answer = read_answer(text)
+    shared = read_facts(answer)
+    try:
+        power, network = answer["power"], answer["network"]
+        disk, memory = answer["disk"], answer["memory"]
+        return NodeHealth(
+            **shared,
+            python=answer["python"],
+            in_venv=bool(answer["in_venv"]),
+            mark=answer["mark"],
+            versions=dict(answer["versions"]),
+            modules=dict(answer["modules"]),
+            logical_cpus=len(parse_topology(answer["processor"]["topology"])),
+            governors=tuple(power["governors"]),
+            turbo=power["turbo"],
+            huge_pages=power["huge_pages"],
+            clocksource=power["clocksource"],
+            clock_kept=power["clock_kept"],
+            tcmalloc_error=answer["tcmalloc"]["error"],
+            disk_size=int(disk["size"]),
+            disk_free=int(disk["free"]),
+            disk_error=disk["error"],
+            reading_disk=bool(answer["reading_disk"]),
+            memory_available=int(memory["available"]),
+            own_addresses=tuple(network["own_addresses"]),
+            mtus={a: int(found["mtu"]) for a, found in network["interfaces"].items()},
+            expires=None if answer["expires"] is None else int(answer["expires"]),
+            time=float(answer["time"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"incomplete answer: {error!r}") from None

@@ -13,8 +13,7 @@ from infra.errors import HostError
 from jobs.worker.runtime.events import mark_of
 from provision.host import Result, TextSink
 from provision.install import stack_digest
-from provision.stacks.stack import Stack
-from provision.stacks.versions import parse_requirement
+from provision.stacks.stack import Stack, parse_requirement
 
 EXPIRES = 1_900_000_000
 """When a healthy machine shuts itself down, in seconds since 1970."""

@@ -20,7 +20,7 @@ from infra.errors import SprError
 from infra.images import Image
 from infra.instance_types import BAKERS
 from infra.tags import KEPT
-from provision.recipe import recipe_digest
+from provision.bake import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _EXAMPLES = """\

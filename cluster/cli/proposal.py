@@ -22,8 +22,8 @@ from infra.spec import render_duration
 from infra.tags import render_time
 from infra.termination_schedule import COST
 from infra.words import counted, spoken_time
+from provision.stacks.compatibility import summarize_state
 from provision.stacks.load import load_stack
-from provision.stacks.support_status import summarize_state
 
 # A cluster that lives less would be paid for and gone before it could be used.
 _SHORTEST = timedelta(minutes=30)

@@ -12,9 +12,9 @@ from cluster.context import Context
 from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.lifecycle.shutdown_timers import reset_guards
 from cluster.nodes import Cluster
-from cluster.verify import node_probe
-from cluster.verify.checks.expected import expect
-from cluster.verify.checks.nodes import check_nodes, summarize_problems
+from cluster.verify import nodes
+from cluster.verify.nodes import check_nodes, summarize_problems
+from cluster.verify.results import NodeAnswer, expect
 from infra import images, instances, key_pair, network, tags
 from infra.actions import Action, ActionKind, Plan
 from infra.clients import error_code, translate_boto_error
@@ -305,12 +305,10 @@ class PlanApplier:
                 f"job {job} ended with the lost head and is not started again (--retries 0)"
             )
 
-    def _probe_nodes(
-        self, *, again: bool = True
-    ) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
+    def _probe_nodes(self, *, again: bool = True) -> tuple[Sequence[NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
-            answers = node_probe.probe_nodes(self.machines.head_host, self.stack)
+            answers = nodes.probe_nodes(self.machines.head_host, self.stack)
         except HostKeyError:
             raise
         except HostError as error:
@@ -319,7 +317,7 @@ class PlanApplier:
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
         amx_required = self.spec.amx_required
-        return answers, node_probe.find_unusable(cluster, answers, amx_required=amx_required)
+        return answers, nodes.find_unusable(cluster, answers, amx_required=amx_required)
 
     def _verify(self) -> None:
         cluster = self.machines.cluster

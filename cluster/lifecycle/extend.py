@@ -17,7 +17,7 @@ from infra.spec import LONGEST_TTL
 from infra.termination_schedule import ClusterGuard, is_guarded
 from infra.words import spoken_time
 from provision.host import on_all
-from provision.lifetime import extend_life
+from provision.user_data import extend_life
 
 
 def extend(

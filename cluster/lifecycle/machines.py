@@ -12,8 +12,8 @@ from cluster.host_identity import check_head_identity, check_neighbours
 from cluster.lifecycle.cut_off import explain_cut_off, find_impaired
 from cluster.lifecycle.reach import reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
-from cluster.verify import node_probe
-from cluster.verify.checks.result import name_some
+from cluster.verify.machine import require_amx
+from cluster.verify.results import name_some
 from infra import instances, tags
 from infra.errors import HostError, NoAnswerError, SprError
 from infra.images import Image
@@ -220,7 +220,7 @@ class Machines:
         if head in nodes:
             self.ctx.progress.note(check_head_identity(self.ctx, head))
             facts = {head.name: self.facts[head.instance.id]}
-            note = node_probe.require_amx(facts, required=self.spec.amx_required)
+            note = require_amx(facts, required=self.spec.amx_required)
             self.ctx.progress.note(note)
         if others:
             check_neighbours(self.ctx, self.head_host, others)

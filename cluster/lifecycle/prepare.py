@@ -24,8 +24,8 @@ from infra.purchase import Offer, list_offers
 from infra.routes import describe_vpc_cidrs, require_ways
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
 from infra.termination_schedule import describe_cluster
+from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
-from provision.recipe import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
 
 _MOST_INSTALLS = 32

@@ -8,12 +8,10 @@ from datetime import datetime
 
 from cluster.context import Context
 from cluster.nodes import Cluster, HostOpener, Node
-from cluster.verify.checks.expected import Expected
-from cluster.verify.checks.lifetime import check_lifetime
-from cluster.verify.checks.result import Verdict, name_some
-from cluster.verify.node_probe import NodeAnswer
+from cluster.verify.reachability import check_lifetime
+from cluster.verify.results import Expected, NodeAnswer, Verdict, name_some
 from provision.host import on_all
-from provision.lifetime import extend_life
+from provision.user_data import extend_life
 
 
 def reset_guards(

@@ -7,23 +7,20 @@ from dataclasses import dataclass, replace
 
 from cluster.job_queue import find_running_job
 from cluster.nodes import Cluster, HostOpener, Node
-from cluster.verify.checks.expected import Expected
-from cluster.verify.checks.launcher import check_launcher
-from cluster.verify.checks.network import check_network
-from cluster.verify.checks.nodes import check_nodes
-from cluster.verify.checks.queue import check_queue
-from cluster.verify.checks.result import (
+from cluster.verify.launcher import check_launcher, probe_launcher
+from cluster.verify.network import NetworkReport, check_network, probe_network
+from cluster.verify.nodes import check_nodes, probe_directly, probe_nodes
+from cluster.verify.queue import check_queue, probe_queue
+from cluster.verify.results import (
     CLUSTER,
     CheckResult,
+    Expected,
+    NodeAnswer,
     Verdict,
     name_some,
     sort_results,
     worst,
 )
-from cluster.verify.launcher_probe import probe_launcher
-from cluster.verify.network_probe import NetworkReport, probe_network
-from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
-from cluster.verify.queue_probe import probe_queue
 from infra.errors import HostError, HostKeyError
 from infra.progress import Progress
 from infra.words import counted

@@ -18,16 +18,17 @@ from datetime import datetime
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.events import utc_now
-from cluster.node_program import PYTHON, bundle
 from cluster.nodes import Cluster, HostOpener
 from cluster.overview import Overview
 from infra.errors import DeadlineError, HostKeyError, SprError, UsageError
-from jobs.top import metrics_tail, node_ranks, procfs, queue_and_logs, relay, sampler
+from jobs.top import queue_and_logs, relay
 from jobs.top.snapshot import Snapshot, parse_snapshot
 from jobs.worker.runtime import events
 from provision.host import Stream
+from provision.on_node import proc, sampler
+from provision.run_on_nodes import PYTHON, bundle
 
-ON_NODES = (procfs, metrics_tail, node_ranks, sampler)
+ON_NODES = (proc, sampler)
 ON_HEAD = (*ON_NODES, events, queue_and_logs, relay)
 COMMAND = f"exec {shlex.join(PYTHON)}"
 _SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%N|%r")

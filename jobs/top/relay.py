@@ -1,9 +1,9 @@
 """Relay: runs on the head while somebody looks, starts the samplers of all nodes, and merges their lines.
 
 It prints one line of JSON per interval: the nodes' figures, what the running jobs' logs say, and the queue.
-A node that does not answer is in it, too, with the reason, and is asked again. Like :mod:`jobs.top.sampler`,
-it uses the standard library alone, leaves no file, and ends with its standard input, or some time after its
-last beat. The samplers' standard inputs end with it.
+A node that does not answer is in it, too, with the reason, and is asked again. Like
+:mod:`provision.on_node.sampler`, it uses the standard library alone, leaves no file, and ends with its
+standard input, or some time after its last beat. The samplers' standard inputs end with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from jobs.top.queue_and_logs import CONNECTING, JobLogs, QueueReader
-from jobs.top.sampler import set_end
+from provision.on_node.sampler import set_end
 
 _RETRY_S = 10.0
 _BEAT_S = 5.0

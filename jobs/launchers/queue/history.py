@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cluster.job_queue import PENDING
-from cluster.node_program import render_program
 from infra.errors import UsageError
 from infra.files import parse_object
 from jobs.launchers.job_state import (
@@ -24,6 +23,7 @@ from jobs.launchers.job_state import (
 from jobs.launchers.launcher import NAME, JobSummary
 from jobs.worker.supervisor import commands, listing, slurm_queue
 from provision.host import Host
+from provision.run_on_nodes import render_program
 
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cluster.node_program import render_program
 from infra.errors import UsageError
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths
 from jobs.worker.supervisor import commands, log_reader, slurm_queue
 from provision.host import Host, TextSink
+from provision.run_on_nodes import render_program
 
 FOLLOWING = (commands, slurm_queue, log_reader)
 """What prints a log on a node."""

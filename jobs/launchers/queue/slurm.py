@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from cluster.node_program import render_program
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.launchers.job_state import FAILED, JobEnd, parse_end
@@ -15,6 +14,7 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.logs import FOLLOWING
 from jobs.worker.supervisor.launch import SECRETS, Launch
 from provision.host import Host, TextSink
+from provision.run_on_nodes import render_program
 
 # Counted from the job's start: the longest that a laptop sleeps or a job runs.
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600

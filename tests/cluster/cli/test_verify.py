@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.verify import PROGRAMS, build_table, list_remedies
-from cluster.verify.checks.result import Verdict
+from cluster.verify.results import Verdict
 from infra.errors import HostError
 from provision.host import Result
-from tests.cluster.verify.checks.fleet import NODES, judge
-from tests.cluster.verify.checks.test_nodes import DEFECTS
+from tests.cluster.verify.fleet import NODES, judge
+from tests.cluster.verify.test_nodes import DEFECTS
 from tests.harness.command_line import CommandLine, CommandResult
 
 _UP = "up --nodes 3 --yes"

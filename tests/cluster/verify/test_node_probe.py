@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.nodes import Cluster
-from cluster.verify.node_probe import find_unusable, parse_answers, probe_nodes, require_amx
+from cluster.verify.machine import require_amx
+from cluster.verify.nodes import find_unusable, parse_answers, probe_nodes
 from infra.errors import HostError
 from provision.facts import parse_facts
 from provision.stacks.load import load_stack

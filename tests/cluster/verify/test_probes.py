@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import cluster.verify.network_agent
-import provision.probe
-from cluster.verify.network_probe import NetworkReport, probe_network
-from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
+import provision.on_node.facts
+import provision.on_node.network
+from cluster.verify.network import NetworkReport, probe_network
+from cluster.verify.nodes import probe_directly, probe_nodes
+from cluster.verify.results import NodeAnswer
 from infra.errors import HostError
 from provision.host import Result, TextSink
 from provision.stacks.load import load_stack
@@ -209,7 +210,7 @@ def test_a_failure_on_the_head_is_raised_with_its_reason(head: LocalShell) -> No
         measure(head, NODES)
 
 
-@pytest.mark.parametrize("module", [provision.probe, cluster.verify.network_agent])
+@pytest.mark.parametrize("module", [provision.on_node.facts, provision.on_node.network])
 def test_programs_for_the_nodes_import_only_the_standard_library(module: object) -> None:
     source = Path(str(module.__file__)).read_text()  # type: ignore[attr-defined]
     # Stack `reference` has Python 3.8 on its nodes.

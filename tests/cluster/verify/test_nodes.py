@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cluster.verify.checks.nodes import check_nodes, summarize_problems
-from cluster.verify.node_probe import NodeAnswer
-from tests.cluster.verify.checks.fleet import (
+from cluster.verify.nodes import check_nodes, summarize_problems
+from cluster.verify.results import NodeAnswer
+from tests.cluster.verify.fleet import (
     IN_CONTAINERS,
     NODES,
     ON_AWS,

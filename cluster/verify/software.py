@@ -5,13 +5,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 
-from cluster.verify.checks.expected import Expected
-from cluster.verify.checks.result import CheckResult, Verdict, typical
-from cluster.verify.node_probe import HealthByNode
-from provision.health import NodeHealth
+from cluster.verify.results import CheckResult, Expected, HealthByNode, Verdict, typical
+from provision.facts import NodeHealth
 from provision.install import LOG, VENV
-from provision.stacks.stack import BINDING, IPEX, TORCH, TRANSFORMERS, Stack, module_name
-from provision.stacks.versions import parse_requirement, python_minor, release
+from provision.stacks.stack import (
+    BINDING,
+    IPEX,
+    TORCH,
+    TRANSFORMERS,
+    Stack,
+    module_name,
+    parse_requirement,
+    python_minor,
+    release,
+)
 
 _GIB = 1024**3
 # A job needs room for its log, model, and checkpoints; below the lower limit it can fail midway.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.verify.launcher_probe import launcher_command, probe_launcher
+from cluster.verify.launcher import launcher_command, probe_launcher
 from provision.host import Result
 from tests.fakes import FakeHost
 

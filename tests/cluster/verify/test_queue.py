@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.verify.checks.queue import check_queue
-from cluster.verify.checks.result import CheckResult
-from cluster.verify.queue_probe import probe_queue
-from tests.cluster.verify.checks.fleet import NODES, ON_AWS
+from cluster.verify.queue import check_queue, probe_queue
+from cluster.verify.results import CheckResult
+from tests.cluster.verify.fleet import NODES, ON_AWS
 from tests.fakes import FakeHost
 
 

@@ -7,12 +7,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from cluster.verify.checks.expected import Expected
-from cluster.verify.checks.nodes import check_nodes
-from cluster.verify.checks.result import CheckResult
-from cluster.verify.node_probe import NodeAnswer
+from cluster.verify.nodes import check_nodes
+from cluster.verify.results import CheckResult, Expected, NodeAnswer
 from infra.instance_types import INSTANCE_TYPES
-from provision.health import parse_health
+from provision.facts import parse_health
 from provision.install import stack_digest
 from provision.stacks.load import load_stack
 from tests.fakes import EXPIRES, health_answer

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from cluster.nodes import Cluster
+from cluster.verify.machine import check_machines
+from cluster.verify.reachability import check_lifetimes, check_reachability
+from cluster.verify.results import CheckResult, Expected, NodeAnswer, Verdict, sort_results
+from cluster.verify.software import check_software
 from infra.errors import HostError
-from provision.facts import AMX_FLAGS, HostFacts, probe_source
-from provision.health import NodeHealth, parse_health, render_question
+from provision.facts import (
+    NodeHealth,
+    parse_health,
+    probe_source,
+    render_question,
+)
 from provision.host import Host
 from provision.install import VENV
 from provision.stacks.stack import Stack
@@ -44,50 +51,6 @@ PYTHON = f"p={VENV}/bin/python; [ -x $p ] || p=python3; exec $p"
 """Shell command for a node: the Python of its stack, or else the system's."""
 _TIMEOUTS = (124, 137)
 _NO_SSH = 255
-
-HealthByNode = Mapping[str, NodeHealth]
-
-
-@dataclass(frozen=True)
-class NodeAnswer:
-    """A node's answer to the head over SSH; ``reason`` says why there is no health.
-
-    ``clock_s`` is how far the node's clock is ahead of the head's, ``clock_error_s`` the error of that.
-    """
-
-    node: str
-    reached: bool
-    health: NodeHealth | None = None
-    reason: str = ""
-    clock_s: float = 0.0
-    clock_error_s: float = 0.0
-
-    @property
-    def problem(self) -> str:
-        """Why the head can't use the node; empty if it can."""
-        if not self.reached:
-            return f"the head can't connect over SSH: {self.reason}"
-        return "" if self.health else f"the probe failed: {self.reason}"
-
-
-def require_amx(facts: Mapping[str, HostFacts], *, required: bool) -> str:
-    """Check for AMX and return a note for the user.
-
-    Raises :class:`HostError` if AMX is required and missing.
-    """
-    lacking = {name: fact for name, fact in facts.items() if fact.missing_amx}
-    if not lacking:
-        return "AMX available: " + ", ".join(sorted(AMX_FLAGS))
-    name, fact = next(iter(lacking.items()))
-    text = f"no AMX: {fact.model} lacks {', '.join(fact.missing_amx)}"
-    if required:
-        raise HostError(
-            name,
-            text,
-            hint="choose a type with AMX (--instance-type r7iz.metal-16xl), "
-            "or continue without it: --allow-no-amx",
-        )
-    return f"{text}; continuing without AMX; training will be slower"
 
 
 def probe_command(stack: Stack) -> str:
@@ -149,3 +112,30 @@ def find_unusable(
         elif answer.health.missing_amx and amx_required:
             reasons[node.name] = f"no AMX: lacks {', '.join(answer.health.missing_amx)}"
     return reasons
+
+
+_MAX_SHOWN = 3
+
+
+def check_nodes(answers: Sequence[NodeAnswer], expected: Expected) -> tuple[CheckResult, ...]:
+    """Check every node by its own answer. Results are grouped by check, in node order."""
+    by_node = {answer.node: answer.health for answer in answers if answer.health}
+    results = [
+        *check_reachability(answers, expected),
+        *check_lifetimes(by_node, expected),
+        *check_machines(by_node, expected),
+        *check_software(by_node, expected),
+    ]
+    return sort_results(results, expected.addresses)
+
+
+def summarize_problems(results: Sequence[CheckResult], expected: Expected) -> str:
+    """Return the problems in half a line with the command for details; empty if there are none."""
+    # `up` reports missing AMX separately.
+    wrong = [r for r in results if r.verdict in (Verdict.FAIL, Verdict.WARN) and r.check != "amx"]
+    if not wrong:
+        return ""
+    wrong.sort(key=lambda result: result.verdict is not Verdict.FAIL)
+    shown = "; ".join(f"{r.node}: {r.check}: {r.found}" for r in wrong[:_MAX_SHOWN])
+    more = f"; and {len(wrong) - _MAX_SHOWN} more" if len(wrong) > _MAX_SHOWN else ""
+    return f"; problems: {shown}{more} (details: {expected.command('verify')})"

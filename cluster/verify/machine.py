@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from cluster.verify.checks.expected import Expected
-from cluster.verify.checks.reachability import FIX_CLOCK
-from cluster.verify.checks.result import CheckResult, Verdict, typical
-from cluster.verify.node_probe import HealthByNode
+from cluster.verify.reachability import FIX_CLOCK
+from cluster.verify.results import CheckResult, Expected, HealthByNode, Verdict, typical
+from infra.errors import HostError
 from infra.instance_types import InstanceType
 from infra.words import counted
-from provision.facts import AMX_FLAGS
-from provision.health import NodeHealth
+from provision.facts import AMX_FLAGS, HostFacts, NodeHealth
 
 _KIB_PER_GIB = 1024 * 1024
 # The kernel reserves a few percent of the memory before it counts.
@@ -211,3 +209,23 @@ def check_clock_service(node: str, health: NodeHealth, expected: Expected) -> Ch
     remedy = expected.on_node(node, FIX_CLOCK)
     found = "the clock is not synchronized"
     return CheckResult(node, "time service", Verdict.WARN, found, "chrony synchronizes it", remedy)
+
+
+def require_amx(facts: Mapping[str, HostFacts], *, required: bool) -> str:
+    """Check for AMX and return a note for the user.
+
+    Raises :class:`HostError` if AMX is required and missing.
+    """
+    lacking = {name: fact for name, fact in facts.items() if fact.missing_amx}
+    if not lacking:
+        return "AMX available: " + ", ".join(sorted(AMX_FLAGS))
+    name, fact = next(iter(lacking.items()))
+    text = f"no AMX: {fact.model} lacks {', '.join(fact.missing_amx)}"
+    if required:
+        raise HostError(
+            name,
+            text,
+            hint="choose a type with AMX (--instance-type r7iz.metal-16xl), "
+            "or continue without it: --allow-no-amx",
+        )
+    return f"{text}; continuing without AMX; training will be slower"

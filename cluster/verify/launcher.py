@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cluster.verify.results import CLUSTER, CheckResult, Verdict
 from provision.host import Host
-from provision.install import VENV
-from provision.mpi import HOSTFILE, MPIRUN_ENV, explain_mpi_failure
+from provision.install import HOSTFILE, MPIRUN_ENV, VENV, explain_mpi_failure
 
 _DEADLINE_S = 120
 _COLD_DEADLINE_S = 15 * 60
@@ -65,3 +65,22 @@ def probe_launcher(head: Host, nodes: Sequence[str], *, cold: bool = False) -> L
     count = f"{len(answers)} of {len(nodes)} nodes answered"
     why = explain_mpi_failure(lines) or f"exit code {done.exit_code}: {last}"
     return LauncherReport(torch, errors, count if done.exit_code == 0 else f"{count}: {why}")
+
+
+def check_launcher(report: LauncherReport) -> list[CheckResult]:
+    """Fail for mpirun as a whole, or for each node whose rank can't import torch."""
+    wanted = "a rank on each node that imports torch"
+    if report.error:
+        remedy = (
+            "Fix the other failures first. If it still fails, `train` shows all of mpirun's output"
+        )
+        return [CheckResult(CLUSTER, "mpirun", Verdict.FAIL, report.error, wanted, remedy)]
+    if report.errors:
+        remedy = "Fix the other failures on this node first. If none, recreate the cluster"
+        return [
+            CheckResult(node, "mpirun", Verdict.FAIL, f"no torch: {reason}", wanted, remedy)
+            for node, reason in report.errors.items()
+        ]
+    versions = ", ".join(sorted(set(report.torch.values())))
+    found = f"a rank on each of {len(report.torch)} nodes, torch {versions}"
+    return [CheckResult(CLUSTER, "mpirun", Verdict.OK, found)]

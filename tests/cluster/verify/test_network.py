@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.verify.checks.network import blame, check_network
-from cluster.verify.network_probe import NetworkReport, parse_report, plan_peers
-from tests.cluster.verify.checks.fleet import IN_CONTAINERS, NODES, ON_AWS, one, verdicts_of
+from cluster.verify.network import NetworkReport, blame, check_network, parse_report, plan_peers
+from tests.cluster.verify.fleet import IN_CONTAINERS, NODES, ON_AWS, one, verdicts_of
 
 PAIRS = [(a, b) for a in NODES for b in NODES if a != b]
 RING = [("node0", "node1"), ("node1", "node2"), ("node2", "node0")]

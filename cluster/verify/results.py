@@ -1,20 +1,78 @@
-"""What the nodes of a cluster should be: the reference that the checks compare with. Pure."""
+"""The result of one check, and helpers that all checks share. Pure."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from cluster.nodes import Cluster, Node
 from infra.cloud import Cloud
 from infra.instance_types import InstanceType
 from infra.spec import ClusterSpec
+from provision.facts import NodeHealth
 from provision.install import stack_digest
 from provision.stacks.stack import Stack
 from provision.user_data import EXPRESS_MTU
+
+T = TypeVar("T", bound=Hashable)
+CLUSTER = "cluster"
+"""Stands for a node's name in results that concern the whole cluster."""
+_MAX_NAMED = 4
+
+
+class Verdict(str, Enum):
+    """Outcome of a check. ``SKIPPED``: not checked, or the machine does not expose the value."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of one node. ``remedy`` says how to fix a warning or failure: text or commands, by line."""
+
+    node: str
+    check: str
+    verdict: Verdict
+    found: str
+    wanted: str = ""
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for ``--json``."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+def worst(results: Iterable[CheckResult]) -> Verdict:
+    """Return the worst verdict; skipped checks do not count."""
+    found = {result.verdict for result in results}
+    return next(v for v in (Verdict.FAIL, Verdict.WARN, Verdict.OK) if v in found)
+
+
+def typical(values: Iterable[T]) -> T:
+    """Return the most frequent value; on a tie, the first one, which is the head's."""
+    return Counter(values).most_common(1)[0][0]
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Join the names; of many, only the first few."""
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def sort_results(results: Sequence[CheckResult], nodes: Iterable[str]) -> tuple[CheckResult, ...]:
+    """Group the results by check, in node order within each check."""
+    order = {node: rank for rank, node in enumerate(nodes)}
+    checks = {check: rank for rank, check in enumerate(dict.fromkeys(r.check for r in results))}
+    return tuple(sorted(results, key=lambda r: (checks[r.check], order.get(r.node, -1))))
+
 
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/network_mtu.html: inside a VPC.
 AWS_MTU = 9001
@@ -101,3 +159,28 @@ def with_hardware(expected: Expected, cluster: Cluster, machine: InstanceType | 
     # One node with ENA Express limits all.
     express = any(node.instance.ena_express for node in cluster.nodes)
     return replace(expected, machine=machine, mtu=EXPRESS_MTU if express else AWS_MTU)
+
+
+HealthByNode = Mapping[str, NodeHealth]
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """A node's answer to the head over SSH; ``reason`` says why there is no health.
+
+    ``clock_s`` is how far the node's clock is ahead of the head's, ``clock_error_s`` the error of that.
+    """
+
+    node: str
+    reached: bool
+    health: NodeHealth | None = None
+    reason: str = ""
+    clock_s: float = 0.0
+    clock_error_s: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why the head can't use the node; empty if it can."""
+        if not self.reached:
+            return f"the head can't connect over SSH: {self.reason}"
+        return "" if self.health else f"the probe failed: {self.reason}"

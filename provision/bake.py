@@ -1,7 +1,9 @@
-"""Creation of an AMI from a running machine, without its private keys and identity."""
+"""Creation of an AMI from a running machine, without its private keys and identity; its recipe."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,15 +17,12 @@ from infra.clients import patient, when_visible
 from infra.errors import CloudError, HostError
 from infra.wait import Clock, wait_until
 from provision.host import Host, sudo
+from provision.install import stack_digest
+from provision.stacks.stack import Stack
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import FilterTypeDef
-import hashlib
-import json
-
-from provision.install import stack_digest
-from provision.stacks.stack import Stack
 
 # The machine's identity moves to memory while the disk is copied: an image must hold no host keys,
 # no key to other nodes, and no machine id that two machines would share. If this tool dies

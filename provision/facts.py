@@ -6,18 +6,19 @@ The facts are what jobs and the mesh need; the health adds software, settings, a
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-from infra.errors import HostError, UsageError
+from infra.errors import UsageError
 from infra.files import parse_object
 from provision.host import Host
 from provision.install import STACK_FILE, VENV
+from provision.on_node import facts
+from provision.on_node.proc import parse_cpus
+from provision.run_on_nodes import STACK_PYTHON, Program, query, send
 from provision.stacks.stack import Stack, parse_requirement
-from provision.user_data import SHOW_EXPIRY, WARM_UNIT
+from provision.user_data import WARM_UNIT
 
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile", "amx_int8"})
 _GRANTED = "granted"
@@ -77,39 +78,32 @@ class HostFacts:
         return tuple(sorted({cpu.node for cpu in self.cpus}))
 
 
-def probe_source() -> str:
-    """The program that answers; it runs on the machine with ``render_question`` as its argument."""
-    return resources.files("provision.on_node").joinpath("facts.py").read_text()
+def describe(stack: Stack | None = None, commands: Iterable[str] = ()) -> Program:
+    """Return the program that tells a machine's facts, or also the health of a node with this stack.
 
-
-def render_question(stack: Stack | None = None) -> str:
-    """The probe's argument: facts alone, or also the health of a node that should have this stack."""
-    question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE}
-    if stack is not None:
-        found = [parse_requirement(text) for text in stack.python_packages]
-        packages = [requirement.name for requirement in found if requirement]
-        question |= {"packages": packages, "modules": list(stack.versions)}
-        question |= {"timer": SHOW_EXPIRY, "warm": WARM_UNIT}
-    return json.dumps(question)
+    The health includes what the shell ``commands`` print.
+    """
+    question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE, "warm": WARM_UNIT}
+    if stack is None:
+        # The system's Python: the stack's may not be there yet, or be broken.
+        return send(facts, json.dumps(question))
+    found = [parse_requirement(text) for text in stack.python_packages]
+    packages = [requirement.name for requirement in found if requirement]
+    question |= {"packages": packages, "modules": list(stack.versions), "commands": list(commands)}
+    return send(facts, json.dumps(question), python=STACK_PYTHON)
 
 
 def gather_facts(host: Host) -> HostFacts:
     """Query a machine for its facts, in one command. Raises :class:`HostError`."""
-    # The system's Python: the stack's may not be there yet, or be broken.
-    argv = ["python3", "-c", probe_source(), render_question()]
-    answer = host.run(f"# querying the facts\n{shlex.join(argv)}").stdout
-    try:
-        return parse_facts(answer)
-    except ValueError as error:
-        raise HostError(host.name, f"its facts can't be read: {error}") from None
+    return query(host, "facts", describe(), parse_facts)
 
 
 def parse_facts(text: str) -> HostFacts:
     """Parse the probe's answer. Raises :class:`ValueError`."""
-    facts = HostFacts(**read_facts(read_answer(text)))
-    if not facts.cpus:
+    found = HostFacts(**read_facts(read_answer(text)))
+    if not found.cpus:
         raise ValueError("lscpu shows no CPU that its processes may use")
-    return facts
+    return found
 
 
 def read_answer(text: str) -> Mapping[str, Any]:
@@ -124,7 +118,7 @@ def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of :class:`HostFacts`. Raises :class:`ValueError` if the answer lacks one."""
     try:
         processor, network = answer["processor"], answer["network"]
-        allowed = parse_cpu_list(processor["allowed"])
+        allowed = parse_cpus(processor["allowed"])
         topology = parse_topology(processor["topology"])
         return {
             "hostname": network["hostname"],
@@ -149,15 +143,6 @@ def parse_topology(text: str) -> tuple[Cpu, ...]:
     return tuple(Cpu(*(int(cell or 0) for cell in row)) for row in rows)
 
 
-def parse_cpu_list(text: str) -> frozenset[int]:
-    """Parse the kernel's list format, such as ``0-3,8``."""
-    numbers: set[int] = set()
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        numbers.update(range(int(low), int(high or low) + 1))
-    return frozenset(numbers)
-
-
 @dataclass(frozen=True)
 class NodeHealth(HostFacts):
     """A node as it describes itself; ``None`` is what it does not know.
@@ -172,10 +157,6 @@ class NodeHealth(HostFacts):
     modules: Mapping[str, str | None]
     logical_cpus: int
     """All that it has, usable or not."""
-    governors: tuple[str, ...]
-    turbo: bool | None
-    huge_pages: str | None
-    clocksource: str | None
     clock_kept: bool | None
     tcmalloc_error: str | None
     disk_size: int
@@ -187,8 +168,8 @@ class NodeHealth(HostFacts):
     own_addresses: tuple[str, ...]
     mtus: Mapping[str, int]
     """MTU by IPv4 address."""
-    expires: int | None
-    """When its timer shuts it down, in seconds since 1970; ``None`` if the timer does not run."""
+    said: Mapping[str, str]
+    """What the commands print that checks ask for; "" if one fails."""
     time: float
 
 
@@ -197,8 +178,7 @@ def parse_health(text: str) -> NodeHealth:
     answer = read_answer(text)
     shared = read_facts(answer)
     try:
-        power, network = answer["power"], answer["network"]
-        disk, memory = answer["disk"], answer["memory"]
+        network, disk, memory = answer["network"], answer["disk"], answer["memory"]
         return NodeHealth(
             **shared,
             python=answer["python"],
@@ -207,11 +187,7 @@ def parse_health(text: str) -> NodeHealth:
             versions=dict(answer["versions"]),
             modules=dict(answer["modules"]),
             logical_cpus=len(parse_topology(answer["processor"]["topology"])),
-            governors=tuple(power["governors"]),
-            turbo=power["turbo"],
-            huge_pages=power["huge_pages"],
-            clocksource=power["clocksource"],
-            clock_kept=power["clock_kept"],
+            clock_kept=answer["clock_kept"],
             tcmalloc_error=answer["tcmalloc"]["error"],
             disk_size=int(disk["size"]),
             disk_free=int(disk["free"]),
@@ -220,7 +196,7 @@ def parse_health(text: str) -> NodeHealth:
             memory_available=int(memory["available"]),
             own_addresses=tuple(network["own_addresses"]),
             mtus={a: int(found["mtu"]) for a, found in network["interfaces"].items()},
-            expires=None if answer["expires"] is None else int(answer["expires"]),
+            said=dict(answer["said"]),
             time=float(answer["time"]),
         )
     except (KeyError, TypeError, AttributeError) as error:

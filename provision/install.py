@@ -1,4 +1,4 @@
-"""Installation of a stack on a machine: one script, rendered from data, run over SSH."""
+"""Installation of a stack on a machine: one script, rendered from data, run over SSH; Intel MPI's needs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ STACK_FILE = f"{_ROOT}/stack"
 EXAMPLES = f"{_ROOT}/examples"
 """On the node, if the stack has them: run_qa.py and the files beside it."""
 LOG = "/var/log/spr-cluster-install.log"
+HOSTFILE = "/home/ubuntu/hosts"
+"""The nodes' names in the order of their ranks, head first; the same file on every node."""
+MPIRUN_ENV = {
+    "PATH": f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin",
+    "I_MPI_ROOT": VENV,
+    "LD_LIBRARY_PATH": f"{VENV}/lib",
+    "FI_PROVIDER_PATH": f"{VENV}/lib",
+}
+"""Where mpirun finds its programs, its libraries, and libfabric's providers."""
 _QUEUE = ("slurm-wlm", "munge", "curl")
 """System packages of every node, besides those of its stack; curl is for Slurm's health check."""
 _STEP = "@step "
@@ -128,17 +137,6 @@ def _install(host: Host, stack: Stack, progress: Progress) -> None:
             f"installing stack {stack.name} failed: {' | '.join(tail) or 'no output'}",
             hint=f"the whole log is {LOG} on the node",
         )
-
-
-HOSTFILE = "/home/ubuntu/hosts"
-"""The nodes' names in the order of their ranks, head first; the same file on every node."""
-MPIRUN_ENV = {
-    "PATH": f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin",
-    "I_MPI_ROOT": VENV,
-    "LD_LIBRARY_PATH": f"{VENV}/lib",
-    "FI_PROVIDER_PATH": f"{VENV}/lib",
-}
-"""Where mpirun finds its programs, its libraries, and libfabric's providers."""
 
 
 def explain_mpi_failure(lines: Sequence[str]) -> str | None:

@@ -1,6 +1,6 @@
-"""The cloud-init user data of every node: shutdown at expiry and when idle, settings, a warm disk. Pure.
+"""The cloud-init user data of every node: shutdown at expiry and when idle, settings, a warm disk.
 
-It never holds secrets: every user of the machine can read it.
+It never holds secrets: every user of the machine can read it. A machine's time to live can be extended.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ EXPIRY_TIMER = "spr-cluster-expiry.timer"
 # In the folder of this instance, which a copy of the machine does not share:
 # https://docs.cloud-init.io/en/latest/reference/persistent-data.html
 EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
+_SHOW = f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show"
+SHOW_EXPIRY = f"sudo -n sh -c {shlex.quote(_SHOW)}"
+"""Prints the time in force, in seconds since 1970; fails if the timer does not run."""
 
 # bootcmd runs during the boot: a unit that waits for basic.target would wait for cloud-init.
 _UNIT = "[Unit]\nDefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target\n"
@@ -54,7 +57,7 @@ def render_user_data(
     session or a job. With ``ena_express``, the network gets the settings that this needs. All files
     are in memory, written at every boot from this machine's user data (cloud-init's bootcmd), so that
     no image carries one machine's expiry over to another.
-    ``EXPIRES_FILE`` on the machine overrides ``expires``: see :mod:`provision.user_data`.
+    ``EXPIRES_FILE`` on the machine overrides ``expires``: see :func:`extend_life`.
     """
     guards = {"expiry": render_expiry_script(expires)}
     if ena_express:
@@ -118,11 +121,6 @@ def _render_values(**values: str | int) -> str:
 
 def _read(script: str) -> str:
     return resources.files("provision.on_node").joinpath(script).read_text()
-
-
-_SHOW = f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show"
-SHOW_EXPIRY = f"sudo -n sh -c {shlex.quote(_SHOW)}"
-"""Prints the time in force, in seconds since 1970; fails if the timer does not run."""
 
 
 def extend_life(host: Host, expires: datetime) -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.verify import machine, reachability
+from cluster.verify.results import CommandCheck
+from cluster.verify.verify import NODE_CHECKS
 from infra.errors import HostError
 from jobs.worker.runtime.events import mark_of
 from provision.host import Result, TextSink
@@ -81,16 +84,17 @@ def health_answer(
             r.name: r.pinned or next(v for v in _ANY_VERSIONS if r.accepts(v)) for r in needed
         },
         "modules": stack.versions,
-        "power": {
-            "governors": ["performance"],
-            "turbo": True,
-            "huge_pages": "madvise",
-            "clocksource": "tsc",
-            "clock_kept": True,
+        "said": {
+            **{check.command: "" for check in NODE_CHECKS if isinstance(check, CommandCheck)},
+            reachability.check_lifetime.command: str(EXPIRES),
+            machine.check_governor.command: "performance",
+            machine.check_turbo.command: "0",
+            machine.check_huge_pages.command: "always [madvise] never",
+            machine.check_clocksource.command: "tsc",
         },
+        "clock_kept": True,
         "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
         "reading_disk": False,
-        "expires": EXPIRES,
         "time": time,
     }
     good["network"]["own_addresses"] = [address]

@@ -16,7 +16,7 @@ from infra.inventory import Inventory, describe_inventory
 from infra.spec import LONGEST_TTL
 from infra.termination_schedule import ClusterGuard, is_guarded
 from infra.words import spoken_time
-from provision.host import on_all
+from provision.run_on_nodes import on_all
 from provision.user_data import extend_life
 
 

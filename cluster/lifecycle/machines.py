@@ -25,8 +25,9 @@ from infra.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.termination_schedule import ClusterGuard
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts
-from provision.host import CONNECT_TIMEOUT_S, Host, on_all
+from provision.host import CONNECT_TIMEOUT_S, Host
 from provision.install import install_stack
+from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
 from provision.user_data import render_user_data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -10,31 +10,30 @@ from cluster.context import Context
 from cluster.nodes import Cluster, HostOpener, Node
 from cluster.verify.reachability import check_lifetime
 from cluster.verify.results import Expected, NodeAnswer, Verdict, name_some
-from provision.host import on_all
+from provision.run_on_nodes import on_all
 from provision.user_data import extend_life
 
 
 def reset_guards(
     ctx: Context,
     cluster: Cluster,
-    answers: Sequence[NodeAnswer],
+    answers: Mapping[str, NodeAnswer],
     expected: Expected,
     expires: datetime,
     open_host: HostOpener,
-) -> tuple[NodeAnswer, ...]:
+) -> dict[str, NodeAnswer]:
     """Set the timers that the answers show to be wrong, and return the answers with the right time.
 
     ``expires`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
     can't be started.
     """
     wrong = {
-        answer.node: expected.expires.get(answer.node, expires)
-        for answer in answers
-        if answer.health
-        and check_lifetime(answer.node, answer.health, expected).verdict is Verdict.FAIL
+        node: expected.expires.get(node, expires)
+        for node, answer in answers.items()
+        if answer.value and check_lifetime(node, answer.value, expected).verdict is Verdict.FAIL
     }
     if not wrong:
-        return tuple(answers)
+        return dict(answers)
 
     def reset(node: Node) -> None:
         extend_life(open_host(node), wrong[node.name])
@@ -44,11 +43,10 @@ def reset_guards(
     ctx.progress.note(f"set the timer that shuts it down again: {name_some(list(wrong))}")
     ids = [node.instance.id for node in nodes]
     ctx.events.record("guarded", f"set the timer of {name_some(list(wrong))}", resources=ids)
-    return tuple(_with_time(answer, wrong) for answer in answers)
+    return {**answers, **{node: _with_time(answers[node], time) for node, time in wrong.items()}}
 
 
-def _with_time(answer: NodeAnswer, times: dict[str, datetime]) -> NodeAnswer:
-    if answer.node not in times or answer.health is None:
-        return answer
-    expires = int(times[answer.node].timestamp())
-    return replace(answer, health=replace(answer.health, expires=expires))
+def _with_time(answer: NodeAnswer, expires: datetime) -> NodeAnswer:
+    assert answer.value
+    said = {**answer.value.said, check_lifetime.command: str(int(expires.timestamp()))}
+    return replace(answer, value=replace(answer.value, said=said))

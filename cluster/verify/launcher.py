@@ -1,4 +1,4 @@
-"""Start one rank on every node with mpirun, import torch there, and report its version."""
+"""Can mpirun start a rank on every node that imports torch? It does so, and reports torch's version."""
 
 from __future__ import annotations
 

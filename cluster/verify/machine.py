@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from cluster.verify.reachability import FIX_CLOCK
-from cluster.verify.results import CheckResult, Expected, HealthByNode, Verdict, typical
+from cluster.verify.results import CheckResult, Expected, Verdict, asks
 from infra.errors import HostError
 from infra.instance_types import InstanceType
 from infra.words import counted
@@ -19,34 +20,26 @@ _AVAILABLE_SHARE = 0.25
 # Linux grants AMX's tile registers since 5.16: https://docs.kernel.org/arch/x86/xstate.html
 _KERNEL = (5, 16)
 _NOT_EXPOSED = "not exposed by this machine"
+_CPU = "/sys/devices/system/cpu"
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+_CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+
+T = TypeVar("T")
 
 
-def check_machines(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
-    """Check AMX and cores of all nodes; the other hardware only on machines, not containers."""
-    for node, health in by_node.items():
-        yield check_amx(node, health, expected)
-    yield from check_cores(by_node, expected)
-    for result in _check_host(by_node, expected):
-        yield result if expected.machine else _skip(result)
+def shared(
+    check: Callable[[str, T, Expected], CheckResult],
+) -> Callable[[str, T, Expected], CheckResult]:
+    """Skip a check in a container, which shares kernel, memory, and clock with its host."""
 
+    def judge(node: str, seen: T, expected: Expected) -> CheckResult:
+        result = check(node, seen, expected)
+        if expected.machine or result.verdict is Verdict.SKIPPED:
+            return result
+        found = f"not checked in a container: {result.found}"
+        return CheckResult(node, result.check, Verdict.SKIPPED, found)
 
-def _check_host(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
-    yield from check_kernel(by_node, expected)
-    for node, health in by_node.items():
-        yield check_memory(node, health, expected)
-        yield check_governor(node, health, expected)
-        yield check_turbo(node, health, expected)
-        yield check_huge_pages(node, health, expected)
-        yield check_clocksource(node, health, expected)
-        yield check_clock_service(node, health, expected)
-
-
-def _skip(result: CheckResult) -> CheckResult:
-    """Return the result without a verdict: a container shares kernel, memory, and clock with its host."""
-    if result.verdict is Verdict.SKIPPED:
-        return result
-    found = f"not checked in a container: {result.found}"
-    return CheckResult(result.node, result.check, Verdict.SKIPPED, found)
+    return judge
 
 
 def check_amx(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
@@ -68,20 +61,16 @@ def check_amx(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     return CheckResult(node, "amx", verdict, found, f"{flags}, tile data granted", remedy)
 
 
-def check_cores(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
+def check_cores(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check cores, sockets, NUMA nodes, and hyper-threads against the catalog and each other."""
-    if not by_node:
-        return
-    shapes = {node: _describe_shape(health) for node, health in by_node.items()}
-    usual = typical(shapes.values())
-    for node, health in by_node.items():
-        verdict, wanted, remedy = Verdict.OK, "", ""
-        if expected.machine:
-            verdict, wanted, remedy = _judge_shape(node, health, expected.machine, expected)
-        if verdict is Verdict.OK and shapes[node] != usual:
-            verdict, wanted = Verdict.FAIL, f"same as the other nodes: {usual}"
-            remedy = _show_limits(node, expected)
-        yield CheckResult(node, "cores", verdict, shapes[node], wanted, remedy)
+    shape, usual = _describe_shape(health), expected.usual(_describe_shape)
+    verdict, wanted, remedy = Verdict.OK, "", ""
+    if expected.machine:
+        verdict, wanted, remedy = _judge_shape(node, health, expected.machine, expected)
+    if verdict is Verdict.OK and shape != usual:
+        verdict, wanted = Verdict.FAIL, f"same as the other nodes: {usual}"
+        remedy = _show_limits(node, expected)
+    return CheckResult(node, "cores", verdict, shape, wanted, remedy)
 
 
 def _describe_shape(health: NodeHealth) -> str:
@@ -119,23 +108,22 @@ def _show_limits(node: str, expected: Expected) -> str:
     return f"Find out what limits its CPUs:\n{expected.on_node(node, script)}"
 
 
-def check_kernel(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
+@shared
+def check_kernel(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check that all nodes run the same kernel, and one that supports AMX."""
-    if not by_node:
-        return
-    usual = typical(health.kernel for health in by_node.values())
-    for node, health in by_node.items():
-        verdict, wanted, remedy = Verdict.OK, "", ""
-        numbers = tuple(int(part) for part in re.findall(r"\d+", health.kernel)[:2])
-        if numbers < _KERNEL and health.missing_amx:
-            verdict, wanted = Verdict.WARN, "5.16 or newer, for AMX"
-            remedy = "Choose a stack on a newer Ubuntu:\nspr-cluster stacks"
-        elif health.kernel != usual:
-            verdict, wanted = Verdict.WARN, f"same as the other nodes: {usual}"
-            remedy = expected.replacement(node, "Only this node was updated")
-        yield CheckResult(node, "kernel", verdict, health.kernel, wanted, remedy)
+    usual = expected.usual(lambda peer: peer.kernel)
+    verdict, wanted, remedy = Verdict.OK, "", ""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", health.kernel)[:2])
+    if numbers < _KERNEL and health.missing_amx:
+        verdict, wanted = Verdict.WARN, "5.16 or newer, for AMX"
+        remedy = "Choose a stack on a newer Ubuntu:\nspr-cluster stacks"
+    elif health.kernel != usual:
+        verdict, wanted = Verdict.WARN, f"same as the other nodes: {usual}"
+        remedy = expected.replacement(node, "Only this node was updated")
+    return CheckResult(node, "kernel", verdict, health.kernel, wanted, remedy)
 
 
+@shared
 def check_memory(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check that the node has the memory of its type, and enough of it available."""
     total = health.memory_total / _KIB_PER_GIB
@@ -155,51 +143,59 @@ def check_memory(node: str, health: NodeHealth, expected: Expected) -> CheckResu
     return CheckResult(node, "memory", Verdict.OK, found)
 
 
-def check_governor(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
+@asks(f"cat {_CPU}/cpu[0-9]*/cpufreq/scaling_governor | sort -u")
+@shared
+def check_governor(node: str, printed: str, expected: Expected) -> CheckResult:
     """Check for the ``performance`` frequency governor, as in Intel's MLPerf submissions."""
-    if not health.governors:
+    if not printed:
         return CheckResult(node, "governor", Verdict.SKIPPED, _NOT_EXPOSED)
-    found = ", ".join(health.governors)
-    if health.governors == ("performance",):
+    found = ", ".join(printed.split())
+    if found == "performance":
         return CheckResult(node, "governor", Verdict.OK, found)
-    script = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
+    script = f"echo performance | sudo tee {_CPU}/cpu*/cpufreq/scaling_governor"
     remedy = expected.on_node(node, script)
     return CheckResult(node, "governor", Verdict.WARN, found, "performance", remedy)
 
 
-def check_turbo(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
-    """Check that cores may exceed their base clock."""
-    if health.turbo is None:
+@asks(f"cd {_CPU} && tail intel_pstate/no_turbo || tail cpufreq/boost | tr 01 10")
+@shared
+def check_turbo(node: str, printed: str, expected: Expected) -> CheckResult:
+    """Check that cores may exceed their base clock. Intel's driver says 1 for no turbo."""
+    if not printed:
         return CheckResult(node, "turbo", Verdict.SKIPPED, _NOT_EXPOSED)
-    if health.turbo:
+    if printed == "0":
         return CheckResult(node, "turbo", Verdict.OK, "on")
-    script = "echo 0 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
+    script = f"echo 0 | sudo tee {_CPU}/intel_pstate/no_turbo"
     return CheckResult(node, "turbo", Verdict.WARN, "off", "on", expected.on_node(node, script))
 
 
-def check_huge_pages(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
+@asks(f"cat {_HUGE_PAGES}")
+@shared
+def check_huge_pages(node: str, printed: str, expected: Expected) -> CheckResult:
     """Check that programs get transparent huge pages, always or on request."""
-    if health.huge_pages is None:
+    # All settings, with that in force in brackets.
+    found = re.search(r"\[(\w+)\]", printed)
+    if not found:
         return CheckResult(node, "huge pages", Verdict.SKIPPED, _NOT_EXPOSED)
-    if health.huge_pages != "never":
-        return CheckResult(node, "huge pages", Verdict.OK, health.huge_pages)
-    script = "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-    remedy = expected.on_node(node, script)
+    if found[1] != "never":
+        return CheckResult(node, "huge pages", Verdict.OK, found[1])
+    remedy = expected.on_node(node, f"echo always | sudo tee {_HUGE_PAGES}")
     return CheckResult(node, "huge pages", Verdict.WARN, "never", "always or madvise", remedy)
 
 
-def check_clocksource(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
+@asks(f"cat {_CLOCKSOURCE}")
+@shared
+def check_clocksource(node: str, printed: str, expected: Expected) -> CheckResult:
     """Check that the kernel reads the time from the processor; other sources take microseconds."""
-    found = health.clocksource
-    if found is None:
+    if not printed:
         return CheckResult(node, "clocksource", Verdict.SKIPPED, _NOT_EXPOSED)
-    if found in ("tsc", "kvm-clock"):
-        return CheckResult(node, "clocksource", Verdict.OK, found)
-    script = "echo tsc | sudo tee /sys/devices/system/clocksource/clocksource0/current_clocksource"
-    remedy = expected.on_node(node, script)
-    return CheckResult(node, "clocksource", Verdict.WARN, found, "tsc or kvm-clock", remedy)
+    if printed in ("tsc", "kvm-clock"):
+        return CheckResult(node, "clocksource", Verdict.OK, printed)
+    remedy = expected.on_node(node, f"echo tsc | sudo tee {_CLOCKSOURCE}")
+    return CheckResult(node, "clocksource", Verdict.WARN, printed, "tsc or kvm-clock", remedy)
 
 
+@shared
 def check_clock_service(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check that a service, chrony on AWS's Ubuntu, synchronizes the clock."""
     if health.clock_kept is None:

@@ -1,24 +1,21 @@
-"""Start the network agent on all nodes and read what they measured. One command, with deadlines."""
+"""Do the nodes reach each other by name, on any port, over SSH, and fast enough? They measure it."""
 
 from __future__ import annotations
 
-import base64
 import json
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.verify.nodes import PYTHON
-from cluster.verify.reachability import check_clocks, restore_names
+from cluster.verify.reachability import restore_names
 from cluster.verify.results import CLUSTER, CheckResult, Expected, Verdict, name_some
 from infra.errors import HostError
 from provision.host import Host
 from provision.on_node import network
-from provision.on_node.network import STAGES, START
+from provision.on_node.network import STAGES
+from provision.run_on_nodes import Program, send
 
 ALL_PAIRS_UP_TO = 16
 _STAGE, _RESULT = "stage:", "links:"
@@ -27,9 +24,15 @@ _TITLES = {
     "ssh": "SSH between the nodes",
     "send": "bandwidth between the nodes",
 }
-_END = "_END_OF_THE_PLAN_"
 _DEADLINE_S = sum(STAGES.values()) + 30
+# Within an AWS zone; a cluster placement group has about 50 us.
+_SLOW_TRIP_S = 1e-3
+# Machines of an unknown network are compared with each other, by these factors.
+_TRIP_FACTOR, _SPEED_FACTOR = 10.0, 4.0
+# Share of the type's bandwidth that four flows in Python reach; AWS limits a flow to 5 to 25 Gbit/s.
+_SPEED_SHARE = 0.3
 
+Pair = tuple[str, str]
 Pairs = dict[str, list[str]]
 
 
@@ -73,6 +76,15 @@ class NetworkReport:
     all_pairs: bool
     """All pairs were tested; otherwise each node with the next one in a ring and with the head."""
 
+    def clocks(self, head: str) -> dict[str, tuple[float, float]]:
+        """Return each clock's lead over the head's and its error, both smaller than over SSH."""
+        found = {
+            link.target: (link.clock_s, link.clock_error_s)
+            for link in self.links
+            if link.source == head and link.clock_s is not None
+        }
+        return {head: (0.0, 0.0), **found} if found else {}
+
 
 def plan_peers(nodes: Sequence[str], *, bandwidth: bool) -> dict[str, Pairs]:
     """Return the peers of each node by stage: all others for up to 16 nodes, else ring and head."""
@@ -88,18 +100,11 @@ def plan_peers(nodes: Sequence[str], *, bandwidth: bool) -> dict[str, Pairs]:
     return {"reach": reach, "ssh": ssh, **({"send": ring} if bandwidth else {})}
 
 
-def network_command(nodes: Sequence[str], *, bandwidth: bool) -> str:
-    """Return the command for the head; its standard input is the agent, then the plan."""
-    source = Path(network.__file__).read_bytes()
-    plan = {
-        "nodes": list(nodes),
-        "python": PYTHON,
-        "peers": plan_peers(nodes, bandwidth=bandwidth),
-    }
-    lines = [base64.b64encode(source).decode(), json.dumps(plan)]
-    run = f"sh -c {shlex.quote(f'{PYTHON} -c {shlex.quote(START)}')}"
-    feed = "\n".join([f"{run} <<'{_END}'", *lines, _END])
-    return f"# testing the network between the nodes\n{feed}"
+def send_agent(nodes: Sequence[str], *, bandwidth: bool) -> Program:
+    """Return the agent for the head, with the plan by which it starts agents on all nodes."""
+    plan = {**asdict(send(network)), "nodes": nodes}
+    plan |= {"peers": plan_peers(nodes, bandwidth=bandwidth)}
+    return send(network, lines=[json.dumps(plan)])
 
 
 def probe_network(
@@ -115,8 +120,8 @@ def probe_network(
             else:
                 lines.append(line)
 
-    command = network_command(nodes, bandwidth=bandwidth)
-    done = head.run(command, timeout_s=_DEADLINE_S, check=False, on_text=on_text)
+    agent = send_agent(nodes, bandwidth=bandwidth).render("testing the network between the nodes")
+    done = head.run(agent, timeout_s=_DEADLINE_S, check=False, on_text=on_text)
     result = [at for at, line in enumerate(lines) if line.startswith(_RESULT)]
     if not result:
         reason = lines[-1] if lines else f"exit code {done.exit_code}"
@@ -155,16 +160,6 @@ def _parse_link(source: str, target: str, found: Mapping[str, Any]) -> NetworkLi
     )
 
 
-# Within an AWS zone; a cluster placement group has about 50 us.
-_SLOW_TRIP_S = 1e-3
-# Machines of an unknown network are compared with each other, by these factors.
-_TRIP_FACTOR, _SPEED_FACTOR = 10.0, 4.0
-# Share of the type's bandwidth that four flows in Python reach; AWS limits a flow to 5 to 25 Gbit/s.
-_SPEED_SHARE = 0.3
-
-Pair = tuple[str, str]
-
-
 def check_network(report: NetworkReport, expected: Expected) -> tuple[CheckResult, ...]:
     """Check everything that the nodes measured between them."""
     answered = [node for node in expected.addresses if node not in report.silent]
@@ -175,7 +170,6 @@ def check_network(report: NetworkReport, expected: Expected) -> tuple[CheckResul
         *check_ssh_pairs(report, answered, expected),
         *check_latency(report, answered, expected),
         *check_bandwidth(report, answered, expected),
-        *_check_clock(report, expected),
         describe_pairs(report, len(expected.addresses)),
     )
 
@@ -184,17 +178,6 @@ def _check_silent(report: NetworkReport, expected: Expected) -> Iterator[CheckRe
     for node, reason in report.silent.items():
         remedy = f"Replace the node:\n{expected.command('repair')}"
         yield CheckResult(node, "answers", Verdict.FAIL, reason, "an answer in time", remedy)
-
-
-def _check_clock(report: NetworkReport, expected: Expected) -> Iterator[CheckResult]:
-    """Check the clocks as the head measured them, which is more precise than over SSH."""
-    head = next(iter(expected.addresses))
-    clocks = {
-        link.target: (link.clock_s, link.clock_error_s)
-        for link in report.links
-        if link.source == head and link.clock_s is not None
-    }
-    yield from check_clocks({head: (0.0, 0.0), **clocks} if clocks else {}, expected)
 
 
 def describe_pairs(report: NetworkReport, nodes: int) -> CheckResult:

@@ -1,4 +1,4 @@
-"""Ask Slurm on the head for the state of every node."""
+"""Does Slurm answer, and can it start jobs on every node? The head is asked."""
 
 from __future__ import annotations
 

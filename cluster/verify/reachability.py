@@ -1,31 +1,35 @@
-"""Does the head reach each node over SSH, with the right name, address, MTU, and time? Pure."""
+"""Does the head reach each node, with the right name, address, MTU, time, and time to live? Pure."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 
-from cluster.verify.results import CheckResult, Expected, HealthByNode, NodeAnswer, Verdict, typical
+from cluster.nodes import Cluster
+from cluster.verify.results import CheckResult, Expected, NodeAnswer, Verdict, asks, typical
 from provision.facts import NodeHealth
-from provision.user_data import EXPRESS_MTU
+from provision.user_data import EXPRESS_MTU, SHOW_EXPIRY
 
 # File times, logs, and automatic shutdown depend on the clock; chrony on AWS keeps it within milliseconds.
 _CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
 FIX_CLOCK = "sudo systemctl restart chrony; timedatectl"
 
 
-def check_reachability(answers: Sequence[NodeAnswer], expected: Expected) -> Iterator[CheckResult]:
-    """Check SSH from the head to each node, and each node's name, MTU, and clock."""
-    answered = {answer.node: answer for answer in answers}
-    for node in expected.addresses:
-        yield check_ssh(node, answered.get(node), expected)
-    by_node = {answer.node: answer.health for answer in answers if answer.health}
-    for node, health in by_node.items():
-        yield check_hostname(node, health, expected)
-    yield from check_mtu(by_node, expected)
-    known = {a.node: (a.clock_s, a.clock_error_s) for a in answers if a.reached and a.health}
-    yield from check_clocks(known, expected)
+def find_unusable(
+    cluster: Cluster, answers: Mapping[str, NodeAnswer], *, amx_required: bool
+) -> dict[str, str]:
+    """Return the nodes that jobs can't use, with the reason; empty for a healthy cluster."""
+    reasons = {}
+    for node in cluster.nodes:
+        answer = answers.get(node.name)
+        if answer is None:
+            reasons[node.name] = "the head got no answer"
+        elif answer.problem or answer.value is None:
+            reasons[node.name] = answer.problem
+        elif answer.value.missing_amx and amx_required:
+            reasons[node.name] = f"no AMX: lacks {', '.join(answer.value.missing_amx)}"
+    return reasons
 
 
 def check_ssh(node: str, answer: NodeAnswer | None, expected: Expected) -> CheckResult:
@@ -60,52 +64,58 @@ def restore_names(node: str, expected: Expected) -> str:
     return expected.on_node(other, f"{block} | ssh {node} {put}")
 
 
-def check_mtu(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
+def check_mtu(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check that all nodes have the same MTU, and on AWS the one of its networks or of ENA Express."""
-    mtus = {n: health.mtus.get(expected.addresses[n]) for n, health in by_node.items()}
-    known = [mtu for mtu in mtus.values() if mtu]
-    for node, mtu in mtus.items():
-        address = expected.addresses[node]
-        if mtu is None:
-            found, wanted = f"no interface has {address}", f"an interface with {address}"
-            remedy = expected.on_node(node, "ip address")
-            yield CheckResult(node, "mtu", Verdict.FAIL, found, wanted, remedy)
-            continue
-        name = by_node[node].interfaces[address]
-        found, verdict, wanted, remedy = f"{name}: {mtu}", Verdict.OK, "", ""
-        usual = expected.mtu or typical(known)
-        if mtu != usual:
-            # A node with a smaller MTU than its peers loses their packets or slows them down.
-            verdict = Verdict.FAIL if len(set(known)) > 1 else Verdict.WARN
-            network = "ENA Express" if usual == EXPRESS_MTU else "AWS networks"
-            wanted = f"{usual}, the MTU of {network}" if expected.mtu else f"{usual}"
-            remedy = expected.on_node(node, f"sudo ip link set {name} mtu {usual}")
-        yield CheckResult(node, "mtu", verdict, found, wanted, remedy)
+    address = expected.addresses[node]
+    mtu = health.mtus.get(address)
+    if mtu is None:
+        found, wanted = f"no interface has {address}", f"an interface with {address}"
+        remedy = expected.on_node(node, "ip address")
+        return CheckResult(node, "mtu", Verdict.FAIL, found, wanted, remedy)
+    known = [m for n, peer in expected.peers.items() if (m := peer.mtus.get(expected.addresses[n]))]
+    name, usual = health.interfaces[address], expected.mtu or typical(known)
+    found = f"{name}: {mtu}"
+    if mtu == usual:
+        return CheckResult(node, "mtu", Verdict.OK, found)
+    # A node with a smaller MTU than its peers loses their packets or slows them down.
+    verdict = Verdict.FAIL if len(set(known)) > 1 else Verdict.WARN
+    network = "ENA Express" if usual == EXPRESS_MTU else "AWS networks"
+    wanted = f"{usual}, the MTU of {network}" if expected.mtu else f"{usual}"
+    remedy = expected.on_node(node, f"sudo ip link set {name} mtu {usual}")
+    return CheckResult(node, "mtu", verdict, found, wanted, remedy)
 
 
-def check_clocks(
-    clocks: Mapping[str, tuple[float, float]], expected: Expected
-) -> Iterator[CheckResult]:
-    """Check that the clocks agree. ``clocks``: seconds ahead of the head, and the error of that."""
-    if not clocks:
-        return
+def compare_clocks(answers: Mapping[str, NodeAnswer]) -> dict[str, tuple[float, float]]:
+    """Return each clock's lead over the head's, and the error of that: half the time of the answer."""
+    return {
+        node: (
+            answer.value.time - (answer.began + answer.ended) / 2,
+            (answer.ended - answer.began) / 2,
+        )
+        for node, answer in answers.items()
+        if answer.reached and answer.value
+    }
+
+
+def check_clock(node: str, _: NodeHealth, expected: Expected) -> CheckResult:
+    """Check that the node's clock agrees with the others, as far as the measurement proves."""
+    if node not in expected.clocks:
+        return CheckResult(node, "clock", Verdict.SKIPPED, "the head can't compare it")
+    measured, error = expected.clocks[node]
     # If only the head is wrong, all others differ from it. Two nodes have no majority.
-    middle = (
-        statistics.median_low([ahead for ahead, _ in clocks.values()]) if len(clocks) > 2 else 0
+    leads = [lead for lead, _ in expected.clocks.values()]
+    ahead = measured - (statistics.median_low(leads) if len(leads) > 2 else 0)
+    proven = max(abs(ahead) - error, 0.0)
+    if proven <= _CLOCK_WARN_S:
+        found = f"same as the other nodes (± {_format_seconds(max(error, abs(ahead)))})"
+        return CheckResult(node, "clock", Verdict.OK, found)
+    verdict = Verdict.FAIL if proven > _CLOCK_FAIL_S else Verdict.WARN
+    direction = "ahead of" if ahead >= 0 else "behind"
+    found = (
+        f"{_format_seconds(abs(ahead))} (± {_format_seconds(error)}) {direction} the other nodes"
     )
-    for node, (measured, error) in clocks.items():
-        ahead = measured - middle
-        proven = max(abs(ahead) - error, 0.0)
-        verdict, wanted, remedy = Verdict.OK, "", ""
-        if proven > _CLOCK_WARN_S:
-            verdict = Verdict.FAIL if proven > _CLOCK_FAIL_S else Verdict.WARN
-            wanted = f"within {_CLOCK_WARN_S} s of the other nodes"
-            remedy = expected.on_node(node, FIX_CLOCK)
-        direction = "ahead of" if ahead >= 0 else "behind"
-        found = f"{_format_seconds(abs(ahead))} (± {_format_seconds(error)}) {direction} the other nodes"
-        if verdict is Verdict.OK:
-            found = f"same as the other nodes (± {_format_seconds(max(error, abs(ahead)))})"
-        yield CheckResult(node, "clock", verdict, found, wanted, remedy)
+    wanted = f"within {_CLOCK_WARN_S} s of the other nodes"
+    return CheckResult(node, "clock", verdict, found, wanted, expected.on_node(node, FIX_CLOCK))
 
 
 def _format_seconds(value: float) -> str:
@@ -114,22 +124,17 @@ def _format_seconds(value: float) -> str:
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.1f} s"
 
 
-def check_lifetimes(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
-    """Check the timer of every node."""
-    for node, health in by_node.items():
-        yield check_lifetime(node, health, expected)
-
-
-def check_lifetime(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
+@asks(SHOW_EXPIRY)
+def check_lifetime(node: str, printed: str, expected: Expected) -> CheckResult:
     """Check that the timer that shuts a node down runs, and has the time in the node's tag."""
     check, tagged = "time to live", expected.expires.get(node)
     wanted = _describe(tagged) if tagged else "a timer that shuts it down"
     remedy = f"Set it again, on all nodes:\n{expected.command('extend 1m')}"
-    if health.expires is None:
+    if not printed.isdecimal():
         found = "the timer that shuts it down does not run"
         return CheckResult(node, check, Verdict.FAIL, found, wanted, remedy)
-    found = _describe(datetime.fromtimestamp(health.expires, timezone.utc))
-    if tagged and health.expires != int(tagged.timestamp()):
+    found = _describe(datetime.fromtimestamp(int(printed), timezone.utc))
+    if tagged and int(printed) != int(tagged.timestamp()):
         return CheckResult(node, check, Verdict.FAIL, found, wanted, remedy)
     return CheckResult(node, check, Verdict.OK, found)
 

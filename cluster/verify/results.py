@@ -1,13 +1,18 @@
-"""The result of one check, and helpers that all checks share. Pure."""
+"""What a check is: it compares a node with what is expected, and returns a result. Pure.
+
+A check of single nodes is a function in ``machine.py``, ``software.py``, or ``reachability.py``, and a line
+in the list of ``verify.py``; see docs/add-a-check.md.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 from cluster.nodes import Cluster, Node
@@ -16,6 +21,7 @@ from infra.instance_types import InstanceType
 from infra.spec import ClusterSpec
 from provision.facts import NodeHealth
 from provision.install import stack_digest
+from provision.run_on_nodes import Answer
 from provision.stacks.stack import Stack
 from provision.user_data import EXPRESS_MTU
 
@@ -104,6 +110,15 @@ class Expected:
     region: str = ""
     place: str = ""
     """As :attr:`.Cluster.place`."""
+    peers: Mapping[str, NodeHealth] = field(default_factory=dict)
+    """All nodes' health, with which each node is compared."""
+    clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Seconds by which the nodes' clocks are ahead of the head's, and the error of that."""
+
+    def usual(self, value: Callable[[NodeHealth], T | None]) -> T | None:
+        """Return the most frequent value of all nodes, ignoring those without one."""
+        found = [each for peer in self.peers.values() if (each := value(peer)) is not None]
+        return typical(found) if found else None
 
     def command(self, verb: str) -> str:
         """Return a command of this tool for this cluster."""
@@ -161,26 +176,22 @@ def with_hardware(expected: Expected, cluster: Cluster, machine: InstanceType | 
     return replace(expected, machine=machine, mtu=EXPRESS_MTU if express else AWS_MTU)
 
 
-HealthByNode = Mapping[str, NodeHealth]
+NodeAnswer = Answer[NodeHealth]
+NodeCheck = Callable[[str, NodeHealth, Expected], CheckResult]
+"""A check of a node, by its name and its own answer."""
 
 
 @dataclass(frozen=True)
-class NodeAnswer:
-    """A node's answer to the head over SSH; ``reason`` says why there is no health.
+class CommandCheck:
+    """A check of what a shell command prints on a node; "" if the command fails."""
 
-    ``clock_s`` is how far the node's clock is ahead of the head's, ``clock_error_s`` the error of that.
-    """
+    command: str
+    judge: Callable[[str, str, Expected], CheckResult]
 
-    node: str
-    reached: bool
-    health: NodeHealth | None = None
-    reason: str = ""
-    clock_s: float = 0.0
-    clock_error_s: float = 0.0
+    def __call__(self, node: str, health: NodeHealth, expected: Expected) -> CheckResult:
+        return self.judge(node, health.said[self.command], expected)
 
-    @property
-    def problem(self) -> str:
-        """Why the head can't use the node; empty if it can."""
-        if not self.reached:
-            return f"the head can't connect over SSH: {self.reason}"
-        return "" if self.health else f"the probe failed: {self.reason}"
+
+def asks(command: str) -> Callable[[Callable[[str, str, Expected], CheckResult]], CommandCheck]:
+    """Turn a function that judges a command's output into a check; the nodes run the command."""
+    return partial(CommandCheck, command)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
 
-from cluster.verify.results import CheckResult, Expected, HealthByNode, Verdict, typical
+from cluster.verify.results import CheckResult, Expected, Verdict
 from provision.facts import NodeHealth
 from provision.install import LOG, VENV
 from provision.stacks.stack import (
@@ -27,29 +26,9 @@ _FREE_FAIL, _FREE_WARN = 2 * _GIB, 10 * _GIB
 _DISK_SHARE = 0.9
 
 
-def check_software(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
-    """Check tcmalloc, the versions of the stack, Python, and the disk of all nodes."""
-    if not by_node:
-        return
-    library = _usual(health.tcmalloc for health in by_node.values())
-    mark = _usual(health.mark for health in by_node.values())
-    for node, health in by_node.items():
-        yield check_tcmalloc(node, health, library, expected)
-        yield check_stack(node, health, mark, expected)
-        yield check_disk(node, health, expected)
-    yield from check_python(by_node, expected)
-
-
-def _usual(values: Iterable[str | None]) -> str | None:
-    """Return the most frequent value, ignoring nodes without one."""
-    present = [value for value in values if value is not None]
-    return typical(present) if present else None
-
-
-def check_tcmalloc(
-    node: str, health: NodeHealth, usual: str | None, expected: Expected
-) -> CheckResult:
+def check_tcmalloc(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check the library that every rank preloads: present, loadable, the same path everywhere."""
+    usual = expected.usual(lambda peer: peer.tcmalloc)
     # Debian and Ubuntu package names; they end in t64 since 24.04.
     packages = '"^lib(google-perftools|tcmalloc-minimal)4(t64)?$"'
     script = f"sudo apt-get -q update; sudo apt-get -q install --reinstall -y {packages}"
@@ -66,10 +45,9 @@ def check_tcmalloc(
     return CheckResult(node, "tcmalloc", Verdict.OK, health.tcmalloc)
 
 
-def check_stack(
-    node: str, health: NodeHealth, usual_mark: str | None, expected: Expected
-) -> CheckResult:
+def check_stack(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check the environment, its package versions, and the mark of a complete installation."""
+    usual_mark = expected.usual(lambda peer: peer.mark)
     if not health.in_venv:
         found, remedy = f"{VENV} has no working Python", "The environment is broken"
         return CheckResult(
@@ -143,21 +121,17 @@ def _install_command(requirements: list[str], stack: Stack) -> str:
     return f"{VENV}/bin/pip install --force-reinstall --no-deps {options} {packages}"
 
 
-def check_python(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
+def check_python(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
     """Check that all nodes have the same Python, and on AWS the stack's."""
-    usual = typical(health.python for health in by_node.values())
-    for node, health in by_node.items():
-        verdict, wanted, remedy = Verdict.OK, "", ""
-        if health.python != usual:
-            verdict, wanted = Verdict.WARN, f"same as the other nodes: {usual}"
-            remedy = expected.replacement(node, "Only this node was updated")
-        elif expected.machine and python_minor(health.python) != python_minor(
-            expected.stack.python
-        ):
-            verdict, wanted = Verdict.WARN, expected.stack.python
-            reason = f"The stack's packages are for Python {expected.stack.python}"
-            remedy = expected.replacement(node, reason)
-        yield CheckResult(node, "python", verdict, health.python, wanted, remedy)
+    usual, own = expected.usual(lambda peer: peer.python), expected.stack.python
+    verdict, wanted, remedy = Verdict.OK, "", ""
+    if health.python != usual:
+        verdict, wanted = Verdict.WARN, f"same as the other nodes: {usual}"
+        remedy = expected.replacement(node, "Only this node was updated")
+    elif expected.machine and python_minor(health.python) != python_minor(own):
+        verdict, wanted = Verdict.WARN, own
+        remedy = expected.replacement(node, f"The stack's packages are for Python {own}")
+    return CheckResult(node, "python", verdict, health.python, wanted, remedy)
 
 
 def check_disk(node: str, health: NodeHealth, expected: Expected) -> CheckResult:

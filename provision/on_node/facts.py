@@ -1,10 +1,8 @@
-"""The program that runs on a node and describes it as one line of JSON.
+"""Describes a node as one line of JSON: facts, and its health. ``null`` is what a machine does not have.
 
-It needs Python 3.8 (stack ``reference``) and the standard library alone. Its argument is JSON: the
-paths ``venv`` and ``mark``, and, for the node's health, ``packages`` and ``modules`` whose versions
-are reported, the shell command ``timer`` that prints when the node shuts down, and the systemd unit
-``warm`` that runs while the disk is read for the first time. ``null`` is what a
-machine does not have.
+Its argument is JSON: the paths ``venv`` and ``mark``, and, for the node's health, ``packages`` and
+``modules`` whose versions are reported, shell ``commands`` whose output is, and the systemd unit ``warm``
+that runs while the disk is read for the first time.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-_CPU = "/sys/devices/system/cpu"
 # Linux gives a process AMX's registers only on request, from 5.16 on. The numbers are those of
 # arch/x86/include/uapi/asm/prctl.h: https://docs.kernel.org/arch/x86/xstate.html
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
@@ -94,22 +91,6 @@ def describe_processor() -> dict[str, Any]:
     }
 
 
-def describe_power() -> dict[str, Any]:
-    """Clock and power settings; virtual machines and containers show few of them."""
-    files = Path(_CPU).glob("cpu[0-9]*/cpufreq/scaling_governor")
-    governors = {read(str(path)) for path in files}
-    no_turbo, boost = read(f"{_CPU}/intel_pstate/no_turbo"), read(f"{_CPU}/cpufreq/boost")
-    turbo = None if boost is None else boost == "1"
-    huge = re.search(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/enabled") or "")
-    return {
-        "governors": sorted(filter(None, governors)),
-        "turbo": turbo if no_turbo is None else no_turbo == "0",
-        "huge_pages": huge.group(1) if huge else None,
-        "clocksource": read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        "clock_kept": is_clock_kept(),
-    }
-
-
 def find_tcmalloc() -> dict[str, str | None]:
     """The library that jobs preload, and the error if it can't be loaded."""
     # The file's name changes with the release.
@@ -166,12 +147,6 @@ def describe_disk() -> dict[str, Any]:
         error = failure.strerror or str(failure)
     size = disk.f_blocks * disk.f_frsize
     return {"size": size, "free": disk.f_bavail * disk.f_frsize, "error": error}
-
-
-def ask_timer(command: str) -> int | None:
-    """When the node shuts itself down, in seconds since 1970; ``None`` if its timer does not run."""
-    shown = output("sh", "-c", command).strip()
-    return int(shown) if shown.isdecimal() else None
 
 
 def describe_memory() -> dict[str, int]:
@@ -232,14 +207,14 @@ def describe(question: dict[str, Any]) -> dict[str, Any]:
         "versions": find_versions(question["packages"]),
         "modules": find_module_versions(question["modules"]),
         "network": {**network, "own_addresses": find_own_addresses(network["hostname"])},
-        "power": describe_power(),
+        "clock_kept": is_clock_kept(),
         "disk": describe_disk(),
         "reading_disk": output("systemctl", "is-active", question["warm"]).strip() == "active",
-        "expires": ask_timer(question["timer"]),
+        "said": {each: output("sh", "-c", each).strip() for each in question["commands"]},
         # Last: the caller compares it with the moment of the answer.
         "time": time.time(),
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
     print(json.dumps(describe(json.loads(sys.argv[1]))), flush=True)

@@ -1,9 +1,8 @@
-"""Network agent: measures the network between the nodes. Standard library only, Python 3.8 or newer.
+"""Network agent: measures the network between the nodes.
 
 On the head, ``coordinate`` starts the agent on every node over SSH, has each listen on a free port,
 distributes the ports, and runs the stages on all nodes at once, each with a deadline. On each node,
-``serve`` executes the head's orders, one per line. Both get this source on standard input, so no file
-is left on a disk.
+``serve`` executes the head's orders, one per line.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-START = "import base64,sys;SOURCE=sys.stdin.readline();exec(base64.b64decode(SOURCE))"
-"""For `python -c`: runs this source, in base64 on the first line of standard input."""
+from provision.on_node.everywhere import over_ssh
+
 _MESSAGE = struct.Struct("!d")
 _CONNECT_S = 5.0
 _SSH_S = 10.0
@@ -219,19 +218,19 @@ def reply(answer: dict[str, Any]) -> None:
 class AgentSession:
     """The agent on one node: a process over SSH that answers each line with a line."""
 
-    def __init__(self, name: str, python: str, source: str, token: str) -> None:
+    def __init__(self, name: str, plan: dict[str, Any], token: str) -> None:
         self.name = name
         self.error: str | None = None
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            ["ssh", "-o", "ConnectTimeout=20", name, f"{python} -c '{START}'"],
+            over_ssh(name, plan["argv"]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             universal_newlines=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
-        self.send_line(source.rstrip("\n"))
+        self.send_line(plan["stdin"].rstrip("\n"))
         self.send_line(json.dumps({"token": token}))
 
     def _read(self) -> None:
@@ -270,13 +269,13 @@ class AgentSession:
         self.process.kill()
 
 
-def coordinate(plan: dict[str, Any], source: str) -> dict[str, Any]:
+def coordinate(plan: dict[str, Any]) -> dict[str, Any]:
     """Run the stages of a plan on all nodes and return their measurements.
 
-    ``plan`` has the ``nodes``, the shell command for their ``python``, and the ``peers`` by stage and node.
+    ``plan`` has the ``nodes``, the agent's ``argv`` and ``stdin``, and the ``peers`` by stage and node.
     """
     token = secrets.token_hex(16)
-    agents = {name: AgentSession(name, plan["python"], source, token) for name in plan["nodes"]}
+    agents = {name: AgentSession(name, plan, token) for name in plan["nodes"]}
     try:
         ports = _collect(agents, "listen")
         known = {name: {"name": name, "port": answer["port"]} for name, answer in ports.items()}
@@ -308,10 +307,6 @@ def main() -> None:
     if "token" in first:
         serve(bytes.fromhex(first["token"]))
     else:
-        print("links:" + json.dumps(coordinate(first, globals()["SOURCE"])), flush=True)
+        print("links:" + json.dumps(coordinate(first)), flush=True)
     # Do not wait for threads that still wait for other nodes.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

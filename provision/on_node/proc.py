@@ -16,6 +16,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+_FRESH_S = 30.0
+_NEWEST_JOBS = 3
+# As :mod:`jobs.worker.runtime.process` reads them, which does not come along. Other programs set RANK, too,
+# so it alone is not enough; torchrun itself has neither.
+_MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
+_TORCHRUN = ("RANK", "LOCAL_RANK")
+_METRICS = re.compile(r"rank-(\d+)\.jsonl")
+
 
 def read(path: str) -> str:
     """Return a file's text; "" if it can't be read, such as that of a process that has ended."""
@@ -86,15 +94,6 @@ def read_environ(process: str) -> dict[str, str]:
     """Return the environment with which a process began; ``process`` is its folder in /proc."""
     pairs = (pair.partition("=") for pair in read(process + "/environ").split("\0"))
     return {name: value for name, _, value in pairs}
-
-
-_FRESH_S = 30.0
-_NEWEST_JOBS = 3
-# As :mod:`jobs.worker.runtime.process` reads them, which does not come along. Other programs set RANK, too,
-# so it alone is not enough; torchrun itself has neither.
-_MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
-_TORCHRUN = ("RANK", "LOCAL_RANK")
-_METRICS = re.compile(r"rank-(\d+)\.jsonl")
 
 
 class RankKey(NamedTuple):

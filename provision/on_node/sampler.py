@@ -1,7 +1,8 @@
-"""The end of a rank's metrics file. Runs on the nodes: see :mod:`provision.on_node.sampler`.
+"""Sampler: runs on every node while somebody looks, and prints one line of JSON per interval.
 
-The file is described in jobs/worker/runtime/metrics.py. A look costs the same for a long file and a short
-one, and for fast steps and slow ones.
+The sampler writes nothing. It ends when its standard input ends, or was silent for SILENCE_S, so it never
+outlives the one who looks. Of each rank's metrics file, described in jobs/worker/runtime/metrics.py, it reads
+the end: a look costs the same for a long file and a short one, for fast steps and slow ones.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ from provision.on_node.proc import (
     read,
 )
 
+SILENCE_S = 30
+_SEARCH_S = 5.0
+"""Between two searches for ranks: they come and go with jobs, and a search reads all of /proc."""
+_NICE = 10
+"""The ranks matter more than their figures."""
 _TAIL_BYTES = 16384
 """The most that one look parses."""
 _WINDOW_S = 20.0
@@ -122,13 +128,6 @@ class MetricsTail:
             found["communication"] = round(1 - own / whole, 4)
             found["own_seconds"] = round(own / len(steps), 6)
         return found
-
-
-SILENCE_S = 30
-_SEARCH_S = 5.0
-"""Between two searches for ranks: they come and go with jobs, and a search reads all of /proc."""
-_NICE = 10
-"""The ranks matter more than their figures."""
 
 
 class Sampler:

@@ -1,9 +1,10 @@
-"""Which versions match, and the rejection of a stack whose versions don't. Pure.
+"""Which versions match, their flags and support; rejects a stack whose versions don't match. Pure.
 
 Sources: the tables of https://github.com/intel/torch-ccl (torch and its bindings), of
 https://github.com/intel/intel-extension-for-pytorch (torch and IPEX), of
 https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many (Python), and PyPI's own
-list of torch's wheels in November 2026.
+list of torch's wheels in November 2026. Flags: ``training_args.py`` in the wheels of transformers' releases
+on both sides of every boundary.
 """
 
 from __future__ import annotations

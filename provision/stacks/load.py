@@ -1,4 +1,7 @@
-"""The user's own stacks: ``[stacks.NAME]`` in ``spr-cluster.toml``, each a change of a shipped one."""
+"""Load a stack by name: the TOML files in this folder, and the user's own in ``spr-cluster.toml``.
+
+Each ``[stacks.NAME]`` of the user changes a shipped stack; ``spr-cluster.locks`` pins the packages of any.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from provision.stacks.compatibility import UBUNTU_PYTHON, check_stack
 from provision.stacks.lock import read_lock
 from provision.stacks.stack import Stack, parse_requirement
 
+DEFAULT_STACK = "upstream"
+"""Why this one: docs/reference.md."""
 OWN_FILE = "spr-cluster.toml"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _Url = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
@@ -149,10 +154,6 @@ def _merge(name: str, packages: Sequence[str], changes: Changes) -> tuple[str, .
 def _package(text: str) -> str:
     found = parse_requirement(text)
     return found.name if found else text
-
-
-DEFAULT_STACK = "upstream"
-"""Why this one: docs/reference.md."""
 
 
 def shipped_names() -> tuple[str, ...]:

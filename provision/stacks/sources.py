@@ -1,4 +1,4 @@
-"""uv as a resolver: the packages that a node would install, found without installing any.
+"""Are all parts of a stack available? uv resolves its packages as a node would, before a machine is bought.
 
 Options: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile
 """

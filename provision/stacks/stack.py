@@ -1,4 +1,4 @@
-"""Requirements and versions of stacks, by ``packaging``'s rules. Pure."""
+"""A stack: all of a node's software as one value, with requirements by ``packaging``'s rules. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
+
+TORCH = "torch"
+IPEX = "intel-extension-for-pytorch"
+BINDING = "oneccl-bind-pt"
+TRANSFORMERS = "transformers"
+MPI = "impi-rt"
+_RENAMED = "1.12"
+FROM_1_12 = "import oneccl_bindings_for_pytorch as ccl; print(ccl.cwd)"
+BEFORE_1_12 = (
+    "import os, torch, torch_ccl; print(os.path.dirname(os.path.abspath(torch_ccl.__file__)))"
+)
 
 
 @dataclass(frozen=True)
@@ -72,14 +83,6 @@ def python_minor(version: str) -> tuple[int, int]:
     return Version(version).major, Version(version).minor
 
 
-_RENAMED = "1.12"
-
-FROM_1_12 = "import oneccl_bindings_for_pytorch as ccl; print(ccl.cwd)"
-BEFORE_1_12 = (
-    "import os, torch, torch_ccl; print(os.path.dirname(os.path.abspath(torch_ccl.__file__)))"
-)
-
-
 def binding_module(version: str) -> str:
     """The bindings' import name: ``torch_ccl`` before 1.12."""
     return "torch_ccl" if release(version) < release(_RENAMED) else "oneccl_bindings_for_pytorch"
@@ -91,13 +94,6 @@ def environment_lookup(version: str) -> str:
     Both rules: https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many
     """
     return BEFORE_1_12 if release(version) < release(_RENAMED) else FROM_1_12
-
-
-TORCH = "torch"
-IPEX = "intel-extension-for-pytorch"
-BINDING = "oneccl-bind-pt"
-TRANSFORMERS = "transformers"
-MPI = "impi-rt"
 
 
 class Stack(BaseModel):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from cluster.verify.nodes import check_nodes
 from cluster.verify.results import CheckResult, Expected, NodeAnswer
+from cluster.verify.verify import check_nodes
 from infra.instance_types import INSTANCE_TYPES
 from provision.facts import parse_health
 from provision.install import stack_digest
@@ -39,10 +39,14 @@ def answer(node: str, **parts: Any) -> NodeAnswer:
     return NodeAnswer(node, True, parse_health(json.dumps(health)))
 
 
+def answers(*nodes: str, **changes: Any) -> dict[str, NodeAnswer]:
+    """The answers of all nodes, or of these, with parts of some changed."""
+    return {node: answer(node, **changes.get(node, {})) for node in nodes or NODES}
+
+
 def judge(expected: Expected = ON_AWS, **changes: Any) -> tuple[CheckResult, ...]:
     """All results; ``changes`` are parts of the nodes' answers by node."""
-    answers = [answer(node, **changes.get(node, {})) for node in NODES]
-    return check_nodes(answers, expected)
+    return check_nodes(answers(**changes), expected, dict.fromkeys(NODES, (0.0, 0.0)))
 
 
 def verdicts_of(results: tuple[CheckResult, ...], *verdicts: str) -> list[tuple[str, str, str]]:

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from cluster.verify.nodes import check_nodes, summarize_problems
-from cluster.verify.results import NodeAnswer
+from cluster.verify import machine
+from cluster.verify.reachability import check_lifetime
+from cluster.verify.results import CommandCheck, NodeAnswer
+from cluster.verify.verify import NODE_CHECKS, check_nodes, summarize_problems
 from tests.cluster.verify.fleet import (
     IN_CONTAINERS,
     NODES,
     ON_AWS,
     STACK,
-    answer,
+    answers,
     judge,
     one,
     verdicts_of,
@@ -23,6 +25,12 @@ from tests.cluster.verify.fleet import (
 _TOPOLOGY = "".join(f"{cpu},{cpu % 16},0,0\n" for cpu in range(32))
 _NO_SMT = "".join(f"{cpu},{cpu},0,0\n" for cpu in range(32))
 _GIB = 1 << 30
+
+
+def said(printed: str, *checks: CommandCheck) -> dict[str, Any]:
+    """A part of a node's answer: what the commands of checks print."""
+    return {"said": {check.command: printed for check in checks}}
+
 
 # Change of node1's answer, the check that finds it, its verdict, and part of its finding.
 DEFECTS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
@@ -35,11 +43,11 @@ DEFECTS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"kernel": "6.8.1"}, "kernel", "warn", "6.8.1"),
     ({"memory": {"total": 400 << 20}}, "memory", "fail", "400 GiB"),
     ({"memory": {"available": 50 << 20}}, "memory", "warn", "50 available"),
-    ({"power": {"governors": ["performance", "powersave"]}}, "governor", "warn", "powersave"),
-    ({"power": {"turbo": False}}, "turbo", "warn", "off"),
-    ({"power": {"huge_pages": "never"}}, "huge pages", "warn", "never"),
-    ({"power": {"clocksource": "hpet"}}, "clocksource", "warn", "hpet"),
-    ({"power": {"clock_kept": False}}, "time service", "warn", "not synchronized"),
+    (said("performance\npowersave", machine.check_governor), "governor", "warn", "powersave"),
+    (said("1", machine.check_turbo), "turbo", "warn", "off"),
+    (said("always madvise [never]", machine.check_huge_pages), "huge pages", "warn", "never"),
+    (said("hpet", machine.check_clocksource), "clocksource", "warn", "hpet"),
+    ({"clock_kept": False}, "time service", "warn", "not synchronized"),
     ({"tcmalloc": {"path": None}}, "tcmalloc", "fail", "missing"),
     ({"tcmalloc": {"error": "wrong ELF class"}}, "tcmalloc", "fail", "wrong ELF class"),
     ({"tcmalloc": {"path": "/usr/lib/x/libtcmalloc.so.5"}}, "tcmalloc", "fail", "so.5"),
@@ -61,8 +69,8 @@ DEFECTS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
         {"network": {"interfaces": {"172.31.0.11": {"name": "ens5", "mtu": 1500}}}},
         *("mtu", "fail", "ens5: 1500"),
     ),
-    ({"expires": None}, "time to live", "fail", "the timer that shuts it down does not run"),
-    ({"expires": 1_900_003_600}, "time to live", "fail", "2030-03-17 18:46:40 UTC"),
+    (said("", check_lifetime), "time to live", "fail", "the timer that shuts it down does not run"),
+    (said("1900003600", check_lifetime), "time to live", "fail", "2030-03-17 18:46:40 UTC"),
     ({"network": {"interfaces": {}}}, "mtu", "fail", "no interface has 172.31.0.11"),
 )
 
@@ -83,7 +91,7 @@ def test_a_defect_is_found_by_its_check_with_a_remedy(
 
 
 def test_the_remedy_for_a_dead_timer_sets_it_again_on_all_nodes() -> None:
-    result = one(judge(node1={"expires": None}), "node1", "time to live")
+    result = one(judge(node1=said("", check_lifetime)), "node1", "time to live")
 
     assert result.wanted == "shuts down at 2030-03-17 17:46:40 UTC"
     assert "spr-cluster extend 1m --name bert" in result.remedy.splitlines()
@@ -93,7 +101,7 @@ def test_a_cluster_without_a_time_in_its_tags_needs_a_timer_all_the_same() -> No
     unknown = replace(ON_AWS, expires={})
 
     assert verdicts_of(judge(unknown)) == []
-    results = judge(unknown, node2={"expires": None})
+    results = judge(unknown, node2=said("", check_lifetime))
     assert verdicts_of(results) == [("node2", "time to live", "fail")]
 
 
@@ -101,12 +109,16 @@ def test_healthy_machines_pass_all_checks() -> None:
     results = judge()
 
     assert verdicts_of(results, "warn", "fail", "skipped") == []
-    assert len(results) == len(NODES) * len({r.check for r in results}) == 54
+    assert len(results) == len(NODES) * len({r.check for r in results})
+    assert len(results) == len(NODES) * (1 + len(NODE_CHECKS))
 
 
 def test_values_that_a_machine_does_not_expose_are_skipped() -> None:
-    bare: dict[str, Any] = {"governors": [], "turbo": None, "huge_pages": None, "clocksource": None}
-    results = judge(node1={"power": {**bare, "clock_kept": None}})
+    settings = (
+        *(machine.check_governor, machine.check_turbo, machine.check_huge_pages),
+        machine.check_clocksource,
+    )
+    results = judge(node1={**said("", *settings), "clock_kept": None})
 
     assert verdicts_of(results) == []
     assert [check for _, check, _ in verdicts_of(results, "skipped")] == [
@@ -116,8 +128,8 @@ def test_values_that_a_machine_does_not_expose_are_skipped() -> None:
 
 def test_containers_are_compared_and_their_host_is_not_checked() -> None:
     one_core = {"topology": "0,0,0,0\n1,1,0,0", "allowed": "0", "amx": [], "tile_data": "ENOTSUP"}
-    host = {"governors": ["powersave"], "turbo": False, "clock_kept": False}
-    small = {"processor": one_core, "power": host, "memory": {"total": 8 << 20}}
+    host = {**said("powersave", machine.check_governor), "clock_kept": False}
+    small = {"processor": one_core, **host, "memory": {"total": 8 << 20}}
 
     results = judge(IN_CONTAINERS, **dict.fromkeys(NODES, small))
 
@@ -152,9 +164,9 @@ def test_without_amx_the_check_never_reports_ok() -> None:
 
 
 def test_an_unreachable_node_fails_only_the_ssh_check() -> None:
-    answers = [answer("node0"), NodeAnswer("node1", False, reason="no route"), answer("node2")]
+    lost = NodeAnswer("node1", False, reason="no route")
 
-    results = check_nodes(answers, ON_AWS)
+    results = check_nodes({**answers("node0", "node2"), "node1": lost}, ON_AWS)
 
     assert [r.check for r in results if r.node == "node1"] == ["ssh"]
     assert one(results, "node1", "ssh").found == "the head can't connect over SSH: no route"
@@ -167,7 +179,7 @@ def test_the_command_that_ends_a_node_names_its_region() -> None:
 
 
 def test_a_node_missing_from_the_heads_list_fails() -> None:
-    results = check_nodes([answer("node0"), answer("node1")], ON_AWS)
+    results = check_nodes(answers("node0", "node1"), ON_AWS, dict.fromkeys(NODES, (0.0, 0.0)))
 
     assert verdicts_of(results) == [("node2", "ssh", "fail")]
 
@@ -178,20 +190,17 @@ def test_a_node_missing_from_the_heads_list_fails() -> None:
 def test_a_clock_is_judged_by_its_offset_minus_the_measurement_error(
     ahead: float, verdict: str
 ) -> None:
-    answers = [
-        replace(answer(node), clock_s=ahead if node == "node1" else 0.0, clock_error_s=1.0)
-        for node in NODES
-    ]
+    clocks = {node: (ahead if node == "node1" else 0.0, 1.0) for node in NODES}
 
-    assert verdicts_of(check_nodes(answers, ON_AWS)) == (
+    assert verdicts_of(check_nodes(answers(), ON_AWS, clocks)) == (
         [("node1", "clock", verdict)] if verdict else []
     )
 
 
 def test_a_wrong_clock_of_the_head_is_blamed_on_the_head() -> None:
-    answers = [replace(answer(n), clock_s=0.0 if n == "node0" else -90.0) for n in NODES]
+    clocks = {node: (0.0 if node == "node0" else -90.0, 0.0) for node in NODES}
 
-    results = check_nodes(answers, ON_AWS)
+    results = check_nodes(answers(), ON_AWS, clocks)
 
     assert verdicts_of(results) == [("node0", "clock", "fail")]
     assert "90.0 s (± 0 us) ahead of the other nodes" in one(results, "node0", "clock").found
@@ -249,7 +258,7 @@ def test_the_remedy_for_a_wrong_version_is_a_pip_command() -> None:
 
 
 def test_problems_are_summarized_in_half_a_line() -> None:
-    results = judge(node1={"tcmalloc": {"path": None}}, node2={"power": {"turbo": False}})
+    results = judge(node1={"tcmalloc": {"path": None}}, node2=said("1", machine.check_turbo))
 
     assert summarize_problems(judge(), ON_AWS) == ""
     assert summarize_problems(results, ON_AWS) == (

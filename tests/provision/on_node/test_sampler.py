@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from jobs.top.collect import ON_HEAD, ON_NODES
+from provision.on_node import sampler
 from provision.on_node.sampler import MetricsTail, Sampler, parse_step
-from provision.run_on_nodes import bundle
+from provision.run_on_nodes import send
 from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
 
 
@@ -125,10 +122,11 @@ NET = "h\nh\n lo: 5 0 0 0 0 0 0 0 5\n ens5: {} 0 0 0 0 0 0 0 {}\n br0: 9 0 0 0 0
 
 
 def begin(jobs: Path, *, silence_s: float | None = None) -> NodeProcess:
-    programs = bundle(ON_NODES)
+    question = json.dumps({"interval_s": 0.1, "jobs": str(jobs)})
+    text = send(sampler, lines=[question]).stdin
     if silence_s is not None:
-        programs = programs.replace("SILENCE_S = 30", f"SILENCE_S = {silence_s}")
-    return NodeProcess.start(f'{programs}\n{{"interval_s": 0.1, "jobs": "{jobs}"}}\n')
+        text = text.replace("SILENCE_S = 30", f"SILENCE_S = {silence_s}")
+    return NodeProcess.start(text)
 
 
 def test_a_look_shows_what_changed_since_the_last_one(
@@ -194,17 +192,3 @@ def test_it_ends_without_beats_and_goes_on_with_them(tmp_path: Path) -> None:
             node.send("\n")
         assert node.process.poll() is None
         assert node.process.wait(5) == -signal.SIGALRM
-
-
-@pytest.mark.parametrize("module", ON_HEAD)
-def test_programs_for_the_nodes_import_only_the_standard_library_and_each_other(
-    module: ModuleType,
-) -> None:
-    source = Path(str(module.__file__)).read_text()
-    # Stack `reference` has Python 3.8 on its nodes.
-    tree = ast.parse(source, feature_version=(3, 8))
-
-    names = [n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names]
-    names += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    sent = {each.__name__ for each in ON_HEAD}
-    assert {n for n in names if n.split(".")[0] not in sys.stdlib_module_names} <= sent

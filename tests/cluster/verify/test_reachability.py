@@ -1,4 +1,4 @@
-"""The probe of single nodes: parsing the answers and finding unusable nodes."""
+"""The answers of the nodes to the head, and which nodes jobs can't use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from cluster.nodes import Cluster
 from cluster.verify.machine import require_amx
-from cluster.verify.nodes import find_unusable, parse_answers, probe_nodes
+from cluster.verify.reachability import compare_clocks, find_unusable
+from cluster.verify.results import NodeAnswer
+from cluster.verify.verify import probe_nodes
 from infra.errors import HostError
 from provision.facts import parse_facts
 from provision.stacks.load import load_stack
@@ -20,50 +22,59 @@ CLUSTER = Cluster("bert", NODES, len(NODES))
 STACK = load_stack("upstream")
 
 
-def answer(node: str, *, before: float = 10.0, after: float = 12.0, **parts: Any) -> str:
+def row(node: str, code: int | None, text: str) -> str:
+    """A line that the head prints."""
+    said = {"node": node, "code": code, "text": text, "began": 10.0, "ended": 12.0}
+    return f"{json.dumps(said)}\n"
+
+
+def answer(node: str, **parts: Any) -> str:
     """A healthy node's answer, as the head forwards it."""
-    result = json.dumps(health_answer(STACK, time=11.5, **parts))
-    return f"answer:{node}:0:{before}:{after}:{result}\n"
+    return row(node, 0, json.dumps(health_answer(STACK, time=11.5, **parts)))
+
+
+def ask(text: str) -> dict[str, NodeAnswer]:
+    return probe_nodes(FakeHost("node0", [("^# querying the health of all nodes", text)]), STACK)
 
 
 def unusable(text: str, *, amx_required: bool = True) -> dict[str, str]:
-    return find_unusable(CLUSTER, parse_answers(text), amx_required=amx_required)
+    return find_unusable(CLUSTER, ask(text), amx_required=amx_required)
 
 
-def test_answers_are_parsed_in_rank_order() -> None:
-    refused = "answer:node2:255:10.0:11.0:ssh: connect to host node2: no route\n"
+def test_answers_and_refusals_are_parsed() -> None:
+    refused = row("node2", 255, "ssh: connect to host node2: no route")
 
-    two, ten = parse_answers(f"{answer('node10')}noise\n{refused}")
+    answers = ask(f"{answer('node1')}noise\n{refused}")
 
-    assert (two.node, two.reached, two.health) == ("node2", False, None)
+    one, two = answers.values()
+    assert (two.node, two.reached, two.value) == ("node2", False, None)
     assert two.reason == "ssh: connect to host node2: no route"
-    assert (ten.node, ten.reached, ten.reason) == ("node10", True, "")
-    assert ten.health is not None
-    assert len(ten.health.physical_cores) == 32
+    assert (one.node, one.reached, one.reason) == ("node1", True, "")
+    assert one.value is not None
+    assert len(one.value.physical_cores) == 32
     # The node's time was 11.5 between 10 and 12 by the head's clock.
-    assert (ten.clock_s, ten.clock_error_s) == (0.5, 1.0)
+    assert compare_clocks(answers) == {"node1": (0.5, 1.0)}
 
 
-@pytest.mark.parametrize("code", [124, 137])
-def test_a_node_that_hangs_has_another_reason_than_one_that_refuses(code: int) -> None:
-    (late,) = parse_answers(f"answer:node1:{code}:10.0:70.0:\n")
+def test_a_node_that_hangs_has_another_reason_than_one_that_refuses() -> None:
+    late = ask(row("node1", None, ""))["node1"]
 
     assert (late.reached, late.reason) == (False, "no answer within 60 s")
 
 
 def test_a_node_without_a_working_python_counts_as_reached() -> None:
-    (broken,) = parse_answers("answer:node1:127:10.0:11.0:sh: 1: exec: python3: not found\n")
+    broken = ask(row("node1", 127, "sh: 1: exec: python3: not found"))["node1"]
 
-    assert (broken.reached, broken.health) == (True, None)
+    assert (broken.reached, broken.value) == (True, None)
     assert broken.reason == "sh: 1: exec: python3: not found"
 
 
-def test_the_head_probes_all_nodes_of_its_hostfile_in_one_command() -> None:
-    head = FakeHost("node0", [(r"xargs .* < ~/hosts", answer("node0"))])
+def test_the_command_fits_what_linux_takes_as_one_argument() -> None:
+    head = FakeHost("node0", [("", answer("node0"))])
+    probe_nodes(head, STACK)
 
-    assert [answer.node for answer in probe_nodes(head, STACK)] == ["node0"]
     assert len(head.commands) == 1
-    # Linux takes at most 128 KiB as one argument.
+    # 128 KiB.
     assert len(head.commands[0]) < 32_000
 
 
@@ -72,7 +83,7 @@ def test_a_healthy_cluster_has_no_unusable_nodes() -> None:
 
 
 def test_silent_and_unreachable_nodes_are_named_with_their_reasons() -> None:
-    text = answer("node0") + "answer:node2:255:1.0:2.0:Permission denied (publickey).\n"
+    text = answer("node0") + row("node2", 255, "Permission denied (publickey).")
 
     assert unusable(text) == {
         "node1": "the head got no answer",
@@ -81,7 +92,7 @@ def test_silent_and_unreachable_nodes_are_named_with_their_reasons() -> None:
 
 
 def test_a_node_whose_probe_fails_is_named() -> None:
-    text = answer("node0") + answer("node1") + "answer:node2:1:1.0:2.0:Segmentation fault\n"
+    text = answer("node0") + answer("node1") + row("node2", 1, "Segmentation fault")
 
     assert unusable(text) == {"node2": "the probe failed: Segmentation fault"}
 

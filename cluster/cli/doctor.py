@@ -12,7 +12,7 @@ from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.verify import describe_failures, show_results
 from cluster.cli.wrapping import wrap
 from cluster.lifecycle.doctor import Examination, examine
-from cluster.verify.checks.result import Verdict, worst
+from cluster.verify.results import Verdict, worst
 from infra.ec2.cluster_record import merge_options
 from infra.errors import SprError
 from infra.spec import DEFAULT_NAME, parse_ssh_cidr

@@ -21,8 +21,8 @@ from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
 from infra.words import counted, render_duration, spoken_time
+from provision.stacks.compatibility import summarize_state
 from provision.stacks.load import load_stack
-from provision.stacks.support_status import summarize_state
 
 # A cluster that lives less would be paid for and gone before it could be used.
 _SHORTEST = timedelta(minutes=30)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import time_is_over
 from cluster.nodes import Cluster, HostOpener, Node
-from cluster.verify.checks.expected import Expected
-from cluster.verify.checks.lifetime import check_lifetime
-from cluster.verify.checks.result import Verdict, name_some
-from cluster.verify.node_probe import NodeAnswer
+from cluster.verify.reachability import check_lifetime
+from cluster.verify.results import Expected, NodeAnswer, Verdict, name_some
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord, deadline_tags
 from infra.ec2.instances import label_instances
@@ -21,31 +19,30 @@ from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
 from infra.spec import LONGEST_TTL
 from infra.words import spoken_time
-from provision.host import on_all
-from provision.lifetime import extend_life
+from provision.run_on_nodes import on_all
+from provision.user_data import extend_life
 
 
 def reset_guards(
     ctx: Context,
     cluster: Cluster,
-    answers: Sequence[NodeAnswer],
+    answers: Mapping[str, NodeAnswer],
     expected: Expected,
     expires: datetime,
     open_host: HostOpener,
-) -> tuple[NodeAnswer, ...]:
+) -> dict[str, NodeAnswer]:
     """Set the timers that the answers show to be wrong, and return the answers with the right time.
 
     ``expires`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
     can't be started.
     """
     wrong = {
-        answer.node: expected.expires.get(answer.node, expires)
-        for answer in answers
-        if answer.health
-        and check_lifetime(answer.node, answer.health, expected).verdict is Verdict.FAIL
+        node: expected.expires.get(node, expires)
+        for node, answer in answers.items()
+        if answer.value and check_lifetime(node, answer.value, expected).verdict is Verdict.FAIL
     }
     if not wrong:
-        return tuple(answers)
+        return dict(answers)
 
     def reset(node: Node) -> None:
         extend_life(open_host(node), wrong[node.name])
@@ -55,14 +52,13 @@ def reset_guards(
     ctx.progress.note(f"set the timer that shuts it down again: {name_some(list(wrong))}")
     ids = [node.instance.id for node in nodes]
     ctx.events.record("guarded", f"set the timer of {name_some(list(wrong))}", resources=ids)
-    return tuple(_with_time(answer, wrong) for answer in answers)
+    return {**answers, **{node: _with_time(answers[node], time) for node, time in wrong.items()}}
 
 
-def _with_time(answer: NodeAnswer, times: dict[str, datetime]) -> NodeAnswer:
-    if answer.node not in times or answer.health is None:
-        return answer
-    expires = int(times[answer.node].timestamp())
-    return replace(answer, health=replace(answer.health, expires=expires))
+def _with_time(answer: NodeAnswer, expires: datetime) -> NodeAnswer:
+    assert answer.value
+    said = {**answer.value.said, check_lifetime.command: str(int(expires.timestamp()))}
+    return replace(answer, value=replace(answer.value, said=said))
 
 
 def extend(

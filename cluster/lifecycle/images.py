@@ -15,7 +15,7 @@ from infra.errors import UsageError
 from infra.plan.planner import plan_down
 from infra.plan.removal import remove
 from infra.wait import Progress
-from provision.recipe import recipe_digest
+from provision.bake import recipe_digest
 from provision.stacks.load import load_stack, stack_names
 
 if TYPE_CHECKING:

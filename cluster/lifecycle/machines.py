@@ -11,8 +11,8 @@ from cluster.context import Context
 from cluster.lifecycle.host_identity import check_head_identity, check_neighbours
 from cluster.lifecycle.reach import explain_cut_off, find_impaired, reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
-from cluster.verify import node_probe
-from cluster.verify.checks.result import name_some
+from cluster.verify.machine import require_amx
+from cluster.verify.results import name_some
 from infra.ec2 import instances, tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, WORKER, Instance
@@ -24,8 +24,9 @@ from infra.plan.planner import PlanInput
 from infra.wait import BOOT_DEADLINE_S, NamedProgress
 from infra.words import tag_value
 from provision.facts import HostFacts
-from provision.host import CONNECT_TIMEOUT_S, Host, on_all
+from provision.host import CONNECT_TIMEOUT_S, Host
 from provision.install import install_stack
+from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
 from provision.user_data import render_user_data
 
@@ -223,7 +224,7 @@ class Machines:
         if head in nodes:
             self.ctx.progress.note(check_head_identity(self.ctx, head))
             facts = {head.name: self.facts[head.instance.id]}
-            note = node_probe.require_amx(facts, required=self.spec.amx_required)
+            note = require_amx(facts, required=self.spec.amx_required)
             self.ctx.progress.note(note)
         if others:
             check_neighbours(self.ctx, self.head_host, others)

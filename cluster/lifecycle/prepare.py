@@ -23,8 +23,8 @@ from infra.errors import SprError, UsageError
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
-from provision.recipe import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
 
 _MOST_INSTALLS = 32

@@ -9,19 +9,19 @@ from datetime import timedelta
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.context import Context
-from cluster.local_files import describe_failure
 from cluster.nodes import HostOpener, Node
 from infra.ec2.instances import Instance, describe_by_id, describe_impaired
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import Network, SecurityGroup
 from infra.ec2.network_acls import describe_acls, ssh_flows
 from infra.ec2.routes import describe_block, describe_ways
-from infra.errors import HostError, HostKeyError, JumpError, SprError
+from infra.errors import HostError, JumpError, SprError
 from infra.wait import BOOT_DEADLINE_S
 from infra.words import counted
 from provision.facts import HostFacts, gather_facts
-from provision.host import CONNECT_TIMEOUT_S, on_all, wait_until_reachable
+from provision.host import CONNECT_TIMEOUT_S, wait_until_reachable
 from provision.install import persist, wait_for_cloud_init
+from provision.run_on_nodes import on_all, on_each
 
 _UNKNOWN = (SprError, ClientError, BotoCoreError)
 
@@ -139,7 +139,7 @@ _CUT_OFF_S = 3 * 60
 _MOST_STATUSES = 10
 
 
-class _CutOffError(Exception):
+class _CutOffError(HostError):
     """EC2's status checks are ok, but no node answers: the fault lies between this machine and them."""
 
 
@@ -167,7 +167,7 @@ class _Stragglers:
             self.waiting[node.name] = node, reason
             self._ask_ec2()
             if self.find_cut_off():
-                raise _CutOffError(reason)
+                raise _CutOffError(node.name, reason.removeprefix(f"[{node.name}] "))
             if gone := self.gone.get(node.instance.id):
                 raise HostError(node.name, gone)
             names = ", ".join(sorted(self.waiting)[:4])
@@ -270,7 +270,7 @@ def reach_nodes(
     """
     stragglers = _Stragglers(ctx, open_host, witness)
 
-    def reach(node: Node) -> HostFacts | HostError | _CutOffError:
+    def reach(node: Node) -> HostFacts:
         host = open_host(node)
         age = (ctx.now() - node.instance.launch_time).total_seconds()
         try:
@@ -283,30 +283,22 @@ def reach_nodes(
             stragglers.heard.append(node)
             wait_for_cloud_init(host, ctx.clock)
             return persist(host, lambda: gather_facts(host), ctx.clock)
-        except HostKeyError:
-            raise
-        except (HostError, _CutOffError) as error:
-            return error
         finally:
             stragglers.done(node)
 
-    answers = on_all("reaching the nodes", nodes, reach)
-    silent = [node for node in nodes if not isinstance(answers[node.name], HostFacts)]
+    answers = on_each(nodes, reach)
+    silent = [node for node in nodes if answers[node.name].error]
     awake = on_all("looking for a way", silent, stragglers.answers)
     is_back = any(awake.values()) or not stragglers.find_cut_off()
     # A node that was given up for the network has its whole time again if the network is back.
     again = [
         node
         for node in silent
-        if awake[node.name] or (is_back and isinstance(answers[node.name], _CutOffError))
+        if awake[node.name] or (is_back and isinstance(answers[node.name].error, _CutOffError))
     ]
-    answers |= on_all("reaching the nodes", again, reach)
-    facts, failed = {}, {}
-    for node in nodes:
-        answer = answers[node.name]
-        if isinstance(answer, HostFacts):
-            facts[node.instance.id] = answer
-        else:
-            failed[node.instance.id] = describe_failure(answer).removeprefix(f"[{node.name}] ")
+    answers |= on_each(again, reach)
+    ids = {node.name: node.instance.id for node in nodes}
+    facts = {ids[name]: answer.value for name, answer in answers.items() if answer.value}
+    failed = {ids[name]: answer.reason for name, answer in answers.items() if answer.error}
     stragglers.require_way(nodes, failed)
     return facts, failed

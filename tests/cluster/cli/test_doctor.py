@@ -12,7 +12,7 @@ import pytest
 
 from cluster.lifecycle import doctor
 from cluster.lifecycle.doctor import Check, Examination
-from cluster.verify.checks.result import CheckResult
+from cluster.verify.results import CheckResult
 from infra.iam.dry_runs import describe_tag_rules, find_tag_conflicts
 from tests.cluster.cli.test_iam_policy import without
 from tests.harness.command_line import ApiCall, CommandLine

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.verify.checks.expected import expect
-from cluster.verify.checks.result import Verdict
+from cluster.verify.results import Verdict, expect
 from cluster.verify.verify import verify_cluster
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES

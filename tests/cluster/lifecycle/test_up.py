@@ -246,7 +246,7 @@ def test_the_same_again_changes_nothing_and_verifies(simulated_cloud: SimulatedC
     again = simulated_cloud.up(nodes=3)
 
     assert len(simulated_cloud.writes()) == before
-    assert simulated_cloud.steps.done[len(steps) :] == ["xargs -P 64"]
+    assert simulated_cloud.steps.done[len(steps) :] == ["# querying the health of all nodes"]
     assert [n.instance.id for n in again.nodes] == [n.instance.id for n in first.nodes]
 
 

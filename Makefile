@@ -28,7 +28,7 @@ demo: prerequisites .venv/with-local ## up, train, and down on the embedded clou
 
 .PHONY: prerequisites
 prerequisites: ## install the system packages of the embedded cloud (Debian and Ubuntu, as root)
-	@infra/local/prerequisites.sh
+	@infra/local/machines/prerequisites.sh
 
 .PHONY: browser
 browser: ## install Chromium, with which the tests inspect the report (Debian, as root)
@@ -45,6 +45,10 @@ lint: .venv/with-dev ## run ruff, mypy, and import-linter
 format: .venv/with-dev ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+.PHONY: reference
+reference: .venv/with-dev ## write docs/commands.md from the parsers
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/jobs/cli/test_commands_page.py
 
 .PHONY: test
 test: prerequisites browser lint ## run all checks: lint, types, unit tests, and the product on the embedded cloud

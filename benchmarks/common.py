@@ -57,7 +57,7 @@ def left_behind() -> dict[str, list[str]]:
         "containers": ["podman", "ps", "--all", "--format", "{{.Names}}"],
         "networks": ["podman", "network", "ls", "--format", "{{.Name}}"],
         "images": ["podman", "images", "--format", "{{.Repository}}:{{.Tag}}"],
-        "processes": ["pgrep", "-af", "infra.local.server"],
+        "processes": ["pgrep", "-af", "infra.local.api.server"],
     }
     found = {}
     for kind, argv in commands.items():

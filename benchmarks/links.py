@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.common import finish
 from benchmarks.namespaces import connected_nodes, run_ranks
 from benchmarks.squad_speed import ALLOCATORS
-from infra.local.links import LinkLimits
+from infra.local.machines.links import LinkLimits
 from jobs.worker.fast.all_reduce import choose_all_reduce, sum_in_ring
 from jobs.worker.fast.communication import Replica
 from jobs.worker.runtime.ranks import join

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.common import ROOT
-from infra.local.links import LinkLimits, tc_commands
+from infra.local.machines.links import LinkLimits, tc_commands
 
 CABLE = "cable"
 """Each node's network interface."""

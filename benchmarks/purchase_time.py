@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.common import finish
 from cluster.context import Context
-from infra.key_pair import generate_key_pair
+from infra.ec2.key_pair import generate_key_pair
 from tests.harness.cloud import CALLER, CloudProcess, cloud_process
 from tests.harness.runs import DONE, Work, run_down, run_in_process, run_keep_image, run_up
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import finish, run_sweep
 from cluster.context import Context
-from infra.key_pair import read_public
+from infra.ec2.key_pair import read_public
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
     DONE,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT
-from infra.local.podman import choose_runtime
+from infra.local.machines.podman import choose_runtime
 
 LOSSES = ("rank", "freeze", "daemons", "worker", "elastic", "spot", "disk", "head")
 _CLI = (sys.executable, "-m", "jobs.cli")

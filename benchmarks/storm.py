@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish, run_shares
-from infra.iam_policy import build_policy, render_policy
+from infra.iam.policy import build_policy, render_policy
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
     BROKEN,
@@ -99,7 +99,7 @@ def make_request(dice: random.Random) -> dict[str, Any]:
     if dice.random() < 0.3:
         wish["instance_types"] = TYPES
     if dice.random() < 0.3:
-        wish |= {"spot": True, "on_demand_allowed": dice.random() < 0.5}
+        wish["market"] = dice.choice(["spot", "spot-or-on-demand"])
     wish["second_guard"] = dice.random() < 0.3
     wish["bake"] = dice.choice(["head", "none"])
     return wish

@@ -26,7 +26,7 @@ from benchmarks.squad_data import (
     load_tokenizer,
     new_model,
 )
-from infra.local.links import LinkLimits
+from infra.local.machines.links import LinkLimits
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision

@@ -10,15 +10,13 @@ from typing import Protocol, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles
-from infra.clients import Clients
-from infra.cloud import Cloud
+from cluster.local_files import ClusterFiles, EventLog
+from infra.aws.clients import Clients
+from infra.aws.cloud import Cloud
+from infra.ec2.inventory import describe_inventory
+from infra.ec2.network import SecurityGroup, open_security_group
 from infra.errors import NoAnswerError, SprError
-from infra.inventory import describe_inventory
-from infra.network import SecurityGroup, open_security_group
-from infra.progress import Progress
-from infra.wait import Clock
+from infra.wait import Clock, Progress
 from provision.host import Host, Result, Stream, TextSink
 
 T = TypeVar("T")

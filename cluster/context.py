@@ -12,20 +12,17 @@ from functools import cached_property, partial
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.access import Access, FollowedHost
-from cluster.events import EventLog, describe_failure, utc_now
-from cluster.local_files import ClusterFiles, place_options
+from cluster.local_files import ClusterFiles, EventLog, describe_failure, place_options, utc_now
 from cluster.nodes import Cluster, HostOpener, Node, find_cluster
-from infra import key_pair, tags
-from infra.actions import Action
-from infra.clients import Clients
-from infra.cloud import Cloud
+from infra.aws.clients import Clients
+from infra.aws.cloud import Cloud, find_profile
+from infra.ec2 import key_pair, tags
+from infra.ec2.instances import why_gone
+from infra.ec2.inventory import describe_inventory
+from infra.ec2.network import SecurityGroup
 from infra.errors import SprError, UsageError
-from infra.instances import why_gone
-from infra.inventory import describe_inventory
-from infra.network import SecurityGroup
-from infra.progress import Progress, Silent
-from infra.session import find_profile
-from infra.wait import Clock, SystemClock
+from infra.plan.actions import Action
+from infra.wait import Clock, Progress, Silent, SystemClock
 from provision.host import Host
 from provision.jump import Gateway, proxy_argv
 from provision.ssh import SshHost

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cluster.events import utc_now
-from cluster.local_files import nearest_cluster
-from infra import tags
+from cluster.local_files import nearest_cluster, utc_now
+from infra.ec2 import tags
+from infra.ec2.instances import HEAD, Instance
+from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
-from infra.instances import HEAD, Instance
-from infra.inventory import describe_inventory
-from infra.plan import is_connected, rank_instances
+from infra.plan.planner import is_connected, rank_instances
 from infra.words import counted, spoken_day
 from provision.host import Host
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from cluster import slurm
 from cluster.nodes import Cluster, HostOpener, Node
-from infra.key_pair import KeyPair, generate_key_pair
+from infra.ec2.key_pair import KeyPair, generate_key_pair
 from provision.facts import HostFacts
-from provision.host import SSH_USER, Host, on_all
+from provision.host import SSH_USER, Host
 from provision.jump import proxy_argv
+from provision.run_on_nodes import on_all
 
 _KEY = ".ssh/spr-cluster"
 _BEGIN, _END = "# spr-cluster begin", "# spr-cluster end"

@@ -165,3 +165,16 @@ def _below(value: Any) -> Iterable[Any]:
 
 def _too_deep(name: str) -> UsageError:
     return UsageError(f"{name}: is nested more than {_MAX_DEPTH} levels deep")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read. The write is atomic: a crash never truncates it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600, exist_ok=False)
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

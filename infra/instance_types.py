@@ -1,7 +1,7 @@
 """EC2 instance types: their facts, and a table of prices, AMX, and hardware that EC2 does not tell.
 
 Any type with x86-64 processors can be used: EC2 describes it. The table's prices are for on-demand
-Linux in ``TABLE_REGION``, in US dollars per hour, as of ``TABLE_DATE``; :mod:`infra.prices` asks AWS
+Linux in ``TABLE_REGION``, in US dollars per hour, as of ``TABLE_DATE``; :mod:`infra.cost.prices` asks AWS
 for today's. Source: the EC2 instance type and pricing pages.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.errors import UsageError
-from infra.validation import nearest
+from infra.words import nearest
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from infra.aws import open_aws_cloud
-from infra.cloud import DEFAULT_REGION, Cloud
+from infra.aws.cloud import DEFAULT_REGION, Cloud, open_aws_cloud
 from infra.errors import UsageError
-from infra.progress import Progress
+from infra.wait import Progress
 
 CLOUD_NAMES = ("aws", "local")
 
@@ -13,8 +12,7 @@ CLOUD_NAMES = ("aws", "local")
 def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
     """Return the named cloud; start the embedded one if necessary.
 
-    For a command that ``buys``, a role's credentials last until the machines are installed.
-
+    With ``buys``, assumed-role credentials stay valid until the machines are installed.
     Raises :class:`UsageError` if the name is unknown or the embedded cloud cannot run here.
     """
     if name == "local":

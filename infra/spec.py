@@ -1,18 +1,21 @@
-"""The validated options of a cluster."""
+"""The validated options of a cluster, in one table: as fields, command-line options, and recorded tags."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name
-from infra.validation import explain_invalid
+from infra.words import explain_invalid, parse_duration, render_duration
 
+DEFAULT_NAME = "spr"
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
 AUTO = "auto"
@@ -21,65 +24,230 @@ EICE, SSM = "eice", "ssm"
 _JUMP = re.compile(
     r"(?:[a-z_][a-z0-9_.-]{0,31}@)?[a-z0-9][a-z0-9.-]{0,180}(?::(\d{1,5}))?", re.ASCII | re.I
 )
-DEFAULT_VOLUME_GIB = 100
-DEFAULT_TTL = timedelta(hours=8)
 LONGEST_TTL = timedelta(days=30)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-class ClusterSpec(BaseModel):
-    """The desired cluster. ``volume_gib`` is each node's root disk; ``max_price`` is in USD/hour."""
+@dataclass(frozen=True)
+class Option:
+    """A field of :class:`ClusterSpec` as a command-line option and as a tag of the cluster's record.
+
+    Flag and tag are named after the field unless given; ``tag=None`` means not recorded. With a
+    ``const``, the flag has no argument and sets this value. ``None`` is an empty tag, and ``write`` returns
+    ``None`` for no tag at all. Records of earlier versions lack the tags that are ``newer``.
+    """
+
+    help: str = ""
+    metavar: str | None = None
+    expected: str = ""
+    """Valid values in words, for messages."""
+    flag: str = ""
+    parse: Callable[[str], Any] = str
+    """Parses the argument; numbers are recognized by the field's type."""
+    const: bool | None = None
+    tag: str | None = ""
+    write: Callable[[Any], str | None] = str
+    read: Callable[[str], Any] | None = None
+    """Parses the tag; by default ``parse``."""
+    newer: bool = False
+    fixed: bool = False
+    """It can't change while the cluster exists."""
+
+    @property
+    def dest(self) -> str:
+        """The name of argparse's attribute."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def _switch(help_: str, flag: str = "", *, yes: str = "yes", no: str = "no", **more: Any) -> Option:
+    """Return an option without an argument: a Boolean field, which the flag inverts if it is negative."""
+    negative = flag.startswith(("--no-", "--allow-no-"))
+    return Option(
+        help_,
+        flag=flag,
+        const=not negative,
+        write=lambda value: yes if value else no,
+        read=lambda text: text == yes,
+        **more,
+    )
+
+
+class ClusterOptions(BaseModel):
+    """The options that a user chooses. ``volume_gib`` is each node's root disk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=f"^{CLUSTER_NAME}$")
-    nodes: int = Field(default=1, ge=1, le=256)
-    stack: str
-    # The record stores them in one tag of at most 256 characters.
-    instance_types: tuple[str, ...] = Field(
-        default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12
+    name: Annotated[str, Option(expected=CLUSTER_NAME_RULE, tag=None)] = Field(
+        default=DEFAULT_NAME, pattern=f"^{CLUSTER_NAME}$"
     )
+    nodes: Annotated[
+        int,
+        Option(
+            "nodes, including the head (default: unchanged, or 1)",
+            None,
+            "a whole number from 1 to 256",
+        ),
+    ] = Field(default=1, ge=1, le=256)
+    # The record stores them in one tag of at most 256 characters.
+    instance_types: Annotated[
+        tuple[str, ...],
+        Option(
+            f"EC2 type, or several in order of preference: a,b,c (default: {DEFAULT_INSTANCE_TYPE})",
+            "TYPES",
+            "1 to 12 EC2 types separated by commas",
+            flag="--instance-type",
+            parse=lambda text: tuple(name.strip() for name in text.split(",") if name.strip()),
+            write=" ".join,
+            read=lambda text: tuple(text.split()),
+        ),
+    ] = Field(default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12)
     """In order of preference; all nodes have the same type."""
-    ssh_cidrs: tuple[str, ...] = Field(min_length=1)
-    """The ranges that may use SSH."""
-    caller: str = ""
-    """The one among them that is this machine's address, and follows it."""
-    subnet_id: str | None = Field(default=None, pattern="^subnet-[0-9a-f]+$")
-    volume_gib: int = Field(default=DEFAULT_VOLUME_GIB, ge=20, le=16384)
-    volume_throughput: int | None = Field(default=None, ge=125, le=2000)
-    """In MiB/s; by default gp3's 125."""
-    volume_iops: int | None = Field(default=None, ge=_BASE_IOPS, le=80000)
-    volume_init_rate: int | None = Field(default=None, ge=100, le=300)
-    """MiB/s at which EC2 loads a new disk from its image; by default when blocks are first read."""
-    ttl: timedelta = Field(default=DEFAULT_TTL, ge=timedelta(minutes=1), le=LONGEST_TTL)
-    idle_timeout: timedelta | None = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
-    amx_required: bool = True
-    spot: bool = False
-    max_price: float | None = Field(default=None, gt=0, le=1000)
-    on_demand_allowed: bool = False
-    """Buy on demand if spot has no capacity or is too expensive."""
-    placement_group: bool = True
-    private: bool = False
-    """The machines have no public addresses."""
-    jump: str | None = None
-    """How machines are reached from outside: ``[user@]host[:port]``, ``eice``, ``ssm``, or directly."""
-    bake: Literal["head", "none"] = "head"
-    """Without an image: install the head and copy it, or install all nodes at once."""
-    second_guard: bool = False
-    """Machines are also terminated from outside: see :mod:`infra.termination_schedule`."""
+    stack: Annotated[
+        str, Option("software, see `stacks` (default: upstream)", "NAME", fixed=True)
+    ] = ""
+    bake: Annotated[
+        Literal["head", "none"],
+        Option(
+            "how to install software if no image has it: `head` installs it on the head and starts the "
+            "workers from an image of the head; `none` installs it on all nodes in parallel and makes "
+            "the image afterward (default: none on AWS for up to 32 nodes, else head)",
+            "WAY",
+            "head or none",
+        ),
+    ] = "head"
+    ttl: Annotated[
+        timedelta,
+        Option(
+            "time after which each node that boots shuts down (default: 8h); see `extend`",
+            None,
+            "from 1m to 30d",
+            parse=lambda text: parse_duration(text, "--ttl"),
+            write=render_duration,
+            newer=True,
+        ),
+    ] = Field(default=timedelta(hours=8), ge=timedelta(minutes=1), le=LONGEST_TTL)
+    idle_timeout: Annotated[
+        timedelta | None,
+        Option(
+            "also shut down after this time without a job or SSH session",
+            None,
+            "from 5m to 30d",
+            parse=lambda text: parse_duration(text, "--idle-timeout"),
+            write=render_duration,
+        ),
+    ] = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
+    second_guard: Annotated[
+        bool,
+        Option(
+            "also have EventBridge Scheduler terminate each machine 10 min after its deadline, because "
+            "one that never boots does not shut itself down (free; needs `iam-policy --second-guard`)",
+            const=True,
+            write=lambda value: "yes" if value else None,
+            read=bool,
+            newer=True,
+        ),
+    ] = False
+    """Machines are also terminated from outside: see :mod:`infra.ec2.termination_schedule`."""
+    market: Annotated[
+        Literal["on-demand", "spot", "spot-or-on-demand"],
+        Option(
+            "how to buy: on-demand, spot (cheaper, but EC2 can reclaim the machines), or "
+            "spot-or-on-demand, which buys on demand if spot has no capacity (default: on-demand)",
+            "MARKET",
+            write=lambda market: market.replace("-or-", " "),
+            read=lambda text: text.replace(" ", "-or-"),
+        ),
+    ] = "on-demand"
+    max_price: Annotated[
+        float | None,
+        Option(
+            "maximum price per spot machine and hour",
+            "USD",
+            "US dollars per machine and hour, above 0 and at most 1000",
+            write="{:g}".format,
+        ),
+    ] = Field(default=None, gt=0, le=1000)
+    placement_group: Annotated[
+        bool, _switch("do not place the machines close together", "--no-placement-group")
+    ] = True
+    private: Annotated[
+        bool,
+        _switch(
+            "machines without public addresses, reached from inside the VPC or with --jump; installing "
+            "software requires a route to a NAT gateway",
+            newer=True,
+            fixed=True,
+        ),
+    ] = False
+    jump: Annotated[
+        str | None,
+        Option(
+            "reach machines at their private addresses through a jump host, [user@]host[:port], that "
+            "OpenSSH already knows; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
+            "WAY",
+            newer=True,
+        ),
+    ] = None
+    subnet_id: Annotated[
+        str | None,
+        Option(
+            "use this subnet and its zone (default: each zone's default subnet, in turn)",
+            None,
+            "an ID such as subnet-0123456789abcdef0",
+            tag="subnet",
+            fixed=True,
+        ),
+    ] = Field(default=None, pattern="^subnet-[0-9a-f]+$")
+    volume_gib: Annotated[
+        int,
+        Option("each node's disk in GiB (default: 100)", None, "from 20 to 16384 GiB", fixed=True),
+    ] = Field(default=100, ge=20, le=16384)
+    volume_throughput: Annotated[
+        int | None,
+        Option(
+            "the disk's MiB/s (default: 125)",
+            "MIB_S",
+            "from 125 to 2000 MiB/s",
+            newer=True,
+            fixed=True,
+        ),
+    ] = Field(default=None, ge=125, le=2000)
+    volume_iops: Annotated[
+        int | None,
+        Option(
+            "the disk's IOPS (default: 3000)",
+            "N",
+            "from 3000 to 80000 IOPS",
+            newer=True,
+            fixed=True,
+        ),
+    ] = Field(default=None, ge=_BASE_IOPS, le=80000)
+    volume_init_rate: Annotated[
+        int | None,
+        Option(
+            "load new disks from their image at 100 to 300 MiB/s, which AWS bills per GiB of the image "
+            "(default: when blocks are first read)",
+            "MIB_S",
+            "from 100 to 300 MiB/s",
+            newer=True,
+        ),
+    ] = Field(default=None, ge=100, le=300)
+    amx_required: Annotated[
+        bool,
+        _switch(
+            "continue if the processor has no AMX",
+            "--allow-no-amx",
+            yes="required",
+            no="optional",
+            tag="amx",
+        ),
+    ] = True
 
     @field_validator("instance_types")
     @classmethod
     def _type_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(check_type_name(name) for name in names))
-
-    @field_validator("ssh_cidrs")
-    @classmethod
-    def _networks(cls, cidrs: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(map(_parse_cidr, cidrs)))
 
     @field_validator("jump")
     @classmethod
@@ -87,7 +255,7 @@ class ClusterSpec(BaseModel):
         return jump and parse_jump(jump)
 
     @model_validator(mode="after")
-    def _possible_disk(self) -> ClusterSpec:
+    def _possible_disk(self) -> ClusterOptions:
         iops = self.volume_iops or _BASE_IOPS
         if iops > self.volume_gib * _IOPS_PER_GIB:
             raise UsageError(
@@ -111,43 +279,77 @@ class ClusterSpec(BaseModel):
 
     @property
     def disk_speed(self) -> dict[str, int | None]:
-        """The disk's IOPS and MiB/s, as :mod:`infra.prices` counts them."""
+        """The disk's IOPS and MiB/s, as :mod:`infra.cost.prices` counts them."""
         return {"iops": self.volume_iops, "mibps": self.volume_throughput}
 
     @property
     def workers(self) -> int:
         return self.nodes - 1
 
+    @property
+    def spot(self) -> bool:
+        return self.market != "on-demand"
 
-_EXPECTED = {
-    "name": CLUSTER_NAME_RULE,
-    "nodes": "a whole number from 1 to 256",
-    "subnet_id": "an ID such as subnet-0123456789abcdef0",
-    "volume_gib": "from 20 to 16384 GiB",
-    "volume_throughput": "from 125 to 2000 MiB/s",
-    "volume_iops": "from 3000 to 80000 IOPS",
-    "volume_init_rate": "from 100 to 300 MiB/s",
-    "ttl": "from 1m to 30d",
-    "idle_timeout": "from 5m to 30d",
-    "max_price": "US dollars per machine and hour, above 0 and at most 1000",
-    "bake": "head or none",
-    "instance_types": "1 to 12 EC2 types separated by commas",
-}
+    @property
+    def on_demand_allowed(self) -> bool:
+        """Whether to buy on demand if spot has no capacity or is too expensive."""
+        return self.market == "spot-or-on-demand"
+
+
+class ClusterSpec(ClusterOptions):
+    """The desired cluster: the user's options, and the addresses that may use SSH."""
+
+    ssh_cidrs: tuple[str, ...] = Field(min_length=1)
+    caller: str = ""
+    """The range in ``ssh_cidrs`` that tracks this machine's address."""
+
+    @field_validator("ssh_cidrs")
+    @classmethod
+    def _networks(cls, cidrs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(_parse_cidr, cidrs)))
+
+
+def _options() -> dict[str, Option]:
+    found = {}
+    for key, field in ClusterOptions.model_fields.items():
+        (option,) = (each for each in field.metadata if isinstance(each, Option))
+        name = key.replace("_", "-")
+        tag = None if option.tag is None else option.tag or name
+        numbers = {int, float} & {field.annotation, *get_args(field.annotation)}
+        parse = numbers.pop() if numbers else option.parse
+        found[key] = replace(option, flag=option.flag or f"--{name}", tag=tag, parse=parse)
+    return found
+
+
+OPTIONS = _options()
+"""The table: each option by its field's name, with its flag and tag."""
+
+
+T = TypeVar("T", bound=ClusterOptions)
 
 
 def build_spec(**options: Any) -> ClusterSpec:
     """Validate options. Raises :class:`UsageError` with the option, its value, and what was expected."""
+    return _validate(ClusterSpec, options)
+
+
+def validate_options(**options: Any) -> None:
+    """Raise :class:`UsageError` for invalid options, without what is looked up later."""
+    _validate(ClusterOptions, options)
+
+
+def _validate(model: type[T], options: dict[str, Any]) -> T:
     try:
-        return ClusterSpec(**options)
+        return model(**options)
     except ValidationError as error:
-        message = explain_invalid(error, ClusterSpec, expected=_EXPECTED, render=_render_option)
+        expected = {key: option.expected for key, option in OPTIONS.items()}
+        message = explain_invalid(error, model, expected=expected, render=_render_option)
         raise UsageError(message) from None
 
 
 def _render_option(key: str, value: Any) -> str:
     """Return an option and its value as typed on the command line."""
-    several = ("instance_types", "ssh_cidrs")
-    option = "--" + (key.removesuffix("s") if key in several else key).replace("_", "-")
+    option = OPTIONS[key].flag if key in OPTIONS else "--ssh-cidr"
     if isinstance(value, timedelta):
         value = render_duration(value)
     elif isinstance(value, tuple):
@@ -194,24 +396,3 @@ def parse_jump(text: str) -> str:
             hint=f"{EICE} is an EC2 Instance Connect Endpoint, {SSM} is Session Manager",
         )
     return text
-
-
-def parse_duration(text: str, option: str) -> timedelta:
-    """Parse a duration such as ``90m``, ``8h``, or ``2d``. Raises :class:`UsageError`."""
-    match = _DURATION.fullmatch(text.strip())
-    if not match:
-        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h, or 2d")
-    try:
-        return timedelta(**{_UNITS[match[2]]: float(match[1])})
-    except OverflowError:
-        raise UsageError(f"{option} {text}: expected at most 30d") from None
-
-
-def render_duration(time: timedelta) -> str:
-    """Render a duration for :func:`parse_duration`, in the largest whole unit."""
-    minutes = time.total_seconds() / 60
-    for unit, size in (("d", 1440), ("h", 60)):
-        if minutes >= size and minutes % size == 0:
-            return f"{minutes / size:.0f}{unit}"
-    # Fixed-point, because parse_duration reads no exponents.
-    return f"{minutes:.5f}".rstrip("0").rstrip(".") + "m"

@@ -1,4 +1,4 @@
-"""Polling with a deadline; the only ``sleep`` on the user's machine.
+"""Polling with a deadline, the only ``sleep`` on the user's machine, and progress reports.
 
 boto3's waiters do not fit: they report no progress, stop at the first network error, discard the
 machines that did start if another fails, and sleep in real time, which tests cannot skip.
@@ -7,7 +7,9 @@ machines that did start if another fails, and sleep in real time, which tests ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from infra.errors import DeadlineError
@@ -72,3 +74,40 @@ def wait_until(
         clock.sleep(min(pause, every_s, deadline_s - passed + 0.01))
         pause *= 2
     return found
+
+
+class Progress(Protocol):
+    """Receives nested phases, and notes about the innermost one."""
+
+    def phase(self, title: str) -> AbstractContextManager[None]:
+        """Open a phase for a ``with`` block; an exception marks it as failed."""
+
+    def note(self, text: str) -> None:
+        """Replace the current phase's one-line remark."""
+
+
+class Silent:
+    """Reports nothing."""
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        yield
+
+    def note(self, text: str) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class NamedProgress:
+    """The progress of one of several concurrent tasks: its notes start with its name."""
+
+    shared: Progress
+    name: str
+
+    def phase(self, title: str) -> AbstractContextManager[None]:
+        """Concurrent phases cannot nest, so report the title as a note."""
+        self.note(title)
+        return nullcontext()
+
+    def note(self, text: str) -> None:
+        self.shared.note(f"{self.name}: {text}")

@@ -1,8 +1,17 @@
-"""Words that depend on a number, a size, or a time."""
+"""Words for numbers, sizes, and times; and invalid input explained in one line."""
 
 from __future__ import annotations
 
-from datetime import date, datetime, timezone
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, get_args
+
+from infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 
 def counted(count: int, noun: str) -> str:
@@ -43,3 +52,92 @@ def spoken_duration(seconds: float) -> str:
     parts = [f"{hours} h"] if hours else []
     parts += [f"{minutes} min"] if minutes or not hours else []
     return " ".join(parts)
+
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+_NOT_IN_TAGS = re.compile(r"[^\w +\-=.:/@]")
+LONGEST_TAG = 256
+
+
+def tag_value(text: str) -> str:
+    """Return text as the value of an AWS tag: in the characters that every service allows, and cut."""
+    return _NOT_IN_TAGS.sub("_", text)[:LONGEST_TAG]
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_duration(text: str, option: str) -> timedelta:
+    """Parse a duration such as ``90m``, ``8h``, or ``2d``. Raises :class:`UsageError`."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h, or 2d")
+    try:
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError:
+        raise UsageError(f"{option} {text}: expected at most 30d") from None
+
+
+def render_duration(time: timedelta) -> str:
+    """Render a duration for :func:`parse_duration`, in the largest whole unit."""
+    minutes = time.total_seconds() / 60
+    for unit, size in (("d", 1440), ("h", 60)):
+        if minutes >= size and minutes % size == 0:
+            return f"{minutes / size:.0f}{unit}"
+    # Fixed-point, because parse_duration reads no exponents.
+    return f"{minutes:.5f}".rstrip("0").rstrip(".") + "m"
+
+
+_PREFIX = re.compile(r"^(Value error, |Input should be )")
+
+
+def nearest(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:
+    """``; did you mean NAME?`` for the closest names; empty if none is close."""
+    near = difflib.get_close_matches(name, list(names), count, cutoff)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def explain_invalid(
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    expected: Mapping[str, str] | None = None,
+    render: Callable[[str, Any], str] = "{} = {!r}".format,
+) -> str:
+    """Describe the first problem that pydantic found in the values of a model.
+
+    ``expected`` describes valid values by top-level key; without an entry, pydantic's own words
+    serve. ``render`` writes a key and its value the way the user wrote them.
+    """
+    first = error.errors()[0]
+    # Of a union, pydantic names the branch that failed.
+    path = [part for part in first["loc"] if part not in ("int", "str")]
+    key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+    known = (expected or {}).get(str(path[0]), "")
+    if first["type"] == "extra_forbidden":
+        names = list(_section(model, path[:-1]).model_fields)
+        meant = nearest(str(path[-1]), names)
+        return f"unknown key {key}{meant or '; expected ' + ', '.join(names)}"
+    if first["type"] == "missing":
+        return f"{key} is missing" + (f": expected {known}" if known else "")
+    message, value = _PREFIX.sub("", first["msg"]), first["input"]
+    is_choice = first["type"] == "literal_error" and isinstance(value, str)
+    meant = nearest(value, re.findall("'(.+?)'", message)) if is_choice else ""
+    return f"{render(key, value)}: expected {known or message}{meant}"
+
+
+def _section(model: type[BaseModel], path: Iterable[int | str]) -> type[BaseModel]:
+    """The model of a nested table."""
+    for part in path:
+        if isinstance(part, str):
+            model = next(_models(model.model_fields[part].annotation))
+    return model
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in an annotation such as ``tuple[Rule, ...]`` or ``Rule | None``."""
+    if hasattr(annotation, "model_fields"):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)

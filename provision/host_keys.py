@@ -18,9 +18,9 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
+from infra.ec2.key_pair import fingerprint
 from infra.errors import HostError, HostKeyError, UsageError
 from infra.files import read_text
-from infra.key_pair import fingerprint
 from provision.host import Host
 
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"

@@ -18,8 +18,8 @@ from fabric import Config, Connection
 from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut
 
+from infra.ec2.key_pair import fingerprint
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
-from infra.key_pair import fingerprint
 from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.jump import Gateway, Proxy, Tunnel

@@ -14,9 +14,9 @@ from botocore.compat import HTTPHeaders
 from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.test import create_environ, run_wsgi_app
 
-from infra.clients import Clients, connect
-from infra.cloud import Cloud
-from infra.ubuntu import ubuntu_parameter
+from infra.aws.clients import Clients, connect
+from infra.aws.cloud import Cloud
+from infra.ec2.images import ubuntu_parameter
 
 CALLER = "203.0.113.7/32"
 

@@ -16,8 +16,8 @@ from hypothesis import settings
 from moto import mock_aws
 from moto.ec2.models import EC2Backend
 
-from infra.clients import Clients
-from infra.cloud import Cloud
+from infra.aws.clients import Clients
+from infra.aws.cloud import Cloud
 from tests.aws import Recorder, connect_moto, fake_aws
 from tests.harness import botocore_files
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching

@@ -25,13 +25,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
+from cluster.local_files import ClusterFiles, EventLog, cluster_names, remembered_cloud
 from cluster.nodes import Cluster
+from infra.ec2.key_pair import generate_key_pair, read_public
 from infra.errors import SprError
-from infra.key_pair import generate_key_pair, read_public
-from infra.local.base_image import apt_sources, read_os_release
-from infra.local.host import merge_pip_config, render_pip_config, used_ranges
+from infra.local.machines.base_image import apt_sources, read_os_release
+from infra.local.machines.host import merge_pip_config, render_pip_config, used_ranges
 from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
 from jobs.cli import main
 from jobs.cli.bench import render
@@ -44,7 +43,6 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.record import read_job_id, read_record
 from jobs.reference import plan as reference
 from jobs.reference.presets import PRESETS
-from jobs.top.metrics_tail import MetricsTail
 from jobs.top.prometheus import render_prometheus
 from jobs.top.recording import read_recording
 from jobs.top.screen import render as render_screen
@@ -69,6 +67,7 @@ from jobs.worker.training.divergence import DivergenceDetector
 from jobs.worker.training.state import TrainingProgress
 from provision.facts import gather_facts
 from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_keys
+from provision.on_node.sampler import MetricsTail
 from provision.stacks.load import load_stack
 from provision.stacks.lock import Pinned, read_lock, render_lock
 from tests.fakes import FakeHost, facts_answer

@@ -16,11 +16,11 @@ from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.lifecycle.prepare import prepare
+from infra.ec2.images import Image
+from infra.ec2.tags import KEPT
 from infra.errors import SprError
-from infra.images import Image
 from infra.instance_types import BAKERS
-from infra.tags import KEPT
-from provision.recipe import recipe_digest
+from provision.bake import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _EXAMPLES = """\

@@ -10,27 +10,23 @@ from typing import Any
 from cluster.console.output import ask, ask_for, confirm, has_terminal, say
 from cluster.console.parser import add_json_option
 from cluster.context import Context
-from cluster.events import describe_failure
 from cluster.local_files import (
     ClusterFiles,
+    describe_failure,
     known_clusters,
     nearest_cluster,
     remembered_account,
     remembered_cloud,
 )
-from infra.aws import NoRegionError
-from infra.caller import Caller, is_same_owner
-from infra.clients import connect, has_credentials, translate_boto_error
-from infra.cloud import Cloud
-from infra.credentials import MissingCredentialsError
+from infra.aws.caller import Caller, is_same_owner
+from infra.aws.clients import connect, has_credentials, translate_boto_error
+from infra.aws.cloud import Cloud, MissingCredentialsError, NoRegionError, find_profile
+from infra.ec2.inventory import Inventory
 from infra.errors import SprError, UsageError
-from infra.inventory import Inventory
 from infra.open_cloud import open_cloud
-from infra.progress import Progress, Silent
-from infra.session import find_profile
-from infra.spec import AUTO, parse_ssh_cidr
+from infra.spec import AUTO, DEFAULT_NAME, parse_ssh_cidr
+from infra.wait import Progress, Silent
 
-DEFAULT_NAME = "spr"
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
 CONFIGURED_REGION = "AWS_REGION, else your AWS configuration"
 MADE_THERE = (

@@ -18,15 +18,15 @@ from cluster.console.display import make_progress
 from cluster.console.output import confirm, emit, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
+from cluster.job_queue import find_losses
+from cluster.lifecycle.deadline import extend
 from cluster.lifecycle.down import Removed, down
-from cluster.lifecycle.extend import extend
 from cluster.local_files import nearest_cluster
-from cluster.lost_results import find_losses
+from infra.ec2.inventory import Inventory, describe_inventory
+from infra.ec2.tags import render_time
 from infra.errors import UsageError
-from infra.inventory import Inventory, describe_inventory
-from infra.spec import LONGEST_TTL, parse_duration
-from infra.tags import render_time
-from infra.words import spoken_time
+from infra.spec import LONGEST_TTL
+from infra.words import parse_duration, spoken_time
 
 _DOWN_EXAMPLES = """\
   spr-cluster down

@@ -9,10 +9,9 @@ from typing import Any
 from cluster.cli.chosen_cluster import NAME_HELP, choose_cluster
 from cluster.console.output import emit, wrap
 from cluster.console.parser import SubParsers, add_command, add_json_option
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles, nearest_cluster
+from cluster.local_files import ClusterFiles, EventLog, nearest_cluster
+from infra.ec2.tags import parse_time
 from infra.errors import UsageError
-from infra.tags import parse_time
 
 _EXAMPLES = """\
   spr-cluster events

@@ -12,10 +12,10 @@ from cluster.cli.chosen_cluster import add_cloud_options, open_place
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.output import confirm, emit
 from cluster.console.parser import SubParsers, add_command, add_yes_option
-from cluster.events import utc_now
-from cluster.images import OurImage, choose_images, delete_images, describe_our_images
-from infra.clients import connect
-from infra.cloud import Cloud
+from cluster.lifecycle.images import OurImage, choose_images, delete_images, describe_our_images
+from cluster.local_files import utc_now
+from infra.aws.clients import connect
+from infra.aws.cloud import Cloud
 from infra.errors import UsageError
 
 if TYPE_CHECKING:

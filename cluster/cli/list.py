@@ -12,20 +12,16 @@ from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.output import confirm, emit, say
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
-from cluster.events import utc_now
 from cluster.lifecycle.down import down
-from cluster.local_files import ClusterFiles, known_clusters, remembered_account
-from cluster.overview import Overview, describe_regions, list_clusters
-from cluster.prices import show_cost
-from infra.aws import NoRegionError
-from infra.caller import Caller, short_owner
-from infra.clients import connect, translate_boto_error
-from infra.cloud import DEFAULT_REGION, Cloud
-from infra.credentials import MissingCredentialsError
+from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
+from cluster.overview import Overview, describe_regions, list_clusters, show_cost
+from infra.aws.caller import Caller, short_owner
+from infra.aws.clients import connect, translate_boto_error
+from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError
+from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
-from infra.inventory import describe_inventory
 from infra.open_cloud import open_cloud
-from infra.progress import Progress
+from infra.wait import Progress
 from infra.words import counted
 
 _LIST_EXAMPLES = """\

@@ -10,15 +10,8 @@ from pathlib import Path
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command, add_json_option
 from cluster.local_files import ClusterFiles, cluster_names
-from infra.local import (
-    LocalStatus,
-    clear_faults,
-    put_faults,
-    reset,
-    show_faults,
-    status,
-    stop,
-)
+from infra.local.cloud import LocalStatus, reset, status, stop
+from infra.local.faults import clear_faults, put_faults, show_faults
 
 _EXAMPLES = """\
   spr-cluster local status

@@ -9,21 +9,20 @@ from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
-from cluster.prices import look_up_prices
-from infra.actions import Action, ActionKind, Plan
+from cluster.overview import look_up_prices
+from infra.cost.prices import ADDRESS_USD, Price, Prices, with_spot
+from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
+from infra.ec2.images import find_ubuntu_image
+from infra.ec2.purchase import SPOT, Offer
+from infra.ec2.tags import render_time
+from infra.ec2.termination_schedule import COST
 from infra.errors import UsageError
-from infra.images import find_ubuntu_image
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
-from infra.plan import PlanInput, expected_by_bake, plan_up
-from infra.prices import ADDRESS_USD, Price, Prices, with_spot
-from infra.purchase import SPOT, Offer
-from infra.quotas import describe_quota, is_standard, quota_code, require_quota
-from infra.spec import render_duration
-from infra.tags import render_time
-from infra.termination_schedule import COST
-from infra.words import counted, spoken_time
+from infra.plan.actions import Action, ActionKind, Plan
+from infra.plan.planner import PlanInput, expected_by_bake, plan_up
+from infra.words import counted, render_duration, spoken_time
+from provision.stacks.compatibility import summarize_state
 from provision.stacks.load import load_stack
-from provision.stacks.support_status import summarize_state
 
 # A cluster that lives less would be paid for and gone before it could be used.
 _SHORTEST = timedelta(minutes=30)

@@ -13,13 +13,11 @@ from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import SprError, UsageError
 from infra.words import counted
 from provision.install import stack_digest
-from provision.resolver import Resolver, find_resolver
-from provision.stack_check import SourcesReport, check_sources
-from provision.stacks.flags import training_flags
+from provision.stacks.compatibility import explain_state, training_flags
 from provision.stacks.load import load_stack, stack_names
 from provision.stacks.lock import Lock, lock_path, read_lock, render_lock
+from provision.stacks.sources import Resolver, SourcesReport, check_sources, find_resolver
 from provision.stacks.stack import Stack
-from provision.stacks.support_status import explain_state
 
 _EXAMPLES = """\
   spr-cluster stacks

@@ -13,17 +13,14 @@ from cluster.console.display import format_seconds, format_table
 from cluster.console.output import ask, emit, wrap
 from cluster.console.parser import SubParsers, add_command
 from cluster.context import Context
-from cluster.events import utc_now
-from cluster.head_answer import NoAnswer, ask_head
-from cluster.host_identity import verified_by
-from cluster.job_queue import QueueSummary, summarize_queue
-from cluster.local_files import nearest_cluster
+from cluster.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
+from cluster.lifecycle.host_identity import verified_by
+from cluster.local_files import nearest_cluster, utc_now
 from cluster.nodes import Node, is_unconnected, rank_nodes
-from cluster.overview import Overview
-from cluster.prices import look_up_prices, show_cost
-from infra import tags
-from infra.instances import describe_spot_notices
-from infra.inventory import describe_inventory
+from cluster.overview import Overview, look_up_prices, show_cost
+from infra.ec2 import tags
+from infra.ec2.instances import describe_spot_notices
+from infra.ec2.inventory import describe_inventory
 from infra.words import counted, spoken_time
 
 # What the question to the head may add to EC2's answers.
@@ -100,6 +97,8 @@ def _render(view: _View) -> Iterator[str]:
     for node in view.nodes:
         if notice := notices.get(node.instance.id):
             yield f"{node.name}: SPOT NOTICE: {notice}"
+        if why := node.instance.tags.get(tags.REPLACES):
+            yield wrap(f"{node.name} {why}")
     if found.alive:
         yield wrap(_summary(overview, view.now, ctx.flags))
     if isinstance(view.queue, QueueSummary):
@@ -157,6 +156,7 @@ def _as_dict(view: _View) -> dict[str, Any]:
         {
             **node.as_dict(),
             "spot_notice": view.notices.get(node.instance.id),
+            "bought_because": node.instance.tags.get(tags.REPLACES),
             "host_key_verified_by": view.keys.get(node.instance.id),
         }
         for node in nodes

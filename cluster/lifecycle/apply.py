@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster import job_queue, ssh_mesh
 from cluster.context import Context
+from cluster.lifecycle.deadline import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
-from cluster.lifecycle.shutdown_timers import reset_guards
 from cluster.nodes import Cluster
-from cluster.verify import node_probe
-from cluster.verify.checks.expected import expect
-from cluster.verify.checks.nodes import check_nodes, summarize_problems
-from infra import images, instances, key_pair, network, tags
-from infra.actions import Action, ActionKind, Plan
-from infra.clients import error_code, translate_boto_error
-from infra.cluster_record import record_tags
+from cluster.verify.reachability import find_unusable
+from cluster.verify.results import NodeAnswer, expect
+from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
+from infra.aws.clients import error_code, translate_boto_error
+from infra.ec2 import images, instances, key_pair, network, tags
+from infra.ec2.cluster_record import record_tags
+from infra.ec2.instances import HEAD, WORKER
+from infra.ec2.purchase import Offer
 from infra.errors import DeadlineError, HostError, HostKeyError, HostsError, SprError
+from infra.files import write_private
 from infra.instance_types import find_machine
-from infra.instances import HEAD, WORKER
-from infra.plan import PlanInput, mesh_digest
-from infra.purchase import Offer
-from infra.removal import remove
+from infra.plan.actions import Action, ActionKind, Plan
+from infra.plan.planner import PlanInput, mesh_digest
+from infra.plan.removal import remove
 from infra.wait import HELD_DEADLINE_S, TERMINATE_DEADLINE_S
 from infra.words import counted
 from provision.bake import begin_image
@@ -178,7 +179,7 @@ class PlanApplier:
         if not key_pair.read_public(files.key):
             files.remove()
             pair = key_pair.generate_key_pair(tags.resource_name(self.spec.name))
-            key_pair.write_private(files.key, pair.private)
+            write_private(files.key, pair.private)
             self.ctx.remember()
         key = key_pair.fingerprint(key_pair.read_public(files.key))
         record = replace(record, generation=record.generation + 1)
@@ -307,10 +308,10 @@ class PlanApplier:
 
     def _probe_nodes(
         self, *, again: bool = True
-    ) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
+    ) -> tuple[Mapping[str, NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
-            answers = node_probe.probe_nodes(self.machines.head_host, self.stack)
+            answers = probe_nodes(self.machines.head_host, self.stack)
         except HostKeyError:
             raise
         except HostError as error:
@@ -319,7 +320,7 @@ class PlanApplier:
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
         amx_required = self.spec.amx_required
-        return answers, node_probe.find_unusable(cluster, answers, amx_required=amx_required)
+        return answers, find_unusable(cluster, answers, amx_required=amx_required)
 
     def _verify(self) -> None:
         cluster = self.machines.cluster
@@ -331,7 +332,7 @@ class PlanApplier:
         if cluster.head.name in faults:
             raise HostError(cluster.head.name, faults[cluster.head.name])
         self.machines.give_up({cluster.node(n).instance.id: why for n, why in faults.items()})
-        with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
+        with_amx = sum(bool(a.value and not a.value.missing_amx) for a in answers.values())
         nodes = counted(self.spec.nodes, "node")
         text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
         machine = find_machine(self.ctx.clients.ec2, cluster.head.instance.instance_type)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from cluster.context import Context
 from cluster.job_queue import job_is_running, list_queue
 from cluster.nodes import Node, rank_nodes
-from infra import tags
-from infra.actions import Plan
+from infra.ec2 import tags
 from infra.errors import HostError
-from infra.plan import PlanInput
+from infra.plan.actions import Plan
+from infra.plan.planner import PlanInput
 from provision.host import Host
 
 

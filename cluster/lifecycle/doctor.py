@@ -20,29 +20,33 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.context import Context
 from cluster.lifecycle.machines import Machines
 from cluster.lifecycle.prepare import prepare
-from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
-from infra import key_pair, network, tags
-from infra.actions import ActionKind
-from infra.clients import DENIED, error_code, translate_boto_error
-from infra.cluster_record import new_record, record_tags
+from cluster.verify.results import CLUSTER, CheckResult, Verdict, name_some
+from infra.aws.clients import DENIED, error_code, translate_boto_error
+from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
+from infra.ec2 import key_pair, network, tags
+from infra.ec2.cluster_record import new_record, record_tags
+from infra.ec2.images import Image, find_ubuntu_image
+from infra.ec2.instances import HEAD, WORKER
+from infra.ec2.inventory import describe_inventory
+from infra.ec2.network import Network, TypeSupport
+from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
+from infra.ec2.purchase import Offer, list_offers, render_request
+from infra.ec2.routes import require_jump, require_ways
 from infra.errors import SprError
-from infra.iam_dry_runs import is_about_default_group, judge, only_existing
-from infra.iam_policy import OPTIONAL, build_policy
-from infra.iam_simulation import Finding
-from infra.images import Image, find_ubuntu_image
-from infra.instance_connect import require_jump
+from infra.iam.dry_runs import (
+    describe_tag_rules,
+    find_tag_conflicts,
+    is_about_default_group,
+    judge,
+    only_existing,
+)
+from infra.iam.policy import OPTIONAL, build_policy
+from infra.iam.simulation import Finding
 from infra.instance_types import find_machine
-from infra.instances import HEAD, WORKER
-from infra.inventory import describe_inventory
-from infra.network import Network, TypeSupport
-from infra.network_acls import install_flows, require_open_acls, ssh_flows
-from infra.ownership import split_groups
-from infra.plan import plan_up
-from infra.purchase import Offer, list_offers, render_request
-from infra.quotas import describe_quota, is_standard, quota_code, require_quota
-from infra.routes import require_ways
+from infra.plan.actions import ActionKind
+from infra.plan.ownership import split_groups
+from infra.plan.planner import plan_up
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
-from infra.tag_policies import describe_tag_rules, find_tag_conflicts
 from infra.words import counted
 from provision.jump import require_jump_tools
 from provision.stacks.load import load_stack

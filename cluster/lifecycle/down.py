@@ -9,18 +9,18 @@ from botocore.exceptions import ClientError
 
 from cluster.context import Context
 from cluster.local_files import remembered_account, remembered_cloud
-from infra import instances, tags
-from infra.actions import ActionKind, Plan
-from infra.clients import DENIED, error_code, patient
+from infra.aws.clients import DENIED, error_code, patient
+from infra.ec2 import instances, tags
+from infra.ec2.images import Image, wait_until_available
+from infra.ec2.inventory import Inventory, Resource, describe_inventory
+from infra.ec2.key_pair import read_public
+from infra.ec2.termination_schedule import ClusterGuard, is_guarded, with_guard
 from infra.errors import DeadlineError, SprError
-from infra.files import read_text
-from infra.images import Image, wait_until_available
-from infra.inventory import Inventory, Resource, describe_inventory
-from infra.key_pair import read_public, write_private
-from infra.ownership import Generation
-from infra.plan import plan_down
-from infra.removal import remove
-from infra.termination_schedule import ClusterGuard, is_guarded, with_guard
+from infra.files import read_text, write_private
+from infra.plan.actions import ActionKind, Plan
+from infra.plan.ownership import Generation
+from infra.plan.planner import plan_down
+from infra.plan.removal import remove
 from infra.wait import (
     CONSISTENCY_DEADLINE_S,
     DOWN_DEADLINE_S,

@@ -7,25 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.context import Context
-from cluster.lifecycle.cut_off import find_impaired
+from cluster.lifecycle.reach import find_impaired
 from cluster.local_files import remembered_cloud
-from infra import key_pair, network, tags
-from infra.cluster_record import ClusterRecord, merge_options, new_record, parse_record
+from infra.ec2 import key_pair, network, tags
+from infra.ec2.cluster_record import ClusterRecord, merge_options, new_record, parse_record
+from infra.ec2.images import describe_cached_images
+from infra.ec2.instances import HEAD, describe_spot_notices
+from infra.ec2.inventory import PLANNED_KINDS, Inventory
+from infra.ec2.network import SecurityGroup
+from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
+from infra.ec2.purchase import Offer, list_offers
+from infra.ec2.routes import describe_vpc_cidrs, require_jump, require_ways
+from infra.ec2.termination_schedule import describe_cluster
 from infra.errors import SprError, UsageError
-from infra.images import describe_cached_images
-from infra.instance_connect import require_jump
-from infra.instances import HEAD, describe_spot_notices
-from infra.inventory import PLANNED_KINDS, Inventory
-from infra.network import SecurityGroup
-from infra.network_acls import install_flows, require_open_acls, ssh_flows
-from infra.ownership import check_owner, split_groups
-from infra.plan import PlanInput, check_head_is_not_stopped
-from infra.purchase import Offer, list_offers
-from infra.routes import describe_vpc_cidrs, require_ways
+from infra.plan.ownership import check_owner, split_groups
+from infra.plan.planner import PlanInput, check_head_is_not_stopped
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
-from infra.termination_schedule import describe_cluster
+from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
-from provision.recipe import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
 
 _MOST_INSTALLS = 32

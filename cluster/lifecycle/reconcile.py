@@ -13,16 +13,16 @@ from cluster.lifecycle.apply import PlanApplier
 from cluster.lifecycle.machines import PlanAgainError
 from cluster.lifecycle.prepare import observe
 from cluster.nodes import Cluster
-from infra import key_pair, tags
-from infra.actions import Action, ActionKind, Plan
-from infra.clients import error_code
-from infra.cluster_record import parse_record
+from infra.aws.clients import error_code
+from infra.cost.prices import Price
+from infra.ec2 import key_pair, tags
+from infra.ec2.cluster_record import parse_record
+from infra.ec2.purchase import Offer
 from infra.errors import SprError, UsageError
-from infra.ownership import ForeignClusterError, check_owner
-from infra.plan import PlanInput, check_head_is_not_stopped, plan_up
-from infra.prices import Price
-from infra.purchase import Offer
-from infra.removal import remove
+from infra.plan.actions import Action, ActionKind, Plan
+from infra.plan.ownership import ForeignClusterError, check_owner
+from infra.plan.planner import PlanInput, check_head_is_not_stopped, plan_up
+from infra.plan.removal import remove
 from infra.wait import SETTLE_S
 from infra.words import counted
 from provision.stacks.load import load_stack

@@ -1,7 +1,7 @@
 """The embedded cloud: EC2's API on this machine, with containers as instances.
 
 A background process answers as EC2, SSM, STS, and Service Quotas through moto; podman runs the
-instances. Code outside this package sees only the endpoint URL in :class:`infra.cloud.Cloud`.
+instances. Code outside this package sees only the endpoint URL in :class:`infra.aws.cloud.Cloud`.
 """
 
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop

@@ -1,4 +1,4 @@
-"""Management of the embedded cloud: open, status, stop, reset."""
+"""Management of the embedded cloud: open, status, stop, reset. Labels and names identify its resources."""
 
 from __future__ import annotations
 
@@ -11,24 +11,95 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.cloud import Cloud
+from infra.aws.cloud import Cloud
 from infra.errors import CloudError, UsageError
-from infra.local.base_image import BaseImage, ensure_base_image, recipe, recipe_hash
 from infra.local.faults import NetworkFaults, read_faults
-from infra.local.host import check_prerequisites
-from infra.local.podman import open_podman
-from infra.local.resources import (
-    LocalResources,
-    find_resources,
-    remove_resources,
-    stop_containers,
+from infra.local.machines.base_image import (
+    DESCRIPTION_LABEL,
+    REPOSITORY,
+    BaseImage,
+    ensure_base_image,
+    recipe,
+    recipe_hash,
+)
+from infra.local.machines.containers import at_once
+from infra.local.machines.host import check_prerequisites
+from infra.local.machines.podman import (
+    CLOUD_LABEL,
+    INSTANCE_LABEL,
+    REGION_LABEL,
+    Podman,
+    open_podman,
 )
 from infra.local.state import RESET_HINT, STATUS_PATH, ServerAddress, StateFolder
-from infra.progress import Progress, Silent
-from infra.wait import wait_until
+from infra.wait import Progress, Silent, wait_until
+
+
+@dataclass(frozen=True)
+class LocalInstance:
+    """An instance as its container shows it."""
+
+    id: str
+    region: str
+    state: str
+
+
+@dataclass(frozen=True)
+class LocalResources:
+    """Networks (names and ranges), instances, images created here, and the shared base images."""
+
+    networks: dict[str, str] = field(default_factory=dict)
+    instances: tuple[LocalInstance, ...] = ()
+    images: tuple[str, ...] = ()
+    base_images: tuple[str, ...] = ()
+
+
+def find_resources(podman: Podman, folder: StateFolder) -> LocalResources:
+    """List the resources of this cloud."""
+    return LocalResources(
+        networks={
+            network.name: ", ".join(map(str, network.ranges))
+            for network in podman.networks()
+            if network.labels.get(CLOUD_LABEL) == folder.key
+        },
+        instances=tuple(
+            LocalInstance(
+                container.labels.get(INSTANCE_LABEL, container.name),
+                container.labels.get(REGION_LABEL, ""),
+                "running" if container.running else "stopped",
+            )
+            for container in podman.containers(f"{CLOUD_LABEL}={folder.key}")
+        ),
+        images=tuple(sorted(path.name for path in folder.images.glob("ami-*"))),
+        base_images=tuple(podman.images(f"{REPOSITORY}:*")),
+    )
+
+
+def stop_containers(podman: Podman, folder: StateFolder) -> None:
+    """Shut this cloud's containers down."""
+    own = podman.containers(f"{CLOUD_LABEL}={folder.key}")
+    at_once(podman.stop, [container.name for container in own if container.running])
+
+
+def remove_resources(podman: Podman, folder: StateFolder, *, keep_base: bool) -> None:
+    """Remove this cloud from podman, and the base images unless another cloud exists."""
+    podman.remove(c.name for c in podman.containers(f"{CLOUD_LABEL}={folder.key}"))
+    networks = podman.networks()
+    own = [n.name for n in networks if n.labels.get(CLOUD_LABEL) == folder.key]
+    podman.remove_networks(own)
+    # Every embedded cloud has a network.
+    others = [n for n in networks if CLOUD_LABEL in n.labels and n.name not in own]
+    if not keep_base and not others:
+        for image in podman.images(f"{REPOSITORY}:*"):
+            # A container of the user's can use it; then it stays, and `local status` shows it.
+            with contextlib.suppress(CloudError):
+                podman.remove_image(image)
+        # Images that lost their name to a newer build while they were in use.
+        podman.prune_images(DESCRIPTION_LABEL)
+
 
 _START_S = 180
 
@@ -93,7 +164,7 @@ def _start(folder: StateFolder, region: str, progress: Progress) -> None:
 
 def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
     """Start the server; it returns when it is ready, and continues in the background."""
-    command = [sys.executable, "-m", "infra.local.server", str(folder.root), region]
+    command = [sys.executable, "-m", "infra.local.api.server", str(folder.root), region]
     hint = f"see {folder.log}; {RESET_HINT}"
     with folder.log.open("w") as log:
         try:
@@ -207,7 +278,7 @@ def _end_server(folder: StateFolder, how: signal.Signals) -> None:
 
 
 def _server_pids(folder: StateFolder) -> list[int]:
-    expected = {b"infra.local.server", os.fsencode(folder.root)}
+    expected = {b"infra.local.api.server", os.fsencode(folder.root)}
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -27,10 +27,10 @@ from pydantic import (
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
-from infra.local.links import LinkLimits, require_shaping
+from infra.local.machines.links import LinkLimits, require_shaping
 from infra.local.policy import Policy, Request, parse_policy
 from infra.local.state import StateFolder, write_atomically
-from infra.validation import explain_invalid, nearest
+from infra.words import explain_invalid, nearest
 
 Profile = Literal["instant", "fast", "metal", "unkind"]
 Market = Literal["spot", "on-demand", "*"]
@@ -152,7 +152,7 @@ class CapacityRule(_Section):
     free: int = Field(ge=0)
 
     def matches(self, pool: Any) -> bool:
-        """Return whether this rule applies to a :class:`infra.local.ec2_capacity.CapacityPool`."""
+        """Return whether this rule applies to a :class:`infra.local.api.capacity.CapacityPool`."""
         return (
             fnmatch.fnmatchcase(pool.zone, self.zone)
             and fnmatch.fnmatchcase(pool.instance_type, self.instance_type)

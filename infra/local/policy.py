@@ -15,10 +15,10 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.files import parse_object
-from infra.validation import nearest
+from infra.words import nearest
 
 _ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
-# The keys that :mod:`infra.local.authorization` provides.
+# The keys that :mod:`infra.local.api.authorization` provides.
 _KEYS = (
     "aws:PrincipalAccount",
     "aws:RequestTag/*",

@@ -19,8 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from infra.errors import CloudError, UsageError
-from infra.files import parse_as, read_text
-from infra.key_pair import write_private
+from infra.files import parse_as, read_text, write_private
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # The server's own status page, next to EC2's API.

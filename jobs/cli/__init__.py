@@ -13,10 +13,10 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 
-from cluster.cli import GROUPS
-from cluster.console.output import say
+from cluster.cli import GROUPS as CLUSTER_GROUPS
+from cluster.console.output import say, wrap
 from cluster.console.parser import Command, HelpFormatter, Parser
-from infra.api_time import API_TIME
+from infra.aws.api_time import API_TIME
 from infra.errors import HangupError, SprError, UsageError
 
 _JOBS = {
@@ -37,14 +37,14 @@ _JOBS = {
     "k8s": Command("jobs.cli.k8s", "the same training job on Kubernetes"),
     "render": Command("jobs.cli.render", "the same training job as YAML or a Slurm script"),
 }
-_GROUPS = {
-    "cluster": GROUPS["cluster"],
+GROUPS = {
+    "cluster": CLUSTER_GROUPS["cluster"],
     "jobs": _JOBS,
-    "software": GROUPS["software"],
-    "upkeep": GROUPS["upkeep"]
+    "software": CLUSTER_GROUPS["software"],
+    "upkeep": CLUSTER_GROUPS["upkeep"]
     | {"completion": Command("jobs.cli.completion", "print a completion script for your shell")},
 }
-COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 _DESCRIPTION = """\
 Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
 
@@ -66,7 +66,7 @@ _POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
 def _render_commands() -> str:
     """Return the list of commands by group, as ``--help`` shows it."""
     parts = []
-    for group, commands in _GROUPS.items():
+    for group, commands in GROUPS.items():
         rows = [f"  {name:<11} {each.help}" for name, each in commands.items() if each.help]
         parts.append("\n".join([f"{group}:", *rows]))
     return "\n\n".join(parts)
@@ -167,7 +167,7 @@ def _translate(error: Exception) -> SprError | None:
             "SPR_CLUSTER_HOME sets where this tool keeps its files",
         )
     # A command that calls AWS has imported it already.
-    translated: SprError | None = import_module("infra.clients").translate_boto_error(error)
+    translated: SprError | None = import_module("infra.aws.clients").translate_boto_error(error)
     return translated
 
 

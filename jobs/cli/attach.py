@@ -14,8 +14,7 @@ from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
-from infra.progress import Progress
-from infra.wait import wait_until
+from infra.wait import Progress, wait_until
 from jobs.cli.chosen_job import (
     add_job_options,
     add_results_option,
@@ -27,7 +26,7 @@ from jobs.cli.chosen_job import (
 )
 from jobs.cli.job_display import JobDisplay, render_end
 from jobs.cli.when_done import add_end_options, with_ends
-from jobs.launchers.job_state import SUCCEEDED, JobEnd
+from jobs.launchers.job_state import JobEnd
 from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.launcher import JobSummary, Launcher, choose_active, choose_several
@@ -35,7 +34,7 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
 from jobs.launchers.queue.session import attach
 from jobs.launchers.record import claim_results
-from jobs.worker.supervisor.conclusion import choose_cause
+from jobs.worker.supervisor.conclusion import SUCCEEDED, choose_cause
 
 _ATTACH_EXAMPLES = """\
   spr-cluster attach

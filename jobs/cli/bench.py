@@ -14,9 +14,9 @@ from cluster.console.display import format_table
 from cluster.console.output import emit, wrap
 from cluster.console.parser import SubParsers, add_command
 from cluster.context import Context
+from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
-from infra.inventory import describe_inventory
 from infra.words import counted
 from jobs.cli.chosen_job import open_job_context
 from jobs.experiments.bench import BenchRequest, bench, read_last_speeds

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING
 from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, open_context
 from cluster.console.display import make_progress
 from cluster.context import Context
-from cluster.events import utc_now
-from cluster.local_files import home
-from cluster.overview import Overview
-from cluster.prices import look_up_prices
-from infra.cloud import Cloud
+from cluster.local_files import home, utc_now
+from cluster.overview import Overview, look_up_prices
+from infra.aws.cloud import Cloud
+from infra.cost.prices import Prices
+from infra.ec2.inventory import describe_inventory
 from infra.errors import UsageError
 from infra.files import parse_as, read_text
-from infra.inventory import describe_inventory
-from infra.prices import Prices
-from infra.progress import Progress, Silent
+from infra.wait import Progress, Silent
 from jobs.cli.job_display import JobDisplay
 from jobs.launchers.launcher import NAME, Launcher
 from jobs.launchers.queue.launcher import QueueLauncher

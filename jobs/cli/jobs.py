@@ -9,12 +9,13 @@ from datetime import datetime
 from cluster.console.display import format_seconds, format_table
 from cluster.console.output import emit, wrap
 from cluster.console.parser import SubParsers, add_command
-from cluster.events import utc_now
 from cluster.job_queue import describe_reason
+from cluster.local_files import utc_now
 from infra.words import counted
 from jobs.cli.chosen_job import add_job_options, open_launcher
-from jobs.launchers.job_state import FAILED, QUEUED, REQUEUED, RUNNING
+from jobs.launchers.job_state import QUEUED, REQUEUED, RUNNING
 from jobs.launchers.launcher import JobSummary, Launcher, choose_job
+from jobs.worker.supervisor.conclusion import FAILED
 
 _NEWEST = 10
 _EXAMPLES = """\

@@ -10,7 +10,7 @@ from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
-from infra.validation import nearest
+from infra.words import nearest
 from jobs.report.contents import Report
 from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import PAGE, write_page

@@ -14,7 +14,7 @@ from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, o
 from cluster.console.display import make_console
 from cluster.console.output import ask, has_terminal
 from cluster.console.parser import SubParsers, add_command
-from cluster.prices import look_up_prices
+from cluster.overview import look_up_prices
 from jobs.cli.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
 from jobs.top.live import Source, show_live

@@ -16,15 +16,16 @@ from cluster.cli.chosen_cluster import confirm_owner
 from cluster.cli.down import remove_cluster
 from cluster.console.output import say
 from cluster.context import Context
-from cluster.lost_results import ACTIVE, Losses, find_losses
-from infra.clients import translate_boto_error
+from cluster.job_queue import ACTIVE, Losses, find_losses
+from infra.aws.clients import translate_boto_error
+from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import DeadlineError, JobError, SprError, UsageError
-from infra.inventory import Inventory, describe_inventory
 from infra.wait import wait_until
 from infra.words import counted
-from jobs.launchers.job_state import SUCCEEDED, Outcome
+from jobs.launchers.job_state import Outcome
 from jobs.launchers.queue.session import JobContext
 from jobs.train.train import resume_command, task_of
+from jobs.worker.supervisor.conclusion import SUCCEEDED
 
 # A job has written how it ended while Slurm still clears its nodes, for at most its `KillWait`.
 _LEAVES_QUEUE_S = 60.0

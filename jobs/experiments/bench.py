@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from cluster.nodes import Cluster, Node
+from infra.ec2.tags import render_time
 from infra.errors import JobError, UsageError
 from infra.files import parse_as
-from infra.tags import render_time
 from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed, find_peak
 from jobs.launchers.files import save_on_head
 from jobs.launchers.plan import JobPlan

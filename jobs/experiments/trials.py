@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from infra.errors import JobError, UsageError
 from jobs.experiments.trial_grid import TrialResult
-from jobs.launchers.job_state import CANCELLED, SUCCEEDED
+from jobs.launchers.job_state import CANCELLED
 from jobs.launchers.plan import PlacementOptions, new_job_id
 from jobs.launchers.queue.job_output import Event, explain
 from jobs.launchers.queue.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest
 from jobs.train.train import plan_training
+from jobs.worker.supervisor.conclusion import SUCCEEDED
 from jobs.worker.training.options import TrainOptions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from infra.tags import render_time
+from infra.ec2.tags import render_time
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, choose_best, plan_trials
 from jobs.experiments.trials import TrialSeries, all_failed, open_trials
 from jobs.launchers.queue.session import JobContext, JobSession

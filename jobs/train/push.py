@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.aws.s3 import S3Location, push_folder
 from infra.errors import JobError
-from infra.progress import Progress
-from infra.s3 import S3Location, push_folder
+from infra.wait import Progress
 from infra.words import counted
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ os.environ.setdefault("MOTO_AMIS_PATH", str(Path(__file__).parents[1] / "ubuntu_
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.console.output import confirm
-from infra.clients import translate_boto_error
+from infra.aws.clients import translate_boto_error
 from infra.errors import SprError, UsageError
 from tests.aws_check.check import (
     Recording,
@@ -34,7 +34,7 @@ from tests.aws_check.spend import MACHINES, TTL_MIN, Life, usd_to_spend
 
 _COMMANDS = (
     "plan --name aws-check --nodes 2 --json",
-    "plan --name aws-check --spot --json",
+    "plan --name aws-check --market spot --json",
     "list --json",
 )
 _PROBES = (*READS, *DRY_RUNS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.clients import DENIED, error_code, translate_boto_error
+from infra.aws.clients import DENIED, error_code, translate_boto_error
 from infra.errors import UsageError
 from tests.aws_check.facts import FACTS, Fact
 from tests.aws_check.probes import Probe

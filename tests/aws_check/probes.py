@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from infra.quotas import ON_DEMAND_QUOTA, SPOT_QUOTA
-from infra.tags import CLUSTER, resource_name
-from infra.ubuntu import ubuntu_parameter
+from infra.cost.quotas import ON_DEMAND_QUOTA, SPOT_QUOTA
+from infra.ec2.images import ubuntu_parameter
+from infra.ec2.tags import CLUSTER, resource_name
 from tests.aws_check.sides import Side
 
 Parameters = Callable[[Side], dict[str, Any]]

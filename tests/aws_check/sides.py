@@ -18,11 +18,10 @@ from typing import Any, TextIO
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.aws import open_aws_cloud
-from infra.clients import Clients, connect
-from infra.cloud import DEFAULT_REGION
-from infra.images import find_ubuntu_image
-from infra.tags import resource_name
+from infra.aws.clients import Clients, connect
+from infra.aws.cloud import DEFAULT_REGION, open_aws_cloud
+from infra.ec2.images import find_ubuntu_image
+from infra.ec2.tags import resource_name
 from jobs.cli import main
 from tests.harness.command_line import CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint

@@ -7,10 +7,10 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 
+from infra.cost.prices import table_prices
+from infra.ec2.instances import WORKER
+from infra.ec2.inventory import describe_inventory
 from infra.instance_types import TABLE_REGION
-from infra.instances import WORKER
-from infra.inventory import describe_inventory
-from infra.prices import table_prices
 from tests.aws_check.check import Recording, run_commands, run_probes
 from tests.aws_check.probes import TYPE, on_a_cluster
 from tests.aws_check.report import Row

@@ -16,10 +16,10 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from infra.clients import Clients, connect
-from infra.iam_policy import build_policy
+from infra.aws.clients import Clients, connect
+from infra.ec2.inventory import describe_inventories
+from infra.iam.policy import build_policy
 from infra.instance_types import INSTANCE_TYPES
-from infra.inventory import describe_inventories
 from tests.aws_check import __main__ as program
 from tests.aws_check import facts, sides
 from tests.aws_check.check import check_facts, compare_structures

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from infra.errors import UsageError
-from infra.key_pair import write_private
+from infra.files import write_private
 
 HOLD_LOCK = """
 import sys, time

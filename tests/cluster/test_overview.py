@@ -11,17 +11,17 @@ import pytest
 from botocore.exceptions import ClientError
 
 import cluster.overview
-import infra.clients
+import infra.aws.clients
 from cluster.local_files import ClusterFiles
 from cluster.overview import Overview, describe_regions, list_clusters
-from infra import tags
-from infra.clients import Clients
-from infra.cloud import Cloud
-from infra.instances import HEAD
-from infra.inventory import Inventory, Resource
-from infra.key_pair import write_private
-from infra.prices import Price, Prices, table_prices
-from infra.tags import render_time
+from infra.aws.clients import Clients
+from infra.aws.cloud import Cloud
+from infra.cost.prices import Price, Prices, table_prices
+from infra.ec2 import tags
+from infra.ec2.instances import HEAD
+from infra.ec2.inventory import Inventory, Resource
+from infra.ec2.tags import render_time
+from infra.files import write_private
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.plan_inputs import (
     NOW,
@@ -191,7 +191,7 @@ def test_as_a_dictionary() -> None:
 @pytest.fixture
 def here(simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     """The cloud; a set of clients takes a while to make, and that of one region is there."""
-    real = infra.clients.connect
+    real = infra.aws.clients.connect
 
     def connect(cloud: Cloud) -> Clients:
         return simulated_cloud.ctx.clients if cloud.region == "us-east-1" else real(cloud)

@@ -14,7 +14,7 @@ import pytest
 
 from cluster import ssh_mesh as mesh
 from cluster.nodes import Cluster, Node
-from infra.instances import Instance
+from infra.ec2.instances import Instance
 from provision.facts import HostFacts, parse_facts
 from provision.host import Host
 from tests.fakes import FakeHost, facts_answer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infra.clients import connect
-from infra.cloud import DEFAULT_REGION
-from infra.local import open_local_cloud
+from infra.aws.clients import connect
+from infra.aws.cloud import DEFAULT_REGION
+from infra.local.cloud import open_local_cloud
 from tests.aws_check.check import Recording
 from tests.aws_check.sides import Side
 from tests.aws_check.spend import Life

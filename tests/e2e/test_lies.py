@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.podman import choose_runtime
+from infra.local.machines.podman import choose_runtime
 from tests.e2e.conftest import LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

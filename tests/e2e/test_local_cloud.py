@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from infra.clients import Clients, connect
-from infra.images import find_ubuntu_image, wait_until_available
-from infra.key_pair import generate_key_pair, write_private
-from infra.local import LocalStatus, open_local_cloud, reset, status, stop
+from infra.aws.clients import Clients, connect
+from infra.ec2.images import find_ubuntu_image, wait_until_available
+from infra.ec2.key_pair import generate_key_pair
+from infra.files import write_private
+from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.state import StateFolder
-from infra.progress import Silent
-from infra.wait import wait_until
+from infra.wait import Silent, wait_until
 from jobs.cli import main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -135,7 +135,10 @@ def leftovers(key: str) -> str:
             command_line = process.read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if "infra.local.server" in command_line and str(StateFolder.of_user().root) in command_line:
+        if (
+            "infra.local.api.server" in command_line
+            and str(StateFolder.of_user().root) in command_line
+        ):
             found.append(command_line)
     return "\n".join(found)
 

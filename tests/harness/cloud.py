@@ -17,12 +17,12 @@ from typing import Any, TextIO
 from moto.iam.models import iam_backends
 from moto.scheduler.models import scheduler_backends
 
-from infra.clients import Clients, connect
-from infra.cloud import Cloud
-from infra.cluster_record import GENERATION
+from infra.aws.clients import Clients, connect
+from infra.aws.cloud import Cloud
+from infra.ec2.cluster_record import GENERATION
+from infra.ec2.tags import OWNER_KEY
 from infra.local.faults import Faults
-from infra.local.podman import ContainerSpec
-from infra.tags import OWNER_KEY
+from infra.local.machines.podman import ContainerSpec
 from tests.harness import botocore_files
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, watching
 from tests.harness.shared_time import SharedTime

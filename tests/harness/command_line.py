@@ -27,11 +27,10 @@ import pytest
 
 from cluster.context import Context
 from cluster.local_files import home
-from infra.aws import open_aws_cloud
-from infra.clients import Clients, connect
-from infra.cloud import DEFAULT_REGION, Cloud
-from infra.local.ec2_visibility import READS
-from infra.local.requests import Reply, read_call
+from infra.aws.clients import Clients, connect
+from infra.aws.cloud import DEFAULT_REGION, Cloud, open_aws_cloud
+from infra.local.api.requests import Reply, read_call
+from infra.local.api.visibility import READS
 from infra.open_cloud import open_cloud
 from jobs.cli import COMMANDS, main
 from provision.host import Login, Result

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cluster.local_files import ClusterFiles, home
-from infra.local.requests import Reply
+from infra.local.api.requests import Reply
 from provision.host import Result
 from provision.host_keys import pin_host_keys
 from tests.harness.command_line import CommandLine, files_at_home, open_command_line

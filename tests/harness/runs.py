@@ -19,10 +19,10 @@ from cluster.lifecycle.down import down
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import ClusterFiles
-from infra.clients import Clients, connect, translate_boto_error
+from infra.aws.clients import Clients, connect, translate_boto_error
+from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import SprError
-from infra.inventory import Inventory, describe_inventory
-from infra.plan import plan_up
+from infra.plan.planner import plan_up
 from tests.harness.cloud import CALLER, CloudProcess, make_cloud
 from tests.harness.simulated_machines import SimulatedMachines
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from botocore.model import OperationModel
 
-from infra.local.refusals import unknown_filters
+from infra.local.api.refusals import unknown_filters
 
 Found = Iterator[str]
 _PLACES = ("header", "headers", "statusCode", "uri", "querystring")

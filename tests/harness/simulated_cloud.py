@@ -24,12 +24,12 @@ from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import ClusterFiles
 from cluster.nodes import Cluster, find_cluster
-from infra.actions import Plan
-from infra.cloud import Cloud
-from infra.inventory import Inventory, describe_inventory
+from infra.aws.cloud import Cloud
+from infra.ec2.inventory import Inventory, describe_inventory
+from infra.ec2.tags import render_time
 from infra.local.state import StateFolder
-from infra.plan import PlanInput, plan_up
-from infra.tags import render_time
+from infra.plan.actions import Plan
+from infra.plan.planner import PlanInput, plan_up
 from tests.aws import Recorder, answered_directly
 from tests.harness.cloud import CALLER, SimulatedEngine, list_left, make_cloud
 from tests.harness.prepared_cluster import PreparedCluster, restore, save
@@ -42,7 +42,7 @@ NAME = "bert"
 
 @dataclass
 class RecordedProgress:
-    """A :class:`infra.progress.Progress` that records phases and notes."""
+    """A :class:`infra.wait.Progress` that records phases and notes."""
 
     phases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

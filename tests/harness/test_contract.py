@@ -12,7 +12,7 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel
 
-from infra.local.ec2_placement_groups import PlacementGroups
+from infra.local.api.network import PlacementGroups
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 from tests.harness.shapes import check_answer, check_request
 from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
@@ -167,7 +167,7 @@ def test_what_a_life_deviates_in_is_known(cloud: SimulatedCloud) -> None:
     """An entry that no longer occurs has to go."""
     contract = Contract()
     with watching(contract):
-        cloud.up(nodes=2, spot=True, instance_types=("c7i.metal-24xl", "c7i.16xlarge"))
+        cloud.up(nodes=2, market="spot", instance_types=("c7i.metal-24xl", "c7i.16xlarge"))
         cloud.down()
         cloud.up(nodes=1, second_guard=True)
         cloud.down()

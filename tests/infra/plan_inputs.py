@@ -7,14 +7,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from infra import tags
-from infra.cluster_record import new_record, record_tags
-from infra.images import Image
-from infra.instances import HEAD, WORKER, Instance
-from infra.inventory import Inventory, RegisteredKey, Resource
-from infra.key_pair import fingerprint
-from infra.network import SecurityGroup
-from infra.plan import PlanInput, mesh_digest
+from infra.ec2 import tags
+from infra.ec2.cluster_record import new_record, record_tags
+from infra.ec2.images import Image
+from infra.ec2.instances import HEAD, WORKER, Instance
+from infra.ec2.inventory import Inventory, RegisteredKey, Resource
+from infra.ec2.key_pair import fingerprint
+from infra.ec2.network import SecurityGroup
+from infra.plan.planner import PlanInput, mesh_digest
 from infra.spec import ClusterSpec, build_spec
 
 NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)

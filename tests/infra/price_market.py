@@ -10,9 +10,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra import tags
-from infra.network import Network, TypeSupport
-from infra.purchase import Offer, Purchase, buy, list_offers
+from infra.ec2 import tags
+from infra.ec2.network import Network, TypeSupport
+from infra.ec2.purchase import Offer, Purchase, buy, list_offers
 from infra.spec import ClusterSpec
 from tests.fakes import FakeClock
 from tests.infra.plan_inputs import make_image

@@ -7,8 +7,8 @@ from typing import Any
 
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
-from infra import tags
-from infra.inventory import Inventory
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory
 from tests.infra.local.fakes import BASE, FakeCloud
 from tests.infra.local.fakes import tags as tag_specification
 

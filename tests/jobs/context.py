@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cluster.nodes import Cluster
-from infra import tags
-from infra.plan import mesh_digest
+from infra.ec2 import tags
+from infra.plan.planner import mesh_digest
 from jobs.launchers.placement import Placement
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launchers.queue.session import JobContext

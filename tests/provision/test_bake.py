@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from infra import tags
-from infra.clients import Clients
+from infra.aws.clients import Clients
+from infra.ec2 import tags
 from infra.errors import CloudError, ConnectionLostError
 from provision.bake import begin_image
 from tests.fakes import FakeClock, FakeHost

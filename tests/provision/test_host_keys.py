@@ -9,8 +9,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from infra.ec2.key_pair import fingerprint
 from infra.errors import HostError, HostKeyError
-from infra.key_pair import fingerprint
 from provision.host_keys import (
     check_pinned_keys,
     parse_console_host_keys,

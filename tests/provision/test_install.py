@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from infra.errors import ConnectionLostError, HostError, NoAnswerError
-from infra.progress import Silent
-from infra.wait import wait_until
+from infra.wait import Silent, wait_until
 from provision.host import Result
 from provision.install import (
     EXAMPLES,
@@ -558,6 +557,6 @@ def test_another_checkout_has_the_same_digests_until_something_changes(tmp_path:
     assert pinned[:2] == own[:2]
     assert pinned[2] != own[2]
 
-    script = tmp_path / "provision/install.sh"
+    script = tmp_path / "provision/on_node/install.sh"
     script.write_text(script.read_text().replace("--retries 5", "--retries 6"))
     assert not set(digests(tmp_path)) & {*own, *pinned}

@@ -13,8 +13,8 @@ from unittest.mock import MagicMock, call
 import paramiko
 import pytest
 
+from infra.ec2.key_pair import generate_key_pair
 from infra.errors import ConnectionLostError, HostError, HostKeyError
-from infra.key_pair import generate_key_pair
 from provision.host import Login, wait_until_reachable
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.ssh import LINE_BYTES, SshHost, whole_lines

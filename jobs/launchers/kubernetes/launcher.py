@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.errors import SprError, UsageError
 from infra.words import counted
-from jobs.launchers.job_state import DELETED, FAILED, QUEUED, SUCCEEDED
+from jobs.launchers.job_state import DELETED, QUEUED
 from jobs.launchers.kubernetes import jobs
 from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.pod_log import read_log
@@ -22,6 +22,7 @@ from jobs.launchers.kubernetes.resources import JobView, PodView
 from jobs.launchers.kubernetes.results_reader import ResultsReader
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.record import claim_results, write_record_text
+from jobs.worker.supervisor.conclusion import FAILED, SUCCEEDED
 
 if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import HangupError, HostError, JobError, SprError
-from infra.progress import Progress, Silent
+from infra.wait import Progress, Silent
 from infra.words import counted
 from jobs.launchers import files
-from jobs.launchers.job_state import CANCELLED, SUCCEEDED, JobEnd, Outcome
+from jobs.launchers.job_state import CANCELLED, JobEnd, Outcome
 from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import (
@@ -41,9 +41,11 @@ from jobs.launchers.queue.job_output import (
 )
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
+from jobs.worker.supervisor.conclusion import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
-from provision.host import Host, on_all
+from provision.host import Host
+from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
 
 

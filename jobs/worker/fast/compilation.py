@@ -13,7 +13,7 @@ from .dropout import replace_dropouts, restore_dropouts
 
 FEWEST_STEPS = 300
 """Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
-step of DistilBERT a third faster: see docs/training.md."""
+step of DistilBERT a third faster: see docs/speed.md."""
 
 
 class Compilation(NamedTuple):

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local_files import ClusterFiles, remembered_account
-from infra.aws import open_aws_cloud
-from infra.cloud import Cloud
+from infra.aws.cloud import Cloud, open_aws_cloud
 from tests.harness.command_line import CommandLine, files_at_home
 from tests.infra.local.fakes import CREDENTIALS
 

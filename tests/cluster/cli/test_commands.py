@@ -16,8 +16,8 @@ import pytest
 
 from cluster.cli import status
 from cluster.local_files import ClusterFiles, cluster_names, home
-from infra.api_time import API_TIME
-from infra.instances import label_instances
+from infra.aws.api_time import API_TIME
+from infra.ec2.instances import label_instances
 from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
@@ -61,8 +61,8 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("options", "price"),
     [
-        (["--spot"], "Spot: now from $2.2915 each (r7iz.metal-16xl in us-east-1f"),
-        (["--spot", "--max-price", "2.5"], "At most $2.5 for each machine."),
+        (["--market", "spot"], "Spot: now from $2.2915 each (r7iz.metal-16xl in us-east-1f"),
+        (["--market", "spot", "--max-price", "2.5"], "At most $2.5 for each machine."),
     ],
 )
 def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) -> None:
@@ -272,7 +272,7 @@ def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandL
 
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
-    line.must("up", "--nodes", "2", "--spot", "--yes")
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
 
     text = line.must("status").out
     result = parsed(line.run("status", "--json"))
@@ -521,7 +521,7 @@ def test_with_a_wrong_clock_times_are_the_clouds(
 
     monkeypatch.setattr(line.call_log, "_answer", answer_with_date)
     monkeypatch.setattr(API_TIME, "ahead", timedelta())
-    monkeypatch.setattr("infra.api_time.local_now", local_now)
+    monkeypatch.setattr("infra.aws.api_time.local_now", local_now)
 
     status = line.must("status")
     listed = line.must("list")

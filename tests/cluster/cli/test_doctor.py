@@ -12,8 +12,8 @@ import pytest
 
 from cluster.lifecycle import doctor
 from cluster.lifecycle.doctor import Check, Examination
-from cluster.verify.checks.result import CheckResult
-from infra.tag_policies import describe_tag_rules, find_tag_conflicts
+from cluster.verify.results import CheckResult
+from infra.iam.dry_runs import describe_tag_rules, find_tag_conflicts
 from tests.cluster.cli.test_iam_policy import without
 from tests.harness.command_line import ApiCall, CommandLine
 
@@ -50,7 +50,14 @@ def examine(line: CommandLine, *options: str) -> tuple[int, dict[str, dict[str, 
 def test_it_names_the_fault_and_no_other(
     line: CommandLine, fault: str, check: str, says: str
 ) -> None:
-    options = ("--spot",) if "spot" in fault else ()
+    options = (
+        (
+            "--market",
+            "spot",
+        )
+        if "spot" in fault
+        else ()
+    )
     line.cloud.faults("[quota]\non_demand_vcpus = 128\nspot_vcpus = 128\n")
     assert examine(line, *options) == (0, {})
     line.cloud.faults(fault)

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
-from infra import tags
-from infra.iam_policy import OPTIONAL, build_policy, render_policy
+from infra.aws.s3 import parse_s3_url
+from infra.ec2 import tags
+from infra.ec2.termination_schedule import ClusterGuard
+from infra.iam.policy import OPTIONAL, build_policy, render_policy
 from infra.instance_types import BAKERS
-from infra.local.ec2_spot_requests import SpotRequest
+from infra.local.api.spot_requests import SpotRequest
 from infra.local.faults import ActiveFaults
 from infra.local.policy import Policy, Request
-from infra.s3 import parse_s3_url
-from infra.termination_schedule import ClusterGuard
 from tests.harness.command_line import CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 
@@ -429,7 +429,7 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
 
     jumps = {"ec2:DescribeInstanceConnectEndpoints": "eice", "ssm:GetServiceSetting": "ssm"}
     way = ("--jump", jumps[action]) if action in jumps else ()
-    result = line.must("up", "--nodes", "2", "--spot", "--yes", *way)
+    result = line.must("up", "--nodes", "2", "--market", "spot", "--yes", *way)
 
     assert _INFORMATIVE[action] in result.err
 
@@ -497,7 +497,7 @@ def test_a_key_for_disks_that_may_not_be_used_is_named_and_nothing_is_bought_aga
 def test_a_key_for_disks_on_spot_may_need_a_grant(line: CommandLine, tmp_path: Path) -> None:
     allow(line, tmp_path, build_policy(), f"[ebs]\nkms_key = '{_KEY}'\n")
 
-    result = line.run("up", "--nodes", "1", "--spot", "--yes")
+    result = line.run("up", "--nodes", "1", "--market", "spot", "--yes")
 
     assert result.code == 1
     assert "aws kms create-grant --key-id ARN --grantee-principal" in result.message
@@ -513,13 +513,13 @@ def test_spots_role_needs_a_permission_only_where_it_is_missing(
     policy = without("iam:CreateServiceLinkedRole")
     allow(line, tmp_path, policy, "[spot]\nservice_linked_role = false\n")
 
-    result = line.run("up", "--nodes", "2", "--spot", "--yes")
+    result = line.run("up", "--nodes", "2", "--market", "spot", "--yes")
 
     assert result.code == 1
     assert "AuthFailure.ServiceLinkedRoleCreationNotPermitted" in result.message
     assert "aws iam create-service-linked-role" in result.message
     allow(line, tmp_path, policy)
-    line.must("up", "--nodes", "2", "--spot", "--yes")
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
 
 
 # --check
@@ -552,7 +552,7 @@ def test_a_check_by_dry_runs_makes_nothing_and_names_what_is_missing(
 
 def test_a_check_tries_changes_on_what_exists(line: CommandLine, tmp_path: Path) -> None:
     leave_orphans(line)
-    line.must("up", "--nodes", "2", "--spot", "--yes")
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
     before = line.cloud.left()
     allow(line, tmp_path, without("ec2:DeleteVolume"))
 

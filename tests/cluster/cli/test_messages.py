@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.aws import open_aws_cloud
+from infra.aws.cloud import open_aws_cloud
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
@@ -147,13 +147,13 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --idle-timeout soon", f"--idle-timeout 'soon': {_DURATION}"),
     ("up --idle-timeout 1m", "--idle-timeout 1m: expected from 5m to 30d"),
     ("plan --idle-timeout 31d", "--idle-timeout 31d: expected from 5m to 30d"),
-    ("up --max-price 3", "--max-price requires --spot; on-demand prices are fixed"),
-    ("up --spot --max-price 0", f"--max-price 0: {_PRICE}"),
-    ("up --spot --max-price -1", f"--max-price -1: {_PRICE}"),
-    ("up --spot --max-price nan", f"--max-price nan: {_PRICE}"),
-    ("up --spot --max-price 1001", f"--max-price 1001: {_PRICE}"),
+    ("up --max-price 3", "--max-price requires --market spot; on-demand prices are fixed"),
+    ("up --market spot --max-price 0", f"--max-price 0: {_PRICE}"),
+    ("up --market spot --max-price -1", f"--max-price -1: {_PRICE}"),
+    ("up --market spot --max-price nan", f"--max-price nan: {_PRICE}"),
+    ("up --market spot --max-price 1001", f"--max-price 1001: {_PRICE}"),
     (
-        "up --spot --max-price much",
+        "up --market spot --max-price much",
         "argument --max-price: invalid float value: 'much'" + f.help_of("up"),
     ),
     # Who may enter
@@ -244,7 +244,7 @@ def test_missing_credentials_are_reported_by_every_command(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr(line, "open_cloud", lambda name, region, _: open_aws_cloud(region))
-    monkeypatch.setattr("infra.aws.find_caller_cidr", lambda: "203.0.113.7/32")
+    monkeypatch.setattr("infra.aws.cloud.find_caller_cidr", lambda: "203.0.113.7/32")
     f.expect_refusal(line, verb.split(), "no AWS credentials found" + _CREDENTIALS_HINT)
     if verb == "gc":  # nobody expects clusters where no account is set up
         listed = line.must("list")

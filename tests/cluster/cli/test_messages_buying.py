@@ -76,17 +76,17 @@ _WHILE_BUYING = (
     ),
     f.Row(
         "spot price too low",
-        f"{_UP} --spot --max-price 1",
+        f"{_UP} --market spot --max-price 1",
         "no zone has capacity for 1 machine; tried:\n  r7iz.metal-16xl in us-east-1a, spot, in the placement "
         "group: SpotMaxPriceTooLow: Your Spot request price of 1 is lower than the minimum "
-        "required Spot request fulfillment price of 3.5\n  → raise --max-price, or add "
-        "--spot-or-on-demand",
+        "required Spot request fulfillment price of 3.5\n  → raise --max-price, or use "
+        "--market spot-or-on-demand",
         faults="[spot]\nusd_per_hour = 3.5\n",
         left=f.GROUPS,
     ),
     f.Row(
         "no role for spot",
-        f"{_UP} --spot",
+        f"{_UP} --market spot",
         f"RunInstances failed: AuthFailure.ServiceLinkedRoleCreationNotPermitted: {_NO_ROLE}\n  "
         "→ spot needs a role that is created once per account: aws iam create-service-linked-role "
         "--aws-service-name spot.amazonaws.com; `spr-cluster iam-policy` includes the permission",

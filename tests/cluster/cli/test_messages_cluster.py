@@ -16,10 +16,10 @@ from urllib.error import URLError
 
 import pytest
 
-import infra.aws
+import infra.aws.cloud
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
-from infra.key_pair import write_private
+from infra.files import write_private
 from provision.host import Result
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, files_at_home, open_command_line
@@ -242,7 +242,7 @@ _OF_THE_CLOUD = (
     ),
     f.Row(
         "quota for spot too small",
-        f"{_NEW} --spot",
+        f"{_NEW} --market spot",
         "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → request more in "
         "the console's Service Quotas, or use fewer --nodes or a smaller --instance-type",
         faults="[quota]\nspot_vcpus = 64\n",
@@ -345,7 +345,7 @@ def test_an_unknown_public_address_is_requested_from_the_user(
 
     monkeypatch.setattr(urllib.request, "urlopen", fail)
     opened = line.open_cloud("aws", None, None)
-    blind = replace(opened, caller_cidr=infra.aws.find_caller_cidr)
+    blind = replace(opened, caller_cidr=infra.aws.cloud.find_caller_cidr)
     monkeypatch.setattr(line, "open_cloud", lambda *_: blind)
     before = line.changes
 

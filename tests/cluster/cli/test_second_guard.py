@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.iam_policy import build_policy
-from infra.instances import label_instances
+from infra.ec2.instances import label_instances
+from infra.iam.policy import build_policy
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
 

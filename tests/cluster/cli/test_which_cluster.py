@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from cluster.local_files import ClusterFiles
-from infra.aws import open_aws_cloud
-from infra.cloud import Cloud
+from infra.aws.cloud import Cloud, open_aws_cloud
 from infra.errors import UsageError
-from infra.key_pair import write_private
+from infra.files import write_private
 from tests.harness.command_line import CommandLine
 
 _LOCAL = ("--cloud", "local")

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from infra import tags
-from infra.actions import ActionKind, Plan
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory
 from infra.errors import HostError, SprError
-from infra.inventory import Inventory
+from infra.plan.actions import ActionKind, Plan
 from tests.harness.command_line import CommandLine
 from tests.harness.simulated_cloud import SimulatedCloud
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from infra import tags
-from infra.actions import ActionKind, Plan
+from infra.ec2 import tags
+from infra.ec2.instances import label_instances
 from infra.errors import SprError, UsageError
-from infra.instances import label_instances
-from infra.plan import PlanInput
+from infra.plan.actions import ActionKind, Plan
+from infra.plan.planner import PlanInput
 from tests.harness.simulated_cloud import SimulatedCloud
 
 HOUR = timedelta(hours=1)

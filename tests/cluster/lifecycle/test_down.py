@@ -10,9 +10,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from cluster.local_files import remembered_cloud
-from infra import tags
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory
 from infra.errors import SprError
-from infra.inventory import Inventory
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.resource_factory import KINDS, ResourceFactory
 
@@ -272,7 +272,7 @@ def test_three_calls_of_ten_are_throttled(simulated_cloud: SimulatedCloud) -> No
 
 
 def test_spot_requests_go_with_their_machines(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, spot=True)
+    simulated_cloud.prepared(nodes=2, market="spot")
 
     removed = simulated_cloud.down()
 

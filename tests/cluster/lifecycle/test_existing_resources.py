@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from infra import tags
-from infra.actions import ActionKind
+from infra.ec2 import tags
 from infra.errors import SprError, UsageError
+from infra.plan.actions import ActionKind
 from tests.harness.cloud import CALLER
 from tests.harness.simulated_cloud import SimulatedCloud
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from cluster.lifecycle.extend import extend
-from infra import tags
-from infra.cluster_record import ClusterRecord
+from cluster.lifecycle.deadline import extend
+from infra.ec2 import tags
+from infra.ec2.cluster_record import ClusterRecord
 from infra.errors import HostsError, SprError, UsageError
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 

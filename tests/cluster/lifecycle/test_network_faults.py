@@ -12,13 +12,15 @@ import pytest
 from cluster.access import Access
 from cluster.context import Context
 from infra.errors import ConnectionLostError, HostError, NoAnswerError, SprError, UsageError
-from provision.host import on_all
+from provision.run_on_nodes import on_all
 from tests.harness.cloud import CALLER
 from tests.harness.simulated_cloud import SimulatedCloud
 
 OTHER = "198.51.100.9/32"
 MOVED = f'[network]\ncaller = "{OTHER}"\n'
 CUT = '[network]\nssh = "blocked"\n'
+
+HEALTH = "# querying the health of all nodes"
 
 
 def ssh_cidrs(cloud: SimulatedCloud) -> tuple[str, ...]:
@@ -380,7 +382,7 @@ def test_a_machine_that_answers_again_while_another_boots_is_kept(
     assert_nothing_was_replaced(simulated_cloud)
 
 
-@pytest.mark.parametrize("step", ["querying the facts", "xargs -P 64"])
+@pytest.mark.parametrize("step", ["querying the facts", HEALTH])
 def test_one_connection_that_breaks_is_opened_again(
     simulated_cloud: SimulatedCloud, step: str
 ) -> None:
@@ -393,7 +395,7 @@ def test_one_connection_that_breaks_is_opened_again(
 
 
 def test_a_head_that_was_just_connected_is_not_replaced(simulated_cloud: SimulatedCloud) -> None:
-    breaks(simulated_cloud, "xargs -P 64", times=9)
+    breaks(simulated_cloud, HEALTH, times=9)
 
     with pytest.raises(HostError, match="the head i-") as caught:
         simulated_cloud.up(nodes=2, bake="none")
@@ -414,7 +416,7 @@ def test_a_connected_head_that_is_lost_leaves_a_way_to_go_on(
             simulated_cloud.clock.now += 2400
         raise NoAnswerError("node0", "the connection broke")
 
-    simulated_cloud.steps.before["xargs -P 64"] = lose
+    simulated_cloud.steps.before[HEALTH] = lose
 
     with pytest.raises(SprError) as caught:
         simulated_cloud.up()
@@ -427,7 +429,7 @@ def test_a_connected_head_that_is_lost_leaves_a_way_to_go_on(
 def test_a_network_that_ends_before_the_last_check_loses_no_head(
     simulated_cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.steps.before["xargs -P 64"] = lambda: cut_and_break(simulated_cloud)
+    simulated_cloud.steps.before[HEALTH] = lambda: cut_and_break(simulated_cloud)
 
     with pytest.raises(SprError, match="none of 1 node answers"):
         simulated_cloud.up(nodes=2)

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from cluster.context import Context
+from cluster.job_queue import find_losses
 from cluster.local_files import ClusterFiles
-from cluster.lost_results import find_losses
 from cluster.nodes import Node
 from infra.errors import JumpError, SprError, UsageError
 from provision.host import Host, Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import SprError
-from infra.local.ec2_lifecycle import set_reason
+from infra.local.api.lifecycle import set_reason
 from tests.harness.simulated_cloud import SimulatedCloud
 
 SPOT = "Server.SpotInstanceTermination"

@@ -15,15 +15,15 @@ from botocore.exceptions import ClientError
 from moto.iam.models import iam_backends
 from moto.scheduler.models import scheduler_backends
 
+from cluster.lifecycle.deadline import extend
 from cluster.lifecycle.down import down
-from cluster.lifecycle.extend import extend
 from cluster.local_files import ClusterFiles
 from cluster.overview import list_clusters
-from infra import tags
-from infra.actions import ActionKind
-from infra.clients import error_code
+from infra.aws.clients import error_code
+from infra.ec2 import tags
+from infra.ec2.termination_schedule import AFTER, ClusterGuard
 from infra.errors import SprError
-from infra.termination_schedule import AFTER, ClusterGuard
+from infra.plan.actions import ActionKind
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 
 HOUR = timedelta(hours=1)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cluster.local_files import ClusterFiles
-from infra.cluster_record import new_record, parse_record, record_tags
+from infra.ec2.cluster_record import new_record, parse_record, record_tags
+from infra.ec2.instances import label_instances
+from infra.ec2.inventory import Inventory
+from infra.ec2.key_pair import fingerprint, read_public
+from infra.ec2.network import SecurityGroup
 from infra.errors import SprError, UsageError
-from infra.instances import label_instances
-from infra.inventory import Inventory
-from infra.key_pair import fingerprint, read_public
-from infra.network import SecurityGroup
-from infra.ownership import ForeignClusterError
+from infra.plan.ownership import ForeignClusterError
 from tests.harness.simulated_cloud import SimulatedCloud
 
 DAY_S = 26 * 3600

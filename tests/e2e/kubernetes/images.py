@@ -6,10 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from infra.local.base_image import ensure_base_image
-from infra.local.host import node_mounts
-from infra.local.podman import Podman
-from infra.progress import Silent
+from infra.local.machines.base_image import ensure_base_image
+from infra.local.machines.host import node_mounts
+from infra.local.machines.podman import Podman
+from infra.wait import Silent
 from tests.e2e.kubernetes.control_plane import BINARIES
 from tests.e2e.kubernetes.node import PAUSE
 

@@ -25,17 +25,17 @@ from moto.scheduler.models import scheduler_backends
 from moto.servicequotas.models import servicequotas_backends
 from werkzeug.serving import make_server
 
-from infra.clients import Clients, connect, error_code
-from infra.cloud import Cloud
+from infra.aws.clients import Clients, connect, error_code
+from infra.aws.cloud import Cloud
 from infra.errors import CloudError
-from infra.key_pair import write_private
-from infra.local.application import Application
-from infra.local.base_image import REPOSITORY, BaseImage
-from infra.local.containers import NodeContainers
+from infra.files import write_private
+from infra.local.api.application import Application
+from infra.local.api.runtime import ServerClock
 from infra.local.faults import parse_faults
-from infra.local.links import LinkLimits
-from infra.local.podman import Container, ContainerSpec, Podman, PodmanNetwork
-from infra.local.runtime import ServerClock
+from infra.local.machines.base_image import REPOSITORY, BaseImage
+from infra.local.machines.containers import NodeContainers
+from infra.local.machines.links import LinkLimits
+from infra.local.machines.podman import Container, ContainerSpec, Podman, PodmanNetwork
 from infra.local.state import StateFolder, write_atomically
 
 CREDENTIALS = ("embedded", "embedded")
@@ -49,7 +49,7 @@ def leave_moto_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NetworkInterface, "check_auto_public_ip", unchanged)
     monkeypatch.setattr(NetworkInterface, "attachment", NetworkInterface.attachment)
     monkeypatch.setattr(Instance, "public_dns_name", Instance.public_dns_name)
-    monkeypatch.setattr("infra.local.ec2.used_ranges", list)
+    monkeypatch.setattr("infra.local.api.ec2.used_ranges", list)
 
 
 class FakeTime:

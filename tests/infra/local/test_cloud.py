@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import CloudError, UsageError
-from infra.local import cloud, resources
-from infra.local.podman import CLOUD_LABEL, ContainerSpec
+from infra.local import cloud
+from infra.local.machines.podman import CLOUD_LABEL, ContainerSpec
 from infra.local.state import ServerAddress, StateFolder
 from tests.infra.local.fakes import BASE, Endpoint, FakePodman, state_folder
 
@@ -47,7 +47,7 @@ def add_node(podman: FakePodman, key: str, image: str = BASE.reference) -> None:
 def stubborn_server(folder: StateFolder) -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like this cloud's server and ignores SIGTERM."""
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    command = [sys.executable, "-c", code, "infra.local.server", str(folder.root), "us-east-1"]
+    command = [sys.executable, "-c", code, "infra.local.api.server", str(folder.root), "us-east-1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -93,7 +93,7 @@ def test_reset_works_twice_and_on_a_broken_folder(
         assert not folder.root.exists()
     found = cloud.status()
     assert not found.running
-    assert found.resources == resources.LocalResources()
+    assert found.resources == cloud.LocalResources()
 
 
 def test_reset_finds_a_server_by_its_command_line(

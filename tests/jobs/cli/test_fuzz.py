@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from infra.cluster_record import ClusterRecord, merge_options, parse_record, record_tags
+from infra.ec2.cluster_record import ClusterRecord, merge_options, parse_record, record_tags
 from infra.errors import SprError, UsageError
-from infra.iam_policy import build_policy
+from infra.iam.policy import build_policy
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import COMMANDS, build_parser
 from jobs.worker.tasks.squad.options import SAMPLE
@@ -259,7 +259,7 @@ def test_every_command_and_option_is_tried() -> None:
     assert options >= {
         "--nodes",
         "--ssh-cidr",
-        "--spot-or-on-demand",
+        "--market",
         "--learning-rate",
         "--version",
     }

@@ -18,8 +18,8 @@ import pytest
 
 from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from infra.errors import HangupError
-from infra.iam_policy import build_policy
-from infra.key_pair import write_private
+from infra.files import write_private
+from infra.iam.policy import build_policy
 from jobs.cli import COMMANDS, TerminatedError, build_parser, main
 from tests.harness.command_line import CommandLine, CommandResult
 
@@ -66,7 +66,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
             "unknown stack 'tensorflow': one of intel, reference, upstream",
         ),
         (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
-        (["up", "--max-price", "2"], "--max-price requires --spot"),
+        (["up", "--max-price", "2"], "--max-price requires --market spot"),
         (["up", "--name", "My Cluster"], "--name My Cluster: expected at most 32 lowercase"),
         (["up", "--cloud", "azure"], "argument --cloud: invalid choice: 'azure'"),
         (["up", "--region", "mars-1"], "unknown region 'mars-1'"),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from infra.aws.s3 import S3Location
 from infra.errors import CloudError
-from infra.s3 import S3Location
 from provision.host import Result
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint

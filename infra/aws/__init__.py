@@ -1,0 +1,1 @@
+"""AWS accounts: session, credentials, clients, and the errors of their calls."""

@@ -1,0 +1,332 @@
+"""boto3 clients, created once per command, and the translation of their errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+from botocore.parsers import ResponseParserError
+
+from infra.aws.api_time import API_TIME, FIX_CLOCK, why_refused
+from infra.aws.caller import Caller
+from infra.aws.cloud import CREDENTIALS_HINT, Cloud, explain_credentials, explain_role
+from infra.aws.new_resources import NewResources
+from infra.errors import CloudError, DeadlineError, SprError, UsageError
+from infra.wait import Clock, wait_until
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_iam import IAMClient
+    from types_boto3_pricing import PricingClient
+    from types_boto3_scheduler import EventBridgeSchedulerClient
+    from types_boto3_service_quotas import ServiceQuotasClient
+    from types_boto3_ssm import SSMClient
+    from types_boto3_sts import STSClient
+
+
+T = TypeVar("T")
+
+# A new resource is visible everywhere within seconds.
+_VISIBLE_DEADLINE_S = 30.0
+_ATTEMPTS = 12
+PRICING_TIMEOUTS: Any = {"connect_timeout": 3.0, "read_timeout": 5.0}
+_LOST = (
+    boto.EndpointConnectionError,
+    boto.ConnectTimeoutError,
+    boto.ReadTimeoutError,
+    boto.ConnectionClosedError,
+    ResponseParserError,
+)
+_BUSY = {
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "InternalError",
+    "InternalFailure",
+    "ServiceUnavailable",
+    "Unavailable",
+}
+
+
+class Clients:
+    """One client for each AWS service in use, created when it is first needed."""
+
+    def __init__(
+        self, session: boto3.session.Session, config: Config, url: str | None, region: str
+    ) -> None:
+        self._session, self._config, self._url, self._region = session, config, url, region
+
+    def _client(self, service: Any, config: Config | None = None, region: str | None = None) -> Any:
+        return self._session.client(
+            service,
+            endpoint_url=self._url,
+            config=config or self._config,
+            region_name=region or self._region,
+        )
+
+    @cached_property
+    def ec2(self) -> EC2Client:
+        return cast("EC2Client", self._client("ec2"))
+
+    @cached_property
+    def buyer(self) -> EC2Client:
+        """EC2 without the SDK's retries: :mod:`infra.ec2.purchase` decides what to do after a refusal."""
+        once = Config(retries={"mode": "standard", "total_max_attempts": 1})
+        return cast("EC2Client", self._client("ec2", self._config.merge(once)))
+
+    @cached_property
+    def dry(self) -> EC2Client:
+        """EC2 that does nothing: an allowed call fails with ``DryRunOperation``."""
+        client = self._client("ec2")
+        client.meta.events.register(
+            "provide-client-params.ec2", lambda params, **_: {**params, "DryRun": True}
+        )
+        return cast("EC2Client", client)
+
+    @cached_property
+    def quotas(self) -> ServiceQuotasClient:
+        return cast("ServiceQuotasClient", self._client("service-quotas"))
+
+    @cached_property
+    def ssm(self) -> SSMClient:
+        return cast("SSMClient", self._client("ssm"))
+
+    @cached_property
+    def iam(self) -> IAMClient:
+        return cast("IAMClient", self._client("iam"))
+
+    @cached_property
+    def scheduler(self) -> EventBridgeSchedulerClient:
+        """With few attempts: most users neither use it nor may, and not every network leads to it."""
+        few = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=3)
+        return cast(
+            "EventBridgeSchedulerClient", self._client("scheduler", self._config.merge(few))
+        )
+
+    @cached_property
+    def organizations(self) -> Any:
+        """With few attempts: not every network leads to it."""
+        few = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3)
+        return self._client("organizations", self._config.merge(few))
+
+    @cached_property
+    def pricing(self) -> PricingClient:
+        """The Price List API, with little patience: a price only informs.
+
+        https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
+        """
+        once = Config(retries={"mode": "standard", "total_max_attempts": 1}, **PRICING_TIMEOUTS)
+        nearest = {"eu": "eu-central-1", "ap": "ap-south-1"}
+        region = nearest.get(str(self._session.region_name)[:2], "us-east-1")
+        return cast("PricingClient", self._client("pricing", self._config.merge(once), region))
+
+    @cached_property
+    def sts(self) -> STSClient:
+        return cast("STSClient", self._client("sts"))
+
+    @cached_property
+    def caller(self) -> Caller:
+        """Whose credentials these are: one call to STS, which needs no permission."""
+        return Caller.from_aws(self.sts.get_caller_identity())
+
+
+def connect(cloud: Cloud) -> Clients:
+    """Return the clients for a cloud without sending anything."""
+    session = cloud.session
+    if session is None or cloud.credentials:
+        key, secret = cloud.credentials or (None, None)
+        session = boto3.session.Session(aws_access_key_id=key, aws_secret_access_key=secret)
+    config = Config(
+        # The only handling of throttling: adaptive back-off with jitter.
+        retries={"mode": "adaptive", "total_max_attempts": _ATTEMPTS},
+        connect_timeout=10,
+        read_timeout=70,
+        user_agent_extra="spr-cluster",
+        # The embedded cloud runs on this machine, so no proxy is involved.
+        proxies={} if cloud.endpoint_url else None,
+    )
+    # Regions share a session, and each event has one handler in it.
+    session.events.register("after-call", API_TIME.learn, unique_id="spr-cluster-time")
+    new = NewResources()
+    session.events.register("after-call.ec2", new.learn, unique_id="spr-cluster-new")
+    session.events.register(
+        "needs-retry.ec2", cast("Any", new.pause), unique_id="spr-cluster-pause"
+    )
+    return Clients(session, config, cloud.endpoint_url, cloud.region)
+
+
+def has_credentials(cloud: Cloud) -> bool:
+    """Return whether this machine has credentials for a cloud, valid or not. Asks no cloud."""
+    session = cloud.session
+    return bool(cloud.credentials or (session and session.get_credentials()))
+
+
+def when_visible(call: Callable[..., T], **parameters: Any) -> T:
+    """Make a call about a resource created seconds ago; retry until EC2 knows it everywhere.
+
+    EC2 is eventually consistent:
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
+    """
+    return retry(lambda: call(**parameters), is_invisible, deadline_s=_VISIBLE_DEADLINE_S)
+
+
+def retry(
+    call: Callable[[], T],
+    is_retryable: Callable[[Exception], bool],
+    *,
+    deadline_s: float,
+    clock: Clock | None = None,
+) -> T:
+    """Repeat a call while its errors are retryable. Raises the last one at the deadline."""
+    failures: list[Exception] = []
+
+    def attempt() -> tuple[T] | None:
+        try:
+            return (call(),)
+        except (boto.ClientError, boto.BotoCoreError) as error:
+            if not is_retryable(error):
+                raise
+            failures.append(error)
+            return None
+
+    try:
+        return wait_until("", attempt, deadline_s=deadline_s, clock=clock, every_s=3)[0]
+    except DeadlineError:
+        raise failures[-1] from None
+
+
+def is_invisible(error: Exception) -> bool:
+    """Return whether EC2 does not know, or not know everywhere, a resource that the call names."""
+    unseen = (".NotFound", ".Unknown", ".Unavailable")
+    return isinstance(error, boto.ClientError) and error_code(error).endswith(unseen)
+
+
+def is_passing(error: Exception) -> bool:
+    """Return whether a retry may succeed: AWS is busy or unreachable."""
+    if isinstance(error, boto.ClientError):
+        code = error_code(error)
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        # EC2 also reports a lack of capacity as a server error.
+        return code in _BUSY or (status >= 500 and not code.startswith("Insufficient"))
+    return isinstance(error, _LOST)
+
+
+def patient(probe: Callable[[], T | None]) -> Callable[[], T | None]:
+    """Wrap a probe so that a broken connection or a busy EC2 means "not yet".
+
+    A laptop that changes networks must not abort a wait of 40 minutes.
+    """
+
+    def attempt() -> T | None:
+        try:
+            return probe()
+        except (boto.ClientError, boto.BotoCoreError) as error:
+            if not is_passing(error):
+                raise
+            return None
+
+    return attempt
+
+
+def error_code(error: boto.ClientError) -> str:
+    """Return EC2's error code, such as ``InvalidGroup.NotFound``."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+_OF_SECOND_GUARD = re.compile(r"\w*Schedule\w*|\w*RolePolicy|(Create|Delete|Get)Role")
+DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
+_DENIED_ACTION = re.compile(r"not authorized to perform: [\w-]+:(\w+)")
+_EXPIRED = {
+    "ExpiredToken",
+    "RequestExpired",
+    "AuthFailure",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "InvalidSignatureException",
+    "RequestTimeTooSkewed",
+    "UnrecognizedClientException",
+}
+# Also in a region that is not enabled for the account:
+# https://repost.aws/knowledge-center/iam-validate-access-credentials
+_OF_CLOSED_REGION = {"AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"}
+_NOT_ENABLED_HINT = (
+    "if `aws sts get-caller-identity --region us-east-1` works, this region is not enabled for your "
+    f"account: see the console, Account, AWS Regions; otherwise: {CREDENTIALS_HINT}"
+)
+_BUSY_HINT = "EC2 is busy or throttles this account: run the same command again in a few minutes"
+_CODES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+_SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
+_HINTS = {
+    "OptInRequired": "enable the region in the console (Account, AWS Regions), or complete the "
+    "account's registration",
+    "Blocked": _SUPPORT,
+    "TagPolicyViolation": "a tag policy of your organization refuses it: ask an administrator to allow the "
+    "tag, or to exempt this account",
+    "PendingVerification": f"this takes minutes, at most four hours; after that {_SUPPORT}",
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that is created once per "
+    "account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com; "
+    "`spr-cluster iam-policy` includes the permission",
+}
+
+# The code is one that many mistakes share: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-free-tier-usage.html
+_NOT_FREE = "not eligible for Free Tier"
+_NOT_FREE_HINT = (
+    "this account is on AWS's free plan, which sells only a few small types: upgrade it in the console "
+    "(Billing and Cost Management)"
+)
+
+
+def translate_boto_error(error: Exception) -> SprError | None:
+    """Translate a botocore error into one line for the user; return ``None`` for other errors."""
+    if isinstance(error, boto.ClientError):
+        return _translate_client_error(error)
+    if explained := explain_credentials(error):
+        return explained
+    if isinstance(error, ResponseParserError):
+        return CloudError(
+            "the response is not from AWS",
+            hint="check for a proxy or a network login page between this machine and AWS",
+        )
+    if isinstance(error, boto.BotoCoreError):
+        return CloudError(f"cannot reach AWS: {error}", hint="check the network and --region")
+    return None
+
+
+def _translate_client_error(error: boto.ClientError) -> SprError:
+    code = error_code(error)
+    operation = error.operation_name
+    # EC2 appends a thousand encoded characters that only an administrator can decode.
+    detail = re.sub(
+        r"\s*Encoded authorization failure message:.*",
+        "",
+        str(error.response.get("Error", {}).get("Message", error)),
+        flags=re.DOTALL,
+    )
+    if code in DENIED and (refused := explain_role(operation, detail)):
+        return refused
+    if code in DENIED:
+        # A call needs more than the action of its own name, such as ec2:CreateTags.
+        named = _DENIED_ACTION.search(detail)
+        action = named[1] if named else operation
+        return CloudError(
+            f"no permission for {action}: {detail}",
+            code=code,
+            hint=f"ask an administrator to allow {action} (`spr-cluster iam-policy"
+            f"{' --second-guard' if _OF_SECOND_GUARD.fullmatch(operation) else ''}` prints the full "
+            "policy, and with --check what is missing), or choose another AWS_PROFILE",
+        )
+    if code in _EXPIRED and (clock := why_refused(error.response)):
+        return UsageError(clock, hint=FIX_CLOCK)
+    if code in _EXPIRED:
+        hint = _NOT_ENABLED_HINT if code in _OF_CLOSED_REGION else CREDENTIALS_HINT
+        return UsageError(f"AWS rejected the credentials: {detail}", hint=hint)
+    hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")
+    if _NOT_FREE in detail:
+        hint = _NOT_FREE_HINT
+    return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=hint)

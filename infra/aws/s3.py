@@ -1,0 +1,140 @@
+"""Uploads to the user's S3 bucket: access is checked before a job, files are uploaded after it.
+
+Always uses AWS with the user's credentials, even if the cluster is elsewhere. Sets neither ACLs nor
+encryption: the bucket's settings decide about both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from boto3.exceptions import S3UploadFailedError
+from botocore import exceptions as boto
+from botocore.config import Config
+
+from infra.aws.clients import DENIED, error_code, translate_boto_error
+from infra.aws.cloud import open_session
+from infra.errors import CloudError, SprError, UsageError
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_EXPECTED = "expected s3://BUCKET or s3://BUCKET/PREFIX"
+_LONGEST_KEY = 1024
+
+
+@dataclass(frozen=True)
+class S3Location:
+    """A bucket and a key prefix without ``/`` at its ends."""
+
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def below(self, name: str) -> S3Location:
+        """Return a location inside this one."""
+        return S3Location(self.bucket, f"{self.prefix}/{name}".strip("/"))
+
+
+def parse_s3_url(url: str) -> S3Location:
+    """Parse ``s3://bucket/prefix``. Raises :class:`UsageError` for anything else."""
+    scheme, found, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "s3" or not found or not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"--push-to {url}: {_EXPECTED}")
+    parts = prefix.strip("/").split("/") if prefix.strip("/") else []
+    if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
+        raise UsageError(f"--push-to {url}: {_EXPECTED}, without empty parts, `.`, or `..`")
+    if len(prefix.encode("utf-8", "replace")) > _LONGEST_KEY - 256:
+        raise UsageError(f"--push-to: the prefix is longer than {_LONGEST_KEY - 256} bytes")
+    return S3Location(bucket, "/".join(parts))
+
+
+def connect_s3() -> S3Client:
+    """Create a client from the user's AWS configuration without sending anything.
+
+    botocore follows S3's redirects to the bucket's region.
+    """
+    try:
+        session = open_session()
+        return session.client(
+            "s3",
+            region_name=session.region_name or "us-east-1",
+            config=Config(
+                retries={"mode": "adaptive", "total_max_attempts": 8},
+                connect_timeout=10,
+                user_agent_extra="spr-cluster",
+            ),
+        )
+    except boto.BotoCoreError as error:
+        raise translate_boto_error(error) or error from None
+
+
+def check_s3_location(s3: S3Client, place: S3Location) -> None:
+    """Check write access before hours of training, without creating an object.
+
+    Raises :class:`UsageError` if the bucket does not exist or access is denied.
+    """
+    probe = place.below(".spr-cluster").prefix
+    try:
+        # Starting a multipart upload needs write access and creates no object.
+        begun = s3.create_multipart_upload(Bucket=place.bucket, Key=probe)
+    except (boto.ClientError, boto.BotoCoreError) as error:
+        raise _explain(error, place) from None
+    try:
+        s3.abort_multipart_upload(Bucket=place.bucket, Key=probe, UploadId=begun["UploadId"])
+    except (boto.ClientError, boto.BotoCoreError):
+        return  # an upload without parts costs nothing
+
+
+def push_folder(
+    s3: S3Client,
+    files: Mapping[str, Path],
+    place: S3Location,
+    *,
+    about: Mapping[str, str],
+    on_file: Callable[[str], None] = lambda _: None,
+) -> list[str]:
+    """Upload files in order and return their keys.
+
+    ``about`` becomes the objects' metadata, which needs no extra permission, unlike tags. Raises
+    :class:`SprError` if an upload fails; files uploaded before stay.
+    """
+    keys = []
+    for name, source in files.items():
+        key = place.below(name).prefix
+        on_file(f"{key.rpartition('/')[2]}: {source.stat().st_size / 1e6:,.1f} MB")
+        try:
+            s3.upload_file(str(source), place.bucket, key, ExtraArgs={"Metadata": dict(about)})
+        except S3UploadFailedError as error:
+            raise _explain(error.__context__ or error, place) from None
+        except (boto.ClientError, boto.BotoCoreError) as error:
+            raise _explain(error, place) from None
+        keys.append(key)
+    return keys
+
+
+def _explain(error: BaseException, place: S3Location) -> SprError:
+    code = error_code(error) if isinstance(error, boto.ClientError) else ""
+    if code in ("NoSuchBucket", "404"):
+        return UsageError(
+            f"--push-to {place}: bucket {place.bucket!r} does not exist",
+            hint=f"create a private, encrypted one: aws s3 mb s3://{place.bucket}",
+        )
+    if code in (*DENIED, "403", "AllAccessDisabled"):
+        return UsageError(
+            f"--push-to {place}: no permission to write ({code})",
+            hint=f"`spr-cluster iam-policy --push-to {place}` prints the required permissions; "
+            "an encrypted bucket may also need kms:GenerateDataKey and kms:Decrypt on its key",
+        )
+    if isinstance(error, boto.ClientError | boto.BotoCoreError):
+        return translate_boto_error(error) or CloudError(str(error))
+    return CloudError(f"the upload to {place} failed: {error}")

@@ -1,0 +1,1 @@
+"""What machines cost, and how many the account may run."""

@@ -1,0 +1,297 @@
+"""What machines, disks, and addresses cost: AWS's price list, kept for a week; else the shipped table.
+
+Every price has a source. A price of another region is never the basis of an upper limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.aws.clients import DENIED, error_code, translate_boto_error
+from infra.errors import UsageError
+from infra.files import read_object, write_private
+from infra.instance_types import INSTANCE_TYPES, TABLE_DATE, TABLE_REGION
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_pricing import PricingClient
+
+    from infra.ec2.instances import Instance
+
+_KEPT_DAYS = 7
+# EBS bills by the second of a month of 30 days: https://aws.amazon.com/ebs/pricing/
+_HOURS_PER_MONTH = 720
+# What every gp3 volume includes: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+_FREE_IOPS, _FREE_MIBPS = 3000, 125
+# The same in every region, in use or not: https://aws.amazon.com/vpc/pricing/ ("Public IPv4 Address")
+ADDRESS_USD = 0.005
+# China, GovCloud, and the isolated partitions have other prices, and no US dollars in the first.
+_OTHER_PARTITION = re.compile(r"(cn|us-gov|us-iso|eu-iso|eusc)")
+# The units of gp3's three prices in the price list, as they are kept: per GiB, IOPS, and MiB/s.
+_GP3 = "gp3"
+_GP3_UNITS = {"GB-Mo": ("gib", 1), "IOPS-Mo": ("iops", 1), "GiBps-mo": ("mibps", 1024)}
+_GP3_TABLE = {"gib": 0.08, "iops": 0.005, "mibps": 0.04}
+
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars, with their source; ``is_here`` unless they are those of another region."""
+
+    usd: float
+    source: str
+    is_here: bool = True
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What was listed for a type, or for gp3, on a day."""
+
+    day: date
+    usd: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A region's prices: machines per hour on demand, and gp3 per month, by what they count."""
+
+    region: str = TABLE_REGION
+    types: tuple[str, ...] = ()
+    """The types whose prices were looked up."""
+    machines: Mapping[str, Price] = field(default_factory=dict)
+    gp3: Mapping[str, Price] = field(default_factory=dict)
+    spot: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Today's spot price per hour, by type and zone."""
+    problem: str = ""
+    """Why the price list was of no help, if so."""
+
+    def disk(self, gib: int, *, iops: int | None = None, mibps: int | None = None) -> Price | None:
+        """Return the price of a gp3 disk per hour."""
+        counts = {"gib": gib}
+        counts |= {"iops": (iops or 0) - _FREE_IOPS, "mibps": (mibps or 0) - _FREE_MIBPS}
+        parts = [(self.gp3.get(what), count) for what, count in counts.items() if count > 0]
+        known = [(price, count) for price, count in parts if price]
+        if len(known) < len(parts) or not known:
+            return None
+        usd = sum(price.usd * count for price, count in known) / _HOURS_PER_MONTH
+        return Price(usd, known[0][0].source, all(price.is_here for price, _ in known))
+
+    def node(
+        self,
+        instance_type: str,
+        gib: int,
+        *,
+        iops: int | None = None,
+        mibps: int | None = None,
+        public: bool = True,
+    ) -> Price | None:
+        """Return the price per hour of a machine with its disk and public address, if it is known."""
+        machine, disk = self.machines.get(instance_type), self.disk(gib, iops=iops, mibps=mibps)
+        if machine is None or disk is None:
+            return None
+        usd = machine.usd + disk.usd + (ADDRESS_USD if public else 0)
+        return Price(usd, machine.source, machine.is_here and disk.is_here)
+
+    def accrued(
+        self,
+        machines: Iterable[Instance],
+        now: datetime,
+        gib: int,
+        *,
+        iops: int | None = None,
+        mibps: int | None = None,
+    ) -> Price | None:
+        """Return what machines have cost since their launch, if every price is known."""
+        costs = []
+        for machine in machines:
+            each = self.node(
+                machine.instance_type, gib, iops=iops, mibps=mibps, public=bool(machine.public_ip)
+            )
+            if each is None:
+                return None
+            costs.append(replace(each, usd=each.usd * machine.hours(now)))
+        sources = dict.fromkeys(cost.source for cost in costs)
+        is_here = all(cost.is_here for cost in costs)
+        return Price(sum(cost.usd for cost in costs), "; ".join(sources), is_here)
+
+    def highest(self, types: Sequence[str], gib: int, **options: Any) -> Price | None:
+        """Return the price per hour of a node of the most expensive of the types that were looked up,
+        if all their prices are known.
+        """
+        prices = [self.node(name, gib, **options) for name in types if name in self.types]
+        known = [price for price in prices if price]
+        return max(known, key=lambda p: p.usd) if known and len(known) == len(prices) else None
+
+    def market(self, instance_type: str, zone: str, *, spot: bool) -> float | None:
+        """Return the machine's price per hour in a market, if the region's is known."""
+        if spot:
+            return self.spot.get((instance_type, zone))
+        machine = self.machines.get(instance_type)
+        return machine.usd if machine and machine.is_here else None
+
+
+def table_prices(region: str, types: Sequence[str]) -> Prices:
+    """Return the shipped table's prices, which are those of one region only."""
+    is_here = region == TABLE_REGION
+    elsewhere = "" if is_here else f"; unknown in {region}"
+    source = f"table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}"
+
+    def price(usd: float) -> Price:
+        return Price(usd, source, is_here)
+
+    known = {name: INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES}
+    machines = {name: price(usd) for name, usd in known.items() if usd is not None}
+    gp3 = {what: price(usd) for what, usd in _GP3_TABLE.items()}
+    return Prices(region, tuple(types), machines, gp3)
+
+
+def describe_prices(
+    pricing: PricingClient, region: str, types: Sequence[str], kept: Path, today: date
+) -> Prices:
+    """Return today's prices, from the region's file ``kept`` if they are at most a week old.
+
+    After the first failure nothing more is asked: then older prices serve, and at last the table.
+    """
+    before = _read(kept)
+    known, unlisted, problem = dict(before), [], ""
+    for name in (_GP3, *dict.fromkeys(types)):
+        if name in known and 0 <= (today - known[name].day).days < _KEPT_DAYS:
+            continue
+        try:
+            found = _ask(pricing, region, name)
+        except (ClientError, BotoCoreError, LookupError, ValueError, UsageError) as error:
+            problem = _explain(error)
+            break
+        if found:
+            known[name] = _Entry(today, found)
+        else:
+            unlisted.append(name)
+    if known != before:
+        _write(kept, known)
+    if unlisted:
+        problem = problem or f"the Price List API has no price of {', '.join(unlisted)} in {region}"
+    return _merge(table_prices(region, types), known, problem)
+
+
+def _merge(table: Prices, known: Mapping[str, _Entry], problem: str) -> Prices:
+    """Put what is known of the price list over the table's prices."""
+    listed = {
+        name: {what: Price(usd, f"Price List API, {entry.day}") for what, usd in entry.usd.items()}
+        for name, entry in known.items()
+    }
+    gp3 = {**table.gp3, **listed.pop(_GP3, {})}
+    hourly = {name: by["hour"] for name, by in listed.items() if "hour" in by}
+    machines = {**table.machines, **hourly}
+    return replace(table, machines=machines, gp3=gp3, problem=problem)
+
+
+def _ask(pricing: PricingClient, region: str, name: str) -> dict[str, float]:
+    """Return a type's price, or those of gp3; empty if the list has none.
+
+    https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_pricing_GetProducts.html
+    """
+    if _OTHER_PARTITION.match(region):
+        raise UsageError(f"the Price List API does not cover {region}")
+    wanted = {"volumeApiName": _GP3}
+    if name != _GP3:
+        wanted = {"instanceType": name, "operatingSystem": "Linux"}
+        wanted |= {"preInstalledSw": "NA", "capacitystatus": "Used"}
+    filters: Any = [
+        {"Type": "TERM_MATCH", "Field": key, "Value": value}
+        for key, value in {"regionCode": region, **wanted}.items()
+    ]
+    answer = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters)
+    products = [json.loads(text) for text in answer["PriceList"]]
+    meant = [product for product in products if _is_meant(product["product"]["attributes"])]
+    return _machine_price(meant) if name != _GP3 else _gp3_prices(meant)
+
+
+def _is_meant(about: Mapping[str, str]) -> bool:
+    """Whether it is neither in a local zone or on premises, nor a capacity block, listed at $0."""
+    usual = {"locationType": "AWS Region", "marketoption": "OnDemand"}
+    return all(about.get(key, value) == value for key, value in usual.items())
+
+
+def _gp3_prices(products: Sequence[Any]) -> dict[str, float]:
+    prices: dict[str, float] = {}
+    for unit, usd in (rate for product in products for rate in _rates(product)):
+        if unit in _GP3_UNITS:
+            what, count = _GP3_UNITS[unit]
+            # What is included may be listed at $0.
+            prices[what] = max(prices.get(what, 0.0), usd / count)
+    return prices
+
+
+def _machine_price(products: Sequence[Any]) -> dict[str, float]:
+    """Return the price with shared tenancy; bare metal has been listed as dedicated."""
+    by_tenancy = {}
+    for product in products:
+        hourly = [usd for unit, usd in _rates(product) if unit == "Hrs"]
+        by_tenancy[product["product"]["attributes"].get("tenancy")] = max(hourly, default=0.0)
+    usd = by_tenancy.get("Shared") or by_tenancy.get("Dedicated")
+    return {"hour": usd} if usd else {}
+
+
+def _rates(product: Any) -> Iterator[tuple[str, float]]:
+    """Yield the unit and US dollars of each on-demand rate."""
+    for term in product.get("terms", {}).get("OnDemand", {}).values():
+        for rate in term["priceDimensions"].values():
+            if "USD" in rate["pricePerUnit"]:
+                yield rate["unit"], float(rate["pricePerUnit"]["USD"])
+
+
+def with_spot(prices: Prices, ec2: EC2Client, now: datetime) -> Prices:
+    """Add today's spot prices, if the account may see them."""
+    try:
+        # From now on, it is the price in force in each zone:
+        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
+        answer = ec2.describe_spot_price_history(
+            InstanceTypes=list(prices.types),  # type: ignore[arg-type]
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=now,
+        )
+    except (ClientError, BotoCoreError) as error:
+        return replace(prices, problem=prices.problem or _explain(error))
+    # The newest comes first.
+    spot = {
+        (str(entry["InstanceType"]), entry["AvailabilityZone"]): float(entry["SpotPrice"])
+        for entry in reversed(answer["SpotPriceHistory"])
+    }
+    return replace(prices, spot=spot)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, UsageError):
+        return error.message
+    if isinstance(error, ClientError) and error_code(error) in DENIED:
+        return f"no permission for {error.operation_name}"
+    known = translate_boto_error(error)
+    return (known.message if known else f"unexpected answer: {error!r}").partition("\n")[0]
+
+
+def _read(kept: Path) -> dict[str, _Entry]:
+    """Return the kept prices by type; none if the file is missing or damaged."""
+    try:
+        return {
+            name: _Entry(
+                date.fromisoformat(each["date"]), {k: float(v) for k, v in each["usd"].items()}
+            )
+            for name, each in read_object(kept, optional=True).items()
+        }
+    except (UsageError, AttributeError, LookupError, TypeError, ValueError):
+        return {}
+
+
+def _write(kept: Path, known: Mapping[str, _Entry]) -> None:
+    """Keep the prices, if that is possible."""
+    content = {name: {"date": str(each.day), "usd": each.usd} for name, each in known.items()}
+    with suppress(OSError):
+        write_private(kept, json.dumps(content, indent=1) + "\n")

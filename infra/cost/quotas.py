@@ -1,0 +1,70 @@
+"""EC2's quotas for running vCPUs, one for on-demand and one for spot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.aws.clients import DENIED, error_code, translate_boto_error
+from infra.errors import UsageError
+from infra.words import counted
+
+if TYPE_CHECKING:
+    from types_boto3_service_quotas import ServiceQuotasClient
+
+    from infra.spec import ClusterSpec
+
+# Standard instances (A, C, D, H, I, M, R, T, Z):
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-resource-limits.html
+ON_DEMAND_QUOTA = "L-1216C47A"
+SPOT_QUOTA = "L-34B43A08"
+_STANDARD = re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d.*")
+
+
+def is_standard(types: Iterable[str]) -> bool:
+    """Return whether these two quotas count all of these types; X and HPC types have their own."""
+    return all(_STANDARD.fullmatch(name) for name in types)
+
+
+def quota_code(*, spot: bool) -> str:
+    """Return the code of a market's quota."""
+    return SPOT_QUOTA if spot else ON_DEMAND_QUOTA
+
+
+def require_quota(spec: ClusterSpec, needs: Mapping[str, int], held: int | None) -> None:
+    """Raise :class:`UsageError` if the quota is known and too small for every requested type.
+
+    ``needs`` are the cluster's vCPUs by type.
+    """
+    if held is None or not needs or (spec.spot and spec.on_demand_allowed):
+        return
+    name, least = min(needs.items(), key=lambda item: item[1])
+    if held >= least:
+        return
+    raise UsageError(
+        f"quota {quota_code(spot=spec.spot)} is {held} vCPUs: {counted(spec.nodes, 'node')} of {name} "
+        f"need {least}",
+        hint="request more in the console's Service Quotas, or use fewer --nodes or a smaller "
+        "--instance-type",
+    )
+
+
+def describe_quota(
+    quotas: ServiceQuotasClient, *, spot: bool, why_not: Callable[[str], object] = str
+) -> int | None:
+    """Return the vCPU quota of a market in this region; ``None`` if it is unknown.
+
+    ``why_not`` receives the reason.
+    """
+    try:
+        answer = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota_code(spot=spot))
+    except (ClientError, BotoCoreError) as error:
+        # The quota is only shown, so a policy without this permission must not stop anything.
+        is_denied = isinstance(error, ClientError) and error_code(error) in DENIED
+        known = translate_boto_error(error)
+        why_not("no permission to ask" if is_denied or known is None else known.message)
+        return None
+    return int(answer["Quota"]["Value"])

@@ -1,0 +1,1 @@
+"""EC2 resources: description, creation, and tags."""

@@ -1,0 +1,153 @@
+"""A cluster's recorded options, stored as tags of its security group.
+
+The group is created first and deleted last, so every command on any machine finds the cluster's size,
+types, stack, and deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from infra.ec2 import tags
+from infra.errors import SprError, UsageError
+from infra.spec import OPTIONS, ClusterOptions, ClusterSpec, Option, build_spec, validate_options
+
+_PREFIX = "spr-cluster:"
+_CREATED = f"{_PREFIX}created"
+GENERATION = f"{_PREFIX}generation"
+_JUST_NOW = timedelta(minutes=10)
+_RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not None}
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """``options`` are those of :class:`ClusterOptions` that have a tag.
+
+    ``generation`` counts the changes of the cluster, so a plan made before another change is refused.
+    """
+
+    options: Mapping[str, Any]
+    created: datetime
+    expires: datetime
+    generation: int = 0
+
+    @property
+    def nodes(self) -> int:
+        return int(self.options["nodes"])
+
+    def is_over(self, now: datetime) -> bool:
+        """Return whether the time to live has passed; remaining nodes are shutting down."""
+        return now >= self.expires
+
+
+def deadline_tags(record: ClusterRecord) -> dict[str, str]:
+    """Return the group's tags that a new deadline changes."""
+    return {
+        GENERATION: str(record.generation),
+        tags.EXPIRES: tags.render_time(record.expires),
+    }
+
+
+def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -> dict[str, str]:
+    """Return the group's tags, in the characters that every AWS service allows.
+
+    ``owner_key`` is the fingerprint of the cluster's SSH key, if it is known.
+    """
+    values = {**spec.model_dump(), "ttl": record.options.get("ttl", spec.ttl)}
+    written = {
+        f"{_PREFIX}{option.tag}": "" if values[key] is None else option.write(values[key])
+        for key, option in _RECORDED.items()
+    }
+    return {
+        **{label: text for label, text in written.items() if text is not None},
+        _CREATED: tags.render_time(record.created),
+        **deadline_tags(record),
+        **({tags.OWNER_KEY: owner_key} if owner_key else {}),
+    }
+
+
+def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
+    """Return the record in a group's tags, or ``None`` if there is none.
+
+    Raises :class:`SprError` if the tags are invalid.
+    """
+    if f"{_PREFIX}nodes" not in labels:
+        return None
+
+    def read(key: str, parse: Callable[[str], Any]) -> Any:
+        label = _PREFIX + key
+        try:
+            return parse(labels[label])
+        except KeyError:
+            raise ValueError(f"{label} is missing") from None
+        except (ValueError, UsageError):
+            raise ValueError(f"{label} is {labels[label]!r}") from None
+
+    try:
+        options = {
+            key: read(str(option.tag), partial(_parse, key, option))
+            for key, option in _RECORDED.items()
+            if not (option.newer and f"{_PREFIX}{option.tag}" not in labels)
+        }
+        options = ClusterOptions().model_dump(include=set(_RECORDED)) | options
+        created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
+        generation = read("generation", int) if GENERATION in labels else 0
+        validate_options(**options)
+    except (ValueError, UsageError) as error:
+        raise SprError(
+            f"invalid cluster record in the tags of the security group: {error}",
+            hint="restore the tags, or remove the cluster with "
+            f"`spr-cluster down --name {labels.get(tags.CLUSTER, 'NAME')}`",
+        ) from None
+    return ClusterRecord(options, created, expires, generation)
+
+
+def _parse(key: str, option: Option, text: str) -> Any:
+    """Parse a tag's value; an empty one is ``None`` where that is the default."""
+    if not text and ClusterOptions.model_fields[key].default is None:
+        return None
+    return (option.read or option.parse)(text)
+
+
+def merge_options(
+    name: str,
+    ssh_cidrs: tuple[str, ...],
+    given: Mapping[str, Any],
+    record: ClusterRecord | None,
+    defaults: Mapping[str, Any] | None = None,
+) -> ClusterSpec:
+    """Combine options: given now, else recorded, else the cloud's defaults.
+
+    Raises :class:`UsageError` for an option that an existing cluster cannot change.
+    """
+    known = dict(record.options) if record else {}
+    for key, option in ((key, option.flag) for key, option in OPTIONS.items() if option.fixed):
+        if key in given and key in known and given[key] != known[key]:
+            was = f"with {known[key]}" if known[key] else "without it"
+            raise UsageError(
+                f"{option} {'' if given[key] is True else given[key]}".rstrip()
+                + f": cluster {name!r} was created {was}, and this can't be changed",
+                hint=f"omit {option}, or start over: spr-cluster down --name {name}",
+            )
+    return build_spec(name=name, ssh_cidrs=ssh_cidrs, **{**(defaults or {}), **known, **given})
+
+
+def new_record(
+    spec: ClusterSpec, now: datetime, old: ClusterRecord | None, *, has_machines: bool = True
+) -> ClusterRecord:
+    """Return the record of a cluster from now on.
+
+    An existing cluster keeps its deadline. A new lifetime starts if the deadline has passed, or if there
+    are no machines; a cluster created minutes ago may have machines that EC2 does not show yet.
+    """
+    options = spec.model_dump(include=set(_RECORDED))
+    if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
+        options["ttl"] = old.options.get("ttl", spec.ttl)
+        return ClusterRecord(options, old.created, old.expires, old.generation)
+    # The tag stores whole seconds.
+    start = now.replace(microsecond=0)
+    return ClusterRecord(options, start, start + spec.ttl, old.generation if old else 0)

@@ -1,0 +1,321 @@
+"""EC2 instances: description, waiting, tags, and termination. :mod:`infra.ec2.purchase` buys them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.aws.clients import error_code, patient
+from infra.ec2 import tags
+from infra.errors import CloudError, DeadlineError
+from infra.instance_types import is_metal
+from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import FilterTypeDef, InstanceTypeDef
+
+HEAD, WORKER = "head", "worker"
+ALIVE = ("pending", "running", "stopping", "stopped")
+DYING = (*ALIVE, "shutting-down")
+# EC2's limit for the values of one filter.
+_FILTER_VALUES = 200
+_ANY_STATE = (*DYING, "terminated")
+_WAIT_EVERY_S = 15.0
+# The caller may not use the key of the disk:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
+_NO_KEY = "Client.InternalError: Client error on launch"
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+_GRANT_TO_SPOT = (
+    "; on spot, EC2's own role may need the key, too: aws kms create-grant --key-id ARN "
+    "--grantee-principal arn:aws:iam::ACCOUNT:role/aws-service-role/spot.amazonaws.com/"
+    "AWSServiceRoleForEC2Spot --operations Decrypt Encrypt GenerateDataKey "
+    "GenerateDataKeyWithoutPlaintext CreateGrant DescribeKey ReEncryptFrom ReEncryptTo"
+)
+# A call terminated the machine; a spot machine that EC2 reclaims or a broken one has another reason:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_BY_CALL = "Client.UserInitiatedShutdown"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine as EC2 describes it."""
+
+    id: str
+    state: str
+    role: str
+    private_ip: str
+    public_ip: str
+    launch_index: int
+    launch_time: datetime
+    instance_type: str
+    zone: str
+    tags: dict[str, str] = field(repr=False)
+    reason: str = ""
+    image_id: str = ""
+    subnet_id: str = ""
+    vpc_id: str = ""
+    spot_request: str = ""
+    ena_express: bool = False
+
+    @staticmethod
+    def from_aws(instance: InstanceTypeDef) -> Instance:
+        labels = tags.from_aws(instance.get("Tags"))
+        return Instance(
+            id=instance["InstanceId"],
+            state=instance["State"]["Name"],
+            role=labels.get(tags.ROLE, ""),
+            private_ip=instance.get("PrivateIpAddress", ""),
+            public_ip=instance.get("PublicIpAddress", ""),
+            launch_index=instance.get("AmiLaunchIndex", 0),
+            launch_time=instance["LaunchTime"],
+            instance_type=instance["InstanceType"],
+            zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+            tags=labels,
+            reason=instance.get("StateReason", {}).get("Message", ""),
+            image_id=instance.get("ImageId", ""),
+            subnet_id=instance.get("SubnetId", ""),
+            vpc_id=instance.get("VpcId", ""),
+            spot_request=instance.get("SpotInstanceRequestId", ""),
+            ena_express=any(
+                interface.get("Attachment", {}).get("EnaSrdSpecification", {}).get("EnaSrdEnabled")
+                for interface in instance.get("NetworkInterfaces", [])
+            ),
+        )
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Type and zone, which all nodes of a cluster share."""
+        return self.instance_type, self.zone
+
+    @property
+    def is_metal(self) -> bool:
+        """Whether it boots as slowly as a physical machine."""
+        return is_metal(self.instance_type)
+
+    @property
+    def expires(self) -> datetime | None:
+        """When the machine shuts itself down, according to its tag."""
+        text = self.tags.get(tags.EXPIRES)
+        return tags.parse_time(text) if text else None
+
+    @property
+    def why_gone(self) -> str:
+        """Why it no longer runs; "" if it may."""
+        if self.state in ("pending", "running"):
+            return ""
+        return f"{self.id} is {self.state}" + (f" ({self.reason})" if self.reason else "")
+
+    @property
+    def was_terminated(self) -> bool:
+        """Whether a call ended it, as `down` does, and not EC2 or the machine itself."""
+        return self.state in ("shutting-down", "terminated") and self.reason.startswith(_BY_CALL)
+
+    def hours(self, now: datetime) -> float:
+        """The time since the launch."""
+        return max(0.0, (now - self.launch_time).total_seconds() / 3600)
+
+
+def describe_instances(
+    ec2: EC2Client, filters: Sequence[FilterTypeDef], states: Iterable[str] = ALIVE
+) -> tuple[Instance, ...]:
+    """Return the matching machines in launch order."""
+    state_filter: FilterTypeDef = {"Name": "instance-state-name", "Values": list(states)}
+    pages = ec2.get_paginator("describe_instances").paginate(Filters=[*filters, state_filter])
+    found = [
+        Instance.from_aws(instance)
+        for page in pages
+        for reservation in page["Reservations"]
+        for instance in reservation["Instances"]
+    ]
+    return tuple(sorted(found, key=lambda i: (i.launch_time, i.launch_index, i.id)))
+
+
+def describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
+    """Return the machines with these ids, without those that EC2 does not show.
+
+    With a filter, an unknown id does not fail the whole call.
+    """
+    found = [i for some in _by_id(ids) for i in describe_instances(ec2, some, _ANY_STATE)]
+    return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
+
+
+def _by_id(ids: Sequence[str]) -> list[list[FilterTypeDef]]:
+    """Return filters for these ids, with as many in each as EC2 takes."""
+    parts = [ids[first : first + _FILTER_VALUES] for first in range(0, len(ids), _FILTER_VALUES)]
+    return [[{"Name": "instance-id", "Values": part}] for part in parts]
+
+
+def why_gone(ec2: EC2Client, instance_id: str) -> str:
+    """Explain why a machine no longer runs; return "" if it may run or EC2 cannot be reached."""
+    try:
+        found = describe_by_id(ec2, [instance_id])
+    except (BotoCoreError, ClientError):
+        return ""
+    if not found:
+        return f"EC2 no longer shows {instance_id}"
+    return found[0].why_gone
+
+
+def has_ended(ec2: EC2Client, instance_id: str) -> bool:
+    """Return whether EC2 says that a machine has ended. One that it does not show may just be new."""
+    try:
+        return any(machine.why_gone for machine in describe_by_id(ec2, [instance_id]))
+    except (BotoCoreError, ClientError):
+        return False
+
+
+def describe_impaired(ec2: EC2Client, ids: Iterable[str]) -> frozenset[str]:
+    """Return the ids of the machines whose EC2 status checks are impaired."""
+    paginator = ec2.get_paginator("describe_instance_status")
+    impaired = {
+        status["InstanceId"]
+        for check in ("instance-status.status", "system-status.status")
+        for page in paginator.paginate(Filters=[{"Name": check, "Values": ["impaired"]}])
+        for status in page["InstanceStatuses"]
+        # moto ignores the filter.
+        if "impaired" in (status[of].get("Status") for of in ("InstanceStatus", "SystemStatus"))
+    }
+    return frozenset(impaired & set(ids))
+
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
+_SPOT_NOTICES = {
+    "marked-for-termination",
+    "marked-for-stop",
+    "instance-terminated-by-price",
+    "instance-terminated-no-capacity",
+    "instance-terminated-capacity-oversubscribed",
+}
+
+
+def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[str, str]:
+    """Return EC2's notices about spot machines that it is about to reclaim, by instance id."""
+    ids = sorted(i.id for i in machines if i.spot_request)
+    paginator = ec2.get_paginator("describe_spot_instance_requests")
+    # With a filter, an unknown id does not fail the whole call.
+    return {
+        request.get("InstanceId", ""): status.get("Message") or status["Code"]
+        for some in _by_id(ids)
+        for page in paginator.paginate(Filters=some)
+        for request in page["SpotInstanceRequests"]
+        if (status := request.get("Status", {})).get("Code", "") in _SPOT_NOTICES
+    }
+
+
+@dataclass(frozen=True)
+class Boot:
+    """The machines that run, and why each of the others does not."""
+
+    running: tuple[Instance, ...]
+    failed: dict[str, str]
+    spot: frozenset[str] = frozenset()
+
+    def check_disk_key(self) -> None:
+        """Raise :class:`CloudError` if EC2 could not encrypt a disk: other machines would fail alike."""
+        for id_, why in self.failed.items():
+            if _NO_KEY in why:
+                raise CloudError(
+                    f"EC2 ended {id_} at its launch ({_NO_KEY}): these credentials have no permission "
+                    "to use the key that encrypts new disks",
+                    code="Client.InternalError",
+                    hint="`aws ec2 get-ebs-default-kms-key-id` shows the key, `spr-cluster iam-policy "
+                    "--kms-key ARN` prints the permissions; the key's own policy has to allow them, too"
+                    + (_GRANT_TO_SPOT if id_ in self.spot else ""),
+                )
+
+
+def wait_until_running(
+    ec2: EC2Client,
+    ids: Sequence[str],
+    *,
+    on_wait: Callable[[float, str], None] = lambda _seconds, _states: None,
+    clock: Clock | None = None,
+) -> Boot:
+    """Wait up to 40 minutes until each machine runs or has failed.
+
+    ``on_wait`` receives the seconds passed and a summary of the states that names stragglers.
+    """
+    seen: dict[str, Instance] = {}
+
+    def probe() -> bool | None:
+        seen.update((i.id, i) for i in describe_by_id(ec2, ids))
+        settled = (id_ in seen and seen[id_].state != "pending" for id_ in ids)
+        return True if all(settled) else None
+
+    late = ""
+    try:
+        wait_until(
+            "boot",
+            patient(probe),
+            deadline_s=BOOT_DEADLINE_S,
+            clock=clock,
+            every_s=_WAIT_EVERY_S,
+            on_wait=lambda passed: on_wait(passed, _summarize(ids, seen)),
+        )
+    except DeadlineError as error:
+        late = str(error)
+    running = tuple(seen[id_] for id_ in ids if id_ in seen and seen[id_].state == "running")
+    known = {instance.id for instance in running}
+    failed = {i: _why_not(seen.get(i), late) for i in ids if i not in known}
+    return Boot(running, failed, frozenset(i for i in seen if seen[i].spot_request))
+
+
+def _summarize(ids: Sequence[str], seen: dict[str, Instance]) -> str:
+    states = {id_: seen[id_].state if id_ in seen else "not visible yet" for id_ in ids}
+    counts = Counter(states.values())
+    text = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    stragglers = [id_ for id_, state in states.items() if state != "running"]
+    if counts["running"] and len(stragglers) <= max(3, len(ids) // 4):
+        text += f" ({', '.join(stragglers[:3])})"
+    return text
+
+
+def _why_not(instance: Instance | None, late: str) -> str:
+    if instance is None:
+        return f"EC2 does not show it; {late}"
+    why = late if instance.state == "pending" else instance.reason
+    return f"{instance.state}: {why or 'no reason given'}"
+
+
+def terminate_instances(
+    ec2: EC2Client,
+    ids: Sequence[str],
+    clock: Clock | None = None,
+    on_wait: Callable[[float], None] | None = None,
+) -> None:
+    """Terminate machines and wait until EC2 reports them terminated."""
+    if not ids:
+        return
+    try:
+        ec2.terminate_instances(InstanceIds=list(ids))
+    except ClientError as error:
+        if error_code(error) != "InvalidInstanceID.NotFound":
+            raise
+        # One unknown id fails the whole call.
+        if shown := [instance.id for instance in describe_by_id(ec2, ids)]:
+            ec2.terminate_instances(InstanceIds=shown)
+
+    def probe() -> bool | None:
+        states = {instance.state for instance in describe_by_id(ec2, ids)}
+        return True if states <= {"terminated"} else None
+
+    wait_until(
+        f"termination of {', '.join(ids)}",
+        patient(probe),
+        deadline_s=TERMINATE_DEADLINE_S,
+        clock=clock,
+        on_wait=on_wait,
+    )
+
+
+def label_instances(ec2: EC2Client, ids: Sequence[str], labels: dict[str, str]) -> None:
+    """Set tags on machines."""
+    ec2.create_tags(
+        Resources=list(ids), Tags=[{"Key": key, "Value": value} for key, value in labels.items()]
+    )

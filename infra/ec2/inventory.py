@@ -1,0 +1,212 @@
+"""All resources of a cluster, found by their tags: every kind that the tool can create."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from infra.ec2 import tags
+from infra.ec2.cluster_record import ClusterRecord, parse_record
+from infra.ec2.images import PAGES, Image
+from infra.ec2.instances import DYING, Instance, describe_instances
+from infra.ec2.network import SecurityGroup
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+
+_OPEN_REQUESTS = {"open", "active"}
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A resource of which only the id and the tags matter."""
+
+    id: str
+    tags: dict[str, str] = field(repr=False)
+    state: str = ""
+    """EC2's, such as a snapshot's pending or completed."""
+
+
+@dataclass(frozen=True)
+class RegisteredKey:
+    """A key pair in EC2. ``public`` is type and base64 without the comment."""
+
+    id: str
+    tags: dict[str, str] = field(repr=False)
+    public: str = ""
+
+
+@dataclass(frozen=True)
+class SecondGuard:
+    """A cluster's schedule group and role, and the machines that have a schedule."""
+
+    id: str
+    machines: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All resources that carry a cluster's tag."""
+
+    instances: tuple[Instance, ...] = ()
+    spot_requests: tuple[Resource, ...] = ()
+    volumes: tuple[Resource, ...] = ()
+    interfaces: tuple[Resource, ...] = ()
+    addresses: tuple[Resource, ...] = ()
+    launch_templates: tuple[Resource, ...] = ()
+    security_groups: tuple[SecurityGroup, ...] = ()
+    placement_groups: tuple[Resource, ...] = ()
+    key_pairs: tuple[RegisteredKey, ...] = ()
+    images: tuple[Image, ...] = ()
+    snapshots: tuple[Resource, ...] = ()
+    guards: tuple[SecondGuard, ...] = ()
+    """Not EC2's; added by :mod:`infra.ec2.termination_schedule`."""
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, each.name) for each in fields(self))
+
+    def ids(self) -> dict[str, list[str]]:
+        """Return the ids by kind, without empty kinds."""
+        found = {each.name: [i.id for i in getattr(self, each.name)] for each in fields(self)}
+        return {kind: ids for kind, ids in found.items() if ids}
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{_count(kind, ids)} ({', '.join(ids)})" for kind, ids in self.ids().items()
+        )
+
+    def counts(self) -> str:
+        """Return the number of resources of each kind as text."""
+        return ", ".join(_count(kind, ids) for kind, ids in self.ids().items())
+
+    def without_image(self) -> Inventory:
+        """Return the inventory without images and their snapshots, which users can keep."""
+        return replace(self, images=(), snapshots=())
+
+    def without(self, kept: Inventory) -> Inventory:
+        """Return the inventory without the resources of another one."""
+        ids = {id_ for listed in kept.ids().values() for id_ in listed}
+        rest = {
+            each.name: tuple(item for item in getattr(self, each.name) if item.id not in ids)
+            for each in fields(self)
+        }
+        return Inventory(**rest)
+
+    @property
+    def alive(self) -> tuple[Instance, ...]:
+        """The machines that are not shutting down."""
+        return tuple(i for i in self.instances if i.state != "shutting-down")
+
+    @property
+    def group(self) -> SecurityGroup | None:
+        """The group of the key that made the machines; others can be left over in other networks."""
+        owners = {machine.tags.get(tags.OWNER_KEY) for machine in self.alive}
+        ours = (g for g in self.security_groups if g.tags.get(tags.OWNER_KEY) in owners)
+        return next(chain(ours, self.security_groups), None)
+
+    @property
+    def owner(self) -> str:
+        """The ARN of whoever made the cluster, as far as any tag names one."""
+        group = (self.group,) if self.group else ()
+        tagged = (*group, *self.alive, *self.key_pairs, *self.placement_groups, *self.images)
+        return next((owner for each in tagged if (owner := each.tags.get(tags.OWNER))), "")
+
+    @property
+    def record(self) -> ClusterRecord | None:
+        """The cluster's recorded options. Raises :class:`SprError` if they are unreadable."""
+        return parse_record(self.group.tags) if self.group else None
+
+
+def _count(kind: str, ids: Sequence[str]) -> str:
+    plural = kind.replace("_", " ")
+    return f"{len(ids)} {plural if len(ids) != 1 else re.sub('(?<=ss)es$|s$', '', plural)}"
+
+
+Fetch = Callable[["EC2Client", list[Any]], Iterable[Any]]
+
+
+def _fetch(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -> Fetch:
+    def fetch(ec2: EC2Client, filters: list[Any]) -> Iterable[Any]:
+        client: Any = ec2
+        if ec2.can_paginate(operation):
+            pages = client.get_paginator(operation).paginate(Filters=filters, **more)
+        else:
+            pages = [getattr(client, operation)(Filters=filters, **more)]
+        return [build(item) for page in pages for item in page[key]]
+
+    return fetch
+
+
+def _resource(id_key: str, tags_key: str = "Tags") -> Callable[[Any], Resource]:
+    return lambda item: Resource(
+        item[id_key], tags.from_aws(item.get(tags_key)), str(item.get("State", ""))
+    )
+
+
+def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
+    public = " ".join(item.get("PublicKey", "").split()[:2])
+    return RegisteredKey(item["KeyPairId"], tags.from_aws(item.get("Tags")), public)
+
+
+def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:
+    """Requests that can still start a machine; EC2 also lists closed ones for hours."""
+    state = {"Name": "state", "Values": sorted(_OPEN_REQUESTS)}
+    fetch = _fetch(
+        "describe_spot_instance_requests",
+        "SpotInstanceRequests",
+        _resource("SpotInstanceRequestId"),
+    )
+    return fetch(ec2, [*filters, state])
+
+
+_KINDS: dict[str, Fetch] = {
+    "instances": lambda ec2, filters: describe_instances(ec2, filters, DYING),
+    "spot_requests": _open_spot_requests,
+    "volumes": _fetch("describe_volumes", "Volumes", _resource("VolumeId")),
+    "interfaces": _fetch(
+        "describe_network_interfaces",
+        "NetworkInterfaces",
+        _resource("NetworkInterfaceId", "TagSet"),
+    ),
+    "addresses": _fetch("describe_addresses", "Addresses", _resource("AllocationId")),
+    "launch_templates": _fetch(
+        "describe_launch_templates", "LaunchTemplates", _resource("LaunchTemplateId")
+    ),
+    "security_groups": _fetch("describe_security_groups", "SecurityGroups", SecurityGroup.from_aws),
+    "placement_groups": _fetch(
+        "describe_placement_groups", "PlacementGroups", _resource("GroupName")
+    ),
+    "key_pairs": _fetch("describe_key_pairs", "KeyPairs", _key_pair, IncludePublicKey=True),
+    "images": _fetch("describe_images", "Images", Image.from_aws, Owners=["self"], **PAGES),
+    "snapshots": _fetch(
+        "describe_snapshots", "Snapshots", _resource("SnapshotId"), OwnerIds=["self"], **PAGES
+    ),
+}
+# The kinds that `up` plans with; the others follow from them.
+PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
+
+
+def describe_inventory(
+    ec2: EC2Client, cluster: str, kinds: Iterable[str] = tuple(_KINDS)
+) -> Inventory:
+    """Return a cluster's resources, including machines that are shutting down."""
+    found = {kind: tuple(_KINDS[kind](ec2, [*tags.cluster_filter(cluster)])) for kind in kinds}
+    return Inventory(**found)
+
+
+def describe_inventories(
+    ec2: EC2Client, kinds: Iterable[str] = tuple(_KINDS)
+) -> dict[str, Inventory]:
+    """Return the resources of all clusters of the account in a region, by cluster name."""
+    any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
+    clusters: dict[str, dict[str, list[Any]]] = {}
+    for kind in kinds:
+        for item in _KINDS[kind](ec2, any_cluster):
+            clusters.setdefault(item.tags[tags.CLUSTER], {}).setdefault(kind, []).append(item)
+    return {
+        name: Inventory(**{kind: tuple(items) for kind, items in clusters[name].items()})
+        for name in sorted(clusters)
+    }

@@ -1,0 +1,335 @@
+"""A cluster's network: zones and subnets, security group, and placement group."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from botocore.exceptions import ClientError
+
+from infra.aws.clients import error_code, when_visible
+from infra.ec2 import tags
+from infra.errors import UsageError
+from infra.instance_types import INSTANCE_TYPES, WITH_AMX, InstanceType
+from infra.words import nearest
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import (
+        IpPermissionOutputTypeDef,
+        IpPermissionTypeDef,
+        SecurityGroupTypeDef,
+        SubnetTypeDef,
+    )
+
+    from infra.spec import ClusterSpec
+
+# The description of an SSH rule is the memory of where its range comes from.
+_CALLER, _CHOSEN = "SSH from the caller", "SSH from --ssh-cidr"
+
+
+# Fields of DescribeInstanceTypes.
+_ACCELERATORS = {
+    "GpuInfo": "GPUs",
+    "NeuronInfo": "Neuron chips",
+    "InferenceAcceleratorInfo": "inference chips",
+    "FpgaInfo": "FPGAs",
+    "MediaAcceleratorInfo": "media chips",
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A subnet and its zone."""
+
+    vpc_id: str
+    subnet_id: str
+    zone: str
+
+    @staticmethod
+    def from_aws(subnet: SubnetTypeDef) -> Network:
+        return Network(subnet["VpcId"], subnet["SubnetId"], subnet["AvailabilityZone"])
+
+
+@dataclass(frozen=True)
+class SecurityGroup:
+    """A cluster's security group with its current rules.
+
+    ``followed`` are the ranges of ``ssh_cidrs`` that this tool looked up itself, and may replace.
+    """
+
+    id: str
+    vpc_id: str
+    tags: dict[str, str]
+    ssh_cidrs: tuple[str, ...] = ()
+    followed: frozenset[str] = frozenset()
+    inside_in: bool = False
+    inside_out: bool = False
+
+    @staticmethod
+    def from_aws(group: SecurityGroupTypeDef) -> SecurityGroup:
+        ingress, egress = group.get("IpPermissions", []), group.get("IpPermissionsEgress", [])
+        # Other rules were added by the user and stay.
+        ssh = [
+            rule
+            for rule in ingress
+            if (rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort")) == ("tcp", 22, 22)
+        ]
+        ranges = {
+            str(each.get("CidrIp") or each.get("CidrIpv6")): each.get("Description", "")
+            for rule in ssh
+            for each in (*rule.get("IpRanges", []), *rule.get("Ipv6Ranges", []))
+        }
+        return SecurityGroup(
+            id=group["GroupId"],
+            vpc_id=group.get("VpcId", ""),
+            tags=tags.from_aws(group.get("Tags")),
+            ssh_cidrs=tuple(sorted(ranges)),
+            followed=frozenset(c for c, why in ranges.items() if why == _CALLER and is_single(c)),
+            inside_in=_lets_itself_pass(group["GroupId"], ingress),
+            inside_out=_lets_itself_pass(group["GroupId"], egress),
+        )
+
+    def is_open_as(self, ssh_cidrs: Sequence[str], caller: str) -> bool:
+        """Whether all rules exist and SSH is open to these addresses only, of which one is followed."""
+        same = self.kept_of(ssh_cidrs, caller) == set(ssh_cidrs) == set(self.ssh_cidrs)
+        return same and self.inside_in and self.inside_out
+
+    def kept_of(self, ssh_cidrs: Sequence[str], caller: str) -> set[str]:
+        """Return the ranges that are open, and are followed or chosen as is wished."""
+        is_open = set(self.ssh_cidrs) & set(ssh_cidrs)
+        return {cidr for cidr in is_open if (cidr in self.followed) == (cidr == caller)}
+
+    def admits(self, caller: str) -> bool:
+        """Whether SSH is open to an address."""
+        mine = ipaddress.ip_network(caller)
+        allowed = map(ipaddress.ip_network, self.ssh_cidrs)
+        return any(a.version == mine.version and mine.network_address in a for a in allowed)
+
+    def cidrs_for(self, caller: str) -> tuple[str, ...]:
+        """Return the ranges that the user chose, and the caller's own address unless they cover it."""
+        if self.admits(caller):
+            return tuple(c for c in self.ssh_cidrs if c not in self.followed or c == caller)
+        return (*(c for c in self.ssh_cidrs if c not in self.followed), caller)
+
+
+def is_single(cidr: str) -> bool:
+    """Whether a range is one address."""
+    return ipaddress.ip_network(cidr).num_addresses == 1
+
+
+def _lets_itself_pass(group_id: str, rules: Sequence[IpPermissionOutputTypeDef]) -> bool:
+    return any(
+        rule.get("IpProtocol") == "-1"
+        and group_id in {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", [])}
+        for rule in rules
+    )
+
+
+@dataclass(frozen=True)
+class TypeSupport:
+    """The zones that offer an instance type, and its features."""
+
+    zones: frozenset[str]
+    ena_express: bool = False
+    cluster_groups: bool = True
+    machine: InstanceType | None = None
+    unusable: str = ""
+    """Why this tool can't use the type; "" if it can."""
+
+
+def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, TypeSupport]:
+    """Return the region's support of instance types, without those that it does not offer."""
+    pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": list(types)}],
+    )
+    zones: dict[str, set[str]] = {}
+    for page in pages:
+        for offering in page["InstanceTypeOfferings"]:
+            zones.setdefault(offering["InstanceType"], set()).add(offering["Location"])
+    if not zones:
+        return {}
+    # With a filter, a type that the region lacks does not fail the whole call.
+    infos = ec2.get_paginator("describe_instance_types").paginate(
+        Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
+    )
+    known: dict[str, Any] = {i["InstanceType"]: i for page in infos for i in page["InstanceTypes"]}
+    support = {}
+    for name, places in zones.items():
+        # EC2 may describe a type late that it has just begun to offer.
+        info = known.get(name)
+        if info is None:
+            continue
+        strategies = info.get("PlacementGroupInfo", {}).get("SupportedStrategies", ["cluster"])
+        ena = bool(info.get("NetworkInfo", {}).get("EnaSrdSupported", False))
+        machine, unusable = InstanceType.from_aws(info), _why_unusable(info)
+        places_group = "cluster" in strategies
+        support[name] = TypeSupport(frozenset(places), ena, places_group, machine, unusable)
+    return support
+
+
+def _why_unusable(info: Any) -> str:
+    architectures = info["ProcessorInfo"].get("SupportedArchitectures", [])
+    if "x86_64" not in architectures:
+        return f"its processors are {', '.join(architectures)}; this tool is for x86-64"
+    found = next((text for key, text in _ACCELERATORS.items() if info.get(key)), "")
+    return f"it has {found}, which this tool does not use" if found else ""
+
+
+def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None) -> list[Network]:
+    """Return the given subnet, else every zone's default subnet, in the given VPC if any.
+
+    Raises :class:`UsageError` if the subnet does not exist.
+    """
+    selection: Any = (
+        {"SubnetIds": [subnet_id]}
+        if subnet_id
+        else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+    )
+    try:
+        pages = ec2.get_paginator("describe_subnets").paginate(**selection)
+        found = [Network.from_aws(subnet) for page in pages for subnet in page["Subnets"]]
+    except ClientError as error:
+        if error_code(error) not in ("InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed"):
+            raise
+        region = ec2.meta.region_name
+        raise UsageError(
+            f"--subnet-id {subnet_id}: no such subnet in {region}",
+            hint=f"`aws ec2 describe-subnets --region {region}` lists them; without --subnet-id, the "
+            "default VPC is used",
+        ) from None
+    return sorted((n for n in found if vpc_id in (None, n.vpc_id)), key=lambda n: n.zone)
+
+
+def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, TypeSupport]) -> None:
+    """Raise :class:`UsageError`, with the nearest names, for a type that this region does not know."""
+    unknown = [name for name in names if name not in support and name not in INSTANCE_TYPES]
+    if not unknown:
+        return
+    pages = ec2.get_paginator("describe_instance_type_offerings").paginate()
+    offered = [str(o["InstanceType"]) for page in pages for o in page["InstanceTypeOfferings"]]
+    near = nearest(unknown[0], offered, 3, 0.4)
+    raise UsageError(
+        f"unknown instance type {unknown[0]!r} in {ec2.meta.region_name}{near}", hint=WITH_AMX
+    )
+
+
+def require_sold(spec: ClusterSpec, support: Mapping[str, TypeSupport], region: str) -> None:
+    """Raise :class:`UsageError` if the region sells none of the types, or if one can't be used."""
+    for name, known in support.items():
+        if known.unusable:
+            raise UsageError(f"{name}: {known.unusable}", hint=WITH_AMX)
+        if spec.amx_required and known.machine and known.machine.amx is False:
+            raise UsageError(f"{name} has no AMX", hint=f"--allow-no-amx allows it; {WITH_AMX}")
+    if not any(known.zones for known in support.values()):
+        raise UsageError(
+            f"{', '.join(spec.instance_types)}: not offered in {region}",
+            hint="use another --region (us-east-1 offers all of them) or another --instance-type",
+        )
+
+
+def require_offers(
+    spec: ClusterSpec,
+    support: Mapping[str, TypeSupport],
+    networks: Sequence[Network],
+    region: str,
+) -> None:
+    """Raise :class:`UsageError` if no available subnet is in a zone that offers one of the types,
+    or if one of them can't be used.
+    """
+    require_sold(spec, support, region)
+    names = ", ".join(spec.instance_types)
+    zones = sorted({zone for known in support.values() for zone in known.zones})
+    if not networks:
+        raise UsageError(
+            f"no default subnet in {region}: the account has no default VPC there",
+            hint=f"create one: `aws ec2 create-default-vpc --region {region}`; "
+            "or choose a subnet with --subnet-id",
+        )
+    if not {network.zone for network in networks} & set(zones):
+        raise UsageError(
+            f"{spec.subnet_id or 'no default subnet'}: not in a zone that offers {names} "
+            f"({', '.join(zones)})",
+            hint="choose a subnet in one of these zones with --subnet-id, "
+            f"or create a default VPC: `aws ec2 create-default-vpc --region {region}`",
+        )
+
+
+def create_security_group(
+    ec2: EC2Client, cluster: str, vpc_id: str, labels: Mapping[str, str]
+) -> SecurityGroup:
+    """Create a group without rules. ``labels`` are the cluster's record."""
+    known = tags.resource_tags(cluster, "group", **labels)
+    group_id = ec2.create_security_group(
+        GroupName=tags.resource_name(cluster),
+        Description=f"spr-cluster {cluster}: SSH from its owner, all traffic inside",
+        VpcId=vpc_id,
+        TagSpecifications=tags.tag_specifications(["security-group"], known),
+    )["GroupId"]
+    return SecurityGroup(group_id, vpc_id, known)
+
+
+def open_security_group(
+    ec2: EC2Client, group: SecurityGroup, ssh_cidrs: Sequence[str], caller: str = ""
+) -> None:
+    """Add the missing rules, and close SSH to all other addresses.
+
+    ``caller`` is the range among them that follows this machine when its address changes.
+    """
+    kept = group.kept_of(ssh_cidrs, caller)
+    inside: IpPermissionTypeDef = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
+    # AWS revokes nothing if a given description differs: without one, any matches.
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RevokeSecurityGroupIngress.html
+    stale = [_ssh_rule(cidr) for cidr in group.ssh_cidrs if cidr not in kept]
+    _change(ec2.revoke_security_group_ingress, group.id, stale)
+    missing = [
+        _ssh_rule(cidr, Description=_CALLER if cidr == caller else _CHOSEN)
+        for cidr in ssh_cidrs
+        if cidr not in kept
+    ]
+    missing += [] if group.inside_in else [inside]
+    _change(partial(when_visible, ec2.authorize_security_group_ingress), group.id, missing)
+    if not group.inside_out:
+        # EFA does not count the default "everything out" rule: https://github.com/open-mpi/ompi/issues/6795
+        _change(ec2.authorize_security_group_egress, group.id, [inside])
+
+
+def _change(
+    call: Callable[..., object], group_id: str, rules: Sequence[IpPermissionTypeDef]
+) -> None:
+    """Add or remove all rules, or one by one if another command did so with some of them."""
+    if not rules:
+        return
+    try:
+        call(GroupId=group_id, IpPermissions=list(rules))
+    except ClientError as error:
+        if error_code(error) not in ("InvalidPermission.Duplicate", "InvalidPermission.NotFound"):
+            raise
+        for rule in rules if len(rules) > 1 else ():
+            _change(call, group_id, [rule])
+
+
+def _ssh_rule(cidr: str, **described: str) -> IpPermissionTypeDef:
+    kind, key = ("Ipv6Ranges", "CidrIpv6") if ":" in cidr else ("IpRanges", "CidrIp")
+    rule: Any = {
+        "IpProtocol": "tcp",
+        "FromPort": 22,
+        "ToPort": 22,
+        kind: [{key: cidr, **described}],
+    }
+    return cast("IpPermissionTypeDef", rule)
+
+
+def create_placement_group(ec2: EC2Client, cluster: str, labels: Mapping[str, str]) -> None:
+    """Create a placement group: machines stand close together; one TCP flow gets 10 Gbit/s."""
+    ec2.create_placement_group(
+        GroupName=tags.resource_name(cluster),
+        Strategy="cluster",
+        TagSpecifications=tags.tag_specifications(
+            ["placement-group"], tags.resource_tags(cluster, "placement", **labels)
+        ),
+    )

@@ -1,0 +1,185 @@
+"""Network ACLs of subnets: whether their numbered rules let SSH in, its answers out, and installations run.
+
+They have no memory, so that the packets of both directions need a rule, and they do not apply between
+machines of one subnet: https://docs.aws.amazon.com/vpc/latest/userguide/vpc-network-acls.html
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from infra.ec2.network import Network
+from infra.ec2.routes import look_if_allowed
+from infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+
+_TCP = ("-1", "6")
+_ACL_URL = "https://docs.aws.amazon.com/vpc/latest/userguide/custom-network-acl.html"
+# The number of the last rule, which denies everything.
+_LAST = 32767
+_ANYWHERE = "0.0.0.0/0"
+_ALL_PORTS = (0, 65535)
+# Those that Linux, macOS, and Windows have in common. An address translation may choose others.
+_CLIENT_PORTS = (49152, 60999)
+_UBUNTU_PORTS = (32768, 60999)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """TCP from or to a range, at these ports of the receiver; ``what`` is a noun for messages."""
+
+    what: str
+    cidr: str
+    ports: tuple[int, int]
+    is_outbound: bool = False
+
+    def __str__(self) -> str:
+        first, last = self.ports
+        ports = f"port {first}" if first == last else f"ports {first}-{last}"
+        way = f"out to {self.cidr}" if self.is_outbound else f"in from {self.cidr}"
+        return f"{self.what} (TCP {way}, {ports})"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An entry of a network ACL: the lowest number that matches a packet decides."""
+
+    number: int
+    is_outbound: bool
+    allows: bool
+    cidr: str
+    ports: tuple[int, int] = _ALL_PORTS
+    is_tcp: bool = True
+
+    @staticmethod
+    def from_aws(entry: Any) -> Rule:
+        ports, protocol = entry.get("PortRange") or {}, str(entry["Protocol"])
+        return Rule(
+            number=entry["RuleNumber"],
+            is_outbound=entry["Egress"],
+            allows=entry["RuleAction"] == "allow",
+            cidr=entry.get("CidrBlock") or entry["Ipv6CidrBlock"],
+            ports=(ports.get("From", 0), ports.get("To", 65535)) if protocol == "6" else _ALL_PORTS,
+            is_tcp=protocol in _TCP,
+        )
+
+
+@dataclass(frozen=True)
+class NetworkAcl:
+    """A network ACL with its rules."""
+
+    id: str
+    rules: tuple[Rule, ...]
+
+    def find_denial(self, flows: Iterable[Flow]) -> str:
+        """Return which flow it denies to all addresses of its range at one port, and how; "" if none.
+
+        Rules against a part of the internet are common, and no reason.
+        """
+        for flow in flows:
+            rules = [r for r in self.rules if r.is_tcp and r.is_outbound == flow.is_outbound]
+            rules = sorted((r for r in rules if _overlap(r, flow)), key=lambda r: r.number)
+            for port in _edges_of_ports(flow, rules):
+                at_port = [r for r in rules if r.ports[0] <= port <= r.ports[1]]
+                deciders = [_decider(at_port, address) for address in _edges(flow, at_port)]
+                if any(rule and rule.allows for rule in deciders):
+                    continue
+                by = (f"rule {rule.number}" for rule in deciders if rule and rule.number < _LAST)
+                return f"network ACL {self.id} denies {flow}: {next(by, 'no rule allows it')}"
+        return ""
+
+
+def _decider(rules: Iterable[Rule], address: int) -> Rule | None:
+    """Return the first rule that covers an address."""
+    return next((rule for rule in rules if _covers(rule, address)), None)
+
+
+def _overlap(rule: Rule, flow: Flow) -> bool:
+    one, other = ipaddress.ip_network(rule.cidr), ipaddress.ip_network(flow.cidr)
+    return one.version == other.version and one.overlaps(other)
+
+
+def _covers(rule: Rule, address: int) -> bool:
+    network = ipaddress.ip_network(rule.cidr)
+    return int(network[0]) <= address <= int(network[-1])
+
+
+def _edges_of_ports(flow: Flow, rules: Sequence[Rule]) -> set[int]:
+    """Return a port of each part of the flow's ports to which the same rules apply."""
+    first, last = flow.ports
+    edges = {first, *(r.ports[0] for r in rules), *(r.ports[1] + 1 for r in rules)}
+    return {port for port in edges if first <= port <= last}
+
+
+def _edges(flow: Flow, rules: Sequence[Rule]) -> set[int]:
+    """Return an address of each part of the flow's range to which the same rules apply."""
+    whole = ipaddress.ip_network(flow.cidr)
+    ranges = [ipaddress.ip_network(rule.cidr) for rule in rules]
+    edges = {int(whole[0]), *(int(r[0]) for r in ranges), *(int(r[-1]) + 1 for r in ranges)}
+    return {address for address in edges if int(whole[0]) <= address <= int(whole[-1])}
+
+
+def ssh_flows(caller: str) -> tuple[Flow, ...]:
+    """Return what SSH from a range needs."""
+    return (
+        Flow("SSH", caller, (22, 22)),
+        Flow("SSH's answers", caller, _CLIENT_PORTS, is_outbound=True),
+    )
+
+
+def install_flows() -> tuple[Flow, ...]:
+    """Return what the installation of software needs: Ubuntu's archive and the package index."""
+    return (
+        Flow("downloads", _ANYWHERE, (443, 443), is_outbound=True),
+        Flow("downloads", _ANYWHERE, (80, 80), is_outbound=True),
+        Flow("the answers to downloads", _ANYWHERE, _UBUNTU_PORTS),
+    )
+
+
+def describe_acls(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, NetworkAcl]:
+    """Return the network ACL of each subnet, by its ID."""
+    subnets = [network.subnet_id for network in networks]
+    pages = ec2.get_paginator("describe_network_acls").paginate(
+        Filters=[{"Name": "association.subnet-id", "Values": subnets}]
+    )
+    return {
+        association.get("SubnetId", ""): NetworkAcl(
+            acl["NetworkAclId"], tuple(map(Rule.from_aws, acl.get("Entries", [])))
+        )
+        for page in pages
+        for acl in page["NetworkAcls"]
+        for association in acl.get("Associations", [])
+        if association.get("SubnetId") in subnets
+    }
+
+
+def require_open_acls(
+    ec2: EC2Client,
+    networks: Sequence[Network],
+    flows: Sequence[Flow],
+    note: Callable[[str], None],
+) -> list[Network]:
+    """Return the subnets whose network ACL lets these flows through.
+
+    If this account may not ask for them, all of them, with a note. Raises :class:`UsageError` if no
+    subnet is left.
+    """
+    none: dict[str, NetworkAcl] = {}
+    acls = look_if_allowed(lambda: describe_acls(ec2, networks), none, note) if networks else none
+    denials = {subnet_id: acl.find_denial(flows) for subnet_id, acl in acls.items()}
+    left = [network for network in networks if not denials.get(network.subnet_id)]
+    if networks and not left:
+        first = networks[0].subnet_id
+        alike = [n for n in networks if denials[n.subnet_id] == denials[first]]
+        more = f" and {len(alike) - 1} more" if alike[1:] else ""
+        raise UsageError(
+            f"{first}{more}: {denials[first]}",
+            hint="choose another subnet with --subnet-id, or have an administrator allow it "
+            f"({_ACL_URL})",
+        )
+    return left

@@ -1,0 +1,335 @@
+"""Purchase of machines: one RunInstances call for all of them, with a fallback for each refusal.
+
+Offers are tried in this order: the placement group in each zone that offers the type, the same zones
+without the group, then the next type. If spot may fall back to on-demand, the same list follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from infra.aws.clients import error_code, is_invisible, is_passing, retry
+from infra.ec2 import tags
+from infra.ec2.instances import Instance
+from infra.ec2.network import Network, TypeSupport
+from infra.errors import CloudError
+from infra.instance_types import INSTANCE_TYPES
+from infra.wait import CONSISTENCY_DEADLINE_S, Clock
+from infra.words import counted
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+
+    from infra.ec2.images import Image
+    from infra.instance_types import InstanceType
+    from infra.spec import ClusterSpec
+
+SPOT, ON_DEMAND = "spot", "on-demand"
+_RESOURCES = ("instance", "volume", "network-interface")
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+_NO_ROOM = {
+    "InsufficientInstanceCapacity",
+    "InsufficientHostCapacity",
+    "InsufficientCapacity",
+    "InsufficientFreeAddressesInSubnet",
+    "Unsupported",
+    # Machines of the group are still shutting down in another zone.
+    "InvalidPlacementGroup.InUse",
+}
+# All zones share the quota and nearly the price: only another type or market can help.
+_NO_QUOTA = {
+    "VcpuLimitExceeded",
+    "InstanceLimitExceeded",
+    "MaxSpotInstanceCountExceeded",
+    "SpotMaxPriceTooLow",
+}
+_HINTS = {
+    "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
+    "console, or use fewer --nodes",
+    "MaxSpotInstanceCountExceeded": "request more spot vCPUs (quota L-34B43A08) in the Service "
+    "Quotas console, or omit --market spot",
+    "SpotMaxPriceTooLow": "raise --max-price, or use --market spot-or-on-demand",
+}
+_NO_ROOM_HINT = (
+    "try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another --region, or later"
+)
+# Machines bought with the same token may have ended; EC2 remembers a token for a day or more.
+_SPENT = {"IdempotentInstanceTerminated", "IdempotentParameterMismatch"}
+_TOKENS_PER_OFFER = 50
+# Newer types forget a TCP connection after 350 idle seconds, and its packets are then dropped. Ranks can
+# wait longer for each other: https://aws.amazon.com/blogs/networking-and-content-delivery/best-practices-for-tcp-connection-management-on-ec2/
+_IDLE_TCP_S = 86_400
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to buy: a type, a zone, a market, and the placement group or none."""
+
+    type: InstanceType
+    network: Network
+    market: str
+    in_group: bool
+    ena_express: bool = False
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.type.name, self.network.zone
+
+    def __str__(self) -> str:
+        market = ", spot" if self.market == SPOT else ""
+        group = ", in the placement group" if self.in_group else ""
+        return f"{self.type.name} in {self.network.zone}{market}{group}"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """EC2's reason for refusing an offer."""
+
+    offer: Offer
+    code: str
+    message: str
+
+    @staticmethod
+    def of(offer: Offer, error: ClientError) -> Refusal:
+        message = str(error.response.get("Error", {}).get("Message", ""))
+        return Refusal(offer, error_code(error), message)
+
+
+class NoCapacityError(CloudError):
+    """EC2 refused every offer. The message lists each offer with its reason."""
+
+    def __init__(self, count: int, refusals: Sequence[Refusal]) -> None:
+        lines = "".join(f"\n  {r.offer}: {r.code}: {_first_sentence(r.message)}" for r in refusals)
+        hints = [_HINTS[r.code] for r in refusals if r.code in _HINTS]
+        where = "single zone has" if count > 1 else "zone has"
+        super().__init__(
+            f"no {where} capacity for {counted(count, 'machine')}; tried:{lines}",
+            code=refusals[0].code if refusals else "",
+            hint=hints[0] if hints else _NO_ROOM_HINT,
+        )
+        self.refusals = tuple(refusals)
+
+
+def _first_sentence(text: str) -> str:
+    """Drop EC2's advice to try other zones: the offers include them already."""
+    return text.partition(". ")[0].rstrip(".")
+
+
+def list_offers(
+    spec: ClusterSpec, support: Mapping[str, TypeSupport], networks: Sequence[Network]
+) -> tuple[Offer, ...]:
+    """Return every way to buy the machines of a spec, in order of preference."""
+    markets = [SPOT] if spec.spot else [ON_DEMAND]
+    if spec.spot and spec.on_demand_allowed:
+        markets.append(ON_DEMAND)
+    offers = []
+    for market in markets:
+        for name in spec.instance_types:
+            known = support.get(name)
+            type_ = (known and known.machine) or INSTANCE_TYPES.get(name)
+            if known is None or type_ is None:
+                continue
+            places = [network for network in networks if network.zone in known.zones]
+            # One node, too: the cluster may grow, and a running machine can't enter a group.
+            groups = [True, False] if spec.placement_group and known.cluster_groups else [False]
+            offers += [
+                Offer(type_, network, market, in_group, known.ena_express)
+                for in_group in groups
+                for network in places
+            ]
+    return tuple(offers)
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """``count`` identical machines, bought all together or not at all.
+
+    ``known`` holds the ids of the cluster's current machines. The client token is a digest of them and
+    the request, so a repeated request buys only once, even if the first process died before the answer.
+    """
+
+    spec: ClusterSpec
+    role: str
+    count: int
+    image: Image
+    group_id: str
+    user_data: Callable[[Offer], str]
+    labels: Mapping[str, str]
+    known: frozenset[str]
+
+
+def buy(
+    buyer: EC2Client,
+    purchase: Purchase,
+    offers: Iterable[Offer],
+    *,
+    clock: Clock | None = None,
+    on_refusal: Callable[[Refusal], None] = lambda _: None,
+) -> tuple[Offer, tuple[Instance, ...]]:
+    """Buy from the first offer that EC2 accepts. Raises :class:`NoCapacityError` if it accepts none."""
+    refusals: list[Refusal] = []
+    hopeless: set[tuple[str, str]] = set()
+    for offer in offers:
+        if (offer.type.name, offer.market) in hopeless:
+            continue
+        try:
+            return offer, _run_with_or_without_rate(buyer, purchase, offer, clock, on_refusal)
+        except ClientError as error:
+            code = error_code(error)
+            if code not in _NO_ROOM | _NO_QUOTA:
+                raise
+            if code in _NO_QUOTA:
+                hopeless.add((offer.type.name, offer.market))
+            refusals.append(Refusal.of(offer, error))
+            on_refusal(refusals[-1])
+    raise NoCapacityError(purchase.count, refusals)
+
+
+def _run_with_or_without_rate(
+    buyer: EC2Client,
+    purchase: Purchase,
+    offer: Offer,
+    clock: Clock | None,
+    on_refusal: Callable[[Refusal], None],
+) -> tuple[Instance, ...]:
+    """Buy; without the rate at which disks are initialized if this account or region has none left."""
+    try:
+        return _run_instances(buyer, purchase, offer, clock)
+    except ClientError as error:
+        refusal = Refusal.of(offer, error)
+        # AWS documents no code of its own for this.
+        about_rate = "initialization" in f"{refusal.code} {refusal.message}".lower()
+        if purchase.spec.volume_init_rate is None or not (
+            about_rate or refusal.code.startswith(("InvalidParameter", "UnknownParameter"))
+        ):
+            raise
+        on_refusal(refusal)
+        spec = purchase.spec.model_copy(update={"volume_init_rate": None})
+        return _run_instances(buyer, replace(purchase, spec=spec), offer, clock)
+
+
+def _run_instances(
+    buyer: EC2Client, purchase: Purchase, offer: Offer, clock: Clock | None
+) -> tuple[Instance, ...]:
+    request = render_request(purchase, offer)
+    for number in range(_TOKENS_PER_OFFER):
+        token = client_token(request, purchase.known, number)
+        try:
+            answer = _send(buyer, {**request, "ClientToken": token}, clock)
+        except ClientError as error:
+            if error_code(error) not in _SPENT:
+                raise
+            continue
+        bought = tuple(Instance.from_aws(i) for i in answer["Instances"])
+        if all(instance.state in ("pending", "running") for instance in bought):
+            return bought
+    raise CloudError(
+        f"{offer}: EC2 returned machines that have already ended",
+        hint="run the same command again in a few minutes",
+    )
+
+
+def _send(buyer: EC2Client, request: dict[str, Any], clock: Clock | None) -> Any:
+    """Send a request until EC2 answers. The token makes retries safe."""
+    return retry(
+        lambda: buyer.run_instances(**request),
+        # A group, key, or image made seconds ago may not be visible everywhere yet.
+        lambda error: is_invisible(error) or is_passing(error),
+        deadline_s=CONSISTENCY_DEADLINE_S,
+        clock=clock,
+    )
+
+
+def client_token(request: Mapping[str, Any], known: Iterable[str], number: int) -> str:
+    """Return the n-th token of a request. EC2 launches once per token.
+
+    https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
+    """
+    text = json.dumps([request, sorted(known), number], sort_keys=True)
+    return f"spr-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
+
+def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
+    """Return the parameters of RunInstances, which tag every resource, without the token."""
+    spec = purchase.spec
+    labels = tags.resource_tags(
+        spec.name, purchase.role, **{tags.ROLE: purchase.role}, **purchase.labels
+    )
+    kinds = (*_RESOURCES, "spot-instances-request") if offer.market == SPOT else _RESOURCES
+    request = {
+        "ImageId": purchase.image.id,
+        "InstanceType": offer.type.name,
+        "MinCount": purchase.count,
+        "MaxCount": purchase.count,
+        "KeyName": tags.resource_name(spec.name),
+        "UserData": purchase.user_data(offer),
+        "NetworkInterfaces": [_interface(purchase, offer)],
+        "BlockDeviceMappings": [
+            {"DeviceName": purchase.image.root_device, "Ebs": _disk(purchase)},
+        ],
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+        },
+        # A machine that shuts down at its deadline must not leave a disk that costs money.
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "TagSpecifications": tags.tag_specifications(kinds, labels),
+    }
+    if offer.in_group:
+        request["Placement"] = {"GroupName": tags.resource_name(spec.name)}
+    if offer.market == SPOT:
+        request["InstanceMarketOptions"] = _spot_options(spec)
+    return request
+
+
+def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
+    interface: dict[str, Any] = {
+        "DeviceIndex": 0,
+        "SubnetId": offer.network.subnet_id,
+        "Groups": [purchase.group_id],
+        "AssociatePublicIpAddress": not purchase.spec.private,
+        "DeleteOnTermination": True,
+    }
+    if offer.ena_express:
+        # Up to 25 Gbit/s for a single TCP flow between two such machines:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ena-express.html
+        udp = {"EnaSrdUdpEnabled": True}
+        interface["EnaSrdSpecification"] = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": udp}
+    if offer.type.idle_tcp_s < _IDLE_TCP_S:
+        interface["ConnectionTrackingSpecification"] = {"TcpEstablishedTimeout": _IDLE_TCP_S}
+    return interface
+
+
+def _disk(purchase: Purchase) -> dict[str, Any]:
+    spec = purchase.spec
+    speeds = {
+        "Throughput": spec.volume_throughput,
+        "Iops": spec.volume_iops,
+        # https://docs.aws.amazon.com/ebs/latest/userguide/initalize-volume.html
+        "VolumeInitializationRate": spec.volume_init_rate,
+    }
+    return {
+        # EC2 refuses a disk smaller than the image's.
+        "VolumeSize": max(spec.volume_gib, purchase.image.volume_gib),
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+        **{name: value for name, value in speeds.items() if value},
+    }
+
+
+def _spot_options(spec: ClusterSpec) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "SpotInstanceType": "one-time",
+        "InstanceInterruptionBehavior": "terminate",
+    }
+    if spec.max_price is not None:
+        options["MaxPrice"] = f"{spec.max_price:g}"
+    return {"MarketType": "spot", "SpotOptions": options}

@@ -1,0 +1,317 @@
+"""How this machine reaches a subnet: its routes, VPC Block Public Access, and the needs of ``--jump``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from botocore.exceptions import ClientError
+
+from infra.aws.clients import DENIED, error_code
+from infra.ec2.network import Network
+from infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import RouteTableTypeDef, RouteTypeDef
+from typing import TYPE_CHECKING
+
+from infra.aws.clients import Clients
+from infra.spec import EICE, SSM
+
+if TYPE_CHECKING:
+    from types_boto3_ec2.type_defs import Ec2InstanceConnectEndpointTypeDef
+
+
+T = TypeVar("T")
+
+_ANYWHERE = "0.0.0.0/0"
+_TARGETS = (
+    "GatewayId",
+    "NatGatewayId",
+    "TransitGatewayId",
+    "NetworkInterfaceId",
+    "VpcPeeringConnectionId",
+    "LocalGatewayId",
+    "CarrierGatewayId",
+    "CoreNetworkArn",
+)
+_UNKNOWN_CALL = {"InvalidAction", "UnsupportedOperation", "UnknownOperationException"}
+_BLOCK_URL = "https://docs.aws.amazon.com/vpc/latest/userguide/security-vpc-bpa.html"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A subnet's route table, and where it sends what leaves the VPC ("" for nowhere).
+
+    ``is_public``: a machine with a public address can be reached from the internet:
+    https://docs.aws.amazon.com/vpc/latest/userguide/configure-subnets.html#subnet-types
+    """
+
+    subnet_id: str
+    table_id: str
+    target: str
+    is_public: bool
+
+    @property
+    def leads_out(self) -> bool:
+        """Whether a machine without a public address reaches the internet, such as over a NAT gateway."""
+        return bool(self.target) and not self.target.startswith("igw-")
+
+    @property
+    def is_inspected(self) -> bool:
+        """Whether a firewall may lie between the subnet and an internet gateway:
+        https://docs.aws.amazon.com/vpc/latest/userguide/gwlb-route.html
+        """
+        return not self.is_public and self.target.startswith(("vpce-", "eni-"))
+
+
+def describe_ways(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, Way]:
+    """Return the way out of each subnet, by its id; without those whose route table is not visible."""
+    vpcs = sorted({network.vpc_id for network in networks})
+    pages = ec2.get_paginator("describe_route_tables").paginate(
+        Filters=[{"Name": "vpc-id", "Values": vpcs}]
+    )
+    tables = [table for page in pages for table in page["RouteTables"]]
+    return {
+        network.subnet_id: _way(network.subnet_id, table)
+        for network in networks
+        if (table := _table_of(network, tables))
+    }
+
+
+def describe_vpc_cidrs(ec2: EC2Client, vpc_id: str) -> tuple[str, ...]:
+    """Return the address ranges of a VPC: each of its route tables has them as local routes."""
+    tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])[
+        "RouteTables"
+    ]
+    return tuple(
+        dict.fromkeys(
+            route["DestinationCidrBlock"]
+            for table in tables
+            for route in table.get("Routes", [])
+            if route.get("GatewayId") == "local" and route.get("DestinationCidrBlock")
+        )
+    )
+
+
+def _table_of(network: Network, tables: Sequence[RouteTableTypeDef]) -> RouteTableTypeDef | None:
+    """Return the subnet's own table, else the main one of its VPC."""
+    main = None
+    for table in tables:
+        for association in table.get("Associations", []):
+            if association.get("SubnetId") == network.subnet_id:
+                return table
+            if association.get("Main") and table.get("VpcId") == network.vpc_id:
+                main = table
+    return main
+
+
+def _way(subnet_id: str, table: RouteTableTypeDef) -> Way:
+    active = [route for route in table.get("Routes", []) if route.get("State") == "active"]
+    default = [route for route in active if route.get("DestinationCidrBlock") == _ANYWHERE]
+    # A narrower route to an internet gateway may well cover this machine's address.
+    found = [_target_of(route) for route in active if not route.get("DestinationIpv6CidrBlock")]
+    return Way(
+        subnet_id,
+        table["RouteTableId"],
+        next(map(_target_of, default), ""),
+        any(target.startswith("igw-") for target in found),
+    )
+
+
+def _target_of(route: RouteTypeDef) -> str:
+    values: Any = route
+    return next((str(values[key]) for key in _TARGETS if values.get(key)), "")
+
+
+def describe_block(
+    ec2: EC2Client, networks: Sequence[Network], *, outward: bool = False
+) -> tuple[str, frozenset[str]]:
+    """Return the region's mode of VPC Block Public Access, and the subnets that it closes to SSH.
+
+    With ``outward``, those that it closes to what they send over a NAT gateway.
+    """
+    options = ec2.describe_vpc_block_public_access_options()["VpcBlockPublicAccessOptions"]
+    mode = options.get("InternetGatewayBlockMode", "off")
+    if mode == "off" or (outward and mode == "block-ingress"):
+        return mode, frozenset()
+    found = ec2.describe_vpc_block_public_access_exclusions()["VpcBlockPublicAccessExclusions"]
+    # Those that only let traffic out do not let SSH in.
+    modes = {"allow-bidirectional"} | ({"allow-egress"} if outward else set())
+    excluded = {
+        each.get("ResourceArn", "").rpartition("/")[2]
+        for each in found
+        if each.get("InternetGatewayExclusionMode") in modes
+        and each.get("State") in ("create-complete", "update-complete")
+    }
+    closed = {n.subnet_id for n in networks if not {n.subnet_id, n.vpc_id} & excluded}
+    return mode, frozenset(closed)
+
+
+def require_ways(
+    ec2: EC2Client,
+    networks: Sequence[Network],
+    note: Callable[[str], None],
+    *,
+    private: bool = False,
+    installs: bool = True,
+) -> list[Network]:
+    """Return the subnets whose machines can be reached and can install software.
+
+    What this account may not ask for is not required, and noted. With ``private``, the machines have
+    no public address. Raises :class:`UsageError` if no subnet is left.
+    """
+    unknown: dict[str, Way] = {}
+    ways = look_if_allowed(lambda: describe_ways(ec2, networks), unknown, note)
+    if private:
+        if not installs:
+            return list(networks)
+        left = _without(networks, [way for way in ways.values() if not way.leads_out], _PRIVATE)
+        # A transit gateway's way out may belong to another account, whose mode is not known.
+        over_nat = {way.subnet_id for way in ways.values() if way.target.startswith("nat-")}
+        checked = [network for network in left if network.subnet_id in over_nat]
+    else:
+        left = checked = _without(networks, _unreachable(ways.values(), note), _PUBLIC)
+    if not checked:
+        return left
+    mode, closed = look_if_allowed(
+        lambda: describe_block(ec2, checked, outward=private), ("off", frozenset[str]()), note
+    )
+    if closed >= {network.subnet_id for network in left}:
+        what, hint = _BLOCKED[private]
+        raise UsageError(
+            f"VPC Block Public Access is {mode} in {ec2.meta.region_name}: no machine in "
+            f"{', '.join(sorted(closed))} can {what}",
+            hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}){hint}",
+        )
+    return [network for network in left if network.subnet_id not in closed]
+
+
+def _unreachable(ways: Collection[Way], note: Callable[[str], None]) -> list[Way]:
+    """Return the ways over which SSH can't come; those through a firewall only if another is open."""
+    if not any(way.is_public for way in ways) and (found := [w for w in ways if w.is_inspected]):
+        note(
+            f"The way to {found[0].subnet_id} goes through a firewall endpoint, {found[0].target}; "
+            "whether SSH passes is not known."
+        )
+        return [way for way in ways if not way.is_inspected]
+    return [way for way in ways if not way.is_public]
+
+
+_PUBLIC = (
+    "no machine there can be reached from the internet",
+    "choose a subnet with a route to an internet gateway (--subnet-id), or add the route: `aws ec2 "
+    f"create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} --gateway-id "
+    "igw-…`; or use machines without public addresses: --private",
+)
+_PRIVATE = (
+    "without a public address, no machine there can install software",
+    "choose a subnet with a route to a NAT or transit gateway (--subnet-id), or add the route: `aws "
+    f"ec2 create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} "
+    "--nat-gateway-id nat-…`",
+)
+# By ``private``.
+_BLOCKED = {
+    False: (
+        "be reached at a public address",
+        "; or use machines without public addresses: --private",
+    ),
+    True: ("install software over a NAT gateway", ""),
+}
+
+
+def _without(
+    networks: Sequence[Network], bad: Sequence[Way], texts: tuple[str, str]
+) -> list[Network]:
+    """Return the other subnets. Raises :class:`UsageError` if there is none."""
+    useless = {way.subnet_id for way in bad}
+    left = [network for network in networks if network.subnet_id not in useless]
+    if left or not bad:
+        return left
+    what, hint = texts
+    table, target = bad[0].table_id, bad[0].target
+    alike = [way.subnet_id for way in bad if way.table_id == table]
+    subnets = alike[0] + (f" and {len(alike) - 1} more" if alike[1:] else "")
+    goes = f"sends {_ANYWHERE} to {target}" if target else f"has no route for {_ANYWHERE}"
+    raise UsageError(
+        f"{subnets}: route table {table} {goes}; {what}", hint=hint.format(table=table)
+    )
+
+
+def look_if_allowed(call: Callable[[], T], otherwise: T, note: Callable[[str], None]) -> T:
+    """Return what AWS shows of the way to the machines; ``otherwise``, with a note, if it may not be seen."""
+    try:
+        return call()
+    except ClientError as error:
+        if error_code(error) not in DENIED | _UNKNOWN_CALL:
+            raise
+        note(f"The way to the machines is not checked: no permission for {error.operation_name}.")
+        return otherwise
+
+
+_READY = "create-complete"
+HOST_MANAGEMENT = "/ssm/managed-instance/default-ec2-instance-management-role"
+_HOST_MANAGEMENT_URL = (
+    "https://docs.aws.amazon.com/systems-manager/latest/userguide/fleet-manager-default-host-"
+    "management-configuration.html"
+)
+
+
+def require_jump(
+    clients: Clients, jump: str | None, networks: Sequence[Network], note: Callable[[str], None]
+) -> None:
+    """Raise :class:`UsageError` if no machine in these subnets could be reached over ``jump``.
+
+    What this account may not ask for is noted.
+    """
+    if jump == EICE and networks:
+        _require_endpoint(clients, networks[0], note)
+    if jump == SSM:
+        _require_host_management(clients, note)
+
+
+def _require_endpoint(clients: Clients, network: Network, note: Callable[[str], None]) -> None:
+    """Require an endpoint: one serves all subnets of its VPC."""
+    vpc, region = network.vpc_id, clients.ec2.meta.region_name
+    pages = clients.ec2.get_paginator("describe_instance_connect_endpoints")
+
+    def look() -> list[Ec2InstanceConnectEndpointTypeDef] | None:
+        asked = pages.paginate(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
+        return [each for page in asked for each in page["InstanceConnectEndpoints"]]
+
+    found = look_if_allowed(look, None, note)
+    if found is None:
+        return
+    ready = [each for each in found if each.get("State") == _READY]
+    if not ready:
+        states = ", ".join(f"{e['InstanceConnectEndpointId']} is {e['State']}" for e in found)
+        raise UsageError(
+            f"--jump {EICE}: {vpc} has no EC2 Instance Connect Endpoint"
+            + (f" that is ready: {states}" if states else ""),
+            hint=f"create one: aws ec2 create-instance-connect-endpoint --region {region} "
+            f"--subnet-id {network.subnet_id}; or choose another --jump",
+        )
+    if all(each.get("PreserveClientIp") for each in ready):
+        note(
+            f"{ready[0]['InstanceConnectEndpointId']} preserves client addresses: --ssh-cidr has to "
+            "contain this machine's."
+        )
+
+
+def _require_host_management(clients: Clients, note: Callable[[str], None]) -> None:
+    """Require what lets machines without an instance profile register with Session Manager."""
+
+    def look() -> str:
+        found = clients.ssm.get_service_setting(SettingId=HOST_MANAGEMENT)["ServiceSetting"]
+        return found.get("SettingValue", "")
+
+    role = look_if_allowed(look, "not known", note)
+    if role in ("", "$None"):
+        raise UsageError(
+            f"--jump {SSM}: Default Host Management Configuration is off in "
+            f"{clients.ec2.meta.region_name}, so that the machines, which have no instance profile, do "
+            "not register with Session Manager",
+            hint=f"have an administrator turn it on ({_HOST_MANAGEMENT_URL}), or choose another --jump",
+        )

@@ -1,0 +1,75 @@
+"""The tags of our resources, set by the call that creates them. They are the only state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types_boto3_ec2.type_defs import FilterTypeDef, TagSpecificationTypeDef
+
+CLUSTER = "spr-cluster:cluster"
+ROLE = "spr-cluster:role"
+STACK = "spr-cluster:stack"
+EXPIRES = "spr-cluster:expires"
+OWNER_KEY = "spr-cluster:owner-key"
+"""On a group or a machine: the fingerprint of the SSH key of whoever made it."""
+GUARD = "spr-cluster:second-guard"
+"""On a group: the cluster has a second guard, see :mod:`infra.ec2.termination_schedule`."""
+OWNER = "spr-cluster:owner"
+"""The ARN of whoever made the cluster, for people: see :mod:`infra.aws.caller`."""
+INSTALLED = "spr-cluster:installed"
+"""On a machine or an image: the digest of its completely installed software."""
+SEALED = "spr-cluster:sealed"
+"""On an image: it contains no private keys or identity of its machine."""
+KEPT = "spr-cluster:kept"
+"""On an image: kept by ``down --keep-image`` or ``bake`` for any cluster."""
+USED = "spr-cluster:used"
+"""On an image: the head had run jobs, so it may hold user data; only for its own cluster."""
+REPLACES = "spr-cluster:replaces"
+"""On a machine: the machines that it was bought to replace, and why."""
+MESH = "spr-cluster:mesh"
+"""On the head: the digest of the nodes connected last."""
+
+
+def resource_name(cluster: str) -> str:
+    """Return the EC2 name of a cluster's key pair, security group, and placement group."""
+    return f"spr-cluster-{cluster}"
+
+
+def resource_tags(cluster: str, resource: str, **more: str) -> dict[str, str]:
+    """Return the tags of a cluster's resource; ``resource`` ends its display name."""
+    return {"Name": f"{cluster}-{resource}", CLUSTER: cluster, **more}
+
+
+def tag_specifications(
+    resource_types: Iterable[str], tags: Mapping[str, str]
+) -> list[TagSpecificationTypeDef]:
+    """Return the request parameter that tags resources on creation."""
+    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+    specs: list[Any] = [{"ResourceType": kind, "Tags": listed} for kind in resource_types]
+    return specs
+
+
+def cluster_filter(cluster: str) -> list[FilterTypeDef]:
+    """Return the filter for all resources of a cluster."""
+    return [{"Name": f"tag:{CLUSTER}", "Values": [cluster]}]
+
+
+def from_aws(tags: Iterable[Mapping[str, Any]] | None) -> dict[str, str]:
+    """Convert EC2's list of keys and values to a dictionary."""
+    return {str(tag["Key"]): str(tag["Value"]) for tag in tags or ()}
+
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def render_time(time: datetime) -> str:
+    """Render a time as a tag value, in UTC."""
+    return time.astimezone(timezone.utc).strftime(_TIME)
+
+
+def parse_time(text: str) -> datetime:
+    """Parse the time in a tag value."""
+    return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc)

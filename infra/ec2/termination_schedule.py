@@ -1,0 +1,211 @@
+"""The second guard: EventBridge Scheduler terminates the machines that did not end themselves in time.
+
+The first guard runs on each machine, so a machine that never boots lacks it. A cluster has one schedule
+group, and a role that may terminate only machines with the cluster's tag. Each machine has a schedule
+of its own, named by its ID: TerminateInstances refuses a whole list for one unknown ID, and EC2 forgets
+a terminated machine after an hour. Schedules have no tags, but their group does, and they go with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from typing import Any, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
+
+from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
+from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
+
+T = TypeVar("T")
+
+AFTER = timedelta(minutes=10)
+"""How long after its deadline a machine is terminated from outside."""
+# https://aws.amazon.com/eventbridge/pricing/ ; IAM and schedule groups cost nothing.
+COST = "free: one of 14 million free invocations a month for each node"
+_TAKEN = {"ConflictException"}
+# A group that is being deleted stays for a while, and conflicts with another deletion.
+_MISSING = {"ResourceNotFoundException", "NoSuchEntity", *_TAKEN}
+_POLICY = "terminate"
+_PARALLEL = 8
+
+
+class ClusterGuard:
+    """The second guard of one cluster in the clients' region."""
+
+    def __init__(self, clients: Clients, cluster: str, clock: Clock | None = None) -> None:
+        self._scheduler, self._iam, self._clock = clients.scheduler, clients.iam, clock
+        self._cluster, self._group = cluster, tags.resource_name(cluster)
+        # IAM is the same in all regions, clusters are not. The longest name has 59 of 64 characters.
+        self._role = f"{self._group}-{self._scheduler.meta.region_name}"
+
+    def find(self) -> tuple[SecondGuard, ...]:
+        """Return the guard and the machines that it knows; nothing if neither group nor role exists."""
+        pages = self._scheduler.get_paginator("list_schedules").paginate(GroupName=self._group)
+        listed = _unless(_MISSING, lambda: [item for page in pages for item in page["Schedules"]])
+        if listed is None and not _unless(
+            _MISSING, lambda: self._iam.get_role(RoleName=self._role)
+        ):
+            return ()
+        return (SecondGuard(self._group, frozenset(item["Name"] for item in listed or ())),)
+
+    def protect(self, ids: Iterable[str], expires: datetime, *, moves: bool = False) -> None:
+        """Have these machines terminated some minutes after their deadline.
+
+        Makes the group and the role if they are missing, also without machines. Only if it ``moves``
+        schedules, those that exist get the new time.
+        """
+        role = self._made_role
+        requests = [self._schedule(id_, expires, role) for id_ in ids]
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(lambda request: self._put(request, moves=moves), requests))
+
+    def remove(self) -> None:
+        """Delete the role and then the group, by which both are found, with its schedules."""
+        role = {"RoleName": self._role}
+        _unless(_MISSING, lambda: self._iam.delete_role_policy(**role, PolicyName=_POLICY))
+        _unless(_MISSING, lambda: self._iam.delete_role(**role))
+        _unless(_MISSING, lambda: self._scheduler.delete_schedule_group(Name=self._group))
+
+    @cached_property
+    def _made_role(self) -> str:
+        """Make the group and the role where they are missing; return the role's ARN."""
+        what, limit = f"schedule group {self._group}", CONSISTENCY_DEADLINE_S
+        group = wait_until(what, self._make_group, deadline_s=limit, clock=self._clock)
+        _, partition, _, region, account, _ = group.split(":")
+        # Only a whole group can be named here:
+        # https://docs.aws.amazon.com/scheduler/latest/UserGuide/cross-service-confused-deputy-prevention.html
+        source = {"aws:SourceAccount": account, "aws:SourceArn": group}
+        service = {"Service": "scheduler.amazonaws.com"}
+        request: dict[str, Any] = {
+            "RoleName": self._role,
+            "AssumeRolePolicyDocument": _document("sts:AssumeRole", source, Principal=service),
+            "Description": f"Terminates machines of cluster {self._cluster} after their deadline",
+            "Tags": self._tags,
+        }
+        _unless({"EntityAlreadyExists"}, lambda: self._iam.create_role(**request))
+        policy = _document(
+            "ec2:TerminateInstances",
+            {f"aws:ResourceTag/{tags.CLUSTER}": self._cluster},
+            Resource=f"arn:{partition}:ec2:{region}:{account}:instance/*",
+        )
+        self._iam.put_role_policy(RoleName=self._role, PolicyName=_POLICY, PolicyDocument=policy)
+        return f"arn:{partition}:iam::{account}:role/{self._role}"
+
+    def _make_group(self) -> str | None:
+        """Return the group's ARN; nothing while an earlier one is being deleted."""
+        name, client = self._group, self._scheduler
+        made = _unless(_TAKEN, lambda: client.create_schedule_group(Name=name, Tags=self._tags))
+        if made:
+            return made["ScheduleGroupArn"]
+        found = _unless(_MISSING, lambda: client.get_schedule_group(Name=name))
+        return found["Arn"] if found and found["State"] == "ACTIVE" else None
+
+    @property
+    def _tags(self) -> Any:
+        labels = tags.resource_tags(self._cluster, "guard")
+        return [{"Key": key, "Value": value} for key, value in labels.items()]
+
+    def _schedule(self, instance_id: str, expires: datetime, role: str) -> dict[str, Any]:
+        partition = role.split(":")[1]
+        at = (expires + AFTER).astimezone(timezone.utc)
+        return {
+            "GroupName": self._group,
+            "Name": instance_id,
+            "ScheduleExpression": f"at({at:%Y-%m-%dT%H:%M:%S})",
+            "ScheduleExpressionTimezone": "UTC",
+            "FlexibleTimeWindow": {"Mode": "OFF"},
+            "ActionAfterCompletion": "DELETE",
+            # https://docs.aws.amazon.com/scheduler/latest/UserGuide/managing-targets-universal.html
+            "Target": {
+                "Arn": f"arn:{partition}:scheduler:::aws-sdk:ec2:terminateInstances",
+                "RoleArn": role,
+                "Input": json.dumps({"InstanceIds": [instance_id]}),
+                "RetryPolicy": {"MaximumEventAgeInSeconds": 86400, "MaximumRetryAttempts": 185},
+            },
+        }
+
+    def _put(self, request: dict[str, Any], *, moves: bool) -> None:
+        def put() -> None:
+            made = _unless(_TAKEN, lambda: self._scheduler.create_schedule(**request))
+            if moves and not made:
+                self._scheduler.update_schedule(**request)
+
+        retry(put, _is_too_early, deadline_s=CONSISTENCY_DEADLINE_S, clock=self._clock)
+
+
+def is_guarded(found: Inventory) -> bool:
+    """Return whether the record says that the cluster has a second guard."""
+    return any(tags.GUARD in group.tags for group in found.security_groups)
+
+
+def describe_cluster(clients: Clients, cluster: str, *kinds: Iterable[str]) -> Inventory:
+    """Return a cluster's resources, with its second guard if the record says that it has one."""
+    found = describe_inventory(clients.ec2, cluster, *kinds)
+    return with_guard(clients, cluster, found, is_certain=True) if is_guarded(found) else found
+
+
+def with_guard(clients: Clients, cluster: str, found: Inventory, *, is_certain: bool) -> Inventory:
+    """Add the second guard to an inventory.
+
+    If it is not certain that there was one, whoever can't look has not made one.
+    """
+    try:
+        return replace(found, guards=ClusterGuard(clients, cluster).find())
+    except (ClientError, BotoCoreError) as error:
+        if is_certain or not _is_closed(error):
+            raise
+        return found
+
+
+def with_guards(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, Inventory]:
+    """Add the guards of a region to its clusters, those without anything else included."""
+    scheduler, guarded = clients.scheduler, dict(clusters)
+    prefix = tags.resource_name("")
+    pages = scheduler.get_paginator("list_schedule_groups").paginate(NamePrefix=prefix)
+    try:
+        for group in [group for page in pages for group in page["ScheduleGroups"]]:
+            labels = scheduler.list_tags_for_resource(ResourceArn=group["Arn"])["Tags"]
+            if cluster := tags.from_aws(labels).get(tags.CLUSTER):
+                found = guarded.get(cluster, Inventory())
+                guarded[cluster] = replace(found, guards=(SecondGuard(group["Name"]),))
+    except (ClientError, BotoCoreError) as error:
+        if not _is_closed(error):
+            raise
+    return guarded
+
+
+def _is_closed(error: Exception) -> bool:
+    """Return whether there is no way to the scheduler: no permission, or not in this region."""
+    if isinstance(error, ClientError):
+        return error_code(error) in DENIED
+    return isinstance(error, EndpointConnectionError)
+
+
+def _unless(codes: set[str], call: Callable[[], T]) -> T | None:
+    """Make a call; return ``None`` if it fails with one of these codes."""
+    try:
+        return call()
+    except ClientError as error:
+        if error_code(error) not in codes:
+            raise
+        return None
+
+
+def _is_too_early(error: Exception) -> bool:
+    """Return whether the same request may succeed later: a new role is known after some seconds.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
+    """
+    return is_passing(error) or "to assume the role" in str(error)
+
+
+def _document(action: str, equals: dict[str, str], **more: Any) -> str:
+    allow = {"Effect": "Allow", "Action": action, "Condition": {"StringEquals": equals}, **more}
+    return json.dumps({"Version": "2012-10-17", "Statement": [allow]})

@@ -1,0 +1,283 @@
+"""The least-privilege IAM policy for all commands.
+
+The tests run a cluster's whole life under exactly this policy, and judge what it must refuse. Resources
+and condition keys by action: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+``sts:GetCallerIdentity`` is not listed, because AWS allows it for every caller, even against a denial:
+https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from infra.aws.s3 import S3Location
+from infra.ec2 import tags
+from infra.ec2.routes import HOST_MANAGEMENT
+from infra.errors import UsageError
+from infra.instance_types import BAKERS, INSTANCE_TYPES
+
+DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.amx or t.name in BAKERS)
+_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
+_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[a-zA-Z0-9-]+")
+
+# Actions without a resource, and reads that AWS does not limit to one.
+_LOOK = (
+    "ec2:DescribeAddresses",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceConnectEndpoints",
+    "ec2:DescribeInstanceStatus",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribeKeyPairs",
+    "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeNetworkAcls",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRegions",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotInstanceRequests",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVolumes",
+    "ec2:DescribeVpcBlockPublicAccessExclusions",
+    "ec2:DescribeVpcBlockPublicAccessOptions",
+    # For `doctor`, and if the account hides Ubuntu's image.
+    "ec2:GetAllowedImagesSettings",
+    "organizations:DescribeEffectivePolicy",
+)
+# Their absence stops no purchase: less is checked or known before.
+OPTIONAL = frozenset(
+    {
+        "ec2:DescribeInstanceConnectEndpoints",
+        "ec2:DescribeNetworkAcls",
+        "ec2:DescribeRouteTables",
+        "ec2:DescribeSpotPriceHistory",
+        "ec2:DescribeVpcBlockPublicAccessExclusions",
+        "ec2:DescribeVpcBlockPublicAccessOptions",
+        "ec2:GetAllowedImagesSettings",
+        "ec2:GetConsoleOutput",
+        "organizations:DescribeEffectivePolicy",
+        "pricing:GetProducts",
+        "servicequotas:GetServiceQuota",
+        "ssm:GetServiceSetting",
+    }
+)
+_RUN = ("ec2:RunInstances",)
+# In any network, which is the user's choice.
+_INSIDE = ("ec2:CreateSecurityGroup", *_RUN)
+# Every call that makes something tags it; the tag is the condition.
+_MAKE = (
+    "ec2:CreateImage",
+    "ec2:CreatePlacementGroup",
+    "ec2:CreateSecurityGroup",
+    "ec2:ImportKeyPair",
+)
+# The right to tag everything is the right to delete everything, so tag only new or own resources.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
+_TAG = ("ec2:CreateTags",)
+_USE_OUR_OWN = (
+    "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:CancelSpotInstanceRequests",
+    # Of our machines, that is, and machines in our groups, from our images.
+    "ec2:CreateImage",
+    *_TAG,
+    "ec2:DeleteKeyPair",
+    "ec2:DeleteLaunchTemplate",
+    "ec2:DeleteNetworkInterface",
+    "ec2:DeletePlacementGroup",
+    "ec2:DeleteSecurityGroup",
+    "ec2:DeleteSnapshot",
+    "ec2:DeleteVolume",
+    "ec2:DeregisterImage",
+    "ec2:GetConsoleOutput",
+    "ec2:ReleaseAddress",
+    "ec2:RevokeSecurityGroupIngress",
+    *_RUN,
+    "ec2:TerminateInstances",
+)
+# Canonical's account. As a verified provider, its images also have the alias of Amazon's:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sharing-amis.html
+_UBUNTU_OWNERS = ["099720109477", "amazon"]
+# The first spot purchase in an account makes EC2 create its role with the caller's permissions:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+_SPOT_ROLE = ("iam:CreateServiceLinkedRole",)
+_SPOT = "spot.amazonaws.com"
+# https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
+_GRANT = ("kms:CreateGrant",)
+_ENCRYPT = (
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+)
+# Only with --push-to. Multipart uploads need PutObject, too.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
+_PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
+
+# Only with --second-guard. A statement has one kind of resource, so that IAM's simulator can judge it.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazoneventbridgescheduler.html
+# Lists have no resource. Whoever has no right to them has made no guard: a denial counts as none.
+_LOOK_FOR_GUARDS = ("scheduler:ListScheduleGroups", "scheduler:ListSchedules")
+_SCHEDULES = (
+    "scheduler:CreateSchedule",
+    # With a group, its schedules are deleted.
+    "scheduler:DeleteSchedule",
+    "scheduler:UpdateSchedule",
+)
+_MAKE_GROUPS = ("scheduler:CreateScheduleGroup", "scheduler:TagResource")
+_GROUPS = (
+    "scheduler:DeleteScheduleGroup",
+    "scheduler:GetScheduleGroup",
+    "scheduler:ListTagsForResource",
+)
+_MAKE_ROLES = ("iam:CreateRole", "iam:TagRole")
+_ROLES = ("iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:PutRolePolicy")
+# A tag on the role can't limit this one:
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+_PASS = ("iam:PassRole",)
+
+
+def build_policy(
+    push_to: S3Location | None = None,
+    instance_types: Sequence[str] = DEFAULT_TYPES,
+    kms_key: str | None = None,
+    *,
+    second_guard: bool = False,
+) -> dict[str, Any]:
+    """Return the policy as IAM's JSON document.
+
+    ``push_to`` adds uploads to S3, ``kms_key`` the use of a customer-managed key for disks, and
+    ``second_guard`` what ``up --second-guard`` makes.
+    """
+    tagged = {f"aws:RequestTag/{tags.CLUSTER}": "false"}
+    ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
+    machine = {"ec2:InstanceType": list(instance_types), "ec2:MetadataHttpTokens": "required"}
+    makers = sorted(action.removeprefix("ec2:") for action in (*_MAKE, *_RUN))
+    named = _ec2(
+        f"key-pair/{tags.resource_name('*')}", f"placement-group/{tags.resource_name('*')}"
+    )
+    made = [*_ec2("security-group/*"), *named, *_public("image/*"), *_public("snapshot/*")]
+    ubuntu = "arn:*:ssm:*:*:parameter/aws/service/canonical/ubuntu/server/*"
+    setting = f"arn:*:ssm:*:*:servicesetting{HOST_MANAGEMENT}"
+    role = f"arn:*:iam::*:role/aws-service-role/{_SPOT}/AWSServiceRoleForEC2Spot"
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            _allow("Look", _LOOK, "*"),
+            _allow("Quotas", ("servicequotas:GetServiceQuota",), "arn:*:servicequotas:*:*:ec2/*"),
+            _allow("Prices", ("pricing:GetProducts",), "*"),
+            _allow("Find", ("ssm:GetParameter", "ssm:GetServiceSetting"), [ubuntu, setting]),
+            _allow("Machines", _RUN, _ec2("instance/*"), {"Null": tagged, "StringEquals": machine}),
+            _allow(
+                "Disks",
+                _RUN,
+                _ec2("volume/*"),
+                {"Null": tagged, "Bool": {"ec2:Encrypted": "true"}},
+            ),
+            # EC2 asks about a spot request only if it is tagged.
+            _allow(
+                "Interfaces",
+                _RUN,
+                _ec2("network-interface/*", "spot-instances-request/*"),
+                {"Null": tagged},
+            ),
+            _allow("Inside", _INSIDE, _ec2("subnet/*", "vpc/*")),
+            _allow(
+                "FromUbuntu",
+                _RUN,
+                _public("image/*"),
+                {"StringEquals": {"ec2:Owner": _UBUNTU_OWNERS}},
+            ),
+            _allow("Make", _MAKE, made, {"Null": tagged}),
+            _allow("TagNew", _TAG, "*", {"StringEquals": {"ec2:CreateAction": makers}}),
+            _allow("UseOurOwn", _USE_OUR_OWN, "*", ours),
+            _allow("Spot", _SPOT_ROLE, role, {"StringEquals": {"iam:AWSServiceName": _SPOT}}),
+            *(_use_key(kms_key) if kms_key else []),
+            *([_push(push_to)] if push_to else []),
+            *(_guard({"Null": tagged}) if second_guard else []),
+        ],
+    }
+
+
+def _ec2(*resources: str) -> list[str]:
+    return [f"arn:*:ec2:*:*:{resource}" for resource in resources]
+
+
+def _public(resource: str) -> list[str]:
+    """Return the ARN of a kind that belongs to no account."""
+    return [f"arn:*:ec2:*::{resource}"]
+
+
+def _use_key(key: str) -> list[dict[str, Any]]:
+    via = {"StringLike": {"kms:ViaService": "ec2.*.amazonaws.com*"}}
+    grant = {**via, "Bool": {"kms:GrantIsForAWSResource": "true"}}
+    return [_allow("Grant", _GRANT, key, grant), _allow("Encrypt", _ENCRYPT, key, via)]
+
+
+def _guard(tagged: Any) -> list[dict[str, Any]]:
+    """Allow what belongs to guards, by its name.
+
+    Here tags would be no limit: unlike EC2, these services can't allow the tagging of new resources only.
+    """
+    named = tags.resource_name("*")
+    schedules = f"arn:*:scheduler:*:*:schedule/{named}/*"
+    groups, roles = f"arn:*:scheduler:*:*:schedule-group/{named}", f"arn:*:iam::*:role/{named}"
+    to_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
+    return [
+        _allow("LookForGuards", _LOOK_FOR_GUARDS, "*"),
+        _allow("GuardSchedules", _SCHEDULES, schedules),
+        _allow("MakeGuardGroups", _MAKE_GROUPS, groups, tagged),
+        _allow("GuardGroups", _GROUPS, groups),
+        _allow("MakeGuardRoles", _MAKE_ROLES, roles, tagged),
+        _allow("GuardRoles", _ROLES, roles),
+        _allow("PassGuardRole", _PASS, roles, to_scheduler),
+    ]
+
+
+def _push(place: S3Location) -> dict[str, Any]:
+    return _allow("Push", _PUSH, f"arn:*:s3:::{place.bucket}/{place.below('*').prefix}")
+
+
+def _allow(
+    sid: str, actions: Sequence[str], resources: str | list[str], condition: Any = None
+) -> dict[str, Any]:
+    listed = resources if isinstance(resources, str) else list(resources)
+    statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": listed}
+    return {**statement, "Condition": condition} if condition else statement
+
+
+def render_policy(policy: dict[str, Any]) -> str:
+    """Return a policy as JSON text."""
+    return json.dumps(policy, indent=2)
+
+
+def parse_types(text: str | None) -> tuple[str, ...]:
+    """Parse ``--instance-type``; raises :class:`UsageError`."""
+    if text is None:
+        return DEFAULT_TYPES
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not _TYPE.fullmatch(name):
+            raise UsageError(
+                f"--instance-type {name!r}: expected a type such as r7iz.metal-16xl",
+                hint="several are separated by commas",
+            )
+    return names
+
+
+def parse_key(text: str | None) -> str | None:
+    """Parse ``--kms-key``; raises :class:`UsageError`."""
+    if text is not None and not _KEY.fullmatch(text):
+        raise UsageError(
+            f"--kms-key {text!r}: expected arn:aws:kms:REGION:ACCOUNT:key/ID",
+            hint="`aws ec2 get-ebs-default-kms-key-id` shows the key that encrypts new disks",
+        )
+    return text

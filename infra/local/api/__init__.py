@@ -1,0 +1,1 @@
+"""AWS APIs served by moto, made as strict as AWS."""

@@ -1,0 +1,242 @@
+"""The WSGI application of the embedded cloud: what happens around each of moto's API calls."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import parse_qs
+
+from moto.backends import list_of_moto_modules
+from moto.core.utils import utcnow
+from moto.ec2.models import ec2_backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.ssm.models import Parameter, ssm_backends
+from werkzeug.test import run_wsgi_app
+
+from infra.ec2.images import RELEASES, ubuntu_parameter
+from infra.local.api.accounts import ACCOUNT, Accounts, account_of, place_of
+from infra.local.api.capacity import show_quotas
+from infra.local.api.ec2 import LocalEC2Backend, hide_invented_addresses
+from infra.local.api.interceptors import Interceptor
+from infra.local.api.prices import answer_get_products
+from infra.local.api.requests import ApiCall, Reply, error_reply, read_call
+from infra.local.api.runtime import Runtime, ServerClock
+from infra.local.api.schedules import Schedules
+from infra.local.api.visibility import READS
+from infra.local.faults import ActiveFaults, NetworkFaults
+from infra.local.machines.containers import NodeContainers
+from infra.local.machines.host import gateway_of
+from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
+
+# Beside the regions in the snapshot.
+_SCHEDULES = "schedules"
+
+
+class Application:
+    """Handles one request at a time, and saves the state before it answers.
+
+    For tests: without ``saving`` the state stays in memory; ``on_call`` receives each EC2 action with
+    "before" just before it takes effect, and with "after" when it is saved but not yet answered;
+    ``calls`` counts EC2's calls by action, including refused ones.
+    """
+
+    def __init__(
+        self,
+        containers: NodeContainers,
+        folder: StateFolder,
+        *,
+        clock: ServerClock | None = None,
+        saving: bool = True,
+    ) -> None:
+        hide_invented_addresses()
+        self.runtime = Runtime(containers, clock or time, ActiveFaults(folder.faults))
+        self.calls: Counter[str] = Counter()
+        self.on_call: Callable[[str, str], None] | None = None
+        self.lock = threading.RLock()
+        self._open: set[tuple[str, str]] = set()
+        self._schedules: dict[str, Schedules] = {}
+        """By the accounts that were used."""
+        self._regions = self._regions_of(ACCOUNT)
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._services: dict[str, Any] = {}
+        self._credentials = folder.credentials()
+        self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, self._credentials)
+        self._accounts = Accounts(self.runtime.faults, self._credentials)
+        self._folder = folder
+        self._saving = saving
+
+    def _regions_of(self, account: str) -> Any:
+        """Return an account's EC2 by region; accounts share nothing."""
+        regions = ec2_backends[account]
+        if account not in self._schedules:
+            self._schedules[account] = Schedules(account, self.runtime)
+            regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
+            show_quotas(account, self.runtime.faults)
+        return regions
+
+    def _backends(self) -> dict[str, Any]:
+        """Return EC2 in every region that was used, by all accounts."""
+        return {
+            place_of(account, region): backend
+            for account in self._schedules
+            for region, backend in list(ec2_backends[account].items())
+        }
+
+    def load(self, *, suspended: bool) -> None:
+        """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
+        self.runtime.faults.refresh()
+        saved = load_snapshot(self._folder)
+        for account, state in saved.pop(_SCHEDULES, {}).items():
+            self._regions_of(account)
+            self._schedules[account].restore(state)
+        for backend in saved.values():
+            self._regions_of(backend.account_id)[backend.region_name] = backend
+            backend.resume(self.runtime, suspended=suspended)
+        self.save()
+
+    def open_region(self, region: str, account: str = ACCOUNT) -> None:
+        """Set up a region's EC2: its network, and Ubuntu's image in its parameter store."""
+        if (account, region) not in self._open:
+            # The first look makes moto create the backend, and with it the network.
+            self._regions_of(account)[region]
+            publish_image_parameters(account, region, self.runtime.containers.base.ami_id)
+            self.save()
+            self._open.add((account, region))
+
+    def save(self) -> None:
+        if self._saving:
+            schedules = {account: each.state() for account, each in self._schedules.items()}
+            save_snapshot(self._folder, {**self._backends(), _SCHEDULES: schedules})
+
+    def reconcile(self) -> None:
+        """Apply what the nodes did themselves; a failure must not block the request."""
+        self.runtime.faults.refresh()
+        try:
+            changed = [
+                schedules.pass_time(dict(ec2_backends[account]))
+                for account, schedules in self._schedules.items()
+            ]
+            changed += [backend.reconcile() for backend in self._backends().values()]
+        except Exception:
+            logging.exception("reconciling with the nodes")
+        else:
+            if any(changed):
+                self.save()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        with self.lock:
+            if path == STATUS_PATH:
+                answer = self._answer_status(environ)
+            elif path.startswith("/moto-api"):
+                # It would erase the state and leave the containers.
+                answer = _NOT_FOUND
+            else:
+                answer = self._answer_call(environ)
+        start_response(answer.status, list(answer.headers))
+        return [answer.body]
+
+    def _answer_call(self, environ: dict[str, Any]) -> Reply:
+        call = read_call(environ)
+        if call.service == "ec2":
+            self.calls[call.action] += 1
+        self.reconcile()
+        if refusal := self._interceptor.refuse(environ, call):
+            return refusal
+        if call.service not in _SERVICES:
+            # moto fails for these, without an error's frame.
+            text = f"The embedded cloud does not serve {call.service}"
+            return error_reply(call, 400, "UnknownOperationException", text)
+        error = self.runtime.faults.find_error(call.action)
+        if error and not error.effect:
+            return error_reply(call, error.http_status, error.code, error.message)
+        answer = self._act(environ, call)
+        if error:
+            return error_reply(call, error.http_status, error.code, error.message)
+        return answer
+
+    def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
+        if call.service == "organizations":
+            text = "Your account is not a member of an organization."
+            return error_reply(call, 400, "AWSOrganizationsNotInUseException", text)
+        if call.action == "GetServiceSetting":
+            return answer_service_setting(call, self.runtime.faults.now.network)
+        if call.action == "GetProducts":
+            return answer_get_products(call, self.runtime.faults.now)
+        self._notify(call, "before")
+        caller = self._accounts.caller_of(environ)
+        if (account := account_of(caller)) != ACCOUNT and call.region in self._regions:
+            self.open_region(call.region, account)
+        answer = self._accounts.answer(call, caller)
+        try:
+            answer = answer or _call_wsgi(self._service(environ, call), environ)
+        except NotImplementedError as error:
+            return error_reply(call, 400, "UnsupportedOperation", str(error))
+        if not call.action.startswith(READS):
+            for backend in self._backends().values():
+                # What takes no time happens before the call is answered.
+                backend.lifecycle.pass_time()
+            self.save()
+        self._notify(call, "after")
+        return answer
+
+    def _service(self, environ: dict[str, Any], call: ApiCall) -> Any:
+        """Return moto's application for the call's service; moto itself searches its files each time."""
+        if not call.service:
+            return self._moto
+        if call.service not in self._services:
+            self._services[call.service] = self._moto.get_application(environ)
+        return self._services[call.service]
+
+    def _notify(self, call: ApiCall, moment: str) -> None:
+        if self.on_call and call.service == "ec2":
+            self.on_call(call.action, moment)
+
+    def _answer_status(self, environ: dict[str, Any]) -> Reply:
+        given, wanted = environ.get("HTTP_AUTHORIZATION", ""), f"Bearer {self._credentials[1]}"
+        if not hmac.compare_digest(given.encode(), wanted.encode()):
+            return _FORBIDDEN
+        region = parse_qs(environ.get("QUERY_STRING", "")).get("region", [""])[0]
+        try:
+            self.open_region(region)
+        except KeyError:
+            return _NOT_FOUND
+        body = json.dumps({"gateway": gateway_of(self._regions[region].vpc_range)}).encode()
+        return Reply("200 OK", (("Content-Type", "application/json"),), body)
+
+
+def answer_service_setting(call: ApiCall, network: NetworkFaults) -> Reply:
+    """Answer Systems Manager's GetServiceSetting, which moto lacks, for host management."""
+    setting = json.loads(call.body)["SettingId"]
+    role = "service-role/AWSSystemsManagerDefaultEC2InstanceManagementRole"
+    value = role if network.host_management else "$None"
+    body = json.dumps({"ServiceSetting": {"SettingId": setting, "SettingValue": value}}).encode()
+    headers = (("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body))))
+    return Reply("200 OK", headers, body)
+
+
+_SERVICES = frozenset({*list_of_moto_modules(), "pricing"})
+_FORBIDDEN = Reply("403 Forbidden", (("Content-Length", "0"),), b"")
+_NOT_FOUND = Reply("404 Not Found", (("Content-Length", "0"),), b"")
+
+
+def _call_wsgi(application: Any, environ: dict[str, Any]) -> Reply:
+    """Return the complete response of another WSGI application."""
+    body, status, headers = run_wsgi_app(application, environ, buffered=True)
+    return Reply(status, tuple(headers.items()), b"".join(body))
+
+
+def publish_image_parameters(account: str, region: str, ami_id: str) -> None:
+    """Publish the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
+    parameters = ssm_backends[account][region]._parameters
+    for name in map(ubuntu_parameter, RELEASES):
+        unset = (None, None, None)  # description, allowed pattern, and encryption key
+        found = Parameter(account, name, ami_id, "String", *unset, utcnow(), 1, "aws:ec2:image")
+        parameters[name] = [found]

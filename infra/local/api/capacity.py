@@ -1,0 +1,150 @@
+"""Capacity and quotas: how many of the requested instances EC2 grants, and what Service Quotas reports."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+from moto.servicequotas import urls
+from moto.servicequotas.exceptions import NoSuchResource
+from moto.servicequotas.models import ServiceQuotasBackend, servicequotas_backends
+
+from infra.local.faults import ActiveFaults, Faults
+
+# The states that occupy capacity, and those that count toward a quota ("running On-Demand Instances"):
+# https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
+_HOLDING = ("pending", "running", "stopping", "shutting-down")
+_COUNTING = ("pending", "running")
+# GetServiceQuota's codes: "Running On-Demand Standard instances", "All Standard Spot Instance Requests".
+ON_DEMAND_QUOTA, SPOT_QUOTA = "L-1216C47A", "L-34B43A08"
+
+
+@dataclass(frozen=True)
+class CapacityPool:
+    """A zone, type, and market ("spot" or "on-demand") whose instances compete for capacity."""
+
+    zone: str
+    instance_type: str
+    market: str
+    grouped: bool
+
+    @staticmethod
+    def of(instance: Any) -> CapacityPool:
+        return CapacityPool(
+            zone=str(instance.placement.zone),
+            instance_type=instance.instance_type,
+            market="spot" if instance.lifecycle == "spot" else "on-demand",
+            grouped=bool(instance.placement.group_name),
+        )
+
+    @property
+    def vcpus(self) -> int:
+        known = INSTANCE_TYPES.get(self.instance_type, {})
+        return int(known.get("VCpuInfo", {}).get("DefaultVCpus", 0))
+
+
+def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
+    """Return how many instances of a pool a launch gets, from ``least`` to ``most``, or refuse it."""
+    faults: Faults = ec2.runtime.faults.now
+    there = ec2.live_instances()
+    quota = faults.quota.spot_vcpus if pool.market == "spot" else faults.quota.on_demand_vcpus
+    running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
+    used = sum(other.vcpus for other in running if other.market == pool.market)
+    # An instance type without known vCPUs uses none.
+    allowed = (quota - used) // max(pool.vcpus, 1)
+    if allowed < least:
+        raise _quota_refusal(pool, quota)
+    free = _free(faults, there, pool, most)
+    if free < least:
+        raise _capacity_refusal(pool)
+    return min(most, allowed, free)
+
+
+def _free(faults: Faults, there: list[Any], pool: CapacityPool, most: int) -> int:
+    """Return how many more the zone has: the first matching rule decides; without one, all fit."""
+    rule = next((rule for rule in faults.capacity if rule.matches(pool)), None)
+    if rule is None:
+        return most
+    holding = [CapacityPool.of(i) for i in there if i.state in _HOLDING]
+    return rule.free - sum(rule.matches(other) for other in holding)
+
+
+def _quota_refusal(pool: CapacityPool, quota: int) -> EC2ClientError:
+    if pool.market == "spot":
+        return EC2ClientError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+    return EC2ClientError(
+        "VcpuLimitExceeded",
+        f"You have requested more vCPU capacity than your current vCPU limit of {quota} allows for "
+        "the instance bucket that the specified instance type belongs to. Please visit "
+        "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
+    )
+
+
+class InsufficientCapacityError(EC2ClientError):
+    """The zone has no capacity left. EC2 reports it as a server error, which SDKs retry:
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-codes-table-server
+    """
+
+    http_status = 500
+
+
+def _capacity_refusal(pool: CapacityPool) -> EC2ClientError:
+    offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(pool.zone[:-1], [])
+    others = sorted(
+        offering["Location"]
+        for offering in offered
+        if offering["InstanceType"] == pool.instance_type and offering["Location"] != pool.zone
+    )
+    return InsufficientCapacityError(
+        "InsufficientInstanceCapacity",
+        f"We currently do not have sufficient {pool.instance_type} capacity in the Availability "
+        f"Zone you requested ({pool.zone}). Our system will be working on provisioning additional "
+        f"capacity. You can currently get {pool.instance_type} capacity by not specifying an "
+        f"Availability Zone in your request or choosing {', '.join(others)}.",
+    )
+
+
+# https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
+_NAMES = {
+    ON_DEMAND_QUOTA: "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
+    SPOT_QUOTA: "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
+}
+
+
+class LocalQuotas(ServiceQuotasBackend):
+    """EC2's two quotas, as the active faults set them."""
+
+    def __init__(self, region_name: str, account_id: str, *, faults: ActiveFaults) -> None:
+        super().__init__(region_name, account_id)
+        self._faults = faults
+
+    # moto looks for the API's URLs beside a backend's module.
+    _url_module = urls
+
+    def get_service_quota(self, service_code: str, quota_code: str) -> dict[str, Any]:
+        if service_code != "ec2" or quota_code not in _NAMES:
+            raise NoSuchResource
+        quota = self._faults.now.quota
+        value = quota.spot_vcpus if quota_code == SPOT_QUOTA else quota.on_demand_vcpus
+        return {
+            "ServiceCode": "ec2",
+            "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
+            "QuotaArn": f"arn:aws:servicequotas:{self.region_name}:{self.account_id}:ec2/{quota_code}",
+            "QuotaCode": quota_code,
+            "QuotaName": _NAMES[quota_code],
+            "Value": float(value),
+            "Unit": "None",
+            "Adjustable": True,
+            "GlobalQuota": False,
+        }
+
+
+def show_quotas(account: str, faults: ActiveFaults) -> None:
+    """Make moto's Service Quotas answer these quotas in every region."""
+    regions = servicequotas_backends[account]
+    regions.clear()
+    regions.backend = functools.partial(LocalQuotas, faults=faults)

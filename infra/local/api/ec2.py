@@ -1,0 +1,215 @@
+"""EC2's state, kept by moto, with a container behind every instance and a disk behind every AMI.
+
+moto's methods answer the API's calls. The overriding methods delegate to objects that also act on the
+containers, refuse what EC2 refuses, and correct moto where it differs from EC2. Everything runs under
+the server's single lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models import EC2Backend
+from moto.ec2.models.elastic_network_interfaces import NetworkInterface
+from moto.ec2.models.instances import Instance
+from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, get_prefix
+
+from infra.local.api import responses
+from infra.local.api.accounts import place_of
+from infra.local.api.images import LocalImages
+from infra.local.api.instances import InstanceContainers
+from infra.local.api.launches import Launches
+from infra.local.api.lifecycle import InstanceLifecycle
+from infra.local.api.network import PlacementGroups, SecurityGroups
+from infra.local.api.runtime import Runtime
+from infra.local.api.spot_requests import SpotRequests
+from infra.local.api.visibility import Visibility
+from infra.local.machines.host import choose_range, used_ranges
+
+# DescribeTags derives the kind of a resource from its id.
+for _kind, _prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
+    EC2_RESOURCE_TO_PREFIX[_kind] = _prefix
+    EC2_PREFIX_TO_RESOURCE[_prefix] = _kind
+
+
+def describe_tags(ec2: Any, filters: dict[str, list[str]] | None) -> Any:
+    """Return the tags of resources; moto matches every tag with a pattern, plain ids need none."""
+    ids = (filters or {}).get("resource-id", [])
+    is_by_id = filters and filters.keys() == {"resource-id"}
+    if not is_by_id or any(set("*?[") & set(i) for i in ids):
+        return EC2Backend.describe_tags(ec2, filters)
+    return [
+        {
+            "resource_id": id_,
+            "key": key,
+            "value": value,
+            "resource_type": EC2_PREFIX_TO_RESOURCE.get(get_prefix(id_), ""),
+        }
+        for id_ in ids
+        for key, value in ec2.tags.get(id_, {}).items()
+    ]
+
+
+_PLAIN_ATTACHMENT: Any = vars(NetworkInterface)["attachment"]
+
+
+def _attachment_of(interface: Any) -> Any:
+    """Return moto's attachment with what the launch asked of ENA Express, as DescribeInstances shows it."""
+    attachment = _PLAIN_ATTACHMENT.fget(interface)
+    if attachment is not None:
+        attachment.ena_srd_specification = getattr(interface, "ena_srd_specification", None)
+    return attachment
+
+
+def hide_invented_addresses() -> None:
+    """Make moto show a node's real address as its public one.
+
+    moto invents public addresses that belong to strangers: none may ever reach an answer.
+    """
+
+    def show_private_address(interface: Any) -> None:
+        if str(interface.public_ip_auto_assign).lower() == "true":
+            interface.public_ip = interface.private_ip_address
+
+    NetworkInterface.check_auto_public_ip = show_private_address
+    NetworkInterface.attachment = property(_attachment_of)
+    # This name exists in the public DNS, where it is a stranger's machine.
+    Instance.public_dns_name = property(lambda _instance: "")
+
+
+class LocalEC2Backend(EC2Backend):
+    """One region's EC2; everything but ``runtime`` is saved, and survives the server."""
+
+    def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.vpc_range = choose_range([*used_ranges(), *runtime.containers.network_ranges()])
+        place = place_of(account_id, region_name)
+        runtime.containers.ensure_network(place, self.vpc_range)
+        self.visibility = Visibility(self)
+        self.security_groups = SecurityGroups(self)
+        self.placement_groups = PlacementGroups(self)
+        self.spot_requests = SpotRequests(self)
+        self.images = LocalImages(self)
+        self.lifecycle = InstanceLifecycle(self, self.images, self.spot_requests)
+        self.instances = InstanceContainers(self, self.images, self.lifecycle)
+        self.launches = Launches(
+            self, self.images, self.lifecycle, self.placement_groups, self.spot_requests
+        )
+        super().__init__(region_name, account_id)
+        self.images.offer_base_image()
+
+    # moto looks for the API's URLs beside a backend's module; these lead to our responses.
+    _url_module = responses
+
+    @property
+    def place(self) -> str:
+        """The name of this region's network and the label of its containers."""
+        return place_of(self.account_id, self.region_name)
+
+    # The server
+
+    def resume(self, runtime: Runtime, *, suspended: bool) -> None:
+        """Continue from a saved state; ``suspended`` if the nodes were stopped from outside."""
+        self.runtime.attach(runtime)
+        runtime.containers.ensure_network(self.place, self.vpc_range)
+        self.instances.resume(suspended=suspended)
+        self.images.resume()
+        self.lifecycle.refresh_pids()
+
+    def reconcile(self) -> bool:
+        """Apply what happened without a call; return whether the state changed."""
+        changed = (
+            self.lifecycle.pass_time() | self.images.finish_copies() | self.instances.forget_ended()
+        )
+        changed |= self.instances.follow_containers()
+        link = self.runtime.faults.now.network.link
+        self.runtime.containers.shape_links(self.lifecycle.pids.values(), link)
+        return changed
+
+    def live_instances(self) -> list[Instance]:
+        return self.visibility.live_instances()
+
+    def forget_instance(self, instance_id: str) -> None:
+        """Drop everything that is known about an instance, except its reservation."""
+        self.lifecycle.forget(instance_id)
+        self.spot_requests.forget(instance_id)
+        self.visibility.created_at.pop(instance_id, None)
+        self.tags.pop(instance_id, None)
+
+    # The default VPC
+
+    def create_default_vpc(self) -> Any:
+        vpc = self.create_vpc(cidr_block=str(self.vpc_range), is_default=True)
+        for zone in self.describe_availability_zones():
+            subnet = self.create_default_subnet(zone.name)
+            # moto skips these by having used them up; after a restart it would assign them, and
+            # the first of them is the gateway.
+            subnet._reserved_ips.update(subnet.aws_reserved_ips)
+        return vpc
+
+    def allocate_address(self, *_: Any, **__: Any) -> Any:
+        raise EC2ClientError(
+            "AddressLimitExceeded",
+            "The embedded cloud has no public addresses: use the instance's private address",
+        )
+
+    # moto's methods
+
+    def run_instances(
+        self,
+        image_id: str,
+        count: int,
+        user_data: Any,
+        security_group_names: list[str],
+        **arguments: Any,
+    ) -> Any:
+        return self.launches.run(image_id, count, user_data, security_group_names, arguments)
+
+    def start_instances(self, instance_ids: list[str]) -> Any:
+        return self.instances.start(instance_ids)
+
+    def stop_instances(self, instance_ids: list[str]) -> Any:
+        return self.instances.stop(instance_ids)
+
+    def reboot_instances(self, instance_ids: list[str]) -> Any:
+        return self.instances.reboot(instance_ids)
+
+    def terminate_instances(self, instance_ids: list[str]) -> Any:
+        return self.instances.terminate(instance_ids)
+
+    def _load_amis(self) -> None:
+        """Leave out moto's 1,300 AMIs: no container could start from them."""
+
+    def create_image(self, *arguments: Any, **named: Any) -> Any:
+        return self.images.create(*arguments, **named)
+
+    def deregister_image(self, ami_id: str) -> None:
+        self.images.deregister(ami_id)
+
+    def describe_snapshots(self, *arguments: Any, **named: Any) -> list[Any]:
+        return self.images.describe_snapshots(*arguments, **named)
+
+    def delete_snapshot(self, snapshot_id: str) -> Any:
+        return self.images.delete_snapshot(snapshot_id)
+
+    def describe_spot_instance_requests(self, *arguments: Any, **named: Any) -> Any:
+        return self.spot_requests.describe(*arguments, **named)
+
+    def cancel_spot_instance_requests(self, request_ids: list[str]) -> Any:
+        return self.spot_requests.cancel(request_ids)
+
+    def delete_security_group(self, name: str | None = None, group_id: str | None = None) -> None:
+        self.security_groups.delete(name, group_id)
+
+    def revoke_security_group_ingress(self, **asked: Any) -> None:
+        self.security_groups.revoke_ingress(**asked)
+
+    def modify_network_interface_attribute(self, *arguments: Any, **named: Any) -> None:
+        self.security_groups.set_of_interface(*arguments, **named)
+
+    def modify_instance_security_groups(self, *arguments: Any) -> Any:
+        return self.security_groups.set_of_instance(*arguments)
+
+    def describe_tags(self, filters: dict[str, list[str]] | None = None) -> Any:
+        return describe_tags(self, filters)

@@ -1,0 +1,143 @@
+"""Calls refused before they reach EC2: unsigned, not permitted, or throttled.
+
+Any local user can connect to the port, and an instance is a container that root starts, so only a
+caller with this cloud's secret is answered.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+import time
+from calendar import timegm
+from dataclasses import asdict, replace
+from typing import Any
+
+from botocore.auth import SIGV4_TIMESTAMP, SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from werkzeug.datastructures import EnvironHeaders
+
+from infra.local.api.authorization import parameters_of, requests_of
+from infra.local.api.requests import ApiCall, Reply, error_reply
+from infra.local.faults import ActiveFaults
+from infra.local.policy import Request
+
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/]+)/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request, "
+    r"SignedHeaders=(?P<headers>[^,]+), Signature=(?P<signature>[0-9a-f]{64})"
+)
+_MOST_OFF_S = 5 * 60
+# EC2's codes differ from those of all other services:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#CommonErrors
+_STRANGER = {"ec2": ("AuthFailure", 401), "sts": ("InvalidClientTokenId", 403)}
+_OFF = {"ec2": ("RequestExpired", 400), "sts": ("SignatureDoesNotMatch", 403)}
+
+
+def refuse_stranger(
+    environ: dict[str, Any], call: ApiCall, credentials: tuple[str, str]
+) -> Reply | None:
+    """Return the refusal of a call without these credentials' signature, or with a date long ago."""
+    # Without a signature, nothing names the service.
+    call = replace(call, service=call.service or "ec2")
+    if not _is_signed(environ, call.body, credentials):
+        code, status = _STRANGER.get(call.service, ("UnrecognizedClientException", 400))
+        text = "AWS was not able to validate the provided access credentials"
+        return error_reply(call, status, code, text)
+    if call.region not in ec2_backends[DEFAULT_ACCOUNT_ID]:
+        # As for a region that the account has not enabled; moto fails without an error's frame.
+        other = _OFF.get(call.service, ("InvalidSignatureException", 400))
+        code, status = _STRANGER["ec2"] if call.service == "ec2" else other
+        return error_reply(call, status, code, "Credential should be scoped to a valid region.")
+    stamp = environ["HTTP_X_AMZ_DATE"]
+    if abs(time.time() - timegm(time.strptime(stamp, SIGV4_TIMESTAMP))) > _MOST_OFF_S:
+        code, status = _OFF.get(call.service, ("InvalidSignatureException", 400))
+        text = f"The request's date, {stamp}, is more than {_MOST_OFF_S // 60} minutes off"
+        return error_reply(call, status, code, text)
+    return None
+
+
+def _is_signed(environ: dict[str, Any], body: bytes, credentials: tuple[str, str]) -> bool:
+    found = _AUTHORIZATION.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
+    if not found or found["key"] != credentials[0] or "HTTP_X_AMZ_DATE" not in environ:
+        return False
+    signed = found["headers"].split(";")
+    request = AWSRequest(
+        method=environ["REQUEST_METHOD"],
+        # As it was sent: an ARN in a path has an encoded slash.
+        url=environ["REQUEST_URI"],
+        data=body,
+        headers={key: value for key, value in EnvironHeaders(environ) if key.lower() in signed},
+    )
+    request.context["timestamp"] = environ["HTTP_X_AMZ_DATE"]
+    auth = SigV4Auth(Credentials(*credentials), found["service"], found["region"])
+    text = auth.string_to_sign(request, auth.canonical_request(request))
+    return hmac.compare_digest(auth.signature(text, request), found["signature"])
+
+
+_USER = "spr-cluster"
+# EC2's codes differ from those of all other services:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#CommonErrors
+_DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied", "iam": "AccessDenied"}
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html
+_DRY_RUN = "Request would have succeeded, but DryRun flag is set."
+_THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
+
+
+class Interceptor:
+    """Refuses calls by signature, policy, and rate; ``credentials`` are the tool's."""
+
+    def __init__(self, faults: ActiveFaults, account: str, credentials: tuple[str, str]) -> None:
+        self._faults = faults
+        self._account = account
+        self._credentials = credentials
+
+    def refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
+        """Return the refusal of a call that is a stranger's, denied, or throttled."""
+        if stranger := refuse_stranger(environ, call, self._credentials):
+            return stranger
+        if call.action == "SimulatePrincipalPolicy":
+            return error_reply(call, 403, "AccessDenied", "The embedded cloud has no simulator.")
+        if self._faults.policy is not None and (denied := self._deny(call)):
+            return denied
+        if call.service == "ec2" and parameters_of(call).get("DryRun") == "true":
+            return error_reply(call, 412, "DryRunOperation", _DRY_RUN)
+        if self._faults.is_throttled(call.action):
+            code, status = _THROTTLED.get(call.service, ("ThrottlingException", 400))
+            return error_reply(call, status, code, "Request limit exceeded.")
+        return None
+
+    def _deny(self, call: ApiCall) -> Reply | None:
+        """Refuse a call if the policy does not allow all that it needs."""
+        # AWS allows this call to every caller, whatever their policy.
+        if call.action == "GetCallerIdentity":
+            return None
+        ec2 = ec2_backends[self._account][call.region]
+        for request in requests_of(call, ec2, self._faults.tag_delay_s):
+            if not self._faults.allows(request):
+                code = _DENIED.get(call.service, "AccessDeniedException")
+                return error_reply(call, 403, code, self._explain(call, request))
+        return None
+
+    def _explain(self, call: ApiCall, request: Request) -> str:
+        """Explain a denial as AWS does.
+
+        https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot_access-denied.html
+        """
+        user = f"arn:aws:iam::{self._account}:user/{_USER}"
+        why = (
+            f"User: {user} is not authorized to perform: {request.action} on resource: "
+            f"{request.resource} because no identity-based policy allows the {request.action} action"
+        )
+        if call.service != "ec2":
+            return why
+        encoded = base64.b64encode(json.dumps(asdict(request)).encode()).decode()
+        return (
+            f"You are not authorized to perform this operation. {why}. "
+            f"Encoded authorization failure message: {encoded}"
+        )

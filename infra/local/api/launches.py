@@ -1,0 +1,298 @@
+"""RunInstances: everything that a request asks for, as EC2 grants it, or nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models import EC2Backend
+from moto.ec2.models.instances import Instance
+
+from infra.local.api import refusals
+from infra.local.api.authorization import key_requests
+from infra.local.api.capacity import CapacityPool, grant
+from infra.local.api.images import LocalImages
+from infra.local.api.instances import podman_errors
+from infra.local.api.lifecycle import InstanceLifecycle
+from infra.local.api.network import PlacementGroups
+from infra.local.api.runtime import Runtime
+from infra.local.api.spot_requests import SpotRequests
+from infra.local.faults import MachineRule
+from infra.local.machines.containers import ContainerRequest, Seed, hostname_of, metadata_of
+from infra.local.machines.host import choose_cpus
+from infra.local.machines.podman import mac_of
+
+# What moto passes for a request without a client token.
+_NO_CLIENT_TOKEN = "ABCDE"
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """The part of a RunInstances request that moto does not pass on.
+
+    ``digest`` differs between requests with different parameters; ``spot`` has the spot options.
+    """
+
+    most: int = 1
+    group: str = ""
+    spot: Mapping[str, Any] = field(default_factory=dict)
+    mappings: Sequence[Mapping[str, Any]] = ()
+    digest: str = ""
+
+    @staticmethod
+    def of(param: Any, form: Mapping[str, Sequence[str]]) -> LaunchRequest:
+        """Read a request: ``param`` returns one parameter, ``form`` has all of them, flat."""
+        given = {k: v for k, v in form.items() if k not in ("ClientToken", "DryRun")}
+        digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
+        return LaunchRequest(
+            most=int(param("MaxCount", 1)),
+            group=param("Placement.GroupName") or param("Placement.GroupId") or "",
+            spot=dict(param("InstanceMarketOptions.SpotOptions") or {}),
+            mappings=param("BlockDeviceMappings", ()),
+            digest=digest.hexdigest(),
+        )
+
+
+class Launches:
+    """A region's launches: each one checks, creates, and starts all of its instances, or none."""
+
+    def __init__(
+        self,
+        ec2: Any,
+        images: LocalImages,
+        lifecycle: InstanceLifecycle,
+        placement_groups: PlacementGroups,
+        spot_requests: SpotRequests,
+    ) -> None:
+        self._ec2 = ec2
+        self._runtime: Runtime = ec2.runtime
+        self._images = images
+        self._lifecycle = lifecycle
+        self._placement_groups = placement_groups
+        self._spot_requests = spot_requests
+        self._tokens: dict[str, tuple[str, str]] = {}
+        """Digest of the request and reservation id, by client token."""
+        self._request = LaunchRequest()
+
+    @contextmanager
+    def requested(self, request: LaunchRequest) -> Iterator[None]:
+        """Add to the current call what moto does not pass to :meth:`run`."""
+        self._request = request
+        try:
+            yield
+        finally:
+            self._request = LaunchRequest()
+
+    def run(
+        self,
+        image_id: str,
+        least: int,
+        user_data: Any,
+        security_group_names: list[str],
+        arguments: Arguments,
+    ) -> Any:
+        token = arguments.get("client_token") or _NO_CLIENT_TOKEN
+        if same := self._find_launch(token):
+            return same
+        self._fill_in_subnet(arguments)
+        image, public_key = self._require_parts(image_id, arguments)
+        self._fill_in_root_device(arguments, image)
+        count = self._grant(least, arguments)
+        before = set(self._ec2.reservations)
+        try:
+            reservation = EC2Backend.run_instances(
+                self._ec2, image_id, count, user_data, security_group_names, **arguments
+            )
+            for instance in reservation.instances:
+                refusals.require_in_default_vpc(self._ec2, instance.vpc_id)
+                self._complete(instance, arguments)
+            market = "spot" if _is_spot(arguments) else "on-demand"
+            self._start_containers(reservation.instances, market, public_key, user_data)
+        except Exception:
+            for reservation_id in set(self._ec2.reservations) - before:
+                self._undo(reservation_id)
+            raise
+        self._settle(reservation, token, arguments)
+        return reservation
+
+    def _find_launch(self, token: str) -> Any:
+        """Return what this token has already launched: clients repeat a request when in doubt.
+
+        https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
+        """
+        digest, reservation_id = self._tokens.get(token, ("", ""))
+        found = self._ec2.reservations.get(reservation_id)
+        if found is not None and digest != self._request.digest:
+            raise EC2ClientError(
+                "IdempotentParameterMismatch",
+                "Arguments on this idempotent request are inconsistent with arguments used in "
+                "previous request(s).",
+            )
+        if found is not None and all(i.state == "terminated" for i in found.instances):
+            # EC2 remembers a token longer than it shows the instances.
+            raise EC2ClientError(
+                "IdempotentInstanceTerminated",
+                "The instances that this client token launched have been terminated.",
+            )
+        return found
+
+    def _require_parts(self, image_id: str, arguments: Arguments) -> tuple[Any, str]:
+        """Return the image and the public key; refuse a request that names what does not exist."""
+        image = refusals.require_image(self._ec2, image_id)
+        refusals.require_instance_type(self._ec2, arguments["instance_type"])
+        public_key = refusals.require_key_pair(self._ec2, arguments.get("key_name"))
+        refusals.require_idle_timeouts(arguments["nics"])
+        groups = [*arguments.get("security_group_ids", [])]
+        for nic in arguments["nics"]:
+            groups += nic.get("Groups", [])
+        refusals.require_groups(self._ec2, groups)
+        subnet = self._subnet_of(arguments)
+        zone = str(subnet.availability_zone) if subnet else ""
+        if self._request.group:
+            self._placement_groups.require_zone(self._request.group, zone)
+        if _is_spot(arguments):
+            self._spot_requests.require_role()
+            self._spot_requests.require_price(self._request.spot, arguments["instance_type"], zone)
+        return image, public_key
+
+    def _fill_in_subnet(self, arguments: Arguments) -> None:
+        """Use a default subnet if the request names none; moto would invent an address."""
+        nics = arguments["nics"]
+        first = next((n for n in nics if int(n.get("DeviceIndex", 0)) == 0), None)
+        target, key = (arguments, "subnet_id") if first is None else (first, "SubnetId")
+        if target.get(key) or (first and first.get("NetworkInterfaceId")):
+            return
+        subnets = self._ec2.get_default_subnets()
+        zone = arguments.get("placement") or min(subnets)
+        if zone not in subnets:
+            raise EC2ClientError(
+                "MissingInput", f"No default subnet for availability zone: '{zone}'."
+            )
+        target[key] = subnets[zone].id
+
+    def _fill_in_root_device(self, arguments: Arguments, image: Any) -> None:
+        """By default the root volume is as large as the image and goes with its instance."""
+        given = self._request.mappings
+        if not given and not arguments.get("launch_template"):
+            size_gib = refusals.require_root_size(image, None)
+            ebs = {"VolumeSize": size_gib, "DeleteOnTermination": True}
+            device = {"DeviceName": image.root_device_name, "Ebs": ebs}
+            arguments["block_device_mappings"] = [device]
+            return
+        filled = arguments.get("block_device_mappings", [])
+        for asked, mapping in zip(given, filled, strict=True):
+            if mapping["DeviceName"] == image.root_device_name:
+                options, ebs = asked.get("Ebs", {}), mapping["Ebs"]
+                ebs["DeleteOnTermination"] = options.get("DeleteOnTermination", True)
+                size_gib = refusals.require_root_size(image, options.get("VolumeSize"))
+                has_rate = self._runtime.faults.now.disk.init_rate
+                refusals.require_disk_speed(size_gib, options, has_init_rate=has_rate)
+                ebs["VolumeSize"] = size_gib
+
+    def _subnet_of(self, arguments: Arguments) -> Any:
+        """Return the subnet of a launch; ``None`` for a launch into an existing interface."""
+        named = next((n["SubnetId"] for n in arguments["nics"] if n.get("SubnetId")), None)
+        subnet_id = arguments.get("subnet_id") or named
+        return self._ec2.get_subnet(subnet_id) if subnet_id else None
+
+    def _grant(self, least: int, arguments: Arguments) -> int:
+        """Return how many instances there will be, from MinCount to MaxCount."""
+        subnet = self._subnet_of(arguments)
+        if subnet is None:
+            return least  # into an existing interface, so only one is possible
+        refusals.require_in_default_vpc(self._ec2, subnet.vpc_id)
+        pool = CapacityPool(
+            zone=str(subnet.availability_zone),
+            instance_type=arguments["instance_type"],
+            market="spot" if _is_spot(arguments) else "on-demand",
+            grouped=bool(self._request.group),
+        )
+        refusals.require_offered(pool.zone, pool.instance_type)
+        return grant(self._ec2, pool, least, max(least, self._request.most))
+
+    def _complete(self, instance: Instance, arguments: Arguments) -> None:
+        """Give a new instance what moto leaves out."""
+        instance.launch_time = self._runtime.moto_now()
+        asked = {int(nic.get("DeviceIndex", 0)): nic for nic in arguments["nics"]}
+        for index, interface in instance.nics.items():
+            interface.attach_time = instance.launch_time
+            interface.mac_address = mac_of(interface.private_ip_address)
+            nic = asked.get(index, {})
+            interface.ena_srd_specification = nic.get("EnaSrdSpecification")
+            if "NetworkInterfaceId" not in nic:
+                keep = str(nic.get("DeleteOnTermination", True)).lower() == "false"
+                interface.delete_on_termination = not keep
+                interface.add_tags(arguments.get("tags", {}).get("network-interface", {}))
+        if not instance.security_groups:
+            instance.security_groups = list(instance.nics[0].group_set)
+        if self._request.group:
+            group = self._placement_groups.find(self._request.group)
+            instance.placement.group_name = group.group_name
+            instance.placement.group_id = group.id
+
+    def _start_containers(
+        self, instances: Sequence[Instance], market: str, public_key: str, user_data: Any
+    ) -> None:
+        all_cpus = choose_cpus(len(instances), self._lifecycle.cpus.values())
+        content = base64.b64decode(str(user_data)) if user_data else b""
+        requests = []
+        no_key = None if self._has_key() else MachineRule(fate="no-key")
+        for instance, cpus in zip(instances, all_cpus, strict=True):
+            if rule := (no_key or self._runtime.faults.next_fate()):
+                self._lifecycle.fates[instance.id] = rule
+            if not self._lifecycle.has_container(instance):
+                continue
+            address = instance.private_ip
+            request = ContainerRequest(
+                seed=Seed(
+                    *(instance.id, hostname_of(address), public_key, content),
+                    metadata_of(instance, market),
+                ),
+                address=address,
+                cpus=cpus,
+                region=self._ec2.place,
+                image=self._images.disk_of(instance.image_id),
+                mask_ssh=self._lifecycle.fate_of(instance.id) == "no-ssh",
+            )
+            requests.append(request)
+        with podman_errors():
+            self._runtime.containers.launch(requests)
+        self._lifecycle.cpus.update({r.seed.instance_id: r.cpus for r in requests})
+
+    def _has_key(self) -> bool:
+        """Return whether the caller may use the key of the new disks, which are all encrypted."""
+        faults = self._runtime.faults
+        key = faults.now.ebs.kms_key
+        return not key or all(map(faults.allows, key_requests(self._ec2, key)))
+
+    def _undo(self, reservation_id: str) -> None:
+        """Undo a launch that failed, so that nothing of it is left."""
+        for instance in self._ec2.reservations[reservation_id].instances:
+            if instance.state != "terminated":
+                instance.terminate()
+            self._ec2.forget_instance(instance.id)
+        del self._ec2.reservations[reservation_id]
+
+    def _settle(self, reservation: Any, token: str, arguments: Arguments) -> None:
+        """Remember a launch that succeeded, and let its instances boot."""
+        known = self._ec2.reservations
+        self._tokens = {t: launch for t, launch in self._tokens.items() if launch[1] in known}
+        if token != _NO_CLIENT_TOKEN:
+            self._tokens[token] = (self._request.digest, reservation.id)
+        tags = arguments.get("tags", {}).get("spot-instances-request", {})
+        for instance in reservation.instances:
+            if _is_spot(arguments):
+                self._spot_requests.add(instance, self._request.spot, tags)
+            self._lifecycle.begin(instance)
+
+
+def _is_spot(arguments: Arguments) -> bool:
+    return bool(arguments.get("instance_market_options") == "spot")

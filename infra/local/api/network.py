@@ -1,0 +1,196 @@
+"""Route tables, network ACLs, security groups, and placement groups, as far as moto lacks them.
+
+https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moto.ec2.exceptions import EC2ClientError, InvalidPermissionNotFoundError
+from moto.ec2.models import EC2Backend
+from moto.ec2.models.core import TaggedEC2Resource
+from moto.ec2.utils import generic_filter, random_id
+
+from infra.local.api import refusals
+from infra.local.faults import NetworkFaults
+
+_ANYWHERE = "0.0.0.0/0"
+# By the fault: the ports at the receiver that no packet reaches, and whether it is outside.
+_DENIED = {
+    "no-ssh": (22, 22, False),
+    "no-answers": (1024, 65535, True),
+    "no-downloads": (443, 443, True),
+}
+
+
+def render_route_table(table: Any, network: NetworkFaults) -> dict[str, Any]:
+    """Return one of moto's route tables, with the default route that the faults leave to it."""
+    routes = [_render_route(route) for route in table.routes]
+    if not any(route["DestinationCidrBlock"] == _ANYWHERE for route in routes):
+        suffix, default = table.vpc_id.removeprefix("vpc-"), {}
+        if network.nat:
+            default = {"NatGatewayId": f"nat-{suffix}"}
+        elif network.firewall:
+            # A Gateway Load Balancer's endpoint, as AWS Network Firewall has it.
+            default = {"GatewayId": f"vpce-{suffix}"}
+        elif network.internet_gateway:
+            default = {"GatewayId": f"igw-{suffix}"}
+        more = {"Origin": "CreateRoute", "State": "active"}
+        routes += [{"DestinationCidrBlock": _ANYWHERE, **default, **more}] if default else []
+    return {
+        "RouteTableId": table.id,
+        "VpcId": table.vpc_id,
+        "OwnerId": table.owner_id,
+        "Associations": table.associations,
+        "Routes": routes,
+        "Tags": table.get_tags(),
+    }
+
+
+def _render_route(route: Any) -> dict[str, Any]:
+    return {
+        "DestinationCidrBlock": route.destination_cidr_block,
+        "GatewayId": route.gateway_id,
+        "NatGatewayId": route.nat_gateway_id,
+        "TransitGatewayId": route.transit_gateway_id,
+        "Origin": route.origin,
+        "State": route.state,
+    }
+
+
+def render_acl(acl: Any, network: NetworkFaults) -> dict[str, Any]:
+    """Return one of moto's network ACLs, with the rule that the faults add."""
+    entries = list(acl.entries)
+    if network.acl in _DENIED:
+        first, last, is_outbound = _DENIED[network.acl]
+        tcp = {"Protocol": "6", "PortRange": {"From": first, "To": last}, "CidrBlock": _ANYWHERE}
+        entries.append({"RuleNumber": 1, "RuleAction": "deny", "Egress": is_outbound, **tcp})
+    return {
+        "NetworkAclId": acl.id,
+        "VpcId": acl.vpc_id,
+        "OwnerId": acl.owner_id,
+        "IsDefault": acl.default,
+        "Associations": acl.associations,
+        "Entries": entries,
+        "Tags": acl.get_tags(),
+    }
+
+
+class SecurityGroups:
+    """A region's security groups, which moto stores."""
+
+    def __init__(self, ec2: Any) -> None:
+        self._ec2 = ec2
+
+    def delete(self, name: str | None, group_id: str | None) -> None:
+        if name and not group_id:
+            group = self._ec2.get_security_group_by_name_or_id(name)
+            group_id = group.id if group else None
+        if group_id:
+            refusals.require_unused_group(self._ec2, group_id)
+        EC2Backend.delete_security_group(self._ec2, name, group_id)
+
+    def revoke_ingress(self, ip_ranges: list[dict[str, str]], **asked: Any) -> None:
+        """Revoke ranges that match a rule, also its description if one is given, as AWS does.
+
+        In a default VPC, it is no error if others do not match:
+        https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RevokeSecurityGroupIngress.html
+        """
+        group = self._ec2.get_security_group_by_name_or_id(asked["group_name_or_id"])
+        is_default = group is not None and group.vpc_id == self._ec2.default_vpc.id
+        rules = [rule.ip_range for rule in group.ingress_rules] if group else []
+        known = [one for one in ip_ranges if any(one.items() <= rule.items() for rule in rules)]
+        if known != ip_ranges and not is_default:
+            raise InvalidPermissionNotFoundError
+        try:
+            EC2Backend.revoke_security_group_ingress(self._ec2, ip_ranges=known, **asked)
+        except InvalidPermissionNotFoundError:
+            if not is_default:
+                raise
+
+    def set_of_interface(self, eni_id: str, group_ids: list[str], *more: Any, **named: Any) -> None:
+        refusals.require_groups(self._ec2, group_ids)
+        EC2Backend.modify_network_interface_attribute(self._ec2, eni_id, group_ids, *more, **named)
+        interface = self._ec2.get_network_interface(eni_id)
+        if group_ids and interface.instance and interface.device_index == 0:
+            interface.instance.security_groups = list(interface._group_set)
+
+    def set_of_instance(self, instance_id: str, group_ids: list[str]) -> Any:
+        refusals.require_groups(self._ec2, group_ids)
+        instance = EC2Backend.modify_instance_security_groups(self._ec2, instance_id, group_ids)
+        instance.nics[0]._group_set = list(instance.security_groups)
+        return instance
+
+
+class PlacementGroup(TaggedEC2Resource):
+    """A placement group; moto's serializer looks for its attributes by these names."""
+
+    def __init__(self, backend: Any, name: str, strategy: str, tags: dict[str, str]) -> None:
+        self.ec2_backend = backend
+        self.id = self.group_id = random_id("pg")
+        self.group_name = name
+        self.strategy = strategy
+        self.state = "available"
+        owner = f"{backend.region_name}:{backend.account_id}"
+        self.group_arn = f"arn:aws:ec2:{owner}:placement-group/{name}"
+        self.add_tags(tags)
+
+
+class PlacementGroups:
+    """A region's placement groups."""
+
+    def __init__(self, ec2: Any) -> None:
+        self._ec2 = ec2
+        self.by_name: dict[str, PlacementGroup] = {}
+
+    def create(self, name: str, strategy: str, tags: dict[str, str]) -> PlacementGroup:
+        if name in self.by_name:
+            raise EC2ClientError(
+                "InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists."
+            )
+        group = self.by_name[name] = PlacementGroup(self._ec2, name, strategy, tags)
+        return group
+
+    def find(self, name: str) -> PlacementGroup:
+        """Return the group of that name or id."""
+        for group in self.by_name.values():
+            if name in (group.group_name, group.id):
+                return group
+        raise EC2ClientError(
+            "InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown."
+        )
+
+    def require_zone(self, name: str, zone: str) -> None:
+        """Refuse a second zone: a group stays in one until the last of its instances has ended."""
+        group = self.find(name)
+        zones = self._zones_of(group)
+        if zone and zones - {zone}:
+            raise EC2ClientError(
+                "InvalidPlacementGroup.InUse",
+                f"The placement group '{group.group_name}' is in use in another availability zone: "
+                f"{', '.join(sorted(zones))}",
+            )
+
+    def describe(self, names: list[str], filters: Any) -> list[PlacementGroup]:
+        found = [self.find(name) for name in names]
+        return list(generic_filter(filters, found if names else list(self.by_name.values())))
+
+    def delete(self, name: str) -> None:
+        """Delete an empty group; an instance that is shutting down still occupies it."""
+        group = self.find(name)
+        if self._zones_of(group):
+            raise EC2ClientError(
+                "InvalidPlacementGroup.InUse",
+                f"The placement group '{group.group_name}' is in use and may not be deleted.",
+            )
+        del self.by_name[group.group_name]
+        self._ec2.tags.pop(group.id, None)
+
+    def _zones_of(self, group: PlacementGroup) -> set[str]:
+        """Return the zones of a group's instances: none if it is empty."""
+        instances = self._ec2.live_instances()
+        return {
+            str(i.placement.zone) for i in instances if i.placement.group_name == group.group_name
+        }

@@ -1,0 +1,184 @@
+"""EventBridge Scheduler: moto keeps the schedules; here their time comes, and AWS's refusals are added."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from moto.core.exceptions import JsonRESTError
+from moto.iam.models import Role, iam_backends
+from moto.scheduler import urls
+from moto.scheduler.models import (
+    EventBridgeSchedulerBackend,
+    Schedule,
+    ScheduleGroup,
+    scheduler_backends,
+)
+
+from infra.local.api.runtime import Runtime
+
+# https://docs.aws.amazon.com/scheduler/latest/UserGuide/setting-up.html#setting-up-execution-role
+_SERVICE = "scheduler.amazonaws.com"
+_NO_ROLE = "The execution role you provide must allow AWS EventBridge Scheduler to assume the role."
+_TERMINATE = "ec2:TerminateInstances"
+
+
+class _DeletedGroup(ScheduleGroup):
+    """What is left of a group until its schedules are deleted.
+
+    https://docs.aws.amazon.com/scheduler/latest/APIReference/API_DeleteScheduleGroup.html
+    """
+
+    def __init__(self, scheduler: LocalScheduler, name: str, gone_at: float) -> None:
+        super().__init__(scheduler.region_name, scheduler.account_id, name)
+        self.gone_at = gone_at
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "State": "DELETING"}
+
+
+class LocalScheduler(EventBridgeSchedulerBackend):
+    """One region's schedules; they and the account's roles are saved with EC2's state."""
+
+    # moto looks for the API's URLs beside a backend's module.
+    _url_module = urls
+
+    def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
+        super().__init__(region_name, account_id)
+        self.runtime = runtime
+
+    @property
+    def _roles(self) -> Mapping[str, Role]:
+        """The account's roles by their ARNs."""
+        iam = iam_backends[self.account_id]["aws"]
+        return {role.arn: role for role in iam.roles.values()}
+
+    # moto's methods
+
+    def create_schedule_group(self, name: str, tags: Any) -> ScheduleGroup:
+        if name in self.schedule_groups:
+            raise JsonRESTError("ConflictException", f"Schedule group {name} already exists.")
+        return super().create_schedule_group(name, tags)
+
+    def delete_schedule_group(self, name: str | None) -> None:
+        group = self.get_schedule_group(name)
+        if isinstance(group, _DeletedGroup):
+            raise JsonRESTError("ConflictException", f"Schedule group {name} is being deleted.")
+        super().delete_schedule_group(name)
+        if wait_s := self.runtime.faults.now.times.terminate_s:
+            gone_at = self.runtime.now() + wait_s
+            self.schedule_groups[group.name] = _DeletedGroup(self, group.name, gone_at)
+
+    def list_schedules(self, group_names: Any, *arguments: Any, **more: Any) -> Any:
+        for name in group_names or ():
+            self.get_schedule_group(name)
+        return super().list_schedules(group_names, *arguments, **more)
+
+    def create_schedule(self, **values: Any) -> Schedule:
+        self._require_role(values)
+        return super().create_schedule(**values)
+
+    def update_schedule(self, **values: Any) -> Schedule:
+        self._require_role(values)
+        return super().update_schedule(**values)
+
+    def _require_role(self, values: Mapping[str, Any]) -> None:
+        """Refuse a role that the scheduler can't assume, or not yet."""
+        group = self.get_schedule_group(values["group_name"])
+        role = self._roles.get(values["target"]["RoleArn"])
+        source = {"aws:SourceAccount": self.account_id, "aws:SourceArn": group.arn}
+        if role is None or not _allows(
+            role.assume_role_policy_document, "sts:AssumeRole", source, service=_SERVICE
+        ):
+            raise JsonRESTError("ValidationException", _NO_ROLE)
+        faults, now = self.runtime.faults.now, self.runtime.now()
+        # moto's own time of a role is this machine's.
+        known_since = vars(role).setdefault("spr_first_used", now)
+        if now < known_since + faults.role_visibility_s:
+            raise JsonRESTError("ValidationException", _NO_ROLE)
+
+    # What happens without a call
+
+    def pass_time(self, ec2: Any) -> bool:
+        """Carry out the schedules that are due; return whether there were any."""
+        for name, group in list(self.schedule_groups.items()):
+            if isinstance(group, _DeletedGroup) and group.gone_at <= self.runtime.now():
+                del self.schedule_groups[name]
+        now = datetime.fromtimestamp(self.runtime.now(), timezone.utc)
+        due = [
+            (group, schedule)
+            for group in self.schedule_groups.values()
+            for schedule in list(group.schedules.values())
+            if _time_of(schedule) <= now
+        ]
+        for group, schedule in due:
+            try:
+                self._invoke(schedule, ec2)
+            except Exception:
+                # The scheduler tells nobody; there is only a metric.
+                logging.exception("schedule %s of %s failed", schedule.name, group.name)
+            if schedule.action_after_completion == "DELETE":
+                group.delete_schedule(schedule.name)
+        return bool(due)
+
+    def _invoke(self, schedule: Schedule, ec2: Any) -> None:
+        assert schedule.target["Arn"].endswith(":aws-sdk:ec2:terminateInstances")
+        ids = json.loads(schedule.target["Input"])["InstanceIds"]
+        role = self._roles[schedule.target["RoleArn"]]
+        for id_ in ids:
+            labels = {f"aws:ResourceTag/{k}": v for k, v in ec2.tags.get(id_, {}).items()}
+            if not any(_allows(text, _TERMINATE, labels) for text in role.policies.values()):
+                raise PermissionError(f"{role.arn} may not terminate {id_}")
+        ec2.terminate_instances(ids)
+
+
+def _time_of(schedule: Schedule) -> datetime:
+    text = schedule.schedule_expression.removeprefix("at(").removesuffix(")")
+    return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+
+
+def _allows(
+    policy: str, action: str, values: Mapping[str, str], *, service: str | None = None
+) -> bool:
+    """Return whether a statement allows an action; of conditions, it knows StringEquals."""
+    return any(
+        statement["Effect"] == "Allow"
+        and action in (statement["Action"], *statement["Action"])
+        and statement.get("Principal", {}).get("Service") == service
+        and statement.get("Condition", {}).get("StringEquals", {}).items() <= values.items()
+        for statement in json.loads(policy)["Statement"]
+    )
+
+
+class Schedules:
+    """The schedules of all regions, and the roles of the account."""
+
+    def __init__(self, account: str, runtime: Runtime) -> None:
+        self._account, self._runtime = account, runtime
+        self._regions = scheduler_backends[account]
+        self._regions.clear()
+        self._regions.backend = functools.partial(LocalScheduler, runtime=runtime)
+
+    def state(self) -> Any:
+        """Return what is to be saved."""
+        regions = dict(self._regions)
+        return (regions, iam_backends[self._account]["aws"].roles) if regions else ({}, {})
+
+    def restore(self, state: Any) -> None:
+        """Continue from a saved state."""
+        regions, roles = state
+        for region, scheduler in regions.items():
+            scheduler.runtime.attach(self._runtime)
+            self._regions[region] = scheduler
+        if roles:
+            iam_backends[self._account]["aws"].roles.update(roles)
+
+    def pass_time(self, ec2_regions: Mapping[str, Any]) -> bool:
+        """Carry out what is due in these regions; return whether there was anything."""
+        found = [(self._regions[r], ec2) for r, ec2 in ec2_regions.items() if r in self._regions]
+        invoked = [scheduler.pass_time(ec2) for scheduler, ec2 in found]
+        return any(invoked)

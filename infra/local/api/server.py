@@ -1,0 +1,111 @@
+"""The embedded cloud's background process: moto's EC2, SSM, and STS on a loopback port.
+
+`python -m infra.local.api.server FOLDER REGION BASE_IMAGE DESCRIPTION` loads the saved state, starts its
+nodes, listens on a port of 127.0.0.1, and then returns while a child process serves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+from werkzeug.serving import make_server
+
+from infra.errors import CloudError, SprError
+from infra.local.api.application import Application
+from infra.local.machines.base_image import BaseImage
+from infra.local.machines.containers import NodeContainers
+from infra.local.machines.host import node_mounts
+from infra.local.machines.podman import open_podman
+from infra.local.state import ServerAddress, StateFolder
+
+_WATCH_S = 0.5
+
+
+def watch(application: Application) -> None:
+    """Notice within half a second what the nodes do themselves."""
+    while not threading.Event().wait(_WATCH_S):
+        with application.lock:
+            application.reconcile()
+
+
+def hold_lock(folder: StateFolder) -> IO[str]:
+    """Take the lock that marks a running server, until the file is closed."""
+    file = folder.server_lock.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise CloudError("another server is running this embedded cloud") from None
+    return file
+
+
+def bind(application: Application, folder: StateFolder) -> Any:
+    """Return a server on the last server's port, or on any free port."""
+
+    def listen(port: int) -> Any:
+        return make_server(
+            "127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler
+        )
+
+    if last := ServerAddress.read(folder):
+        try:
+            return listen(last.port)
+        except (OSError, SystemExit):
+            logging.info("port %d is taken", last.port)
+    return listen(0)
+
+
+def serve(server: Any, application: Application) -> None:
+    """Serve until the process ends; SIGTERM waits for the current request."""
+
+    def end(_signal: int, _frame: object) -> None:
+        application.lock.acquire(timeout=30)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, args=(application,), name="watch", daemon=True).start()
+    server.serve_forever()
+
+
+def main(argv: list[str]) -> int:
+    folder, region = StateFolder(Path(argv[0])), argv[1]
+    base = BaseImage(argv[2], argv[3])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    lock = hold_lock(folder)
+    containers = NodeContainers(
+        open_podman(folder.root), folder, base, node_mounts(folder.pip_conf)
+    )
+    application = Application(containers, folder)
+    application.load(suspended=folder.suspended.exists())
+    application.open_region(region)
+    folder.suspended.unlink(missing_ok=True)
+    server = bind(application, folder)
+    if child := os.fork():
+        # The caller now knows that the cloud is ready; the child has the lock and the port.
+        ServerAddress(child, server.port).write(folder)
+        os._exit(0)
+    os.setsid()
+    os.chdir("/")
+    with lock:
+        serve(server, application)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SprError as failure:
+        sys.exit(f"error: {failure.message}")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)

@@ -1,0 +1,263 @@
+"""The base image in place of Canonical's: Ubuntu from a registry, or else the host's distribution."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from infra.errors import CloudError, UsageError
+from infra.files import read_text
+from infra.local.machines.podman import Podman
+from infra.wait import Progress
+
+REPOSITORY = "localhost/spr-cluster-base"
+DESCRIPTION_LABEL = "org.spr-cluster.description"
+RECIPE_FOLDER = Path(__file__).parent / "base"
+PACKAGES = (
+    "systemd systemd-sysv dbus openssh-server openssh-client cloud-init sudo python3-venv "
+    "iproute2 ca-certificates procps netbase util-linux less "
+    # Large, and required by stacks on every node.
+    "g++ python3-dev slurm-wlm munge curl"
+)  # fmt: skip
+
+# A single layer: removing an image without parents leaves nothing behind.
+_BUILD_OPTIONS = (
+    *("--quiet", "--pull=never", "--isolation=chroot", "--network=host"),
+    *("--layers=false", "--squash-all"),
+)
+_UBUNTU = "docker.io/library/ubuntu:24.04"
+_REGISTRY = "https://registry-1.docker.io/v2/"
+_REGISTRY_TIMEOUT_S = 4
+_PULL_S = 600.0
+_BOOTSTRAP_S = 1200.0
+_BUILD_S = 1200.0
+_SETTLE_S = 10.0
+_CLEANUP_S = 120.0
+_APT = Path("/etc/apt")
+_LOCK = Path(tempfile.gettempdir(), "spr-cluster-base.lock")
+
+
+def recipe() -> dict[str, str]:
+    """Return the files of the recipe by name, with the package list filled in."""
+    files = {p.name: p.read_text() for p in sorted(RECIPE_FOLDER.iterdir()) if p.is_file()}
+    return {name: text.replace("@PACKAGES@", PACKAGES) for name, text in files.items()}
+
+
+def recipe_hash(files: dict[str, str]) -> str:
+    """Return a hash that changes with the recipe, and so names its image."""
+    digest = hashlib.sha256(repr((bootstrap_command([], ""), _BUILD_OPTIONS)).encode())
+    for name, text in sorted(files.items()):
+        digest.update(f"{name}\0{text}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """A base image in podman; ``description`` names the distribution in it."""
+
+    reference: str
+    description: str
+
+    @property
+    def ami_id(self) -> str:
+        return f"ami-0{self.reference.rsplit(':', 1)[1]}"
+
+
+def ensure_base_image(podman: Podman, progress: Progress) -> BaseImage:
+    """Return the base image of the current recipe; build it if necessary (over a minute)."""
+    files = recipe()
+    reference = f"{REPOSITORY}:{recipe_hash(files)}"
+    if not podman.images(reference):
+        with progress.phase("embedded cloud: base image (once per machine)"), _alone(progress):
+            if not podman.images(reference):
+                _build(podman, files, reference, progress)
+    return BaseImage(reference, podman.image_label(reference, DESCRIPTION_LABEL))
+
+
+@contextmanager
+def _alone(progress: Progress) -> Iterator[None]:
+    """Let only one process on this machine build a base image."""
+    with _LOCK.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            progress.note("another process is building it; waiting")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(podman: Podman, files: dict[str, str], reference: str, progress: Progress) -> None:
+    had = podman.images(_UBUNTU)
+    root, description = _fetch_root(podman, reference, progress)
+    progress.note("configuring")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for file, text in files.items():
+                (Path(folder) / file).write_text(text)
+            podman.call(
+                *("build", *_BUILD_OPTIONS, f"--label={DESCRIPTION_LABEL}={description}"),
+                *(f"--build-arg=ROOT={root}", f"--tag={reference}", folder),
+                timeout_s=_BUILD_S,
+            )
+    finally:
+        if root not in had:
+            podman.remove_image(root)
+
+
+def _fetch_root(podman: Podman, reference: str, progress: Progress) -> tuple[str, str]:
+    """Import a plain system into podman; return its image, and the base image's description."""
+    if is_registry_reachable():
+        progress.note(f"pulling {_UBUNTU}")
+        try:
+            podman.call("pull", "--quiet", _UBUNTU, timeout_s=_PULL_S)
+        except CloudError as error:
+            progress.note(error.message)
+        else:
+            return _UBUNTU, "embedded base, Ubuntu 24.04"
+    system = read_os_release()
+    name = f"{system.get('NAME', 'Linux').split()[0]} {system.get('VERSION_ID', '')}".strip()
+    progress.note(f"no container registry offers Ubuntu: installing {name} from its mirror")
+    root = f"{reference}-root"
+    _bootstrap(podman, root, system)
+    return root, f"embedded base, {name} in place of Ubuntu 24.04"
+
+
+def is_registry_reachable() -> bool:
+    """Return whether the registry with Ubuntu's images answers within seconds."""
+    try:
+        urllib.request.urlopen(_REGISTRY, timeout=_REGISTRY_TIMEOUT_S).close()
+    except urllib.error.HTTPError as answer:
+        # A registry asks for authentication with 401; a 403 or 407 comes from a proxy.
+        return answer.code == 401
+    except OSError:
+        return False
+    return True
+
+
+def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
+    """Return the host's os-release values."""
+    text = read_text(path, "", errors="replace")
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key: value.strip("\"'") for key, _, value in pairs}
+
+
+# Bootstrapping from the host's package mirror
+
+
+def apt_sources(folder: Path, codename: str) -> list[str]:
+    """Return the host's package mirrors as one-line sources, without third parties."""
+    lines: list[str] = []
+    for file in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
+        if file.suffix == ".sources":
+            lines += _deb822_sources(read_text(file, errors="replace"))
+        elif file.suffix == ".list" and file.is_file():
+            lines += [line.strip() for line in read_text(file, errors="replace").splitlines()]
+    return [line for line in lines if _is_distribution_source(line, codename)]
+
+
+def _deb822_sources(text: str) -> list[str]:
+    """Return the stanzas of a deb822 file as one-line sources: https://manpages.debian.org/sources.list.5"""
+    lines = []
+    for stanza in re.split(r"\n\s*\n", text):
+        kept = "\n".join(line for line in stanza.splitlines() if not line.startswith("#"))
+        fields = {
+            key.lower(): " ".join(value.split())
+            for key, value in re.findall(r"^([\w-]+):(.*(?:\n[ \t].*)*)", kept, re.MULTILINE)
+        }
+        if fields.get("enabled", "yes").lower() == "no" or "deb" not in fields.get("types", ""):
+            continue
+        key = fields.get("signed-by", "")
+        option = f"[signed-by={key}] " if key.startswith("/") else ""
+        lines += [
+            f"deb {option}{uri} {suite} {fields.get('components', '')}".rstrip()
+            for uri in fields.get("uris", "").split()
+            for suite in fields.get("suites", "").split()
+        ]
+    return lines
+
+
+def _is_distribution_source(line: str, codename: str) -> bool:
+    match = re.match(r"deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+(.*)", line)
+    if not match:
+        return False
+    options, _, suite, components = match.groups()
+    key = re.search(r"signed-by=(\S+)", options or "")
+    return (
+        suite in {codename, f"{codename}-updates", f"{codename}-security"}
+        and "main" in components.split()
+        and (key is None or re.search(r"/(debian|ubuntu)-archive-keyring", key[1]) is not None)
+    )
+
+
+def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
+    """Return mmdebstrap's command, which writes a small root file system to stdout as a tar archive."""
+    return [
+        *("mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=tar"),
+        f"--include={','.join(PACKAGES.split())}",
+        '--aptopt=Acquire::Languages "none"',
+        # Nodes need no documentation.
+        "--dpkgopt=path-exclude=/usr/share/doc/*",
+        "--dpkgopt=path-exclude=/usr/share/man/*",
+        "--dpkgopt=path-exclude=/usr/share/locale/*",
+        "--skip=check/qemu",
+        *(codename, "-", *sources),
+    ]
+
+
+def _bootstrap(podman: Podman, root: str, system: dict[str, str]) -> None:
+    codename = system.get("VERSION_CODENAME", "")
+    sources = apt_sources(_APT, codename)
+    if (
+        system.get("ID") not in ("debian", "ubuntu")
+        or platform.machine() != "x86_64"
+        or not sources
+    ):
+        raise UsageError(
+            "the embedded cloud can't get a base image: no container registry offers Ubuntu, and this "
+            "machine is not an x86-64 Debian or Ubuntu with a package mirror",
+            hint=f"make {_REGISTRY} reachable, or use a Debian or Ubuntu machine",
+        )
+    if not shutil.which("mmdebstrap"):
+        raise UsageError(
+            "no container registry offers Ubuntu, so the embedded cloud needs mmdebstrap",
+            hint="apt-get install --no-install-recommends mmdebstrap",
+        )
+    with tempfile.TemporaryFile("w+") as errors:
+        _import_output(podman, root, bootstrap_command(sources, codename), errors)
+
+
+def _import_output(podman: Podman, root: str, command: list[str], errors: IO[str]) -> None:
+    """Import the archive that a command writes; raises :class:`CloudError` with the program that failed."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as maker:
+        try:
+            podman.call("import", "--quiet", "-", root, stdin=maker.stdout, timeout_s=_BOOTSTRAP_S)
+        except CloudError as failure:
+            try:
+                # A truncated archive is the fault of the program that wrote it.
+                status = maker.wait(_SETTLE_S)
+            except subprocess.TimeoutExpired:
+                # SIGTERM lets it unmount what it mounted.
+                maker.terminate()
+                raise failure from None
+        else:
+            status = maker.wait(_CLEANUP_S)
+    if status != 0:
+        podman.remove_image(root)
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or [f"exit code {status}"]
+        raise CloudError(
+            f"{command[0]} could not make the base image: {lines[-1]}",
+            hint="check that `apt-get update` works on this machine",
+        )

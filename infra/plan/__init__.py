@@ -1,0 +1,1 @@
+"""Planners: desired and existing resources in, actions out."""

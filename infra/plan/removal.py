@@ -1,0 +1,96 @@
+"""Removal of resources: retries until EC2 releases each one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from infra.aws.clients import error_code, patient
+from infra.ec2.instances import terminate_instances
+from infra.errors import DeadlineError
+from infra.plan.actions import Action, ActionKind
+from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+
+# EC2's errors while another resource still uses this one, usually for minutes.
+_STILL_HELD = {
+    "DependencyViolation",
+    "VolumeInUse",
+    "IncorrectState",
+    "InvalidParameterValue",
+    "InvalidNetworkInterface.InUse",
+    "InvalidPlacementGroup.InUse",
+    "InvalidSnapshot.InUse",
+}
+_ALREADY_GONE = (".NotFound", ".NotFoundException", ".Unavailable", ".Unknown")
+_PARALLEL = 8
+
+
+def remove(
+    ec2: EC2Client,
+    action: Action,
+    clock: Clock | None = None,
+    *,
+    deadline_s: float = TERMINATE_DEADLINE_S,
+    on_wait: Callable[[float], None] | None = None,
+) -> None:
+    """Remove an action's resources and wait until they are gone. Missing ones are skipped.
+
+    Raises :class:`DeadlineError` with a resource that is still in use at the deadline.
+    """
+    if action.kind is ActionKind.TERMINATE:
+        terminate_instances(ec2, action.ids, clock, on_wait)
+        return
+    call = _removers(ec2)[action.kind]
+    pool = ThreadPoolExecutor(min(_PARALLEL, len(action.ids)))
+    try:
+        list(pool.map(lambda id_: _remove_one(call, id_, clock, deadline_s), action.ids))
+    finally:
+        # Ctrl-C must not wait for resources that are still in use.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
+    kind = ActionKind
+    return {
+        kind.CANCEL_SPOT: lambda id_: ec2.cancel_spot_instance_requests(
+            SpotInstanceRequestIds=[id_]
+        ),
+        kind.DELETE_IMAGES: lambda id_: ec2.deregister_image(ImageId=id_),
+        kind.DELETE_SNAPSHOTS: lambda id_: ec2.delete_snapshot(SnapshotId=id_),
+        kind.DELETE_VOLUMES: lambda id_: ec2.delete_volume(VolumeId=id_),
+        kind.DELETE_INTERFACES: lambda id_: ec2.delete_network_interface(NetworkInterfaceId=id_),
+        kind.RELEASE_ADDRESSES: lambda id_: ec2.release_address(AllocationId=id_),
+        kind.DELETE_TEMPLATES: lambda id_: ec2.delete_launch_template(LaunchTemplateId=id_),
+        kind.DELETE_PLACEMENTS: lambda id_: ec2.delete_placement_group(GroupName=id_),
+        kind.DELETE_GROUPS: lambda id_: ec2.delete_security_group(GroupId=id_),
+        kind.DELETE_KEYS: lambda id_: ec2.delete_key_pair(KeyPairId=id_),
+    }
+
+
+def _remove_one(
+    call: Callable[[str], object], id_: str, clock: Clock | None, deadline_s: float
+) -> None:
+    reason = ""
+
+    def attempt() -> bool | None:
+        nonlocal reason
+        try:
+            call(id_)
+        except ClientError as error:
+            if error_code(error) in _STILL_HELD:
+                reason = str(error)
+                return None
+            if not error_code(error).endswith(_ALREADY_GONE):
+                raise
+        return True
+
+    try:
+        wait_until(f"deleting {id_}", patient(attempt), deadline_s=deadline_s, clock=clock)
+    except DeadlineError as error:
+        raise DeadlineError(f"{error.message}: {reason or 'EC2 is busy'}") from None

@@ -1,0 +1,188 @@
+"""Uploads to S3, against moto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+from moto import mock_aws
+
+from infra.aws.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url, push_folder
+from infra.errors import CloudError, JobError, UsageError
+from infra.iam.policy import build_policy
+from infra.wait import Silent
+from jobs.train.push import files_to_push, push_results
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    with mock_aws():
+        client = connect_s3()
+        client.create_bucket(Bucket="models")
+        yield client
+
+
+def keys(s3: Any) -> list[str]:
+    return [each["Key"] for each in s3.list_objects_v2(Bucket="models").get("Contents", [])]
+
+
+def refuse(operation: str, code: str, monkeypatch: pytest.MonkeyPatch, s3: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ClientError({"Error": {"Code": code, "Message": "told by S3"}}, operation)
+
+    monkeypatch.setattr(s3, operation, fail)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("s3://models", S3Location("models", "")),
+        ("s3://models/", S3Location("models", "")),
+        ("s3://my.models-1/a/b c/", S3Location("my.models-1", "a/b c")),
+    ],
+)
+def test_valid_urls(url: str, place: S3Location) -> None:
+    assert parse_s3_url(url) == place
+    assert str(place.below("job")).endswith("/job")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "models",
+            "s3:/models/x",
+            "s3://",
+            "s3:///x",
+            "https://models/x",
+            "s3://Models",
+            "s3://m",
+        ),
+        *("s3://a_b/x", "s3://models/a//b", "s3://models/../x", "s3://models/a\nb", "S3://models"),
+        *("s3://arn:aws:s3:us-east-1:1:accesspoint/x", "s3://models/" + "a" * 800),
+    ],
+)
+def test_invalid_urls(url: str) -> None:
+    with pytest.raises(UsageError, match="--push-to"):
+        parse_s3_url(url)
+
+
+def test_to_look_whether_one_may_write_leaves_nothing(s3: Any) -> None:
+    check_s3_location(s3, S3Location("models", "squad"))
+    assert keys(s3) == []
+    assert s3.list_multipart_uploads(Bucket="models").get("Uploads", []) == []
+
+
+def test_a_missing_bucket_is_reported_with_the_command_that_creates_it(s3: Any) -> None:
+    with pytest.raises(UsageError, match="bucket 'elsewhere' does not exist") as caught:
+        check_s3_location(s3, S3Location("elsewhere", "x"))
+    assert "aws s3 mb s3://elsewhere" in str(caught.value.hint)
+
+
+def test_a_denied_bucket_is_reported_with_the_required_permissions(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse("create_multipart_upload", "AccessDenied", monkeypatch, s3)
+    with pytest.raises(UsageError, match=r"s3://models/x: no permission to write") as caught:
+        check_s3_location(s3, S3Location("models", "x"))
+    assert "iam-policy --push-to s3://models/x" in str(caught.value.hint)
+
+
+def test_that_the_probe_cant_be_ended_does_not_matter(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse("abort_multipart_upload", "AccessDenied", monkeypatch, s3)
+    check_s3_location(s3, S3Location("models", ""))
+
+
+def test_without_a_network_it_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise EndpointConnectionError(endpoint_url="https://s3.amazonaws.com")
+
+    monkeypatch.setattr(s3, "create_multipart_upload", fail)
+    with pytest.raises(CloudError, match="cannot reach AWS"):
+        check_s3_location(s3, S3Location("models", ""))
+
+
+def test_without_credentials_it_says_so() -> None:
+    with pytest.raises(UsageError, match="no AWS credentials found"):
+        check_s3_location(connect_s3(), S3Location("models", ""))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    for name in ("results.json", "log", "predictions.json", "report.html", ".keep"):
+        (tmp_path / name).write_text(name)
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    # More than one part.
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\0" * (9 << 20))
+    return tmp_path
+
+
+def test_a_model_is_stored_in_its_jobs_folder_and_the_results_last(s3: Any, results: Path) -> None:
+    place = push_results(s3, results, S3Location("models", "squad"), "squad-1", Silent())
+
+    assert str(place) == "s3://models/squad/squad-1"
+    below = "squad/squad-1"
+    assert set(keys(s3)) == {
+        *(f"{below}/model/{n}" for n in ("config.json", "model.safetensors", "tokenizer.json")),
+        *(f"{below}/{n}" for n in ("log", "predictions.json", "results.json")),
+    }
+    assert list(files_to_push(results))[-1] == "results.json"
+    result = s3.head_object(Bucket="models", Key=f"{below}/model/model.safetensors")
+    assert result["ContentLength"] == 9 << 20
+    assert result["Metadata"] == {"spr-cluster-job": "squad-1"}
+
+
+def test_no_acl_no_encryption_and_no_tags_are_asked_for(s3: Any, results: Path) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def note(model: Any, params: dict[str, Any], **_: Any) -> None:
+        asked.append((model.name, params["headers"]))
+
+    s3.meta.events.register("before-call.s3", note)
+    push_results(s3, results, S3Location("models", ""), "squad-1", Silent())
+
+    assert {name for name, _ in asked} == {
+        *("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
+    }
+    for _, headers in asked:
+        lower = {str(name).lower() for name in headers}
+        assert not {
+            name
+            for name in lower
+            if name.startswith(("x-amz-acl", "x-amz-grant", "x-amz-server-side", "x-amz-tagging"))
+        }
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "NoSuchBucket"])
+def test_an_upload_that_fails_is_explained_and_not_by_boto3(
+    s3: Any, results: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    def fail(**_: Any) -> None:
+        raise ClientError({"Error": {"Code": code, "Message": "told by S3"}}, "PutObject")
+
+    s3.meta.events.register("before-call.s3.PutObject", fail)
+    with pytest.raises(UsageError, match=r"^--push-to s3://models/x"):
+        push_folder(s3, {"log": results / "log"}, S3Location("models", "x"), about={})
+
+
+def test_a_folder_without_a_model_is_refused(s3: Any, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="has no model to push"):
+        push_results(s3, tmp_path, S3Location("models", ""), "squad-1", Silent())
+
+
+def test_the_policy_allows_uploads_only_with_push_to() -> None:
+    assert "s3:" not in str(build_policy())
+    statement = build_policy(S3Location("models", "squad"))["Statement"][-1]
+    assert statement["Resource"] == "arn:*:s3:::models/squad/*"
+    assert set(statement["Action"]) == {"s3:PutObject", "s3:AbortMultipartUpload"}
+    *_, whole = build_policy(S3Location("models", ""))["Statement"]
+    assert whole["Resource"] == "arn:*:s3:::models/*"

@@ -1,0 +1,238 @@
+"""Prices: from the price list, kept for a week, else from the table; each with its source."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.aws.clients import PRICING_TIMEOUTS, connect
+from infra.cost.prices import Prices, describe_prices, table_prices, with_spot
+from infra.instance_types import INSTANCE_TYPES, find_machine
+from tests.harness.cloud import make_cloud
+from tests.infra.local.fakes import (
+    Endpoint,
+    FakeCloud,
+    FakePodman,
+    leave_moto_as_it_was,
+    state_folder,
+)
+
+TODAY = date(2026, 11, 22)
+METAL, OTHER = "r7iz.metal-16xl", "c7i.8xlarge"
+DENIED = (
+    '[[error]]\naction = "GetProducts"\ncode = "AccessDeniedException"\nstatus = 400\ntimes = 99\n'
+)
+
+
+@pytest.fixture
+def cloud(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeCloud]:
+    leave_moto_as_it_was(monkeypatch)
+    with endpoint.serve(state_folder(tmp_path), FakePodman()) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "prices-here.json"
+
+
+def ask(cloud: FakeCloud, kept: Path, region: str = "us-east-1", **options: Any) -> Prices:
+    types = options.get("types", (METAL, OTHER))
+    return describe_prices(cloud.clients.pricing, region, types, kept, options.get("today", TODAY))
+
+
+def test_each_region_has_its_own_prices_with_their_source(cloud: FakeCloud, tmp_path: Path) -> None:
+    regions = ("us-east-1", "eu-west-1", "eu-central-1", "ap-northeast-1")
+
+    found = {r: ask(cloud, tmp_path / f"{r}.json", r).machines[METAL] for r in regions}
+
+    assert found["us-east-1"].usd == pytest.approx(6.5472)
+    assert len({price.usd for price in found.values()}) == 4
+    assert {price.source for price in found.values()} == {"Price List API, 2026-11-22"}
+    assert all(price.is_here for price in found.values())
+
+
+def test_a_type_that_the_table_lacks_has_a_price(cloud: FakeCloud, kept: Path) -> None:
+    assert OTHER not in INSTANCE_TYPES
+
+    assert ask(cloud, kept).machines[OTHER].usd == pytest.approx(32 * 0.05)
+
+
+def test_ec2_describes_a_type_that_the_table_lacks(cloud: FakeCloud) -> None:
+    machine = find_machine(cloud.ec2, OTHER)
+
+    assert machine is not None
+    assert (machine.cores, machine.vcpus, machine.memory_gib) == (16, 32, 64)
+    assert (machine.sockets, machine.amx, machine.table_usd) == (None, True, None)
+    assert find_machine(cloud.ec2, "c7i.9xlarge") is None
+    assert find_machine(cloud.ec2, METAL) is INSTANCE_TYPES[METAL]
+
+
+def test_the_price_list_counts_more_than_the_table(cloud: FakeCloud, kept: Path) -> None:
+    cloud.faults("[pricing]\nfactor = 1.1\n")
+
+    assert ask(cloud, kept).machines[METAL].usd == pytest.approx(6.5472 * 1.1)
+
+
+def test_disks_and_addresses_are_counted_in(cloud: FakeCloud, kept: Path) -> None:
+    prices = ask(cloud, kept, "eu-west-1")
+
+    disk = prices.disk(720, iops=3000 + 7200, mibps=125 + 720)
+    assert disk is not None
+    # 0.08 per GiB, 0.005 per further IOPS, 0.04 per further MiB/s, and month.
+    assert disk.usd == pytest.approx((0.08 + 0.05 + 0.04) * 1.12)
+    with_address, without = prices.node(METAL, 100), prices.node(METAL, 100, public=False)
+    assert with_address is not None
+    assert without is not None
+    assert with_address.usd - without.usd == pytest.approx(0.005)
+
+
+def test_prices_are_kept_for_a_week(cloud: FakeCloud, kept: Path) -> None:
+    first = ask(cloud, kept)
+    cloud.faults(DENIED)
+
+    assert ask(cloud, kept, today=TODAY + timedelta(days=6)) == first
+    # Older ones are still better than the table, and say their age.
+    old = ask(cloud, kept, today=TODAY + timedelta(days=30))
+    assert old.machines == first.machines
+    assert old.problem == "no permission for GetProducts"
+
+
+def test_new_prices_replace_those_of_last_week(cloud: FakeCloud, kept: Path) -> None:
+    ask(cloud, kept)
+    cloud.faults("[pricing]\nfactor = 2\n")
+
+    assert ask(cloud, kept, today=TODAY + timedelta(days=7)).machines[METAL].usd == (
+        pytest.approx(2 * 6.5472)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"gp3": 1}',
+        '{"r7iz.metal-16xl": {"date": "2026-01-01", "usd": {}}}',
+        '{"gp3": {"date": "x", "usd": {}}}',
+    ],
+)
+def test_a_damaged_file_is_no_obstacle(cloud: FakeCloud, kept: Path, text: str) -> None:
+    kept.write_text(text)
+
+    assert ask(cloud, kept).machines[METAL].source == "Price List API, 2026-11-22"
+    assert METAL in json.loads(kept.read_text())
+
+
+def test_without_permission_the_table_serves_in_its_region(cloud: FakeCloud, kept: Path) -> None:
+    cloud.faults(DENIED)
+
+    prices = ask(cloud, kept)
+
+    assert prices.problem == "no permission for GetProducts"
+    assert prices.machines[METAL].source == "table of July 2026, us-east-1"
+    assert prices.machines[METAL].is_here
+    assert OTHER not in prices.machines
+    assert prices.node(OTHER, 100) is None
+    assert not kept.exists()
+
+
+def test_in_another_region_the_tables_price_is_not_the_regions(
+    cloud: FakeCloud, kept: Path
+) -> None:
+    cloud.faults(DENIED)
+
+    node = ask(cloud, kept, "eu-west-1").node(METAL, 100)
+
+    assert node is not None
+    assert not node.is_here
+    assert node.source == "table of July 2026, us-east-1; unknown in eu-west-1"
+
+
+def test_a_type_that_is_not_listed_is_named(cloud: FakeCloud, kept: Path) -> None:
+    cloud.faults('[pricing]\nunlisted = ["c7i.*"]\n')
+
+    prices = ask(cloud, kept)
+
+    assert prices.problem == "the Price List API has no price of c7i.8xlarge in us-east-1"
+    assert prices.machines[METAL].source == "Price List API, 2026-11-22"
+    assert prices.highest((METAL, OTHER), 100) is None
+    assert prices.highest((METAL,), 100) is not None
+
+
+@pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1", "eusc-de-east-1"])
+def test_other_partitions_are_not_asked_about(cloud: FakeCloud, kept: Path, region: str) -> None:
+    prices = ask(cloud, kept, region)
+
+    assert prices.problem == f"the Price List API does not cover {region}"
+    assert not prices.machines[METAL].is_here
+
+
+def test_an_answer_that_can_t_be_read_is_no_failure(kept: Path) -> None:
+    class Odd:
+        def get_products(self, **_: Any) -> Any:
+            return {"PriceList": ['{"product": 1}', "no JSON"]}
+
+    odd: Any = Odd()
+    prices = describe_prices(odd, "us-east-1", (METAL,), kept, TODAY)
+
+    assert prices.problem.startswith("unexpected answer: ")
+    assert prices.machines[METAL].usd == 6.5472
+
+
+def test_bare_metal_that_is_listed_as_dedicated_has_that_price(kept: Path) -> None:
+    class Listed:
+        def get_products(self, **request: Any) -> Any:
+            if request["Filters"][1]["Field"] == "volumeApiName":
+                return {"PriceList": []}
+            rate = {"unit": "Hrs", "pricePerUnit": {"USD": "7.0000000000"}}
+            product = {
+                "product": {"attributes": {"tenancy": "Dedicated"}},
+                "terms": {"OnDemand": {"t": {"priceDimensions": {"r": rate}}}},
+            }
+            return {"PriceList": [json.dumps(product)]}
+
+    listed: Any = Listed()
+    assert describe_prices(listed, "us-east-1", (METAL,), kept, TODAY).machines[METAL].usd == 7.0
+
+
+def test_a_price_list_that_never_answers_costs_seconds(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(PRICING_TIMEOUTS.values()) <= 10
+    monkeypatch.setattr("infra.aws.clients.PRICING_TIMEOUTS", dict.fromkeys(PRICING_TIMEOUTS, 0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        here = make_cloud(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+
+        prices = describe_prices(connect(here).pricing, "us-east-1", (METAL, OTHER), kept, TODAY)
+
+    assert time.monotonic() - began < 3
+    assert prices.problem.startswith("cannot reach AWS: ")
+    assert prices.machines[METAL].is_here
+
+
+def test_spot_prices_are_those_of_each_zone(cloud: FakeCloud) -> None:
+    now = datetime(2026, 11, 22, tzinfo=timezone.utc)
+    table = table_prices("us-east-1", (METAL,))
+
+    prices = with_spot(table, cloud.ec2, now)
+
+    assert prices.market(METAL, "us-east-1a", spot=True) == pytest.approx(0.4 * 6.5472, abs=1e-5)
+    assert prices.market(METAL, "us-east-1b", spot=True) == pytest.approx(0.39 * 6.5472, abs=1e-5)
+    assert prices.market(METAL, "us-east-1a", spot=False) == 6.5472
+
+    cloud.faults('[[error]]\naction = "DescribeSpotPriceHistory"\ncode = "UnauthorizedOperation"\n')
+    denied = with_spot(table, cloud.ec2, now)
+    assert denied.problem == "no permission for DescribeSpotPriceHistory"
+    assert denied.spot == {}

@@ -1,0 +1,235 @@
+"""The record: options to tags and back, and their combination."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.ec2 import tags
+from infra.ec2.cluster_record import (
+    ClusterRecord,
+    merge_options,
+    new_record,
+    parse_record,
+    record_tags,
+)
+from infra.errors import SprError, UsageError
+from infra.instance_types import INSTANCE_TYPES
+from infra.spec import ClusterSpec, build_spec
+
+NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)
+CALLER = "203.0.113.7/32"
+# What every AWS service takes in a tag's value:
+# https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+TAG_VALUE = re.compile(r"[\w \d_.:/=+\-@]{0,256}")
+
+
+def make(**options: Any) -> tuple[ClusterSpec, ClusterRecord]:
+    spec = build_spec(
+        **{"name": "bert", "nodes": 3, "stack": "intel", "ssh_cidrs": (CALLER,), **options}
+    )
+    return spec, new_record(spec, NOW, None)
+
+
+def labels_of(**options: Any) -> dict[str, str]:
+    return record_tags(*make(**options))
+
+
+whole_minutes = st.integers(5, 43_200).map(lambda minutes: timedelta(minutes=minutes))
+any_wishes = st.fixed_dictionaries(
+    {
+        "nodes": st.integers(1, 256),
+        "stack": st.sampled_from(["intel", "upstream"]),
+        "instance_types": st.lists(
+            st.sampled_from(sorted(INSTANCE_TYPES)), min_size=1, max_size=12, unique=True
+        ).map(tuple),
+        "volume_gib": st.integers(20, 16384),
+        "volume_throughput": st.none() | st.integers(125, 750),
+        "volume_iops": st.none() | st.integers(3000, 10000),
+        "volume_init_rate": st.none() | st.integers(100, 300),
+        "amx_required": st.booleans(),
+        "market": st.sampled_from(["on-demand", "spot", "spot-or-on-demand"]),
+        # In cents, as prices are: a tag keeps six digits.
+        "max_price": st.none() | st.integers(1, 99_999).map(lambda cents: cents / 100),
+        "ttl": whole_minutes,
+        "idle_timeout": st.none() | whole_minutes,
+        "placement_group": st.booleans(),
+        "second_guard": st.booleans(),
+        "bake": st.sampled_from(["head", "none"]),
+        "private": st.booleans(),
+        "jump": st.none() | st.sampled_from(["eice", "ssm", "me@jump.example.com:2222"]),
+        "subnet_id": st.none() | st.from_regex(r"subnet-[0-9a-f]{17}", fullmatch=True),
+    }
+).map(
+    lambda w: {
+        **w,
+        "jump": w["jump"] if w["private"] else None,
+    }
+)
+
+
+@given(any_wishes)
+def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
+    spec, record = make(**options)
+
+    labels = record_tags(spec, record)
+    read = parse_record(labels)
+
+    assert read == record
+    assert read is not None
+    assert read.options == options
+    assert merge_options("bert", (CALLER,), {}, read) == spec
+    for key, value in labels.items():
+        assert TAG_VALUE.fullmatch(value), f"{key}={value}"
+        assert len(key) <= 128
+        assert not key.startswith("aws:")
+
+
+def test_a_record_without_the_speed_of_disks_and_the_ttl_is_read() -> None:
+    labels = {k: v for k, v in labels_of().items() if "volume-i" not in k and "ttl" not in k}
+
+    record = parse_record(labels)
+
+    assert record is not None
+    assert record.options["volume_iops"] is None
+    assert merge_options("bert", (CALLER,), {}, record).ttl == timedelta(hours=8)
+    with pytest.raises(SprError, match="spr-cluster:volume-iops is 'many'"):
+        parse_record({**labels, "spr-cluster:volume-iops": "many"})
+
+
+def test_the_longest_record_fits_the_tags_of_one_resource() -> None:
+    longest = sorted(INSTANCE_TYPES, key=len)[-12:]
+    labels = labels_of(instance_types=tuple(longest), nodes=256, market="spot")
+
+    # 50 tags a resource; the group has its name and its cluster besides.
+    assert len(labels) + 2 <= 50
+    assert max(map(len, labels.values())) <= 256
+
+
+def test_a_group_without_a_record_has_none() -> None:
+    assert parse_record({tags.CLUSTER: "bert", "Name": "bert-group"}) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("nodes", "many"),
+        ("nodes", "0"),
+        ("nodes", "257"),
+        ("instance-types", "r7iz_metal"),
+        ("instance-types", ""),
+        ("volume-gib", ""),
+        ("volume-gib", "-1"),
+        ("market", ""),
+        ("max-price", "cheap"),
+        ("max-price", "-1"),
+        ("idle-timeout", "soon"),
+        ("idle-timeout", "1m"),
+        ("created", "yesterday"),
+        ("expires", ""),
+        ("stack", None),
+        ("market", None),
+        ("expires", None),
+        ("placement-group", None),
+        ("subnet", None),
+    ],
+)
+def test_an_invalid_record_is_reported(key: str, value: str | None) -> None:
+    labels = labels_of()
+    if value is None:
+        del labels[f"spr-cluster:{key}"]
+    else:
+        labels[f"spr-cluster:{key}"] = value
+
+    with pytest.raises(SprError, match=r"invalid cluster record in the tags") as it:
+        parse_record(labels)
+    assert it.value.exit_code == 1
+    assert "remove the cluster with `spr-cluster down --name" in str(it.value)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(labels_of())), st.text(max_size=20)))
+def test_no_tags_at_all_end_in_anything_but_a_record_or_a_clear_error(
+    changed: dict[str, str],
+) -> None:
+    with suppress(SprError):
+        record = parse_record({**labels_of(), **changed})
+        assert record is not None
+        assert merge_options("bert", (CALLER,), {}, record).nodes == record.nodes
+
+
+def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defaults() -> None:
+    _, record = make(nodes=5, stack="upstream", market="spot")
+
+    spec = merge_options("bert", (CALLER,), {"nodes": 2}, record, {"stack": "intel", "nodes": 9})
+
+    assert (spec.nodes, spec.stack, spec.spot) == (2, "upstream", True)
+    assert merge_options("bert", (CALLER,), {}, None, {"stack": "intel"}).stack == "intel"
+
+
+@pytest.mark.parametrize(
+    ("given_now", "message"),
+    [
+        ({"stack": "upstream"}, "--stack upstream: cluster 'bert' was created with intel"),
+        ({"volume_gib": 200}, "--volume-gib 200: cluster 'bert' was created with 100"),
+        ({"subnet_id": "subnet-1"}, "--subnet-id subnet-1: cluster 'bert' was created without it"),
+    ],
+)
+def test_what_all_nodes_share_can_not_change(given_now: dict[str, Any], message: str) -> None:
+    _, record = make()
+
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        merge_options("bert", (CALLER,), given_now, record)
+    assert "spr-cluster down --name bert" in str(caught.value)
+
+
+def test_the_same_again_is_no_change() -> None:
+    _, record = make()
+
+    spec = merge_options("bert", (CALLER,), {"stack": "intel", "volume_gib": 100}, record)
+
+    assert spec.stack == "intel"
+
+
+def test_a_running_cluster_keeps_its_deadline() -> None:
+    _, record = make(ttl=timedelta(hours=2))
+    later = NOW + timedelta(hours=1, minutes=59)
+
+    longer = merge_options("bert", (CALLER,), {"ttl": timedelta(hours=9)}, record)
+    again = new_record(longer, later, record)
+
+    assert (again.created, again.expires) == (NOW, NOW + timedelta(hours=2))
+    assert again.options["ttl"] == timedelta(hours=2)
+
+
+def test_a_cluster_whose_time_is_over_begins_anew_with_its_own_time_to_live() -> None:
+    record = parse_record(labels_of(ttl=timedelta(hours=2)))
+    assert record is not None
+    later = NOW + timedelta(hours=2)
+    assert record.is_over(later)
+    assert not record.is_over(later - timedelta(seconds=1))
+
+    again = new_record(merge_options("bert", (CALLER,), {}, record), later, record)
+
+    assert (again.created, again.expires) == (later, later + timedelta(hours=2))
+
+
+def test_the_end_is_known_to_the_second_as_its_tag_is() -> None:
+    spec, _ = make()
+
+    record = new_record(spec, NOW + timedelta(microseconds=999_999), None)
+
+    assert record.created == NOW
+    assert record_tags(spec, record)[tags.EXPIRES] == "2026-07-31T20:00:00Z"
+
+
+def test_a_time_of_another_zone_is_written_in_utc() -> None:
+    there = datetime(2026, 7, 31, 22, 0, tzinfo=timezone(timedelta(hours=2)))
+
+    assert tags.render_time(there) == "2026-07-31T20:00:00Z"
+    assert tags.parse_time("2026-07-31T20:00:00Z") == there

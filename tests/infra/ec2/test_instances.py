@@ -1,0 +1,214 @@
+"""Instances: invisible ones, failed boots, terminations, and more ids than a filter takes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from botocore.exceptions import EndpointConnectionError
+
+import infra.ec2.instances
+from infra.ec2 import tags
+from infra.ec2.instances import (
+    describe_impaired,
+    describe_instances,
+    describe_spot_notices,
+    terminate_instances,
+    wait_until_running,
+    why_gone,
+)
+from infra.errors import DeadlineError
+from infra.wait import BOOT_DEADLINE_S
+from tests.aws import Recorder
+from tests.infra.hasty_time import HastyTime
+from tests.infra.local.fakes import FakeCloud
+from tests.infra.local.fakes import tags as tag_specification
+from tests.infra.plan_inputs import NOW, make_machine
+
+
+def test_more_machines_than_a_filter_takes(
+    ec2_cloud: FakeCloud, ec2_calls: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
+    assert infra.ec2.instances._FILTER_VALUES <= 200
+    monkeypatch.setattr(infra.ec2.instances, "_FILTER_VALUES", 3)
+    ids = ec2_cloud.run(7)
+
+    boot = wait_until_running(ec2_cloud.clients.ec2, ids, clock=ec2_cloud.clock)
+
+    assert [instance.id for instance in boot.running] == ids
+    assert boot.failed == {}
+    filters = [f for call in ec2_calls.of("DescribeInstances") for f in call["Filters"]]
+    asked = [len(f["Values"]) for f in filters if f["Name"] == "instance-id"]
+    assert asked == [3, 3, 1]
+
+
+def test_a_failed_boot_reports_ec2s_reason(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults('profile = "metal"\n[[machine]]\nn = 1\nfate = "dies"\n')
+    first, second = ec2_cloud.run(2)
+
+    boot = wait_until_running(ec2_cloud.clients.ec2, [first, second], clock=ec2_cloud.clock)
+
+    assert [machine.id for machine in boot.running] == [first]
+    assert boot.failed == {second: "terminated: Server.InternalError: Internal error on launch"}
+
+
+def test_a_machine_that_never_boots_is_waited_for_forty_minutes_and_named(
+    ec2_cloud: FakeCloud,
+) -> None:
+    ec2_cloud.faults('[[machine]]\nn = 0\nfate = "never-boots"\n')
+    ids = ec2_cloud.run(3)
+    hurry(ec2_cloud, 20)
+    begin = ec2_cloud.clock.now
+    notes: list[str] = []
+
+    boot = wait_until_running(
+        ec2_cloud.clients.ec2,
+        ids,
+        clock=ec2_cloud.clock,
+        on_wait=lambda _, states: notes.append(states),
+    )
+
+    assert boot.failed == {ids[0]: "pending: boot timed out after 40 min"}
+    assert [machine.id for machine in boot.running] == ids[1:]
+    assert BOOT_DEADLINE_S <= ec2_cloud.clock.now - begin < BOOT_DEADLINE_S + 600
+    assert notes[-1] == f"1 pending, 2 running ({ids[0]})"
+
+
+def hurry(cloud: FakeCloud, pace: float) -> None:
+    assert isinstance(cloud.clock, HastyTime)
+    cloud.clock.pace = pace
+
+
+def test_machines_that_ec2_does_not_show_yet_are_waited_for(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults("visibility_s = 8")
+    ids = ec2_cloud.run(2)
+    notes: list[str] = []
+
+    boot = wait_until_running(
+        ec2_cloud.clients.ec2,
+        ids,
+        clock=ec2_cloud.clock,
+        on_wait=lambda _, states: notes.append(states),
+    )
+
+    assert [machine.id for machine in boot.running] == ids
+    assert notes[0] == "2 not visible yet"
+
+
+def test_a_machine_that_ec2_never_shows_is_named(ec2_cloud: FakeCloud) -> None:
+    hurry(ec2_cloud, 20)
+
+    boot = wait_until_running(ec2_cloud.clients.ec2, ["i-0123456789abcdef0"], clock=ec2_cloud.clock)
+
+    assert boot.failed == {
+        "i-0123456789abcdef0": "EC2 does not show it; boot timed out after 40 min"
+    }
+
+
+def test_what_was_given_back_twice_is_gone(ec2_cloud: FakeCloud) -> None:
+    ids = ec2_cloud.run(2)
+
+    for _ in range(2):
+        terminate_instances(ec2_cloud.clients.ec2, ids, ec2_cloud.clock)
+
+    assert describe_instances(ec2_cloud.clients.ec2, []) == ()
+
+
+def test_nothing_to_give_back_asks_nothing(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
+    terminate_instances(ec2_cloud.clients.ec2, [], ec2_cloud.clock)
+
+    assert ec2_calls.calls == []
+
+
+def test_giving_back_waits_until_the_machines_are_gone_but_not_for_ever(
+    ec2_cloud: FakeCloud,
+) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    ec2_cloud.faults("terminate_s = 300")
+    hurry(ec2_cloud, 10)
+    ids = ec2_cloud.run(2)
+    begin = ec2_cloud.clock.now
+
+    terminate_instances(ec2, ids, ec2_cloud.clock)
+
+    assert ec2_cloud.clock.now - begin >= 300
+    assert [ec2_cloud.state_of(id_) for id_ in ids] == ["terminated"] * 2
+    ec2_cloud.faults("terminate_s = 3000")
+    ids = ec2_cloud.run(1)
+    with pytest.raises(DeadlineError, match=f"termination of {ids[0]} timed out after 20 min"):
+        terminate_instances(ec2, ids, ec2_cloud.clock)
+
+
+def test_impaired_machines_of_ours_are_found_among_all_others(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults('[[machine]]\nfate = "impaired"\n')
+    mine, other = ec2_cloud.run(2)
+    ec2_cloud.faults("")
+    (good,) = ec2_cloud.run(1)
+    ec2 = ec2_cloud.clients.ec2
+
+    assert describe_impaired(ec2, [mine, good]) == {mine}
+    assert describe_impaired(ec2, [good]) == frozenset()
+    assert describe_impaired(ec2, [mine, other]) == {mine, other}
+
+
+def test_a_spot_notice_keeps_ec2s_message_also_for_more_machines_than_a_filter_takes(
+    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infra.ec2.instances, "_FILTER_VALUES", 3)
+    ec2_cloud.faults('[[machine]]\nfate = "spot-notice"\n')
+    ids = ec2_cloud.run(5, InstanceMarketOptions={"MarketType": "spot"})
+    ec2_cloud.faults("")
+    ec2_cloud.run(2, InstanceMarketOptions={"MarketType": "spot"})
+    ec2 = ec2_cloud.clients.ec2
+
+    notices = describe_spot_notices(ec2, describe_instances(ec2, []))
+
+    assert notices == dict.fromkeys(ids, "Your Spot instance is marked for termination.")
+
+
+def test_without_spot_machines_no_request_is_sent(
+    ec2_cloud: FakeCloud, ec2_calls: Recorder
+) -> None:
+    assert describe_spot_notices(ec2_cloud.clients.ec2, [make_machine(1)]) == {}
+    assert ec2_calls.calls == []
+
+
+def test_a_machine_as_ec2_tells_of_it(ec2_cloud: FakeCloud) -> None:
+    labels = {tags.CLUSTER: "bert", tags.ROLE: "head", tags.EXPIRES: "2026-07-31T20:00:00Z"}
+    (id_,) = ec2_cloud.run(1, TagSpecifications=tag_specification("instance", **labels))
+
+    (machine,) = describe_instances(ec2_cloud.clients.ec2, tags.cluster_filter("bert"))
+
+    assert (machine.id, machine.role, machine.state) == (id_, "head", "running")
+    assert machine.place == ("r7iz.metal-16xl", machine.zone)
+    assert machine.zone.startswith("us-east-1")
+    assert machine.expires == tags.parse_time("2026-07-31T20:00:00Z")
+    assert machine.private_ip
+    assert machine.tags == labels
+    assert machine.spot_request == ""
+
+
+def test_the_hours_of_a_machine() -> None:
+    machine = make_machine(0, launch_time=NOW)
+
+    assert machine.hours(NOW + timedelta(hours=2)) == 2
+    assert machine.hours(NOW - timedelta(hours=2)) == 0
+
+
+def test_why_a_machine_will_never_answer_again(
+    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    (there,) = ec2_cloud.run(1)
+    wait_until_running(ec2, [there], clock=ec2_cloud.clock)
+    assert why_gone(ec2, there) == ""
+    terminate_instances(ec2, [there], clock=ec2_cloud.clock)
+    assert why_gone(ec2, there).startswith(f"{there} is terminated")
+    assert why_gone(ec2, "i-0a") == "EC2 no longer shows i-0a"
+
+    def refuse(*_: object) -> None:
+        raise EndpointConnectionError(endpoint_url="ec2")
+
+    monkeypatch.setattr(infra.ec2.instances, "describe_by_id", refuse)
+    assert why_gone(ec2, there) == ""

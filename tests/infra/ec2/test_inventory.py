@@ -1,0 +1,103 @@
+"""The inventory of a cluster: every kind of resource, found by tag."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.ec2.inventory import (
+    Inventory,
+    describe_inventories,
+    describe_inventory,
+)
+from infra.ec2.key_pair import generate_key_pair
+from infra.errors import SprError
+from infra.plan.planner import plan_down
+from infra.plan.removal import remove
+from tests.aws import Recorder
+from tests.infra.local.fakes import FakeCloud
+from tests.infra.resource_factory import KINDS, ResourceFactory, specification
+
+
+def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
+    found = describe_inventory(ec2_cloud.clients.ec2, "bert")
+
+    assert found == Inventory()
+    assert not found
+    operations = ec2_calls.operations()
+    assert len(operations) == len(KINDS) == 11
+    assert all(operation.startswith("Describe") for operation in operations)
+    # Public images and snapshots of others are never ours.
+    assert ec2_calls.of("DescribeImages")[0]["Owners"] == ["self"]
+    assert ec2_calls.of("DescribeSnapshots")[0]["OwnerIds"] == ["self"]
+    # AWS may refuse or time out long lists as a whole.
+    assert ec2_calls.of("DescribeSnapshots")[0]["MaxResults"] == 1000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_found_by_its_tag_alone_and_removed(ec2_cloud: FakeCloud, kind: str) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    planted = KINDS[kind](ResourceFactory(ec2_cloud, "bert"))
+    KINDS[kind](ResourceFactory(ec2_cloud, "other"))
+
+    found = describe_inventory(ec2, "bert")
+
+    assert found.ids()[kind] == [planted]
+    for action in plan_down(found).actions:
+        remove(ec2, action, ec2_cloud.clock)
+    left = describe_inventory(ec2, "bert")
+    assert kind not in left.ids()
+    assert len(describe_inventory(ec2, "other").ids()[kind]) == 1
+
+
+def test_all_clusters_of_a_region_at_once(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
+    for name in ("zeta", "bert"):
+        ResourceFactory(ec2_cloud, name).volumes()
+    ResourceFactory(ec2_cloud, "bert").key_pairs()
+    ec2_cloud.clients.ec2.create_key_pair(KeyName="of-nobody")
+    before = len(ec2_calls.calls)
+
+    found = describe_inventories(ec2_cloud.clients.ec2)
+
+    assert list(found) == ["bert", "zeta"]
+    assert found["bert"].counts() == "1 volume, 1 key pair"
+    assert found["zeta"].counts() == "1 volume"
+    assert len(ec2_calls.calls) - before == len(KINDS)
+
+
+def test_a_machine_on_its_way_out_is_still_there_but_not_alive(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults("terminate_s = 60")
+    machine = ResourceFactory(ec2_cloud, "bert").instances()
+    ec2_cloud.clients.ec2.terminate_instances(InstanceIds=[machine])
+
+    found = describe_inventory(ec2_cloud.clients.ec2, "bert")
+
+    assert found.ids() == {"instances": [machine]}
+    assert found.alive == ()
+    ec2_cloud.clock.sleep(61)
+    assert not describe_inventory(ec2_cloud.clients.ec2, "bert")
+
+
+def test_a_key_is_known_by_its_public_half(ec2_cloud: FakeCloud) -> None:
+    public = generate_key_pair("me@there").public
+    ec2_cloud.clients.ec2.import_key_pair(
+        KeyName="k",
+        PublicKeyMaterial=public.encode(),
+        TagSpecifications=specification("key-pair", "bert"),
+    )
+
+    (pair,) = describe_inventory(ec2_cloud.clients.ec2, "bert").key_pairs
+
+    assert pair.public == public.removesuffix(" me@there")
+
+
+def test_a_broken_record_does_not_hide_what_is_there(ec2_cloud: FakeCloud) -> None:
+    group = ResourceFactory(ec2_cloud, "bert").security_groups()
+    ec2_cloud.clients.ec2.create_tags(
+        Resources=[group], Tags=[{"Key": "spr-cluster:nodes", "Value": "lots"}]
+    )
+
+    found = describe_inventory(ec2_cloud.clients.ec2, "bert")
+
+    assert found.ids() == {"security_groups": [group]}
+    with pytest.raises(SprError, match="invalid cluster record"):
+        _ = found.record

@@ -1,0 +1,90 @@
+"""The key pair: only its owner can read the private key file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.ec2.inventory import describe_inventory
+from infra.ec2.key_pair import generate_key_pair, import_key_pair, read_public
+from infra.files import write_private
+from tests.aws import Recorder
+from tests.infra.local.fakes import FakeCloud
+
+
+def test_a_key_pair_never_shows_its_private_half() -> None:
+    pair = generate_key_pair("me")
+
+    assert "PRIVATE KEY" in pair.private
+    assert "PRIVATE" not in repr(pair)
+    assert pair.public.startswith("ssh-ed25519 ")
+    assert pair.public.endswith(" me")
+    assert generate_key_pair("me").private != pair.private
+
+
+def test_the_public_half_is_read_from_the_private_file(tmp_path: Path) -> None:
+    pair = generate_key_pair("me")
+    path = tmp_path / "key"
+    write_private(path, pair.private)
+
+    assert f"{read_public(path)} me" == pair.public
+
+
+@pytest.mark.parametrize("content", ["", "no key", "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
+def test_a_file_without_a_whole_key_has_no_public_half(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "key"
+    path.write_text(content)
+
+    assert read_public(path) == ""
+
+
+def test_no_file_no_key(tmp_path: Path) -> None:
+    assert read_public(tmp_path / "none") == ""
+    assert read_public(tmp_path) == ""
+
+
+def test_only_the_owner_can_read_what_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "bert" / "id_ed25519"
+    before = os.umask(0)
+    try:
+        write_private(path, "secret")
+        write_private(path, "another secret")
+    finally:
+        os.umask(before)
+
+    assert path.read_text() == "another secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in path.parent.iterdir()] == ["id_ed25519"]
+
+
+def test_a_crash_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    write_private(path, "old")
+
+    def crash(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", crash)
+        with pytest.raises(KeyboardInterrupt):
+            write_private(path, "new")
+    assert path.read_text() == "old"
+    write_private(path, "newer")
+    assert path.read_text() == "newer"
+
+
+def test_only_the_public_half_goes_to_ec2_and_tagged(
+    ec2_cloud: FakeCloud, ec2_calls: Recorder
+) -> None:
+    pair = generate_key_pair("spr-cluster-bert")
+
+    import_key_pair(ec2_cloud.clients.ec2, "bert", pair.public, {})
+
+    (request,) = ec2_calls.of("ImportKeyPair")
+    assert request["PublicKeyMaterial"] == pair.public.encode()
+    assert "PRIVATE" not in str(ec2_calls.calls)
+    found = describe_inventory(ec2_cloud.clients.ec2, "bert", ("key_pairs",))
+    assert [key.public for key in found.key_pairs] == [pair.public.rpartition(" ")[0]]

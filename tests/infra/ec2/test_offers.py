@@ -1,0 +1,165 @@
+"""The order of offers, and the exact parameters of RunInstances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from infra.ec2 import tags
+from infra.ec2.network import TypeSupport
+from infra.ec2.purchase import Offer, list_offers, render_request
+from tests.infra.plan_inputs import make_image, make_spec
+from tests.infra.price_market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
+
+
+def rendered(offers: tuple[Offer, ...]) -> list[str]:
+    return [str(offer).replace("us-east-1", "") for offer in offers]
+
+
+def test_the_group_in_every_zone_then_without_it_then_the_next_type() -> None:
+    assert rendered(offers_of(make_spec(2, instance_types=(METAL, SECOND)))) == [
+        f"{METAL} in a, in the placement group",
+        f"{METAL} in b, in the placement group",
+        f"{METAL} in a",
+        f"{METAL} in b",
+        f"{SECOND} in b, in the placement group",
+        f"{SECOND} in b",
+    ]
+
+
+def test_spot_first_and_then_all_of_it_again_on_demand() -> None:
+    spec = make_spec(2, instance_types=(SECOND,), market="spot-or-on-demand")
+
+    assert rendered(offers_of(spec)) == [
+        f"{SECOND} in b, spot, in the placement group",
+        f"{SECOND} in b, spot",
+        f"{SECOND} in b, in the placement group",
+        f"{SECOND} in b",
+    ]
+
+
+def test_spot_alone_never_becomes_on_demand() -> None:
+    offers = offers_of(make_spec(2, market="spot"))
+
+    assert {offer.market for offer in offers} == {"spot"}
+    assert {offer.market for offer in offers_of(make_spec(2))} == {"on-demand"}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_one_node_gets_a_placement_group_too_unless_disabled(nodes: int) -> None:
+    in_group = [offer.in_group for offer in offers_of(make_spec(nodes))]
+    assert in_group == [True, True, False, False]
+    assert not any(offer.in_group for offer in offers_of(make_spec(nodes, placement_group=False)))
+
+
+def test_no_group_for_types_that_can_not_be_in_one() -> None:
+    support = {METAL: TypeSupport(AB, cluster_groups=False)}
+
+    assert not any(offer.in_group for offer in list_offers(make_spec(2), support, NETWORKS))
+
+
+# The request
+
+
+def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
+    offer = offers_of(make_spec(2))[-1]
+    labels = [
+        {"Key": "Name", "Value": "bert-worker"},
+        {"Key": tags.CLUSTER, "Value": "bert"},
+        {"Key": tags.ROLE, "Value": "worker"},
+        {"Key": tags.STACK, "Value": "intel"},
+    ]
+
+    assert render_request(make_purchase(make_spec(2)), offer) == {
+        "ImageId": "ami-1",
+        "InstanceType": METAL,
+        "MinCount": 2,
+        "MaxCount": 2,
+        "KeyName": "spr-cluster-bert",
+        "UserData": "#cloud-config\nFalse",
+        "NetworkInterfaces": [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": "subnet-b",
+                "Groups": ["sg-1"],
+                "AssociatePublicIpAddress": True,
+                "DeleteOnTermination": True,
+            }
+        ],
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": "/dev/sda1",
+                "Ebs": {
+                    "VolumeSize": 100,
+                    "VolumeType": "gp3",
+                    "Encrypted": True,
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+        },
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": labels}
+            for kind in ("instance", "volume", "network-interface")
+        ],
+    }
+
+
+def test_in_the_group_it_says_so() -> None:
+    request = render_request(make_purchase(make_spec(2)), offers_of(make_spec(2))[0])
+
+    assert request["Placement"] == {"GroupName": "spr-cluster-bert"}
+
+
+@pytest.mark.parametrize(
+    ("max_price", "ceiling"), [(None, {}), (2.5, {"MaxPrice": "2.5"}), (3, {"MaxPrice": "3"})]
+)
+def test_a_spot_machine_is_bought_once_with_its_ceiling_and_its_request_is_tagged(
+    max_price: float | None, ceiling: dict[str, str]
+) -> None:
+    spec = make_spec(2, market="spot", max_price=max_price)
+
+    request = render_request(make_purchase(spec), offers_of(spec)[0])
+
+    assert request["InstanceMarketOptions"] == {
+        "MarketType": "spot",
+        "SpotOptions": {
+            "SpotInstanceType": "one-time",
+            "InstanceInterruptionBehavior": "terminate",
+            **ceiling,
+        },
+    }
+    kinds = [listed["ResourceType"] for listed in request["TagSpecifications"]]
+    assert kinds == ["instance", "volume", "network-interface", "spot-instances-request"]
+
+
+@pytest.mark.parametrize(("nodes", "supported"), [(2, True), (1, True), (2, False)])
+def test_ena_express_with_its_settings_if_the_type_supports_it(nodes: int, supported: bool) -> None:
+    spec = make_spec(nodes)
+    support = {METAL: TypeSupport(AB, ena_express=supported)}
+    offer = list_offers(spec, support, NETWORKS)[0]
+
+    request = render_request(make_purchase(spec), offer)
+    (interface,) = request["NetworkInterfaces"]
+
+    express = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {"EnaSrdUdpEnabled": True}}
+    assert interface.get("EnaSrdSpecification") == (express if supported else None)
+    assert request["UserData"] == f"#cloud-config\n{supported}"
+
+
+def test_the_disk_has_the_requested_speed_and_room_for_the_image() -> None:
+    spec = make_spec(2, volume_throughput=500, volume_iops=4000, volume_init_rate=200)
+    image = replace(make_image(), volume_gib=150)
+
+    request = render_request(make_purchase(spec, image=image), offers_of(spec)[0])
+
+    ebs = request["BlockDeviceMappings"][0]["Ebs"]
+    assert ebs["VolumeSize"] == 150
+    assert (ebs["Throughput"], ebs["Iops"], ebs["VolumeInitializationRate"]) == (500, 4000, 200)
+    assert spec.disk == "100 GiB encrypted gp3, 500 MiB/s, 4000 IOPS"

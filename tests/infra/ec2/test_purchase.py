@@ -1,0 +1,215 @@
+"""The purchase: one call for all machines, fallbacks, retries, and tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from infra.ec2.purchase import NoCapacityError, Refusal, buy, client_token, render_request
+from infra.errors import CloudError
+from tests.infra.plan_inputs import make_spec
+from tests.infra.price_market import (
+    METAL,
+    SECOND,
+    A,
+    Market,
+    error,
+    make_purchase,
+    offers_of,
+    purchase_by,
+)
+
+
+def test_the_first_offer_that_is_accepted_is_taken_whole() -> None:
+    market = Market()
+
+    offer, machines = purchase_by(market, make_spec(3), count=3)
+
+    assert (offer.network, offer.in_group, len(machines)) == (A, True, 3)
+    assert len(market.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "InsufficientInstanceCapacity",
+        "InsufficientHostCapacity",
+        "InsufficientCapacity",
+        "InsufficientFreeAddressesInSubnet",
+        "Unsupported",
+    ],
+)
+def test_without_capacity_the_next_offer_is_tried(code: str) -> None:
+    market = Market(lambda r: error(code) if r["InstanceType"] == METAL else "pending")
+
+    offer, _ = purchase_by(market, make_spec(2, instance_types=(METAL, SECOND)))
+
+    assert offer.type.name == SECOND
+    assert market.tried() == [
+        (METAL, "subnet-a", "on-demand", True),
+        (METAL, "subnet-b", "on-demand", True),
+        (METAL, "subnet-a", "on-demand", False),
+        (METAL, "subnet-b", "on-demand", False),
+        (SECOND, "subnet-b", "on-demand", True),
+    ]
+
+
+@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "InstanceLimitExceeded"])
+def test_another_zone_has_the_same_quota(code: str) -> None:
+    market = Market(lambda r: error(code) if r["InstanceType"] == METAL else "pending")
+
+    purchase_by(market, make_spec(2, instance_types=(METAL, SECOND)))
+
+    assert market.tried() == [
+        (METAL, "subnet-a", "on-demand", True),
+        (SECOND, "subnet-b", "on-demand", True),
+    ]
+
+
+@pytest.mark.parametrize("code", ["MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow"])
+def test_what_spot_refuses_may_be_had_on_demand(code: str) -> None:
+    market = Market(lambda r: error(code) if "InstanceMarketOptions" in r else "pending")
+
+    offer, _ = purchase_by(market, make_spec(2, market="spot-or-on-demand"))
+
+    assert offer.market == "on-demand"
+    assert [tried[2] for tried in market.tried()] == ["spot", "on-demand"]
+    with pytest.raises(NoCapacityError):
+        purchase_by(market, make_spec(2, market="spot"))
+
+
+def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
+    result: list[Refusal] = []
+    spec = make_spec(2, instance_types=(METAL, SECOND))
+    market = Market(
+        lambda r: (
+            error("VcpuLimitExceeded", "limit of 64")
+            if r["InstanceType"] == SECOND
+            else error("InsufficientInstanceCapacity", f"none in {len(market.requests)}")
+        )
+    )
+    client: Any = market
+
+    with pytest.raises(NoCapacityError) as caught:
+        buy(client, make_purchase(spec), offers_of(spec), on_refusal=result.append)
+
+    assert caught.value.message.splitlines() == [
+        "no single zone has capacity for 2 machines; tried:",
+        f"  {METAL} in us-east-1a, in the placement group: InsufficientInstanceCapacity: none in 1",
+        f"  {METAL} in us-east-1b, in the placement group: InsufficientInstanceCapacity: none in 2",
+        f"  {METAL} in us-east-1a: InsufficientInstanceCapacity: none in 3",
+        f"  {METAL} in us-east-1b: InsufficientInstanceCapacity: none in 4",
+        f"  {SECOND} in us-east-1b, in the placement group: VcpuLimitExceeded: limit of 64",
+    ]
+    assert "L-1216C47A" in str(caught.value)
+    assert caught.value.code == "InsufficientInstanceCapacity"
+    assert tuple(result) == caught.value.refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("InsufficientInstanceCapacity", "--instance-type r7iz.metal-16xl,m7i.metal-24xl"),
+        ("MaxSpotInstanceCountExceeded", "L-34B43A08"),
+        ("SpotMaxPriceTooLow", "--max-price"),
+    ],
+)
+def test_the_way_out_fits_the_refusal(code: str, hint: str) -> None:
+    with pytest.raises(NoCapacityError) as caught:
+        purchase_by(Market(lambda _: error(code)), make_spec(2, market="spot"))
+    assert hint in str(caught.value)
+
+
+def test_without_offers_the_error_says_so() -> None:
+    client: Any = Market()
+
+    with pytest.raises(NoCapacityError, match="no single zone has capacity for 2 machines"):
+        buy(client, make_purchase(make_spec(2)), ())
+
+
+def test_any_other_refusal_ends_it_at_once() -> None:
+    market = Market(lambda _: error("UnauthorizedOperation"))
+
+    with pytest.raises(ClientError, match="UnauthorizedOperation"):
+        purchase_by(market, make_spec(2))
+    assert len(market.requests) == 1
+
+
+# Once, and only once
+
+
+def test_the_token_depends_on_the_request_and_the_known_machines() -> None:
+    spec = make_spec(2)
+    first = make_purchase(spec)
+    offer, other = offers_of(spec)[:2]
+    request = render_request(first, offer)
+
+    token = client_token(request, first.known, 0)
+
+    assert token == client_token(render_request(first, offer), frozenset({"i-0"}), 0)
+    assert len(token) <= 64
+    assert token.isascii()
+    different = {
+        token,
+        client_token(render_request(first, other), first.known, 0),
+        client_token(render_request(replace(first, count=3), offer), first.known, 0),
+        client_token(request, frozenset({"i-0", "i-1"}), 0),
+        client_token(request, frozenset(), 0),
+        client_token(request, first.known, 1),
+    }
+    assert len(different) == 6
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        error("RequestLimitExceeded"),
+        error("InternalError"),
+        error("InvalidAMIID.NotFound"),
+        error("InvalidGroup.NotFound"),
+        error("InvalidKeyPair.NotFound"),
+        error("InvalidPlacementGroup.Unknown"),
+        EndpointConnectionError(endpoint_url="https://ec2"),
+    ],
+    ids=str,
+)
+def test_the_very_same_request_is_sent_again_until_it_is_answered(failure: Exception) -> None:
+    market = Market(lambda _: failure if len(market.requests) < 3 else "pending")
+
+    purchase_by(market, make_spec(2))
+
+    first, second, third = market.requests
+    assert first == second == third
+
+
+def test_a_permanent_error_is_raised_at_the_deadline() -> None:
+    market = Market(lambda _: error("InvalidAMIID.NotFound"))
+
+    with pytest.raises(ClientError, match=r"InvalidAMIID\.NotFound"):
+        purchase_by(market, make_spec(2))
+    assert len(market.requests) < 50
+
+
+@pytest.mark.parametrize("code", ["IdempotentInstanceTerminated", "IdempotentParameterMismatch"])
+def test_a_token_that_is_spent_is_followed_by_the_next(code: str) -> None:
+    market = Market(lambda _: error(code) if len(market.requests) < 3 else "pending")
+
+    purchase_by(market, make_spec(2))
+
+    tokens = [request.pop("ClientToken") for request in market.requests]
+    assert len(set(tokens)) == 3
+    assert market.requests[0] == market.requests[1] == market.requests[2]
+
+
+@pytest.mark.parametrize("states", ["terminated", "pending terminated", "terminated running"])
+def test_machines_that_have_ended_already_are_bought_anew_under_another_token(states: str) -> None:
+    market = Market(lambda _: states if len(market.requests) < 3 else "pending running")
+
+    purchase_by(market, make_spec(2))
+
+    assert len({request["ClientToken"] for request in market.requests}) == 3
+    with pytest.raises(CloudError, match="machines that have already ended"):
+        purchase_by(Market(lambda _: "shutting-down"), make_spec(2))

@@ -1,0 +1,208 @@
+"""The way to a subnet: its route table, the internet gateway, and VPC Block Public Access."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from infra.aws.cloud import probe_ssh
+from infra.ec2.network import Network
+from infra.ec2.routes import describe_ways, require_ways
+from infra.errors import UsageError
+from tests.infra.local.fakes import FakeCloud
+
+A, B = Network("vpc-1", "subnet-a", "us-east-1a"), Network("vpc-1", "subnet-b", "us-east-1b")
+INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
+NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}
+LOCAL = {"DestinationCidrBlock": "10.0.0.0/16", "GatewayId": "local", "State": "active"}
+
+
+def table(name: str, *routes: Any, subnet: str = "") -> Any:
+    """A route table: a subnet's own, or the main one of the VPC."""
+    association = {"SubnetId": subnet, "Main": False} if subnet else {"Main": True}
+    return {
+        "RouteTableId": name,
+        "VpcId": "vpc-1",
+        "Associations": [association],
+        "Routes": [LOCAL, *routes],
+    }
+
+
+class Ec2:
+    """EC2 with these route tables, and this mode of Block Public Access."""
+
+    meta = type("Meta", (), {"region_name": "us-east-1"})
+
+    def __init__(self, *tables: Any, mode: str = "off", exclusions: tuple[Any, ...] = ()) -> None:
+        self._tables, self._mode, self._exclusions = tables, mode, exclusions
+
+    def get_paginator(self, operation: str) -> Any:
+        assert operation == "describe_route_tables"
+        return self
+
+    def paginate(self, **_: Any) -> Any:
+        return [{"RouteTables": [one]} for one in self._tables]
+
+    def describe_vpc_block_public_access_options(self) -> Any:
+        return {"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": self._mode}}
+
+    def describe_vpc_block_public_access_exclusions(self) -> Any:
+        return {"VpcBlockPublicAccessExclusions": list(self._exclusions)}
+
+
+def usable(ec2: Any, **options: bool) -> list[str]:
+    return [n.subnet_id for n in require_ways(ec2, [A, B], pytest.fail, **options)]
+
+
+@pytest.mark.parametrize(
+    ("routes", "public", "target"),
+    [
+        ([INTERNET], True, "igw-1"),
+        ([], False, ""),
+        ([NAT], False, "nat-1"),
+        ([{**INTERNET, "State": "blackhole"}], False, ""),
+        (
+            [{"DestinationIpv6CidrBlock": "::/0", "GatewayId": "igw-1", "State": "active"}],
+            False,
+            "",
+        ),
+        # A company's own addresses may have a way of their own.
+        ([NAT, {**INTERNET, "DestinationCidrBlock": "203.0.113.0/24"}], True, "nat-1"),
+    ],
+)
+def test_a_subnet_is_public_by_its_active_route(
+    routes: list[Any], public: bool, target: str
+) -> None:
+    client: Any = Ec2(table("rtb-main", *routes))
+
+    way = describe_ways(client, [A])["subnet-a"]
+
+    assert (way.table_id, way.is_public, way.target) == ("rtb-main", public, target)
+    assert way.leads_out is (target == "nat-1")
+
+
+def test_a_subnets_own_table_comes_before_the_main_one() -> None:
+    ec2 = Ec2(table("rtb-own", subnet="subnet-b"), table("rtb-main", INTERNET))
+
+    assert usable(ec2) == ["subnet-a"]
+
+
+def test_if_no_subnet_is_public_the_table_and_the_remedy_are_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        usable(Ec2(table("rtb-main", NAT)))
+    assert caught.value.message == (
+        "subnet-a and 1 more: route table rtb-main sends 0.0.0.0/0 to nat-1; no machine there can be "
+        "reached from the internet"
+    )
+    assert "aws ec2 create-route --route-table-id rtb-main" in str(caught.value.hint)
+
+
+def test_private_machines_need_a_way_out_only_to_install() -> None:
+    ec2 = Ec2(table("rtb-nat", NAT, subnet="subnet-b"), table("rtb-main", INTERNET))
+
+    assert usable(ec2, private=True) == ["subnet-b"]
+    assert usable(Ec2(table("rtb-main")), private=True, installs=False) == ["subnet-a", "subnet-b"]
+    with pytest.raises(UsageError, match=r"rtb-main sends 0\.0\.0\.0/0 to igw-1; without"):
+        usable(Ec2(table("rtb-main", INTERNET)), private=True)
+
+
+def excluded(
+    resource: str, mode: str = "allow-bidirectional", state: str = "create-complete"
+) -> Any:
+    arn = f"arn:aws:ec2:us-east-1:123456789012:{resource}"
+    return {"ResourceArn": arn, "InternetGatewayExclusionMode": mode, "State": state}
+
+
+@pytest.mark.parametrize(
+    ("exclusion", "left"),
+    [
+        (excluded("vpc/vpc-1"), ["subnet-a", "subnet-b"]),
+        (excluded("subnet/subnet-b"), ["subnet-b"]),
+        (excluded("vpc/vpc-1", mode="allow-egress"), []),
+        (excluded("vpc/vpc-1", state="delete-complete"), []),
+        (excluded("vpc/vpc-2"), []),
+    ],
+)
+def test_block_public_access_closes_what_it_does_not_exclude(
+    exclusion: Any, left: list[str]
+) -> None:
+    ec2 = Ec2(table("rtb-main", INTERNET), mode="block-ingress", exclusions=(exclusion,))
+    if left:
+        assert usable(ec2) == left
+        return
+    with pytest.raises(UsageError, match="VPC Block Public Access is block-ingress"):
+        usable(ec2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "exclusions", "left"),
+    [
+        ("block-bidirectional", [], []),
+        ("block-ingress", [], ["subnet-a", "subnet-b"]),
+        ("block-bidirectional", [excluded("subnet/subnet-b", mode="allow-egress")], ["subnet-b"]),
+        ("block-bidirectional", [excluded("vpc/vpc-1")], ["subnet-a", "subnet-b"]),
+    ],
+)
+def test_private_machines_install_nothing_if_block_public_access_closes_the_nat_gateway(
+    mode: str, exclusions: list[Any], left: list[str]
+) -> None:
+    ec2 = Ec2(table("rtb-main", NAT), mode=mode, exclusions=tuple(exclusions))
+
+    assert usable(ec2, private=True, installs=False) == ["subnet-a", "subnet-b"]
+    if left:
+        assert usable(ec2, private=True) == left
+        return
+    with pytest.raises(UsageError, match="can install software over a NAT gateway") as caught:
+        usable(ec2, private=True)
+    assert "--private" not in str(caught.value.hint)
+
+
+def test_a_transit_gateways_way_out_is_not_closed_by_block_public_access() -> None:
+    transit = {"DestinationCidrBlock": "0.0.0.0/0", "TransitGatewayId": "tgw-1", "State": "active"}
+    ec2 = Ec2(table("rtb-main", transit), mode="block-bidirectional")
+
+    assert usable(ec2, private=True) == ["subnet-a", "subnet-b"]
+
+
+@pytest.mark.parametrize("target", [{"GatewayId": "vpce-1"}, {"NetworkInterfaceId": "eni-1"}])
+def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target: Any) -> None:
+    through = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", **target}
+    notes: list[str] = []
+    client: Any = Ec2(table("rtb-main", through), table("rtb-own", subnet="subnet-b"))
+
+    assert require_ways(client, [A, B], notes.append) == [A]
+    (note,) = notes
+    (name,) = target.values()
+    assert f"subnet-a goes through a firewall endpoint, {name}; whether SSH" in note
+    assert usable(
+        Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
+    ) == ["subnet-b"]
+
+
+def test_the_embedded_clouds_default_vpc_is_as_public_as_awss(ec2_cloud: FakeCloud) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    subnets = [Network.from_aws(s) for s in ec2.describe_subnets()["Subnets"]]
+
+    assert all(way.is_public for way in describe_ways(ec2, subnets).values())
+    ec2_cloud.faults("[network]\nnat = true\n")
+    assert all(way.leads_out for way in describe_ways(ec2, subnets).values())
+    assert require_ways(ec2, subnets, pytest.fail, private=True) == subnets
+
+
+def test_the_way_out_to_port_22_is_tried_at_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr("infra.aws.cloud._SSH_PORT", port)
+        monkeypatch.setattr("infra.aws.cloud._SSH_SERVICE", "127.0.0.1")
+        assert probe_ssh("eu-west-1") == ""
+    assert probe_ssh("eu-west-1").startswith("127.0.0.1: ")
+    # A name that does not exist says nothing about port 22.
+    monkeypatch.setattr("infra.aws.cloud._SSH_SERVICE", "nowhere.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", _unknown_name)
+    assert probe_ssh("eu-west-1") == ""
+
+
+def _unknown_name(*_: Any, **__: Any) -> Any:
+    raise socket.gaierror("unknown")

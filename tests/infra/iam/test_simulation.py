@@ -1,0 +1,105 @@
+"""The check of permissions by IAM's simulator, which is played by the embedded cloud's judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from infra.aws.s3 import parse_s3_url
+from infra.iam.policy import build_policy
+from infra.iam.simulation import Finding, Principal, find_principal, simulate
+from infra.local.policy import Policy, Request
+
+ROLE = "arn:aws:iam::123456789012:role/path/work"
+SESSION = "arn:aws:sts::123456789012:assumed-role/work/me@example.org"
+KEY = "arn:aws:kms:us-east-1:123456789012:key/0123"
+
+
+class Simulator:
+    """IAM with one role, which has a policy."""
+
+    def __init__(self, policy: dict[str, Any], code: str = "") -> None:
+        self.policy, self.code = Policy(policy["Statement"]), code
+
+    def get_role(self, **request: str) -> dict[str, Any]:
+        if self.code:
+            raise ClientError({"Error": {"Code": self.code, "Message": "no"}}, "GetRole")
+        assert request == {"RoleName": "work"}
+        return {"Role": {"Arn": ROLE}}
+
+    def simulate_principal_policy(self, **request: Any) -> dict[str, Any]:
+        actions, (resource,) = request["ActionNames"], request["ResourceArns"]
+        assert request["PolicySourceArn"] == ROLE
+        assert resource == "*" or ":*:*" not in resource
+        # For another kind of resource, IAM's answer would be a denial.
+        kind = resource.rpartition(":")[2].partition("/")[0]
+        for action in actions if resource != "*" else ():
+            service, _, operation = action.partition(":")
+            assert service == resource.split(":")[2]
+            assert service != "scheduler" or (kind == "schedule") == operation.endswith("Schedule")
+        entries = request["ContextEntries"]
+        context = {e["ContextKeyName"]: e["ContextKeyValues"][0] for e in entries}
+        answers = [self.policy.allows(Request(action, resource, context)) for action in actions]
+        decisions = ["allowed" if answer else "implicitDeny" for answer in answers]
+        return {
+            "EvaluationResults": [
+                {"EvalActionName": action, "EvalDecision": decision}
+                for action, decision in zip(actions, decisions, strict=True)
+            ]
+        }
+
+
+def missing(allowed: dict[str, Any], wanted: dict[str, Any]) -> list[Finding]:
+    simulator: Any = Simulator(allowed)
+    found = simulate(simulator, Principal(ROLE, "eu-west-1"), wanted)
+    return [finding for finding in found if finding.state == "missing"]
+
+
+FULL = build_policy(parse_s3_url("s3://models/squad"), kms_key=KEY, second_guard=True)
+
+
+def test_with_the_printed_policy_nothing_is_missing() -> None:
+    assert missing(FULL, FULL) == []
+    everything = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    assert missing(everything, FULL) == []
+
+
+@pytest.mark.parametrize(
+    ("without", "needed"),
+    [
+        ("ec2:DescribeImages", "on *"),
+        ("ec2:ImportKeyPair", "on arn:aws:ec2:eu-west-1:123456789012:key-pair/spr-cluster-*"),
+        ("kms:CreateGrant", f"on {KEY} with kms:ViaService=ec2.eu-west-1.amazonaws.com"),
+        ("s3:PutObject", "on arn:aws:s3:::models/squad/*"),
+    ],
+)
+def test_a_missing_action_is_named_with_its_resource(without: str, needed: str) -> None:
+    statements = [
+        {**s, "Action": [action for action in s["Action"] if action != without]}
+        for s in FULL["Statement"]
+    ]
+    (finding,) = missing({"Statement": statements}, FULL)
+    assert finding.action == without
+    assert finding.why.startswith(needed)
+
+
+def test_a_type_that_the_policy_lacks_is_named() -> None:
+    wanted = build_policy(instance_types=["c7i.xlarge", "c8i.metal-96xl"])
+    (finding,) = missing(build_policy(instance_types=["c7i.xlarge"]), wanted)
+    assert finding.action == "ec2:RunInstances"
+    assert "ec2:InstanceType=c8i.metal-96xl" in finding.why
+
+
+def test_a_session_has_the_permissions_of_its_role() -> None:
+    def principal(caller: str, code: str = "") -> str:
+        simulator: Any = Simulator(FULL, code)
+        return find_principal(simulator, caller, "eu-west-1").arn
+
+    assert principal(SESSION) == ROLE
+    assert principal(SESSION, "AccessDenied") == "arn:aws:iam::123456789012:role/work"
+    user = "arn:aws:iam::123456789012:user/me"
+    assert principal(user, "Never") == user
+    with pytest.raises(ClientError, match="Throttling"):
+        principal(SESSION, "Throttling")

@@ -1,0 +1,535 @@
+"""EC2's calls on the embedded cloud: the answers, and what happens to the containers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from infra.aws.clients import error_code
+from infra.ec2.images import find_ubuntu_image, ubuntu_parameter
+from infra.wait import wait_until
+from tests.infra.local.fakes import (
+    BASE,
+    Endpoint,
+    FakeCloud,
+    FakePodman,
+    refusal,
+    state_folder,
+)
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
+
+
+def wait_for_image(cloud: FakeCloud, image_id: str) -> str:
+    def probe() -> str | None:
+        image = cloud.clients.ec2.describe_images(ImageIds=[image_id])["Images"][0]
+        return None if image["State"] == "pending" else image["State"]
+
+    return wait_until(f"image {image_id}", probe, deadline_s=5, every_s=0.1)
+
+
+# Launch
+
+
+def test_an_instance_is_a_container_with_the_instances_address(fake_cloud: FakeCloud) -> None:
+    fake_cloud.clients.ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY.encode())
+    user_data = "#cloud-config\nruncmd: [[touch, /ran]]\n"
+    (instance_id,) = fake_cloud.run(KeyName="k", UserData=user_data)
+
+    instance, spec = fake_cloud.describe(instance_id), fake_cloud.spec(instance_id)
+    assert instance["State"]["Name"] == "running"
+    assert spec.address == instance["PrivateIpAddress"] == instance["PublicIpAddress"]
+    assert spec.hostname == f"ip-{spec.address.replace('.', '-')}"
+    assert spec.image == BASE.reference
+    seed = fake_cloud.folder.seed(instance_id)
+    assert json.loads((seed / "meta-data").read_text()) == {
+        "instance-id": instance_id,
+        "local-hostname": spec.hostname,
+        "public-keys": [KEY],
+    }
+    assert (seed / "user-data").read_text() == user_data
+
+
+def test_no_invented_address_reaches_an_answer(fake_cloud: FakeCloud) -> None:
+    (instance_id,) = fake_cloud.run()
+    fake_cloud.clients.ec2.stop_instances(InstanceIds=[instance_id])
+    assert "PublicIpAddress" not in fake_cloud.describe(instance_id)
+    fake_cloud.clients.ec2.start_instances(InstanceIds=[instance_id])
+
+    instance = fake_cloud.describe(instance_id)
+    interface = instance["NetworkInterfaces"][0]
+    address = instance["PrivateIpAddress"]
+    assert address.startswith("172.31.")
+    assert instance["PublicIpAddress"] == interface["Association"]["PublicIp"] == address
+    assert instance["PublicDnsName"] == ""
+    refused = refusal(fake_cloud.clients.ec2.allocate_address, Domain="vpc")
+    assert refused == "AddressLimitExceeded"
+
+
+def test_one_call_starts_many_and_tags_everything(fake_cloud: FakeCloud) -> None:
+    kinds = ("instance", "volume", "network-interface")
+    ids = fake_cloud.run(
+        3,
+        TagSpecifications=[
+            {"ResourceType": kind, "Tags": [{"Key": "cluster", "Value": "c"}]} for kind in kinds
+        ],
+    )
+    ec2 = fake_cloud.clients.ec2
+    by_tag: Any = [{"Name": "tag:cluster", "Values": ["c"]}]
+    assert len({fake_cloud.spec(i).address for i in ids}) == 3
+    assert len(ec2.describe_volumes(Filters=by_tag)["Volumes"]) == 3
+    assert len(ec2.describe_network_interfaces(Filters=by_tag)["NetworkInterfaces"]) == 3
+
+
+def test_the_gateway_and_used_addresses_are_never_assigned(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    first = [fake_cloud.spec(i).address for i in fake_cloud.run(2)]
+    # moto forgets its own position in a subnet when it is loaded again.
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
+        second = [resumed.spec(i).address for i in resumed.run(2)]
+    assert first == ["172.31.0.4", "172.31.0.5"]
+    assert second == ["172.31.0.6", "172.31.0.7"]
+
+
+def test_the_default_vpc_is_as_in_a_new_account(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+    subnets = fake_cloud.clients.ec2.describe_subnets()["Subnets"]
+    assert {s["AvailabilityZone"] for s in subnets} == {f"us-east-1{z}" for z in "abcdef"}
+    assert all(s["MapPublicIpOnLaunch"] and s["DefaultForAz"] for s in subnets)
+    (network,) = podman.networks()
+    assert [str(r) for r in network.ranges] == ["172.31.0.0/16"]
+
+
+def test_the_vpc_avoids_ranges_that_the_machine_uses(
+    endpoint: Endpoint, tmp_path: Path, podman: FakePodman
+) -> None:
+    podman.create_network("docker-like", "172.31.128.0/24", "172.31.128.1", {})
+    with endpoint.serve(state_folder(tmp_path), podman) as cloud:
+        vpc = cloud.clients.ec2.describe_vpcs()["Vpcs"][0]
+    assert vpc["CidrBlock"] == "172.30.0.0/16"
+
+
+def test_a_launch_that_podman_refuses_leaves_nothing(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    podman.refuse = "run 172.31.0.5"
+    with pytest.raises(ClientError, match="refused") as caught:
+        fake_cloud.run(3)
+    podman.refuse = ""
+
+    ec2 = fake_cloud.clients.ec2
+    assert error_code(caught.value) == "InternalError"
+    assert podman.state == {}
+    assert ec2.describe_instances()["Reservations"] == []
+    assert ec2.describe_volumes()["Volumes"] == []
+    assert ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+    assert len(fake_cloud.run(3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code"),
+    [
+        ({"ImageId": "ami-12345678"}, "InvalidAMIID.NotFound"),
+        ({"InstanceType": "r7iz.huge"}, "InvalidParameterValue"),
+        ({"KeyName": "missing"}, "InvalidKeyPair.NotFound"),
+    ],
+)
+def test_what_ec2_refuses_is_refused(
+    fake_cloud: FakeCloud, podman: FakePodman, parameters: dict[str, Any], code: str
+) -> None:
+    assert refusal(fake_cloud.run, **parameters) == code
+    assert podman.state == {}
+
+
+def test_an_instance_outside_the_default_vpc_is_refused(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    vpc_id = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet_id = ec2.create_subnet(VpcId=vpc_id, CidrBlock="10.9.1.0/24")["Subnet"]["SubnetId"]
+    assert refusal(fake_cloud.run, SubnetId=subnet_id) == "UnsupportedOperation"
+    assert ec2.describe_instances()["Reservations"] == []
+
+
+def test_the_same_client_token_launches_once(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+    first = fake_cloud.run(2, ClientToken="again")
+    assert fake_cloud.run(2, ClientToken="again") == first
+    assert len(podman.state) == 2
+
+
+def test_nodes_get_the_least_used_cpus(
+    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    first, second = fake_cloud.run(2)
+    (third,) = fake_cloud.run()
+    assert [fake_cloud.spec(i).cpus for i in (first, second, third)] == [(0,), (1,), (0,)]
+
+
+# Start, stop, reboot, terminate
+
+
+def test_terminating_leaves_nothing_but_the_record(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    instance_id, other = fake_cloud.run(2)
+    seed = fake_cloud.folder.seed(instance_id)
+    answer = ec2.terminate_instances(InstanceIds=[instance_id])["TerminatingInstances"][0]
+
+    assert answer["CurrentState"]["Name"] == "shutting-down"
+    assert fake_cloud.state_of(instance_id) == "terminated"
+    assert list(podman.state) == [fake_cloud.container(other)]
+    assert not seed.exists()
+    assert len(ec2.describe_volumes()["Volumes"]) == 1
+    assert len(ec2.describe_network_interfaces()["NetworkInterfaces"]) == 1
+    ec2.terminate_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(other) == "running"
+
+
+def test_a_terminated_instance_is_forgotten_after_an_hour(fake_cloud: FakeCloud) -> None:
+    (instance_id,) = fake_cloud.run()
+    fake_cloud.clients.ec2.terminate_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(instance_id) == "terminated"
+    with fake_cloud.application.lock:
+        fake_cloud.backend.lifecycle.terminated_at[instance_id] = time.time() - 3601
+    assert fake_cloud.clients.ec2.describe_instances()["Reservations"] == []
+
+
+def test_stop_and_start_keep_container_and_address(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    (instance_id,) = fake_cloud.run()
+    address = fake_cloud.describe(instance_id)["PrivateIpAddress"]
+    spec = fake_cloud.spec(instance_id)
+
+    ec2.stop_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(instance_id) == "stopped"
+    assert not podman.state[spec.name].running
+    ec2.start_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(instance_id) == "running"
+    assert podman.state[spec.name].running
+    assert fake_cloud.describe(instance_id)["PrivateIpAddress"] == address
+    assert fake_cloud.spec(instance_id) is spec
+
+
+def test_a_terminated_instance_neither_starts_nor_stops(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    ids = fake_cloud.run()
+    ec2.terminate_instances(InstanceIds=ids)
+    assert refusal(ec2.start_instances, InstanceIds=ids) == "IncorrectInstanceState"
+    assert refusal(ec2.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
+
+
+def test_a_failed_start_is_reported_and_changes_nothing(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
+    ec2.stop_instances(InstanceIds=ids)
+    podman.refuse = "start"
+    assert refusal(ec2.start_instances, InstanceIds=ids) == "InternalError"
+    assert fake_cloud.state_of(ids[0]) == "stopped"
+
+
+def test_reboot_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+    (instance_id,) = fake_cloud.run()
+    before = podman.state[fake_cloud.container(instance_id)].pid
+    fake_cloud.clients.ec2.reboot_instances(InstanceIds=[instance_id])
+    after = podman.state[fake_cloud.container(instance_id)]
+    assert after.running
+    assert after.pid != before
+    assert fake_cloud.state_of(instance_id) == "running"
+
+
+@pytest.mark.parametrize(
+    ("behavior", "state", "containers"), [("terminate", "terminated", 0), ("stop", "stopped", 1)]
+)
+def test_a_shutdown_inside_reaches_the_api(
+    fake_cloud: FakeCloud, podman: FakePodman, behavior: str, state: str, containers: int
+) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior=behavior)
+    podman.end(fake_cloud.container(instance_id), 130)
+    assert fake_cloud.state_of(instance_id) == state
+    assert len(podman.state) == containers
+    reason = fake_cloud.describe(instance_id)["StateReason"]["Code"]
+    assert reason == "Client.InstanceInitiatedShutdown"
+
+
+def test_a_reboot_inside_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    podman.end(fake_cloud.container(instance_id), 129)
+    assert fake_cloud.state_of(instance_id) == "running"
+    assert podman.state[fake_cloud.container(instance_id)].running
+
+
+def test_an_instance_without_its_container_is_terminated(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    (instance_id,) = fake_cloud.run()
+    podman.remove([fake_cloud.container(instance_id)])
+    assert fake_cloud.state_of(instance_id) == "terminated"
+    assert fake_cloud.describe(instance_id)["StateReason"]["Code"] == "Server.InternalError"
+
+
+# Images
+
+
+def test_the_base_image_is_published_as_canonicals(fake_cloud: FakeCloud) -> None:
+    clients = fake_cloud.clients
+    for release in ("20.04", "22.04", "24.04"):
+        assert find_ubuntu_image(clients.ssm, clients.ec2, release).id == BASE.ami_id
+    (image,) = clients.ec2.describe_images()["Images"]
+    assert image["OwnerId"] == "099720109477"
+    assert image["Public"] is True
+    assert image["RootDeviceName"] == "/dev/sda1"
+    assert image["Description"] == BASE.description
+    assert clients.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"] == []
+    parameter = clients.ssm.get_parameter(Name=ubuntu_parameter("24.04"))["Parameter"]
+    assert parameter["DataType"] == "aws:ec2:image"
+    assert refusal(clients.ec2.deregister_image, ImageId=BASE.ami_id) == "AuthFailure"
+
+
+def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    (instance_id,) = fake_cloud.run()
+    podman.copying_allowed.clear()
+    image_id = ec2.create_image(
+        InstanceId=instance_id,
+        Name="my-image",
+        NoReboot=True,
+        TagSpecifications=[
+            {"ResourceType": kind, "Tags": [{"Key": "kind", "Value": kind}]}
+            for kind in ("image", "snapshot")
+        ],
+    )["ImageId"]
+    image = ec2.describe_images(ImageIds=[image_id])["Images"][0]
+    assert image["State"] == "pending"
+    assert image["Tags"] == [{"Key": "kind", "Value": "image"}]
+    assert refusal(fake_cloud.run, ImageId=image_id) == "InvalidAMIID.Unavailable"
+
+    podman.copying_allowed.set()
+    assert wait_for_image(fake_cloud, image_id) == "available"
+    assert podman.copied == [fake_cloud.container(instance_id)]
+    (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    assert snapshot["Tags"] == [{"Key": "kind", "Value": "snapshot"}]
+    (clone,) = fake_cloud.run(ImageId=image_id)
+    assert fake_cloud.spec(clone).image == fake_cloud.folder.images / image_id
+
+
+def test_an_image_without_no_reboot_reboots_the_instance(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    before = podman.state[fake_cloud.container(instance_id)].pid
+    image_id = fake_cloud.clients.ec2.create_image(InstanceId=instance_id, Name="my-image")[
+        "ImageId"
+    ]
+    assert wait_for_image(fake_cloud, image_id) == "available"
+    after = podman.state[fake_cloud.container(instance_id)]
+    assert after.running
+    assert after.pid != before
+    assert fake_cloud.state_of(instance_id) == "running"
+
+
+def test_an_image_of_a_stopped_instance_is_refused(fake_cloud: FakeCloud) -> None:
+    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
+    ec2.stop_instances(InstanceIds=ids)
+    assert refusal(ec2.create_image, InstanceId=ids[0], Name="my-image") == "UnsupportedOperation"
+    assert ec2.describe_images(Owners=["self"])["Images"] == []
+
+
+def test_a_snapshot_appears_when_the_disk_is_copied(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
+    podman.copying_allowed.clear()
+    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
+    of_image: Any = [{"Name": "description", "Values": [f"*{image_id}*"]}]
+    assert ec2.describe_snapshots(Filters=of_image)["Snapshots"] == []
+    podman.copying_allowed.set()
+    wait_for_image(fake_cloud, image_id)
+    assert len(ec2.describe_snapshots(Filters=of_image)["Snapshots"]) == 1
+
+
+def test_an_image_that_can_not_be_copied_fails_with_the_reason(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    (instance_id,) = fake_cloud.run()
+    podman.refuse = "copy"
+    image_id = fake_cloud.clients.ec2.create_image(
+        InstanceId=instance_id, Name="my-image", NoReboot=True
+    )["ImageId"]
+    assert wait_for_image(fake_cloud, image_id) == "failed"
+    image = fake_cloud.clients.ec2.describe_images(ImageIds=[image_id])["Images"][0]
+    assert "refused" in image["StateReason"]["Message"]
+
+
+def test_an_images_disk_stays_until_nothing_needs_it(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    (instance_id,) = fake_cloud.run()
+    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
+    wait_for_image(fake_cloud, image_id)
+    (clone,) = fake_cloud.run(ImageId=image_id)
+    (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    disk = Path(fake_cloud.spec(clone).image)
+
+    snapshot_id = snapshot["SnapshotId"]
+    assert refusal(ec2.delete_snapshot, SnapshotId=snapshot_id) == "InvalidSnapshot.InUse"
+    ec2.deregister_image(ImageId=image_id)
+    assert disk.is_dir()
+    ec2.delete_snapshot(SnapshotId=snapshot_id)
+    assert disk.is_dir()
+    ec2.terminate_instances(InstanceIds=[clone])
+    assert not disk.exists()
+
+
+# Security groups
+
+
+def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    used = ec2.create_security_group(GroupName="used", Description="d")["GroupId"]
+    other = ec2.create_security_group(GroupName="other", Description="d")["GroupId"]
+    ec2.authorize_security_group_ingress(
+        GroupId=other,
+        IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": used}]}],
+    )
+    ids = fake_cloud.run(SecurityGroupIds=[used])
+    assert refusal(ec2.delete_security_group, GroupId=used) == "DependencyViolation"
+    ec2.terminate_instances(InstanceIds=ids)
+    assert refusal(ec2.delete_security_group, GroupId=used) == "DependencyViolation"
+    ec2.delete_security_group(GroupId=other)
+    ec2.delete_security_group(GroupId=used)
+    names = {g["GroupName"] for g in ec2.describe_security_groups()["SecurityGroups"]}
+    assert names == {"default"}
+
+
+def test_the_group_of_a_requested_interface_is_shown_and_in_use(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    subnet_id = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
+    interface = {
+        "DeviceIndex": 0,
+        "SubnetId": subnet_id,
+        "Groups": [group],
+        "AssociatePublicIpAddress": True,
+    }
+    (instance_id,) = fake_cloud.run(NetworkInterfaces=[interface])
+    assert [g["GroupId"] for g in fake_cloud.describe(instance_id)["SecurityGroups"]] == [group]
+    assert refusal(ec2.delete_security_group, GroupName="g") == "DependencyViolation"
+
+
+# Resume
+
+
+def test_the_state_survives_the_server(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+    ids = fake_cloud.run(2)
+    image_id = fake_cloud.clients.ec2.create_image(
+        InstanceId=ids[0], Name="my-image", NoReboot=True
+    )["ImageId"]
+    wait_for_image(fake_cloud, image_id)
+    before = [fake_cloud.describe(i)["PrivateIpAddress"] for i in ids]
+
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
+        assert [resumed.state_of(i) for i in ids] == ["running", "running"]
+        assert [resumed.describe(i)["PublicIpAddress"] for i in ids] == before
+        (clone,) = resumed.run(ImageId=image_id)
+        assert resumed.spec(clone).image == resumed.folder.images / image_id
+        resumed.clients.ec2.terminate_instances(InstanceIds=ids)
+        assert len(podman.state) == 1
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "suspended", "state"),
+    [
+        (130, False, "terminated"),  # shut down from inside while no server watched
+        (130, True, "running"),  # stopped by `local stop`
+        (137, False, "running"),  # the machine went down
+    ],
+)
+def test_resume_handles_a_node_that_ended_without_a_server(
+    fake_cloud: FakeCloud, podman: FakePodman, exit_code: int, suspended: bool, state: str
+) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    with fake_cloud.application.lock:
+        podman.end(fake_cloud.container(instance_id), exit_code)
+        with fake_cloud.endpoint.serve(fake_cloud.folder, podman, suspended=suspended) as resumed:
+            assert resumed.state_of(instance_id) == state
+            assert len(podman.state) == (state == "running")
+
+
+def test_a_node_that_can_not_start_again_is_stopped_with_the_reason(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    (instance_id,) = fake_cloud.run()
+    with fake_cloud.application.lock:
+        podman.end(fake_cloud.container(instance_id), 137)
+        podman.refuse = "st"
+        with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
+            instance = resumed.describe(instance_id)
+    assert instance["State"]["Name"] == "stopped"
+    assert instance["StateReason"]["Message"] == "Server.InternalError: podman start: refused"
+
+
+def test_resume_removes_containers_of_an_interrupted_launch(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    before_launch = fake_cloud.folder.snapshot.read_bytes()
+    (instance_id,) = fake_cloud.run()
+    fake_cloud.folder.snapshot.write_bytes(before_launch)
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
+        assert refusal(resumed.describe, instance_id=instance_id) == "InvalidInstanceID.NotFound"
+    assert podman.state == {}
+
+
+def test_resume_settles_pending_images_by_their_disks(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
+    podman.copying_allowed.clear()
+    done, lost = (
+        ec2.create_image(InstanceId=instance_id, Name=name, NoReboot=True)["ImageId"]
+        for name in ("done", "lost")
+    )
+    (fake_cloud.folder.images / done).mkdir(parents=True)
+    with (
+        fake_cloud.application.lock,
+        fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed,
+    ):
+        states = {
+            i["ImageId"]: i["State"]
+            for i in resumed.clients.ec2.describe_images(Owners=["self"])["Images"]
+        }
+    podman.copying_allowed.set()
+    assert states == {done: "available", lost: "failed"}
+
+
+def test_identity_and_offerings_are_answered(fake_cloud: FakeCloud) -> None:
+    sts = fake_cloud.endpoint.client("sts")
+    assert sts.get_caller_identity()["Account"] == "123456789012"
+    offerings = fake_cloud.clients.ec2.describe_instance_type_offerings(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],
+    )["InstanceTypeOfferings"]
+    assert "us-east-1a" in {offering["Location"] for offering in offerings}
+
+
+def test_a_key_pair_is_deleted_by_its_id_and_no_other(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    ids = {n: ec2.create_key_pair(KeyName=n)["KeyPairId"] for n in ("a", "b", "c")}
+
+    ec2.delete_key_pair(KeyPairId=ids["b"])
+    ec2.delete_key_pair(KeyPairId="key-0123456789abcdef0")
+    ec2.delete_key_pair(KeyName="c")
+
+    assert [pair["KeyName"] for pair in ec2.describe_key_pairs()["KeyPairs"]] == ["a"]

@@ -1,0 +1,266 @@
+"""Launches: how many machines they get, where, and what a refused launch leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra.ec2.instances import Instance
+from tests.infra.local.fakes import BASE, FakeCloud, FakePodman, refusal, refused
+
+
+def subnet(cloud: FakeCloud, zone: str) -> str:
+    filters = [{"Name": "availability-zone", "Values": [zone]}]
+    return str(cloud.ec2.describe_subnets(Filters=filters)["Subnets"][0]["SubnetId"])
+
+
+def launch(cloud: FakeCloud, least: int, most: int, **parameters: Any) -> list[str]:
+    answer = cloud.ec2.run_instances(
+        **{
+            "ImageId": BASE.ami_id,
+            "InstanceType": "r7iz.metal-16xl",
+            "MinCount": least,
+            "MaxCount": most,
+            **parameters,
+        }
+    )
+    return [instance["InstanceId"] for instance in answer["Instances"]]
+
+
+def assert_nothing_is_left(cloud: FakeCloud, podman: FakePodman) -> None:
+    assert podman.state == {}
+    assert cloud.ec2.describe_instances()["Reservations"] == []
+    assert cloud.ec2.describe_volumes()["Volumes"] == []
+    assert cloud.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+    assert cloud.ec2.describe_spot_instance_requests()["SpotInstanceRequests"] == []
+    assert cloud.ec2.describe_tags()["Tags"] == []
+
+
+# Capacity
+
+
+def test_a_group_with_machines_is_bound_to_their_zone(fake_cloud: FakeCloud) -> None:
+    fake_cloud.ec2.create_placement_group(GroupName="near", Strategy="cluster")
+    near: dict[str, Any] = {
+        "cloud": fake_cloud,
+        "least": 1,
+        "most": 1,
+        "Placement": {"GroupName": "near"},
+    }
+    ids = launch(**near, SubnetId=subnet(fake_cloud, "us-east-1a"))
+    elsewhere: dict[str, Any] = {**near, "SubnetId": subnet(fake_cloud, "us-east-1b")}
+    assert refusal(launch, **elsewhere) == "InvalidPlacementGroup.InUse"
+    fake_cloud.ec2.terminate_instances(InstanceIds=ids)
+    assert len(launch(**elsewhere)) == 1
+
+
+def test_a_token_whose_machines_have_ended_is_refused(fake_cloud: FakeCloud) -> None:
+    fake_cloud.ec2.terminate_instances(InstanceIds=launch(fake_cloud, 1, 1, ClientToken="spent"))
+    request: dict[str, Any] = {"cloud": fake_cloud, "least": 1, "most": 1}
+    assert refusal(launch, **request, ClientToken="spent") == "IdempotentInstanceTerminated"
+    assert len(launch(**request, ClientToken="fresh")) == 1
+
+
+def test_a_full_zone_refuses_with_a_500_and_keeps_nothing(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    fake_cloud.faults("[[capacity]]\nzone = 'us-east-1a'\nfree = 2\n")
+    request = {"SubnetId": subnet(fake_cloud, "us-east-1a")}
+    full_request = {"cloud": fake_cloud, "least": 3, "most": 3, **request}
+    assert refused(launch, **full_request) == ("InsufficientInstanceCapacity", 500)
+    assert_nothing_is_left(fake_cloud, podman)
+    assert len(launch(fake_cloud, 3, 3, SubnetId=subnet(fake_cloud, "us-east-1b"))) == 3
+    assert len(launch(fake_cloud, 2, 2, **request)) == 2
+    assert refusal(launch, cloud=fake_cloud, least=1, most=1, **request).startswith("Insufficient")
+
+
+def test_a_launch_gets_as_many_as_fit_between_least_and_most(fake_cloud: FakeCloud) -> None:
+    fake_cloud.faults("[[capacity]]\nfree = 3\n")
+    ids = launch(fake_cloud, 1, 5)
+    assert len(ids) == 3
+    fake_cloud.ec2.terminate_instances(InstanceIds=ids[:2])
+    assert len(launch(fake_cloud, 1, 5)) == 2
+
+
+def test_the_first_rule_that_matches_decides(fake_cloud: FakeCloud) -> None:
+    fake_cloud.faults(
+        "[[capacity]]\ninstance_type = 'c7i.*'\nfree = 1\n"
+        "[[capacity]]\ngroup = true\nfree = 2\n"
+        "[[capacity]]\nmarket = 'spot'\nfree = 0\n"
+    )
+    fake_cloud.ec2.create_placement_group(GroupName="near", Strategy="cluster")
+    near = {"Placement": {"GroupName": "near"}}
+    spot = {"InstanceMarketOptions": {"MarketType": "spot"}}
+    assert len(launch(fake_cloud, 1, 4)) == 4
+    assert len(launch(fake_cloud, 1, 4, InstanceType="c7i.metal-24xl", **near)) == 1
+    # The machine of the other rule is in a group too.
+    assert len(launch(fake_cloud, 1, 4, **near)) == 1
+    assert refusal(launch, cloud=fake_cloud, least=1, most=1, **spot).startswith("Insufficient")
+
+
+def test_a_stopped_machine_needs_capacity_to_start(fake_cloud: FakeCloud) -> None:
+    fake_cloud.faults("[[capacity]]\nfree = 1\n")
+    ids = launch(fake_cloud, 1, 1)
+    fake_cloud.ec2.stop_instances(InstanceIds=ids)
+    launch(fake_cloud, 1, 1)
+    assert refusal(fake_cloud.ec2.start_instances, InstanceIds=ids).startswith("Insufficient")
+    assert fake_cloud.state_of(ids[0]) == "stopped"
+
+
+def test_a_zone_without_the_instance_type_refuses_it(fake_cloud: FakeCloud) -> None:
+    offered = fake_cloud.ec2.describe_instance_type_offerings(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],
+    )["InstanceTypeOfferings"]
+    zones = {f"us-east-1{letter}" for letter in "abcdef"} - {o["Location"] for o in offered}
+    request = {"SubnetId": subnet(fake_cloud, min(zones))}
+    assert refused(launch, cloud=fake_cloud, least=1, most=1, **request) == ("Unsupported", 400)
+
+
+# Quotas
+
+
+@pytest.mark.parametrize(
+    ("market", "code"),
+    [({}, "VcpuLimitExceeded"), ({"MarketType": "spot"}, "MaxSpotInstanceCountExceeded")],
+)
+def test_the_quota_counts_vcpus_of_what_runs(
+    fake_cloud: FakeCloud, podman: FakePodman, market: dict[str, str], code: str
+) -> None:
+    fake_cloud.faults("[quota]\non_demand_vcpus = 192\nspot_vcpus = 192\n")
+    request = {"InstanceMarketOptions": market} if market else {}
+    assert refused(launch, cloud=fake_cloud, least=4, most=4, **request) == (code, 400)
+    assert_nothing_is_left(fake_cloud, podman)
+    ids = launch(fake_cloud, 1, 4, **request)
+    assert len(ids) == 3
+    assert refusal(launch, cloud=fake_cloud, least=1, most=1, **request) == code
+    fake_cloud.ec2.terminate_instances(InstanceIds=ids)
+    assert len(launch(fake_cloud, 3, 3, **request)) == 3
+
+
+def test_service_quotas_report_the_active_faults(fake_cloud: FakeCloud) -> None:
+    quotas = fake_cloud.endpoint.client("service-quotas")
+    values = []
+    for text in ("", "[quota]\non_demand_vcpus = 256\nspot_vcpus = 0\n"):
+        fake_cloud.faults(text)
+        for code in ("L-1216C47A", "L-34B43A08"):
+            quota = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
+            values.append(quota["Value"])
+    assert values == [4096, 4096, 256, 0]
+    unknown = {"ServiceCode": "ec2", "QuotaCode": "L-0"}
+    assert refusal(quotas.get_service_quota, **unknown) == "NoSuchResourceException"
+
+
+# Repeated requests
+
+
+def test_a_repeated_token_returns_the_same_machines_in_their_current_state(
+    fake_cloud: FakeCloud,
+) -> None:
+    request: dict[str, Any] = {"ClientToken": "again", "KeyName": None}
+    request.pop("KeyName")
+    first = launch(fake_cloud, 2, 2, **request)
+    assert launch(fake_cloud, 2, 2, **request) == first
+    fake_cloud.ec2.terminate_instances(InstanceIds=first[:1])
+    request = {"ImageId": BASE.ami_id, "InstanceType": "r7iz.metal-16xl", **request}
+    again = fake_cloud.ec2.run_instances(MinCount=2, MaxCount=2, **request)["Instances"]
+    assert [i["State"]["Name"] for i in again] == ["terminated", "running"]
+    assert [i["InstanceId"] for i in again] == first
+
+
+def test_a_token_is_refused_for_a_different_request(fake_cloud: FakeCloud) -> None:
+    launch(fake_cloud, 1, 1, ClientToken="once")
+    for other in ({"most": 2}, {"InstanceType": "c7i.metal-24xl"}, {"UserData": "#!/bin/sh"}):
+        request: dict[str, Any] = {"least": 1, "most": 1, "ClientToken": "once", **other}
+        answer = refused(launch, cloud=fake_cloud, **request)
+        assert answer == ("IdempotentParameterMismatch", 400)
+    assert len(fake_cloud.ec2.describe_instances()["Reservations"]) == 1
+
+
+def test_a_token_survives_the_server_but_not_a_refusal(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    fake_cloud.faults("[[capacity]]\nfree = 0\n")
+    assert refusal(launch, cloud=fake_cloud, least=1, most=1, ClientToken="t").startswith("Insuff")
+    fake_cloud.faults("")
+    first = launch(fake_cloud, 1, 1, ClientToken="t")
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
+        assert launch(resumed, 1, 1, ClientToken="t") == first
+
+
+# What moto leaves out
+
+
+def test_the_root_volume_is_as_large_as_the_image_or_larger(fake_cloud: FakeCloud) -> None:
+    def root(size_gib: int = 0) -> Any:
+        mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": size_gib}}
+        request = {"BlockDeviceMappings": [mapping]} if size_gib else {}
+        ids = launch(fake_cloud, 1, 1, **request)
+        ebs = fake_cloud.describe(ids[0])["BlockDeviceMappings"][0]["Ebs"]
+        volume = fake_cloud.ec2.describe_volumes(VolumeIds=[ebs["VolumeId"]])["Volumes"][0]
+        return volume["Size"], ebs["DeleteOnTermination"]
+
+    assert [root(20), root()] == [(20, True), (8, True)]
+    assert refusal(root, size_gib=4) == "InvalidBlockDeviceMapping"
+
+
+def test_parameters_unknown_to_moto_are_ignored(fake_cloud: FakeCloud) -> None:
+    interface = {
+        "DeviceIndex": 0,
+        "AssociatePublicIpAddress": True,
+        "EnaSrdSpecification": {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {}},
+    }
+    assert launch(fake_cloud, 1, 1, NetworkInterfaces=[interface])
+
+
+def test_a_missing_group_is_refused_and_not_created(fake_cloud: FakeCloud) -> None:
+    interface = {"DeviceIndex": 0, "Groups": ["sg-0123"]}
+    for request in ({"NetworkInterfaces": [interface]}, {"SecurityGroupIds": ["sg-0123"]}):
+        code = refusal(launch, cloud=fake_cloud, least=1, most=1, **request)
+        assert code == "InvalidGroup.NotFound"
+    assert len(fake_cloud.ec2.describe_security_groups()["SecurityGroups"]) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_interface_shows_whether_it_has_ena_express(fake_cloud: FakeCloud, asked: bool) -> None:
+    more = {"EnaSrdSpecification": {"EnaSrdEnabled": True}} if asked else {}
+    (instance_id,) = fake_cloud.run(NetworkInterfaces=[{"DeviceIndex": 0, **more}])
+
+    described = fake_cloud.describe(instance_id)
+
+    attachment = described["NetworkInterfaces"][0]["Attachment"]
+    assert attachment.get("EnaSrdSpecification") == more.get("EnaSrdSpecification")
+    assert Instance.from_aws(described).ena_express == asked
+
+
+@pytest.mark.parametrize(
+    ("ebs", "accepted"),
+    [
+        ({"Iops": 16000, "Throughput": 1000}, True),
+        ({"Iops": 80000}, False),  # 500 per GiB
+        ({"Throughput": 1000}, False),  # a quarter of the IOPS, which are 3000
+        ({"Iops": 2999}, False),
+        ({"VolumeInitializationRate": 300}, True),
+        ({"VolumeInitializationRate": 301}, False),
+    ],
+)
+def test_the_speed_of_a_disk_has_gp3s_limits(
+    fake_cloud: FakeCloud, ebs: dict[str, int], accepted: bool
+) -> None:
+    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3", **ebs}}
+
+    if accepted:
+        assert fake_cloud.run(BlockDeviceMappings=[disk])
+    else:
+        code = refusal(launch, cloud=fake_cloud, least=1, most=1, BlockDeviceMappings=[disk])
+        assert code == "InvalidParameterValue"
+
+
+def test_an_account_may_have_no_rate_of_initialization(fake_cloud: FakeCloud) -> None:
+    fake_cloud.faults("[disk]\ninit_rate = false\n")
+    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeInitializationRate": 200}}
+
+    code = refusal(launch, cloud=fake_cloud, least=1, most=1, BlockDeviceMappings=[disk])
+    assert code == "InvalidParameterValue"
+    assert fake_cloud.ec2.describe_instances()["Reservations"] == []

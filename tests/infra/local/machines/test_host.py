@@ -1,0 +1,200 @@
+"""What the embedded cloud uses of its host."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.local.machines.host import (
+    CA_BUNDLE,
+    CANDIDATE_RANGES,
+    check_prerequisites,
+    choose_cpus,
+    choose_range,
+    gateway_of,
+    local_sources,
+    merge_pip_config,
+    node_mounts,
+    pip_config_files,
+    render_pip_config,
+    used_ranges,
+)
+
+# Prerequisites
+
+
+def check(
+    system: str = "Linux",
+    user_id: int = 0,
+    has_program: Callable[[str], bool] = lambda _: True,
+    has_module: Callable[[str], bool] = lambda _: True,
+) -> None:
+    check_prerequisites(
+        system=system, has_program=has_program, has_module=has_module, user_id=lambda: user_id
+    )
+
+
+def test_other_systems_are_refused() -> None:
+    with pytest.raises(UsageError, match="needs Linux"):
+        check(system="Darwin")
+
+
+def test_root_is_needed() -> None:
+    with pytest.raises(UsageError, match="needs root") as caught:
+        check(user_id=1000)
+    assert "sudo" in str(caught.value.hint)
+
+
+def test_only_missing_programs_are_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        check(has_program=lambda name: name != "iptables")
+    assert caught.value.message == "the embedded cloud needs iptables"
+
+
+def test_all_missing_programs_are_named_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match="needs netavark, podman") as caught:
+        check(has_program=lambda name: Path(name).name not in ("podman", "netavark"))
+    assert str(caught.value.hint).startswith("apt-get install --no-install-recommends ")
+    assert "mmdebstrap" in str(caught.value.hint)
+
+
+def test_a_missing_moto_is_named_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match="needs moto") as caught:
+        check(has_module=lambda name: name != "moto")
+    assert caught.value.hint == "in spr-cluster's checkout: pip install '.[local]'"
+
+
+# Addresses
+
+
+def networks(*texts: str) -> list[ipaddress.IPv4Network]:
+    return [ipaddress.IPv4Network(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("used", "chosen"),
+    [
+        ((), "172.31.0.0/16"),
+        (("172.31.5.0/24",), "172.30.0.0/16"),
+        (("172.31.0.2/32", "172.30.0.0/15"), "172.29.0.0/16"),
+        (("172.16.0.0/12",), "10.200.0.0/16"),
+    ],
+)
+def test_a_range_overlaps_nothing_that_is_used(used: tuple[str, ...], chosen: str) -> None:
+    assert str(choose_range(networks(*used))) == chosen
+
+
+def test_no_free_range_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no free private address range"):
+        choose_range(CANDIDATE_RANGES)
+
+
+def test_the_gateway_is_the_first_address() -> None:
+    assert gateway_of(ipaddress.IPv4Network("172.31.0.0/16")) == "172.31.0.1"
+
+
+def test_routes_addresses_and_name_servers_are_used_ranges(tmp_path: Path) -> None:
+    routes = ["default", "0.0.0.0/1", "172.31.0.0/16", "10.0.0.0/8", "192.0.2.2"]
+    resolv_conf = tmp_path / "resolv.conf"
+    resolv_conf.write_text("search x\nnameserver 172.30.0.2\nnameserver fd00::1\n")
+    used = used_ranges(lambda _: json.dumps([{"dst": r} for r in routes]), resolv_conf)
+    assert used == networks("172.31.0.0/16", "10.0.0.0/8", "192.0.2.2/32", "172.30.0.2/32")
+
+
+# CPUs
+
+
+@pytest.mark.parametrize(
+    ("count", "in_use", "available", "chosen"),
+    [
+        (3, [], range(2), [(0,), (1,), (0,)]),
+        (2, [(0,)], range(2), [(1,), (0,)]),
+        (2, [], range(8), [(0, 1), (2, 3)]),
+        (1, [(0, 1), (2, 3)], range(8), [(4, 5)]),
+        (1, [], (5,), [(5,)]),
+    ],
+)
+def test_nodes_share_cpus_as_little_as_possible(
+    count: int,
+    in_use: list[tuple[int, ...]],
+    available: range,
+    chosen: list[tuple[int, ...]],
+) -> None:
+    assert choose_cpus(count, in_use, list(available)) == chosen
+
+
+# pip
+
+
+def test_pip_files_are_merged_in_pips_order(tmp_path: Path) -> None:
+    weak, strong = tmp_path / "weak.conf", tmp_path / "strong.conf"
+    weak.write_text("[global]\nindex-url = https://weak/simple\ncache-dir = /c\ntimeout = 5\n")
+    strong.write_text(
+        "[global]\nindex_url = https://strong/simple\n[install]\nfind-links =\n  /a\n  /b\n"
+    )
+    assert merge_pip_config([weak, strong, tmp_path / "absent"], {}) == {
+        "global": {"index-url": "https://strong/simple", "timeout": "5"},
+        "install": {"find-links": "\n/a\n/b"},
+    }
+
+
+def test_variables_beat_every_file_and_section(tmp_path: Path) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text("[global]\nno-index = true\n[install]\nfind-links = /a\n")
+    environment = {"PIP_FIND_LINKS": "/x /y", "PIP_TARGET": "/t", "PIP_NO_INDEX": "", "PATH": "/"}
+    merged = merge_pip_config([file], environment)
+    assert merged == {"global": {"no-index": "true", "find-links": "/x /y"}, "install": {}}
+    assert render_pip_config(merged) == (
+        "[global]\nfind-links =\n    /x\n    /y\nno-index = true\n[install]\n"
+    )
+
+
+def test_a_broken_pip_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text("no section\n")
+    with pytest.raises(UsageError, match=r"pip\.conf can't be read"):
+        merge_pip_config([file], {})
+
+
+def test_pips_variables_for_its_configuration_files_are_respected(tmp_path: Path) -> None:
+    files = pip_config_files({"XDG_CONFIG_HOME": "/x", "PIP_CONFIG_FILE": "/last"}, tmp_path)
+    assert files[-2:] == [Path("/x/pip/pip.conf"), Path("/last")]
+    assert pip_config_files({"PIP_CONFIG_FILE": "/dev/null"}, tmp_path) == []
+
+
+def test_folders_of_packages_are_found(tmp_path: Path) -> None:
+    wheels, index = tmp_path / "wheels", tmp_path / "index"
+    (index / "simple").mkdir(parents=True)
+    wheels.mkdir()
+    config = {
+        "global": {
+            "find-links": f"{wheels} https://example.org/links {tmp_path}/absent",
+            "extra-index-url": f"file://{index}/simple https://example.org/simple",
+        }
+    }
+    # An index's pages link to files beside it, so the folder above is what is needed.
+    assert local_sources(config) == [index, wheels]
+
+
+def test_nodes_see_the_machines_trust_and_pip_sources(tmp_path: Path) -> None:
+    bundle, wheels = tmp_path / "bundle.pem", tmp_path / "wheels"
+    bundle.write_text("certificates")
+    wheels.mkdir()
+    environment = {
+        "PIP_CONFIG_FILE": "/dev/null",
+        "SSL_CERT_FILE": str(bundle),
+        "PIP_FIND_LINKS": str(wheels),
+    }
+    mounts = node_mounts(tmp_path / "node.conf", environment)
+    assert {m.target: m.source for m in mounts} == {
+        "/etc/pip.conf": tmp_path / "node.conf",
+        CA_BUNDLE: bundle,
+        str(wheels): wheels,
+    }
+    text = (tmp_path / "node.conf").read_text()
+    assert text == f"[global]\ncert = {CA_BUNDLE}\nfind-links = {wheels}\n"

@@ -1,0 +1,162 @@
+"""podman's command line: its arguments and failures."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.errors import CloudError
+from infra.local.machines import podman as podman_module
+from infra.local.machines.podman import (
+    Container,
+    ContainerSpec,
+    Mount,
+    Podman,
+    node_ulimits,
+    open_podman,
+    run_arguments,
+)
+
+SPEC = ContainerSpec(
+    name="spr-0a-i-1",
+    image="localhost/base:1",
+    hostname="ip-172-31-0-4",
+    network="spr-0a-us-east-1",
+    address="172.31.0.4",
+    cpus=(2, 3),
+    labels={"key": "value"},
+    mounts=(Mount(Path("/srv/wheels"), "/srv/wheels"),),
+)
+
+
+def fake_podman(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = folder / "podman"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setattr(podman_module, "choose_runtime", list)
+
+
+def test_a_container_runs_as_a_machine() -> None:
+    arguments = run_arguments(SPEC)
+    assert arguments[-2:] == ["localhost/base:1", "/sbin/init"]
+    assert {
+        "--systemd=always",
+        "--ip=172.31.0.4",
+        "--mac-address=02:42:ac:1f:00:04",
+        "--hostname=ip-172-31-0-4",
+        "--network-alias=ip-172-31-0-4",
+        "--cpuset-cpus=2,3",
+        "--no-hosts",
+        "--label=key=value",
+        "--volume=/srv/wheels:/srv/wheels:ro",
+    } <= set(arguments)
+    assert "--privileged" not in arguments
+
+
+def test_a_node_can_start_from_a_folder_that_stays_unchanged() -> None:
+    arguments = run_arguments(replace(SPEC, image=Path("/my images/ami-1")))
+    assert arguments[-3:] == ["--rootfs", "/my images/ami-1:O", "/sbin/init"]
+
+
+@pytest.mark.parametrize(
+    ("hard", "expected"),
+    [
+        (20000, "5000:5000"),
+        (resource.RLIM_INFINITY, None),
+        (10**9, None),
+    ],
+)
+def test_limits_stay_below_the_callers(
+    monkeypatch: pytest.MonkeyPatch, hard: int, expected: str | None
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
+    nofile, nproc = node_ulimits()[1::2]
+    assert nofile == f"nofile={expected or '65536:65536'}"
+    assert nproc == f"nproc={expected or '32768:32768'}"
+
+
+def test_a_failure_carries_podmans_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_podman(tmp_path, monkeypatch, "echo first >&2; echo 'Error: no such image' >&2; exit 125")
+    with pytest.raises(CloudError, match="podman start a: Error: no such image") as caught:
+        Podman().start("a")
+    assert caught.value.code == "InternalError"
+
+
+def test_a_hanging_podman_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_podman(tmp_path, monkeypatch, "exec sleep 60")
+    with pytest.raises(CloudError, match="no answer"):
+        Podman().call("ps", timeout_s=0.2)
+
+
+def test_containers_are_read_from_podmans_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = """[
+      {"Names": ["a"], "State": "running", "Pid": 7, "ExitCode": 0, "Labels": {"k": "v"}},
+      {"Names": ["b"], "State": "exited", "Pid": 0, "ExitCode": 130, "Labels": null}
+    ]"""
+    fake_podman(tmp_path, monkeypatch, f"cat <<'END'\n{listing}\nEND")
+    assert Podman().containers("k=v") == [
+        Container("a", True, 7, 0, {"k": "v"}),
+        Container("b", False, 0, 130, {}),
+    ]
+
+
+def test_removing_nothing_does_not_call_podman(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_podman(tmp_path, monkeypatch, f"touch {tmp_path}/called")
+    podman = Podman()
+    podman.remove([])
+    podman.remove_networks([])
+    assert not (tmp_path / "called").exists()
+    podman.remove(["a"])
+    assert (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(("backend", "own"), [("netavark", False), ("cni", True)])
+def test_netavark_is_used_without_changing_the_hosts_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, own: bool
+) -> None:
+    fake_podman(
+        tmp_path,
+        monkeypatch,
+        f'[ "$1" = info ] && echo {backend} && exit; cat "${{CONTAINERS_CONF:-/dev/null}}"',
+    )
+    monkeypatch.delenv("CONTAINERS_CONF", raising=False)
+    configuration = open_podman(tmp_path / "state").call("version")
+    assert ('network_backend = "netavark"' in configuration) is own
+
+
+# Host keys
+
+
+def test_host_keys_are_read_once_the_first_boot_has_created_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podman_module, "choose_runtime", list)
+    podman, made = Podman(), "var/lib/cloud/made"
+    disk = tmp_path / "7" / "root"
+    keys = disk / "etc" / "ssh"
+    keys.mkdir(parents=True)
+    (keys / "ssh_host_rsa_key.pub").write_text("ssh-rsa AAAA root@a\n")
+    (keys / "ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAB root@a\n")
+    (keys / "ssh_host_ed25519_key").write_text("private")
+    outside = tmp_path / "outside"
+    outside.write_text("a file of the host")
+    (keys / "ssh_host_evil_key.pub").symlink_to(outside)
+
+    def read(pid: int) -> tuple[str, ...]:
+        return podman.host_keys(pid, made, proc=tmp_path)
+
+    assert read(7) == ()
+    (disk / made).parent.mkdir(parents=True)
+    (disk / made).touch()
+    assert read(7) == ("ssh-ed25519 AAAB root@a", "ssh-rsa AAAA root@a")
+    assert read(8) == ()

@@ -1,0 +1,275 @@
+"""The planner: explanations, prices, software, and the order of ``down``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from infra.cost.prices import table_prices
+from infra.ec2 import tags
+from infra.ec2.instances import HEAD
+from infra.ec2.inventory import Inventory, Resource, SecondGuard
+from infra.ec2.network import SecurityGroup
+from infra.errors import SprError
+from infra.plan.actions import ActionKind
+from infra.plan.ownership import ForeignClusterError, check_owner
+from infra.plan.planner import (
+    check_head_is_not_stopped,
+    mesh_digest,
+    plan_down,
+    plan_up,
+    rank_instances,
+)
+from infra.spec import ClusterSpec
+from tests.infra.plan.test_planner import ELSEWHERE, GROWTH, SPEC, changed, ids_of, kinds, there
+from tests.infra.plan_inputs import (
+    CALLER,
+    PLACEMENT,
+    RECIPE,
+    make_found,
+    make_group,
+    make_image,
+    make_machine,
+    make_machines,
+    make_plan_input,
+    make_spec,
+)
+
+K = ActionKind
+
+
+def test_every_termination_has_a_reason() -> None:
+    machines = (
+        *changed(1, state="stopped"),
+        make_machine(3),
+        make_machine(4, **ELSEWHERE),
+    )
+    plan_input = replace(there(instances=machines), unhealthy={"i-3": "impaired"})
+
+    (removal,) = plan_up(plan_input).terminations
+
+    assert removal.title == ("Terminate: i-1 (stopped), i-3 (impaired), i-4 (not needed)")
+
+
+def test_machines_without_an_owner_are_not_taken_over() -> None:
+    machine = make_machine(1)
+    found = Inventory(instances=(replace(machine, tags={}),))
+    with pytest.raises(ForeignClusterError, match="this machine has none"):
+        check_owner("bert", found, "", machine.launch_time)
+
+
+def test_a_cluster_keeps_the_software_that_it_was_made_with() -> None:
+    old = "aaaaaaaaaaaa"
+    machines = tuple(replace(m, tags={**m.tags, tags.INSTALLED: old}) for m in make_machines(2))
+    images = (make_image(**{tags.INSTALLED: old}),)
+    plan_input = make_plan_input(SPEC, make_found(SPEC, instances=machines, images=images))
+
+    assert plan_input.recipe == RECIPE
+    assert plan_input.software == old
+    assert kinds(plan_up(plan_input)) == (ActionKind.RECORD, *GROWTH)
+
+
+def test_of_several_kept_images_the_newest_is_used_unless_the_cluster_has_its_own() -> None:
+    old, new = (replace(make_image(f"ami-{day}"), created=f"2026-07-{day}") for day in (19, 20))
+    pending = make_found(SPEC, instances=(), images=(make_image("ami-own", "pending"),))
+    cached = (old, new, replace(old, id="ami-9"))
+
+    assert make_plan_input(SPEC, cached=cached).image == new
+    assert make_plan_input(SPEC, pending, cached=cached).image == new
+    assert make_plan_input(SPEC, make_found(SPEC), cached=cached).image == make_image()
+    spec = make_spec(3, bake="none")
+    assert make_plan_input(spec, pending).image is None
+    without = make_found(spec, images=())
+    assert K.BEGIN_IMAGE in kinds(plan_up(make_plan_input(spec, without)))
+    assert K.BEGIN_IMAGE not in kinds(plan_up(make_plan_input(spec, without, cached=cached)))
+
+
+@pytest.mark.parametrize(
+    ("found", "followed", "cidrs"),
+    [
+        ((), (), (CALLER,)),
+        (("203.0.113.0/24",), (), ("203.0.113.0/24",)),
+        (("198.51.100.0/24",), (), ("198.51.100.0/24", CALLER)),
+        (("2001:db8::/32",), (), ("2001:db8::/32", CALLER)),
+        (("198.51.100.9/32",), ("198.51.100.9/32",), (CALLER,)),
+        (("0.0.0.0/0", "198.51.100.9/32"), ("198.51.100.9/32",), ("0.0.0.0/0",)),
+        ((CALLER,), (CALLER,), (CALLER,)),
+    ],
+)
+def test_the_ranges_that_the_user_chose_stay_and_the_callers_address_follows(
+    found: tuple[str, ...], followed: tuple[str, ...], cidrs: tuple[str, ...]
+) -> None:
+    group = SecurityGroup("sg-1", "vpc-1", {}, ssh_cidrs=found, followed=frozenset(followed))
+
+    assert group.cidrs_for(CALLER) == cidrs
+
+
+def test_the_price_is_that_of_the_type_that_is_there() -> None:
+    spec = make_spec(3, instance_types=("m7i.metal-24xl", "r7iz.metal-16xl"))
+    found = make_found(spec)
+
+    prices = table_prices("us-east-1", spec.instance_types)
+    beside = 100 * 0.08 / 720 + 0.005  # disk and public address
+
+    def usd(spec: ClusterSpec, *found: Inventory) -> float:
+        price = plan_up(make_plan_input(spec, *found, prices=prices)).price
+        assert price is not None
+        return price.usd
+
+    assert usd(spec, found) == pytest.approx(3 * (6.5472 + beside))
+    # Before anything is there: of the types that it could become, the dearest.
+    assert usd(spec) == pytest.approx(3 * (6.5472 + beside))
+    cheap = make_spec(3, instance_types=("m7i.metal-24xl",))
+    assert usd(cheap) == pytest.approx(3 * (5.3222 + beside))
+
+
+def test_the_plan_tells_how_long_it_takes() -> None:
+    low, high = plan_up(make_plan_input(SPEC)).expected_min
+
+    assert (low, high) == (20, 105)
+    assert plan_up(there()).expected_min == (0, 0)
+
+
+@pytest.mark.parametrize("state", ["stopping", "stopped"])
+def test_a_stopped_head_is_not_thrown_away(state: str) -> None:
+    found = make_found(SPEC, instances=changed(0, state=state))
+
+    with pytest.raises(SprError, match=f"head node i-0 is {state}; it was not changed") as caught:
+        check_head_is_not_stopped(found, "--name spr", "eu-west-1")
+    assert "aws ec2 start-instances --region eu-west-1 --instance-ids i-0" in str(caught.value)
+    check_head_is_not_stopped(found, "", "", {"i-0"})  # it never worked
+    check_head_is_not_stopped(make_found(SPEC, instances=changed(1, state=state)), "", "")
+
+
+def test_ranks_are_by_role_and_launch() -> None:
+    same = make_machine(1).launch_time
+    machines = [
+        make_machine(4, launch_time=same, launch_index=1),
+        make_machine(9, HEAD),
+        make_machine(3, launch_time=same, launch_index=2),
+        make_machine(1),
+    ]
+
+    assert [machine.id for machine in rank_instances(machines)] == ["i-9", "i-1", "i-4", "i-3"]
+
+
+def test_connected_nodes_are_known_by_their_ranks() -> None:
+    one, two = make_machine(1), make_machine(2)
+
+    assert mesh_digest([one, two]) != mesh_digest([two, one])
+    assert mesh_digest([one, two]) == mesh_digest([one, replace(two, public_ip="192.0.2.1")])
+
+
+# The second guard
+
+
+def guarded(*machines: str) -> Inventory:
+    return replace(make_found(SPEC), guards=(SecondGuard("spr-cluster-bert", frozenset(machines)),))
+
+
+@pytest.mark.parametrize(("machines", "bare"), [(("i-0", "i-1", "i-2"), None), (("i-0",), 2)])
+def test_machines_without_a_schedule_get_one(machines: tuple[str, ...], bare: int | None) -> None:
+    spec = SPEC.model_copy(update={"second_guard": True})
+
+    plan = plan_up(make_plan_input(spec, guarded(*machines)))
+
+    found = [action.ids for action in plan.actions if action.kind is K.GUARD]
+    assert found == ([("i-1", "i-2")] if bare else [])
+
+
+def test_it_is_made_before_machines_are_bought() -> None:
+    spec = make_spec(3, second_guard=True)
+
+    order = kinds(plan_up(make_plan_input(spec)))
+
+    assert order.index(K.CREATE_GROUP) < order.index(K.GUARD) < order.index(K.RUN_HEAD)
+    assert K.GUARD not in kinds(plan_up(make_plan_input(make_spec(3))))
+
+
+def test_that_of_an_abandoned_cluster_goes_before_the_record_of_it() -> None:
+    theirs = replace(make_group(SPEC), tags={tags.OWNER_KEY: "SHA256:theirs", tags.GUARD: "yes"})
+    found = replace(guarded(), instances=(), key_pairs=(), security_groups=(theirs,))
+
+    order = kinds(plan_up(make_plan_input(SPEC, found)))
+
+    assert order.index(K.DELETE_GUARDS) < order.index(K.DELETE_GROUPS)
+
+
+# What is taken away, and in which order
+
+
+def everything() -> Inventory:
+    one = (Resource("x", {}),)
+    return make_found(
+        SPEC,
+        spot_requests=(Resource("sir-1", {}),),
+        volumes=(Resource("vol-1", {}), Resource("vol-2", {})),
+        interfaces=one,
+        addresses=one,
+        launch_templates=one,
+        guards=(SecondGuard("spr-cluster-bert"),),
+        snapshots=(Resource("snap-other", {}), Resource("snap-of-ami-1", {})),
+    )
+
+
+def test_a_plan_to_remove_nothing_is_empty() -> None:
+    assert plan_down(Inventory()).actions == ()
+
+
+def test_what_machines_hold_is_left_to_ec2_while_they_end() -> None:
+    plan = plan_down(everything())
+
+    assert kinds(plan) == (
+        K.TERMINATE,
+        K.CANCEL_SPOT,
+        K.DELETE_IMAGES,
+        K.DELETE_SNAPSHOTS,
+        K.DELETE_TEMPLATES,
+        K.DELETE_KEYS,
+    )
+    assert ids_of(plan, K.TERMINATE) == ("i-0", "i-1", "i-2")
+    assert ids_of(plan, K.CANCEL_SPOT) == ("sir-1",)
+
+
+def test_every_kind_that_is_left_is_removed_in_the_order_in_which_ec2_lets_go() -> None:
+    rest = replace(everything(), instances=())
+
+    order = kinds(plan_down(rest))
+
+    assert len(order) == len(rest.ids()) == 11
+    assert order.index(K.DELETE_IMAGES) < order.index(K.DELETE_SNAPSHOTS)
+    assert order.index(K.DELETE_INTERFACES) < order.index(K.DELETE_GROUPS)
+    assert order.index(K.DELETE_GUARDS) < order.index(K.DELETE_GROUPS)
+    assert ids_of(plan_down(rest), K.DELETE_PLACEMENTS) == (PLACEMENT.id,)
+    assert ids_of(plan_down(rest), K.DELETE_VOLUMES) == ("vol-1", "vol-2")
+
+
+def test_an_images_own_snapshots_go_with_it_even_without_a_tag_and_once() -> None:
+    assert ids_of(plan_down(everything()), K.DELETE_SNAPSHOTS) == ("snap-of-ami-1", "snap-other")
+    untagged = Inventory(images=(make_image(),))
+    assert ids_of(plan_down(untagged), K.DELETE_SNAPSHOTS) == ("snap-of-ami-1",)
+
+
+def test_a_kept_image_is_left_out() -> None:
+    rest = everything().without_image()
+
+    assert not {K.DELETE_IMAGES, K.DELETE_SNAPSHOTS} & set(kinds(plan_down(rest)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda _: Inventory(), ""),
+        (lambda found: Inventory(volumes=found.volumes), "2 volumes (vol-1, vol-2)"),
+        (lambda found: Inventory(key_pairs=found.key_pairs), "1 key pair (key-1)"),
+    ],
+)
+def test_an_inventory_tells_kinds_and_ids(
+    change: Callable[[Inventory], Inventory], text: str
+) -> None:
+    found = change(everything())
+
+    assert str(found) == text
+    assert bool(found) is bool(text)

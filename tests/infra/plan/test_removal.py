@@ -1,0 +1,147 @@
+"""The removal: resources in use, missing ones, and the deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, ConnectTimeoutError
+
+from infra.errors import DeadlineError
+from infra.plan.actions import Action, ActionKind
+from infra.plan.removal import remove
+from tests.fakes import FakeClock
+
+K = ActionKind
+CALLS = {
+    K.DELETE_IMAGES: ("deregister_image", "ImageId"),
+    K.DELETE_SNAPSHOTS: ("delete_snapshot", "SnapshotId"),
+    K.DELETE_VOLUMES: ("delete_volume", "VolumeId"),
+    K.DELETE_INTERFACES: ("delete_network_interface", "NetworkInterfaceId"),
+    K.RELEASE_ADDRESSES: ("release_address", "AllocationId"),
+    K.DELETE_TEMPLATES: ("delete_launch_template", "LaunchTemplateId"),
+    K.DELETE_PLACEMENTS: ("delete_placement_group", "GroupName"),
+    K.DELETE_GROUPS: ("delete_security_group", "GroupId"),
+    K.DELETE_KEYS: ("delete_key_pair", "KeyPairId"),
+}
+
+
+@dataclass
+class Ec2:
+    """Refuses each resource with these errors in turn, and then lets it go."""
+
+    errors: tuple[Any, ...] = ()
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(**request: Any) -> None:
+            with self.lock:
+                self.calls.append((name, request))
+                number = self.refused[str(request)]
+                self.refused[str(request)] += 1
+            if number < len(self.errors):
+                raise self.errors[number]
+
+        return call
+
+
+SPOT = ("sir-1", "sir-2")
+
+
+def refusal(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": f"{code}!"}}, "Delete")
+
+
+def remove_by(ec2: Ec2, kind: ActionKind, *ids: str, **more: Any) -> None:
+    client: Any = ec2
+    remove(client, Action(kind, "", ids), FakeClock(), **more)
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.name)
+def test_each_kind_by_its_own_call_and_every_id_once(kind: ActionKind) -> None:
+    ec2, ids = Ec2(), [f"x-{number}" for number in range(20)]
+
+    remove_by(ec2, kind, *ids)
+
+    operation, key = CALLS[kind]
+    assert sorted(ec2.calls, key=str) == sorted(((operation, {key: id_}) for id_ in ids), key=str)
+
+
+def test_an_unknown_spot_request_keeps_no_other_from_its_cancellation() -> None:
+    ec2 = Ec2((refusal("InvalidSpotInstanceRequestID.NotFound"),))
+
+    remove_by(ec2, K.CANCEL_SPOT, *SPOT)
+
+    asked = [("cancel_spot_instance_requests", {"SpotInstanceRequestIds": [i]}) for i in SPOT]
+    assert sorted(ec2.calls, key=str) == asked
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "DependencyViolation",
+        "VolumeInUse",
+        "IncorrectState",
+        "InvalidParameterValue",
+        "InvalidNetworkInterface.InUse",
+        "InvalidPlacementGroup.InUse",
+        "InvalidSnapshot.InUse",
+        "RequestLimitExceeded",
+        "InternalError",
+    ],
+)
+def test_what_is_held_a_little_longer_is_waited_for(code: str) -> None:
+    ec2 = Ec2((refusal(code),) * 3)
+
+    remove_by(ec2, K.DELETE_GROUPS, "sg-1")
+
+    assert len(ec2.calls) == 4
+
+
+def test_a_broken_network_is_waited_out() -> None:
+    ec2 = Ec2((ConnectTimeoutError(endpoint_url="https://ec2"),) * 2)
+
+    remove_by(ec2, K.DELETE_KEYS, "key")
+
+    assert len(ec2.calls) == 3
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "InvalidGroup.NotFound",
+        "InvalidAMIID.Unavailable",
+        "InvalidLaunchTemplateId.NotFoundException",
+        "InvalidPlacementGroup.Unknown",
+        "InvalidVolume.NotFound",
+    ],
+)
+def test_what_is_gone_already_is_fine(code: str) -> None:
+    ec2 = Ec2((refusal(code),))
+
+    remove_by(ec2, K.DELETE_GROUPS, "sg-1")
+
+    assert len(ec2.calls) == 1
+
+
+def test_what_is_held_for_ever_is_named_with_ec2s_reason() -> None:
+    ec2 = Ec2((refusal("DependencyViolation"),) * 1000)
+
+    with pytest.raises(DeadlineError) as caught:
+        remove_by(ec2, K.DELETE_GROUPS, "sg-1", deadline_s=120)
+    assert "deleting sg-1 timed out after 2 min" in caught.value.message
+    assert "DependencyViolation!" in caught.value.message
+    assert len(ec2.calls) < 100
+
+
+def test_any_other_refusal_is_an_error_at_once() -> None:
+    ec2 = Ec2((refusal("UnauthorizedOperation"),))
+
+    with pytest.raises(ClientError, match="UnauthorizedOperation"):
+        remove_by(ec2, K.DELETE_GROUPS, "sg-1")
+    assert len(ec2.calls) == 1

@@ -7,8 +7,8 @@ start if another one fails, and sleep in real time, which tests cannot skip.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -89,9 +89,8 @@ class Progress(Protocol):
 class Silent:
     """Reports nothing."""
 
-    @contextmanager
-    def phase(self, title: str) -> Iterator[None]:
-        yield
+    def phase(self, title: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def note(self, text: str) -> None:
         return None

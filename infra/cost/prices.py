@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws.clients import DENIED, error_code, translate_boto_error
 from infra.errors import UsageError
-from infra.files import read_object, write_private
+from infra.files import parse_as, read_text, write_private
 from infra.instance_types import INSTANCE_TYPES, TABLE_DATE, TABLE_REGION
 
 if TYPE_CHECKING:
@@ -279,18 +279,13 @@ def _explain(error: Exception) -> str:
 def _read(kept: Path) -> dict[str, _Entry]:
     """Return the cached prices by type; empty if the file is missing or damaged."""
     try:
-        return {
-            name: _Entry(
-                date.fromisoformat(each["date"]), {k: float(v) for k, v in each["usd"].items()}
-            )
-            for name, each in read_object(kept, optional=True).items()
-        }
-    except (UsageError, AttributeError, LookupError, TypeError, ValueError):
+        return parse_as(dict[str, _Entry], read_text(kept, "{}"), str(kept))
+    except UsageError:
         return {}
 
 
 def _write(kept: Path, known: Mapping[str, _Entry]) -> None:
     """Cache the prices; ignore a full or read-only disk."""
-    content = {name: {"date": str(each.day), "usd": each.usd} for name, each in known.items()}
+    content = {name: asdict(each) for name, each in known.items()}
     with suppress(OSError):
-        write_private(kept, json.dumps(content, indent=1) + "\n")
+        write_private(kept, json.dumps(content, indent=1, default=str) + "\n")

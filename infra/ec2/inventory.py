@@ -17,8 +17,6 @@ from infra.ec2.network import SecurityGroup
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
-_OPEN_REQUESTS = {"open", "active"}
-
 
 @dataclass(frozen=True)
 class Resource:
@@ -156,7 +154,7 @@ def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
 
 def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:
     """Return the requests that are not closed; EC2 keeps listing closed ones for hours."""
-    state = {"Name": "state", "Values": sorted(_OPEN_REQUESTS)}
+    state = {"Name": "state", "Values": ["active", "open"]}
     fetch = _fetch(
         "describe_spot_instance_requests",
         "SpotInstanceRequests",

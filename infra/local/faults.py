@@ -26,10 +26,10 @@ from pydantic import (
 )
 
 from infra.errors import UsageError
-from infra.files import parse_toml, read_text
+from infra.files import parse_toml, read_text, write_private
 from infra.local.machines.links import LinkLimits, require_shaping
 from infra.local.policy import Policy, Request, parse_policy
-from infra.local.state import StateFolder, write_atomically
+from infra.local.state import StateFolder
 from infra.words import explain_invalid, nearest
 
 Profile = Literal["instant", "fast", "metal", "unkind"]
@@ -365,7 +365,7 @@ def put_faults(source: Path) -> None:
     require_shaping(faults.network.link)
     folder = StateFolder.of_user()
     folder.create()
-    write_atomically(folder.faults, source.read_bytes())
+    write_private(folder.faults, source.read_bytes())
 
 
 def clear_faults() -> None:
@@ -386,7 +386,8 @@ class ActiveFaults:
         self.policy = policy
         self._random = random.Random(faults.seed)
         self._calls: Counter[int] = Counter()
-        self._launched = 0
+        self.launched = 0
+        """The number of machines launched since the faults were activated."""
 
     def refresh(self) -> None:
         """Reload the file if it has changed; without a file, there are no faults."""
@@ -427,14 +428,9 @@ class ActiveFaults:
                 return rule
         return None
 
-    @property
-    def launched(self) -> int:
-        """The number of machines launched since the faults were activated."""
-        return self._launched
-
     def next_fate(self) -> MachineRule | None:
         """Count a machine that is being launched and return its fate, if any."""
-        number, self._launched = self._launched, self._launched + 1
+        number, self.launched = self.launched, self.launched + 1
         return next((rule for rule in self.now.machine if rule.n in (number, "*")), None)
 
 

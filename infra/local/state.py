@@ -157,7 +157,7 @@ class ServerAddress:
         return f"http://127.0.0.1:{self.port}"
 
     def write(self, folder: StateFolder) -> None:
-        write_atomically(folder.server_file, json.dumps(asdict(self)).encode())
+        write_private(folder.server_file, json.dumps(asdict(self)))
 
     @staticmethod
     def read(folder: StateFolder) -> ServerAddress | None:
@@ -168,21 +168,11 @@ class ServerAddress:
             return None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash leaves either the complete old or the complete new content."""
-    temporary = path.with_name(f"{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
     """Save EC2's state in all regions in use."""
     envelope = {"format": _FORMAT, "moto": version("moto"), "backends": pickle.dumps(backends)}
     content = pickle.dumps(envelope)
-    write_atomically(folder.snapshot, hashlib.sha256(content).digest() + content)
+    write_private(folder.snapshot, hashlib.sha256(content).digest() + content)
 
 
 def load_snapshot(folder: StateFolder) -> dict[str, Any]:

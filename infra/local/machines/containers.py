@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.errors import CloudError
+from infra.files import write_private
 from infra.local.machines.base_image import BaseImage
 from infra.local.machines.host import gateway_of
 from infra.local.machines.links import LinkLimits
@@ -25,7 +26,7 @@ from infra.local.machines.podman import (
     Mount,
     Podman,
 )
-from infra.local.state import StateFolder, write_atomically
+from infra.local.state import StateFolder
 
 SEED_TARGET = "/var/lib/cloud/seed/nocloud"
 
@@ -63,9 +64,7 @@ class Seed:
 
 def write_metadata(folder: Path, name: str, value: str) -> None:
     """Set a value of the instance metadata. The seed is mounted, so the node sees it immediately."""
-    path = folder / "metadata/latest/meta-data" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, value.encode())
+    write_private(folder / "metadata/latest/meta-data" / name, value)
 
 
 def hostname_of(address: str) -> str:

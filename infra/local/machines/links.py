@@ -37,21 +37,15 @@ def tc_commands(link: LinkLimits, interface: str) -> list[list[str]]:
     add = ["tc", "qdisc", "add", "dev", interface]
     commands, where = [], ["root"]
     if link.delay_ms:
-        commands.append([*add, *where, "handle", "1:", *_delay(link.delay_ms)])
+        delay = ["netem", "delay", f"{link.delay_ms:g}ms", "limit", "100000"]
+        commands.append([*add, *where, "handle", "1:", *delay])
         where = ["parent", "1:1"]
     if link.gbit_s:
-        commands.append([*add, *where, *_token_bucket(link.gbit_s)])
+        rate = round(link.gbit_s * 1e9)
+        burst = max(_LEAST_BURST, round(rate / 8 * _BURST_S))
+        bucket = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
+        commands.append([*add, *where, *bucket])
     return commands
-
-
-def _delay(milliseconds: float) -> list[str]:
-    return ["netem", "delay", f"{milliseconds:g}ms", "limit", "100000"]
-
-
-def _token_bucket(gbit_s: float) -> list[str]:
-    rate = round(gbit_s * 1e9)
-    burst = max(_LEAST_BURST, round(rate / 8 * _BURST_S))
-    return ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
 
 
 def require_shaping(link: LinkLimits) -> None:

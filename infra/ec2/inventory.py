@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resource:
-    """Any resource that needs no type of its own here."""
+    """A resource of a kind for which only id, tags, and state matter."""
 
     id: str
     tags: dict[str, str] = field(repr=False)

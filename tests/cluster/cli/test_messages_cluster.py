@@ -172,7 +172,9 @@ _ON_A_CLUSTER = (
     f.Row(
         "record changed, ssh",
         "ssh",
-        _BROKEN_RECORD.format("--market '': expected 'on-demand', 'spot' or 'spot-or-on-demand'"),
+        _BROKEN_RECORD.replace("spr-cluster:", "", 1).format(
+            "--market '': expected 'on-demand', 'spot' or 'spot-or-on-demand'"
+        ),
         act=f.record("market", ""),
     ),
     f.Row(

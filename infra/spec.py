@@ -1,4 +1,4 @@
-"""The validated options of a cluster, in one table: as fields, command-line options, and recorded tags."""
+"""The cluster options in one table: model field, command-line option, and tag in the record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
 AUTO = "auto"
 EICE, SSM = "eice", "ssm"
-# It becomes part of a command line: nothing that a shell or OpenSSH could take for an option.
+# The value ends up in a command line, so it must not look like an option to a shell or OpenSSH.
 _JUMP = re.compile(
     r"(?:[a-z_][a-z0-9_.-]{0,31}@)?[a-z0-9][a-z0-9.-]{0,180}(?::(\d{1,5}))?", re.ASCII | re.I
 )
@@ -31,11 +31,11 @@ _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
 
 @dataclass(frozen=True)
 class Option:
-    """A field of :class:`ClusterSpec` as a command-line option and as a tag of the cluster's record.
+    """How a field of :class:`ClusterSpec` appears on the command line and in the cluster's record.
 
-    Flag and tag are named after the field unless given; ``tag=None`` means not recorded. With a
-    ``const``, the flag has no argument and sets this value. ``None`` is an empty tag, and ``write`` returns
-    ``None`` for no tag at all. Records of earlier versions lack the tags that are ``newer``.
+    Flag and tag default to the field's name; ``tag=None`` means not recorded. With a ``const``, the
+    flag takes no argument and sets this value. A field that is ``None`` becomes an empty tag; if
+    ``write`` returns ``None``, there is no tag. Records made by older versions lack ``newer`` tags.
     """
 
     help: str = ""
@@ -44,7 +44,7 @@ class Option:
     """Valid values in words, for messages."""
     flag: str = ""
     parse: Callable[[str], Any] = str
-    """Parses the argument; numbers are recognized by the field's type."""
+    """Parses the argument. Fields of type ``int`` or ``float`` need none."""
     const: bool | None = None
     tag: str | None = ""
     write: Callable[[Any], str | None] = str
@@ -52,16 +52,16 @@ class Option:
     """Parses the tag; by default ``parse``."""
     newer: bool = False
     fixed: bool = False
-    """It can't change while the cluster exists."""
+    """Whether the value can't change while the cluster exists."""
 
     @property
     def dest(self) -> str:
-        """The name of argparse's attribute."""
+        """The option's attribute in argparse's namespace."""
         return self.flag.removeprefix("--").replace("-", "_")
 
 
 def _switch(help_: str, flag: str = "", *, yes: str = "yes", no: str = "no", **more: Any) -> Option:
-    """Return an option without an argument: a Boolean field, which the flag inverts if it is negative."""
+    """Return the option of a Boolean field; a negative flag such as ``--no-…`` sets it to false."""
     negative = flag.startswith(("--no-", "--allow-no-"))
     return Option(
         help_,
@@ -74,7 +74,7 @@ def _switch(help_: str, flag: str = "", *, yes: str = "yes", no: str = "no", **m
 
 
 class ClusterOptions(BaseModel):
-    """The options that a user chooses. ``volume_gib`` is each node's root disk."""
+    """The options that a user chooses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -119,7 +119,7 @@ class ClusterOptions(BaseModel):
     ttl: Annotated[
         timedelta,
         Option(
-            "time after which each node that boots shuts down (default: 8h); see `extend`",
+            "each node shuts itself down after this time (default: 8h); see `extend`",
             None,
             "from 1m to 30d",
             parse=lambda text: parse_duration(text, "--ttl"),
@@ -140,15 +140,15 @@ class ClusterOptions(BaseModel):
     second_guard: Annotated[
         bool,
         Option(
-            "also have EventBridge Scheduler terminate each machine 10 min after its deadline, because "
-            "one that never boots does not shut itself down (free; needs `iam-policy --second-guard`)",
+            "also have EventBridge Scheduler terminate each machine 10 min after its deadline, in case "
+            "it never boots and can't shut itself down (free; needs `iam-policy --second-guard`)",
             const=True,
             write=lambda value: "yes" if value else None,
             read=bool,
             newer=True,
         ),
     ] = False
-    """Machines are also terminated from outside: see :mod:`infra.ec2.termination_schedule`."""
+    """See :mod:`infra.ec2.termination_schedule`."""
     market: Annotated[
         Literal["on-demand", "spot", "spot-or-on-demand"],
         Option(
@@ -174,8 +174,8 @@ class ClusterOptions(BaseModel):
     private: Annotated[
         bool,
         _switch(
-            "machines without public addresses, reached from inside the VPC or with --jump; installing "
-            "software requires a route to a NAT gateway",
+            "give machines no public addresses: reach them from inside the VPC or with --jump; "
+            "installing software requires a route to a NAT gateway",
             newer=True,
             fixed=True,
         ),
@@ -226,8 +226,8 @@ class ClusterOptions(BaseModel):
     volume_init_rate: Annotated[
         int | None,
         Option(
-            "load new disks from their image at 100 to 300 MiB/s, which AWS bills per GiB of the image "
-            "(default: when blocks are first read)",
+            "copy the image to new disks at 100 to 300 MiB/s; AWS bills this per GiB of the image "
+            "(default: load each block when it is first read)",
             "MIB_S",
             "from 100 to 300 MiB/s",
             newer=True,
@@ -272,14 +272,14 @@ class ClusterOptions(BaseModel):
 
     @property
     def disk(self) -> str:
-        """The disk in words."""
+        """The disk as text, such as ``100 GiB encrypted gp3``."""
         speeds = {"MiB/s": self.volume_throughput, "IOPS": self.volume_iops}
         more = "".join(f", {value} {unit}" for unit, value in speeds.items() if value)
         return f"{self.volume_gib} GiB encrypted gp3{more}"
 
     @property
     def disk_speed(self) -> dict[str, int | None]:
-        """The disk's IOPS and MiB/s, as :mod:`infra.cost.prices` counts them."""
+        """The disk's IOPS and MiB/s as keyword arguments for :mod:`infra.cost.prices`."""
         return {"iops": self.volume_iops, "mibps": self.volume_throughput}
 
     @property
@@ -322,7 +322,7 @@ def _options() -> dict[str, Option]:
 
 
 OPTIONS = _options()
-"""The table: each option by its field's name, with its flag and tag."""
+"""All options by field name, with flag and tag filled in."""
 
 
 T = TypeVar("T", bound=ClusterOptions)
@@ -334,7 +334,7 @@ def build_spec(**options: Any) -> ClusterSpec:
 
 
 def validate_options(**options: Any) -> None:
-    """Raise :class:`UsageError` for invalid options, without what is looked up later."""
+    """Raise :class:`UsageError` for invalid options; ``ssh_cidrs`` are not needed."""
     _validate(ClusterOptions, options)
 
 
@@ -348,7 +348,7 @@ def _validate(model: type[T], options: dict[str, Any]) -> T:
 
 
 def _render_option(key: str, value: Any) -> str:
-    """Return an option and its value as typed on the command line."""
+    """Format an option and its value as typed on the command line."""
     option = OPTIONS[key].flag if key in OPTIONS else "--ssh-cidr"
     if isinstance(value, timedelta):
         value = render_duration(value)
@@ -360,9 +360,9 @@ def _render_option(key: str, value: Any) -> str:
 
 
 def parse_ssh_cidr(text: str) -> tuple[str, ...]:
-    """Return the normalized ranges of ``--ssh-cidr``, and :data:`AUTO` for this machine's address.
+    """Parse ``--ssh-cidr`` into normalized ranges; :data:`AUTO` stands for this machine's address.
 
-    Raises :class:`UsageError` for anything else.
+    Raises :class:`UsageError`.
     """
     words = [word.strip() for word in text.split(",")]
     return tuple(dict.fromkeys(AUTO if word == AUTO else _parse_cidr(word) for word in words))
@@ -380,7 +380,7 @@ def _parse_cidr(text: str) -> str:
 
 
 def _nearest_range(text: str) -> str:
-    """Return the range that an address with a wrong prefix is in."""
+    """Suggest ``10.1.0.0/16`` for ``10.1.2.3/16``."""
     try:
         return f"; did you mean {ipaddress.ip_network(text, strict=False)}?"
     except ValueError:
@@ -388,7 +388,7 @@ def _nearest_range(text: str) -> str:
 
 
 def parse_jump(text: str) -> str:
-    """Return a valid ``--jump``. Raises :class:`UsageError`."""
+    """Validate ``--jump``. Raises :class:`UsageError`."""
     match = _JUMP.fullmatch(text)
     if not match or not 0 < int(match[1] or 22) < 65536:
         raise UsageError(

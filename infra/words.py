@@ -1,4 +1,4 @@
-"""Words for numbers, sizes, and times; and invalid input explained in one line."""
+"""Human-readable numbers, sizes, and times, and one-line explanations of invalid input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def format_size(count: int) -> str:
 
 
 def spoken_time(time: datetime, now: datetime) -> str:
-    """``05:49 UTC (in 8 h)``, with the date on another day; for ``--json`` use ``render_time``."""
+    """``05:49 UTC (in 8 h)``, with the date unless that is today; ``--json`` uses ``render_time``."""
     today = now.astimezone(timezone.utc).date()
     return f"{spoken_day(time, today)} (in {spoken_duration((time - now).total_seconds())})"
 
@@ -60,7 +60,7 @@ LONGEST_TAG = 256
 
 
 def tag_value(text: str) -> str:
-    """Return text as the value of an AWS tag: in the characters that every service allows, and cut."""
+    """Turn text into a valid AWS tag value: replace forbidden characters and truncate."""
     return _NOT_IN_TAGS.sub("_", text)[:LONGEST_TAG]
 
 
@@ -105,13 +105,13 @@ def explain_invalid(
     expected: Mapping[str, str] | None = None,
     render: Callable[[str, Any], str] = "{} = {!r}".format,
 ) -> str:
-    """Describe the first problem that pydantic found in the values of a model.
+    """Describe the first validation error in one line.
 
-    ``expected`` describes valid values by top-level key; without an entry, pydantic's own words
-    serve. ``render`` writes a key and its value the way the user wrote them.
+    ``expected`` describes valid values by top-level key; pydantic's message is the fallback.
+    ``render`` formats a key and its value the way the user typed them.
     """
     first = error.errors()[0]
-    # Of a union, pydantic names the branch that failed.
+    # For a union, pydantic adds the name of the branch that failed.
     path = [part for part in first["loc"] if part not in ("int", "str")]
     key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
     known = (expected or {}).get(str(path[0]), "")
@@ -128,7 +128,7 @@ def explain_invalid(
 
 
 def _section(model: type[BaseModel], path: Iterable[int | str]) -> type[BaseModel]:
-    """The model of a nested table."""
+    """Return the model of a nested table."""
     for part in path:
         if isinstance(part, str):
             model = next(_models(model.model_fields[part].annotation))
@@ -136,7 +136,7 @@ def _section(model: type[BaseModel], path: Iterable[int | str]) -> type[BaseMode
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models in an annotation such as ``tuple[Rule, ...]`` or ``Rule | None``."""
+    """Yield the models in an annotation such as ``tuple[Rule, ...]`` or ``Rule | None``."""
     if hasattr(annotation, "model_fields"):
         yield annotation
     for part in get_args(annotation):

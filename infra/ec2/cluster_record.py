@@ -1,7 +1,7 @@
 """A cluster's recorded options, stored as tags of its security group.
 
-The group is created first and deleted last, so every command on any machine finds the cluster's size,
-types, stack, and deadline.
+The group is created first and deleted last, so a command on any machine can look up the cluster's
+size, types, stack, and deadline.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """``options`` are those of :class:`ClusterOptions` that have a tag.
+    """``options`` holds the fields of :class:`ClusterOptions` that have a tag.
 
-    ``generation`` counts the changes of the cluster, so a plan made before another change is refused.
+    ``generation`` counts changes to the cluster, so that ``up`` can reject an outdated plan.
     """
 
     options: Mapping[str, Any]
@@ -45,7 +45,7 @@ class ClusterRecord:
 
 
 def deadline_tags(record: ClusterRecord) -> dict[str, str]:
-    """Return the group's tags that a new deadline changes."""
+    """Return the tags to update for a new deadline."""
     return {
         GENERATION: str(record.generation),
         tags.EXPIRES: tags.render_time(record.expires),
@@ -53,10 +53,7 @@ def deadline_tags(record: ClusterRecord) -> dict[str, str]:
 
 
 def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -> dict[str, str]:
-    """Return the group's tags, in the characters that every AWS service allows.
-
-    ``owner_key`` is the fingerprint of the cluster's SSH key, if it is known.
-    """
+    """Return the group's tags. ``owner_key`` is the fingerprint of the cluster's SSH key, if known."""
     values = {**spec.model_dump(), "ttl": record.options.get("ttl", spec.ttl)}
     written = {
         f"{_PREFIX}{option.tag}": "" if values[key] is None else option.write(values[key])
@@ -71,7 +68,7 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
 
 
 def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
-    """Return the record in a group's tags, or ``None`` if there is none.
+    """Parse the record in a group's tags; return ``None`` if there is none.
 
     Raises :class:`SprError` if the tags are invalid.
     """
@@ -107,7 +104,7 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
 
 
 def _parse(key: str, option: Option, text: str) -> Any:
-    """Parse a tag's value; an empty one is ``None`` where that is the default."""
+    """Parse a tag value; an empty one means ``None`` if that is the option's default."""
     if not text and ClusterOptions.model_fields[key].default is None:
         return None
     return (option.read or option.parse)(text)
@@ -120,7 +117,7 @@ def merge_options(
     record: ClusterRecord | None,
     defaults: Mapping[str, Any] | None = None,
 ) -> ClusterSpec:
-    """Combine options: given now, else recorded, else the cloud's defaults.
+    """Combine options: the given ones, else the recorded ones, else the cloud's defaults.
 
     Raises :class:`UsageError` for an option that an existing cluster cannot change.
     """
@@ -130,7 +127,7 @@ def merge_options(
             was = f"with {known[key]}" if known[key] else "without it"
             raise UsageError(
                 f"{option} {'' if given[key] is True else given[key]}".rstrip()
-                + f": cluster {name!r} was created {was}, and this can't be changed",
+                + f": cluster {name!r} was created {was}, which can't be changed",
                 hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
     return build_spec(name=name, ssh_cidrs=ssh_cidrs, **{**(defaults or {}), **known, **given})
@@ -139,15 +136,15 @@ def merge_options(
 def new_record(
     spec: ClusterSpec, now: datetime, old: ClusterRecord | None, *, has_machines: bool = True
 ) -> ClusterRecord:
-    """Return the record of a cluster from now on.
+    """Return the updated record of a cluster.
 
-    An existing cluster keeps its deadline. A new lifetime starts if the deadline has passed, or if there
-    are no machines; a cluster created minutes ago may have machines that EC2 does not show yet.
+    The deadline stays unless it has passed or the cluster has no machines. A cluster created in the
+    last few minutes also keeps it, because EC2 may not list its machines yet.
     """
     options = spec.model_dump(include=set(_RECORDED))
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
         options["ttl"] = old.options.get("ttl", spec.ttl)
         return ClusterRecord(options, old.created, old.expires, old.generation)
-    # The tag stores whole seconds.
+    # Tags store whole seconds.
     start = now.replace(microsecond=0)
     return ClusterRecord(options, start, start + spec.ttl, old.generation if old else 0)

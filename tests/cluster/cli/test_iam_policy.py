@@ -32,7 +32,7 @@ from tests.infra.local.fakes import Endpoint
 # Their absence stops nothing; what the user is told instead.
 _INFORMATIVE = {
     **{
-        f"ec2:{look}": f"The way to the machines is not checked: no permission for {look}."
+        f"ec2:{look}": f"Can't check the route to the machines: no permission for {look}."
         for look in (
             "DescribeInstanceConnectEndpoints",
             "DescribeNetworkAcls",
@@ -41,11 +41,11 @@ _INFORMATIVE = {
             "DescribeVpcBlockPublicAccessOptions",
         )
     },
-    "ssm:GetServiceSetting": "The way to the machines is not checked: no permission for GetServiceSetting.",
+    "ssm:GetServiceSetting": "Can't check the route to the machines: no permission for GetServiceSetting.",
     "ec2:GetConsoleOutput": "its host key was accepted on first contact: no permission for GetConsoleOutput",
     "ec2:DescribeSpotPriceHistory": "Prices: no permission for DescribeSpotPriceHistory.",
     "pricing:GetProducts": "Prices: no permission for GetProducts.",
-    "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
+    "servicequotas:GetServiceQuota": "you have unknown (no permission to read it)",
 }
 _KEY = "arn:aws:kms:us-east-1:123456789012:key/0123"
 _TYPES = ("r7iz.metal-16xl", "m7i.metal-24xl", "c7i.xlarge", "m7i.xlarge")

@@ -33,7 +33,7 @@ _TYPES = (
 )
 _REGIONS = (
     "\n  → `aws account list-regions` lists this account's regions; "
-    "if this one is new, check the network"
+    "if this is a new one, check the network connection"
 )
 _YES = "this needs confirmation, but there is no terminal\n  → --yes confirms"
 _NO_CLUSTER = (
@@ -220,8 +220,8 @@ def test_a_usage_error_names_what_is_expected(
 
 
 _NOT_ENABLED = (
-    "→ if `aws sts get-caller-identity --region us-east-1` works, this region is not enabled for your "
-    "account: see the console, Account, AWS Regions; otherwise: "
+    "→ if `aws sts get-caller-identity --region us-east-1` works, your account has not enabled this "
+    "region (in the console: Account, AWS Regions); otherwise: "
 )
 _CREDENTIALS_HINT = (
     "\n  → run `aws configure`, `aws login`, or `aws sso login`, or set AWS_PROFILE; to try the tool "

@@ -114,7 +114,7 @@ _WHILE_BUYING = (
         "an account on the free plan",
         _UP,
         f"RunInstances failed: InvalidParameterCombination: {_NOT_FREE}\n  → this account is on AWS's "
-        "free plan, which sells only a few small types: upgrade it in the console (Billing and Cost "
+        "free plan, which offers only a few small types: upgrade it in the console (Billing and Cost "
         "Management)",
         faults=f.error("RunInstances", "InvalidParameterCombination", _NOT_FREE),
         left=f.GROUPS,
@@ -130,8 +130,8 @@ _WHILE_BUYING = (
         "purchase not allowed",
         _UP,
         "no permission for RunInstances: told by EC2\n  → ask an administrator to allow "
-        "RunInstances (`spr-cluster iam-policy` prints the full policy, and with --check what is "
-        "missing), or choose another AWS_PROFILE",
+        "RunInstances (`spr-cluster iam-policy` prints the full policy; add --check to see what "
+        "is missing), or choose another AWS_PROFILE",
         faults=f.error("RunInstances", "UnauthorizedOperation"),
         left=f.GROUPS,
     ),

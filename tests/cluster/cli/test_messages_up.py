@@ -263,7 +263,7 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
     assert result.message == (
         "1 of 2 clusters not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
         "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints the full "
-        "policy, and with --check what is missing), or choose another AWS_PROFILE"
+        "policy; add --check to see what is missing), or choose another AWS_PROFILE"
     )
     assert len(line.cloud.left()) == 1
 

@@ -85,19 +85,19 @@ def assert_nothing_was_replaced(cloud: SimulatedCloud) -> None:
     [
         (
             "internet_gateway = false",
-            r"subnet-\w+ and \d more: route table rtb-\w+ has no route for 0.0.0.0/0; no machine",
+            r"subnet-\w+ and \d more: route table rtb-\w+ has no route for 0.0.0.0/0; its machines",
         ),
-        ("nat = true", r"route table rtb-\w+ sends 0.0.0.0/0 to nat-\w+; no machine there can be"),
+        ("nat = true", r"route table rtb-\w+ sends 0.0.0.0/0 to nat-\w+; its machines can't be"),
         (
             'block_public_access = "block-ingress"',
-            r"VPC Block Public Access is block-ingress in us-east-1: no machine in subnet-\w+, ",
+            r"VPC Block Public Access is block-ingress in us-east-1: machines in subnet-\w+, ",
         ),
         (
             'acl = "no-ssh"',
             r"subnet-\w+ and \d more: network ACL acl-\w+ denies SSH \(TCP in from 203.0.113.7/32, port "
             r"22\): rule 1",
         ),
-        ('acl = "no-answers"', r"network ACL acl-\w+ denies SSH's answers \(TCP out to 203"),
+        ('acl = "no-answers"', r"network ACL acl-\w+ denies SSH responses \(TCP out to 203"),
         ('acl = "no-downloads"', r"network ACL acl-\w+ denies downloads \(TCP out to 0.0.0.0/0"),
     ],
 )
@@ -144,7 +144,7 @@ def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
         simulated_cloud.up(nodes=1)
     assert "a firewall endpoint; whether SSH passes is not known" in str(caught.value)
     assert "NO ROUTE" not in str(caught.value)
-    assert "whether SSH passes is not known" in " ".join(simulated_cloud.progress.notes)
+    assert "the firewall may block SSH" in " ".join(simulated_cloud.progress.notes)
     simulated_cloud.faults(firewall)
     simulated_cloud.up()
     assert simulated_cloud.cluster().is_whole
@@ -217,7 +217,7 @@ def test_a_network_acl_that_is_closed_after_the_purchase_is_named(
     when(simulated_cloud, "RunInstances", '[network]\nacl = "no-answers"\n')
     simulated_cloud.clock.pace = 5
 
-    with pytest.raises(SprError, match=r"network ACL acl-\w+ DENIES SSH's answers .*: rule 1\n"):
+    with pytest.raises(SprError, match=r"network ACL acl-\w+ DENIES SSH responses .*: rule 1\n"):
         simulated_cloud.up(nodes=1)
     assert_nothing_was_replaced(simulated_cloud)
 

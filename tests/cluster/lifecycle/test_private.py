@@ -146,9 +146,7 @@ def test_another_jump_can_be_named_later(nat: SimulatedCloud) -> None:
 
 
 def test_without_a_way_out_nothing_is_bought(simulated_cloud: SimulatedCloud) -> None:
-    with pytest.raises(
-        UsageError, match=r"sends 0\.0\.0\.0/0 to igw-\w+; without a public address"
-    ):
+    with pytest.raises(UsageError, match=r"sends 0\.0\.0\.0/0 to igw-\w+; its machines"):
         simulated_cloud.up(nodes=2, private=True)
     assert simulated_cloud.left() == []
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from cluster.cli import GROUPS as CLUSTER_GROUPS
-from cluster.console.output import say, wrap
+from cluster.console.output import say
 from cluster.console.parser import Command, HelpFormatter, Parser
 from infra.aws.api_time import API_TIME
 from infra.errors import HangupError, SprError, UsageError

@@ -1,6 +1,6 @@
 """The end of a rank's metrics file. Runs on the nodes: see :mod:`jobs.top.sampler`.
 
-The file is described in jobs/worker/runtime/metrics.py. A look costs the same for a long file and a short
+The file is described in jobs/worker/runtime/output.py. A look costs the same for a long file and a short
 one, and for fast steps and slow ones.
 """
 

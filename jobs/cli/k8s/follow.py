@@ -16,7 +16,7 @@ from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
-from jobs.worker.supervisor.conclusion import choose_cause
+from jobs.worker.supervisor.attempt import choose_cause
 
 
 def follow(

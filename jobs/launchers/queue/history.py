@@ -22,13 +22,13 @@ from jobs.launchers.job_state import (
     parse_end,
 )
 from jobs.launchers.launcher import NAME, JobSummary
-from jobs.worker.supervisor import commands, listing, slurm_queue
+from jobs.worker.supervisor import commands, listing
 from provision.host import Host
 
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
     """Return the jobs on a head, in the order of submission."""
-    program = render_program("listing the jobs", (commands, slurm_queue, listing))
+    program = render_program("listing the jobs", (commands, listing))
     return parse_jobs(head.run(program).stdout)
 
 

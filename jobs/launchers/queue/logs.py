@@ -6,10 +6,10 @@ from cluster.node_program import render_program
 from infra.errors import UsageError
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths
-from jobs.worker.supervisor import commands, log_reader, slurm_queue
+from jobs.worker.supervisor import commands, log_reader
 from provision.host import Host, TextSink
 
-FOLLOWING = (commands, slurm_queue, log_reader)
+FOLLOWING = (commands, log_reader)
 """What prints a log on a node."""
 
 

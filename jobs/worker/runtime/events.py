@@ -174,12 +174,7 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 _SPEED = ("samples_per_second", "tokens_per_second", "eta_seconds")
 _STEP: dict[str, Callable[[Any], bool]] = {"step": _is_count, "total": _is_total}
 _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "start": {
-        "world_size": _is_count,
-        "hosts": _are_texts,
-        "backend": _is_text,
-        "dtype": _is_text,
-    },
+    "start": {"world_size": _is_count, "hosts": _are_texts, "backend": _is_text, "dtype": _is_text},
     "phase": {"name": _is_text},
     "resumed": _STEP,
     "step": {

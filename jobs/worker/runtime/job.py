@@ -35,14 +35,11 @@ from .context import Hardware, Phases, RankContext, RankFacts, package_versions
 from .errors import StoppedError, WorkerError, first_line
 from .events import Events, take_mark
 from .heartbeat import Heartbeat
-from .logs import keep_log
-from .output import RESULTS, prepare_output, save_json
-from .own_place import explain_unpinned
-from .pinning import RankPlacement, take_place
+from .output import RESULTS, keep_log, prepare_output, save_json
+from .pinning import RankPlacement, explain_unpinned, take_place
 from .precision import choose_precision, read_cpu_flags
-from .process import RankIdentity, read_identity
+from .process import EXIT_CODE, RankIdentity, read_identity
 from .ranks import Ranks, join, lost_peer
-from .stopping import EXIT_CODE
 
 
 @dataclass(frozen=True)

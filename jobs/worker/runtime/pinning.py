@@ -1,8 +1,13 @@
-"""A rank's actual placement compared with the plan: CPUs, threads, memory.
+"""A rank's place on its machine: CPUs, threads, and memory, as planned and as found.
 
-The environment variable :data:`VARIABLE` holds the plan of a node's ranks, a JSON list by local rank. With
-a bad mask, Intel MPI prints a line and uses its own pinning, and a library may bind its threads again. So
-each rank asks the kernel, and a difference ends the run before it trains.
+mpirun pins its ranks as they were planned: the environment variable :data:`VARIABLE` holds the plan of a
+node's ranks, a JSON list by local rank. With a bad mask, Intel MPI prints a line and uses its own pinning,
+and a library may bind its threads again. So each rank asks the kernel, and a difference ends the run before
+it trains.
+
+torchrun doesn't pin, and which cores a pod gets is known only there: with the static CPU manager, kubelet
+chooses them. So every rank divides what it finds by the rule that also plans clusters, and as each finds
+the same, no two take the same core. Runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -10,13 +15,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+import socket
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .cores import CoreShare, LocalCore, divide, group_by_node, read_cores, share_cores
 from .errors import PlacementError
-from .own_place import take_own_cores
-from .process import by_torchrun
+from .process import by_torchrun, read_local_place
 
 VARIABLE = "SPR_PLACEMENT"
 _NODES = Path("/sys/devices/system/node")
@@ -158,3 +164,61 @@ def _prefer_memory(policy: str) -> None:
 def _only_one_numa_node() -> bool:
     """Return whether there is no choice of memory, so that a container may forbid the policy."""
     return len(list(_NODES.glob("node[0-9]*"))) <= 1
+
+
+def take_own_cores(environ: MutableMapping[str, str], threads: int) -> CoreShare | None:
+    """Pin the calling thread to this rank's cores and return them; ``None`` if it stays where it is.
+
+    Threads that it starts later inherit them. oneCCL, which mpirun would tell about the ranks, learns the
+    same from ``environ``. Raises :class:`BackendError` for variables that are not torchrun's.
+    """
+    local, workers = read_local_place(environ), environ.get("CCL_WORKER_COUNT", "")
+    if "CCL_PROCESS_LAUNCHER" in environ:
+        environ.update(CCL_LOCAL_RANK=str(local.rank), CCL_LOCAL_SIZE=str(local.size))
+    shares = share_out(
+        _find_cores(), local.size, threads, int(workers) if workers.isdecimal() else 0
+    )
+    if not shares:
+        return None
+    os.sched_setaffinity(0, shares[local.rank].cpus)
+    if pinned := [str(cpu) for share in shares for cpu in share.workers]:
+        environ["CCL_WORKER_AFFINITY"] = ",".join(pinned)
+    return shares[local.rank]
+
+
+def explain_unpinned(environ: Mapping[str, str], threads: int) -> str:
+    """Return a warning for ranks of a Slurm job that could not take cores; "" on all but a node's first.
+
+    The job has whole nodes, so the cores that were planned for are not those that its nodes have. A pod may
+    have been meant to share its node.
+    """
+    local, cores = read_local_place(environ), len(_find_cores())
+    if not by_torchrun(environ) or "SLURM_JOB_ID" not in environ or local.rank or not cores:
+        return ""
+    return (
+        f"warning: {socket.gethostname()}: the ranks are not pinned, and slow: {local.size} x {threads} "
+        f"threads do not fit its {cores} cores; write the job again with --cores {cores}"
+    )
+
+
+def _find_cores() -> Sequence[LocalCore]:
+    try:
+        return read_cores(os.sched_getaffinity(0))
+    except OSError:  # a sandbox that hides the processor
+        return ()
+
+
+def share_out(
+    cores: Sequence[LocalCore], ranks: int, threads: int, workers: int
+) -> tuple[CoreShare, ...]:
+    """Return the ranks' cores. Empty if there are too few, or if they may be others' as well. Pure."""
+    each = threads + workers
+    # Without the static CPU manager, a pod sees the whole node. If it uses less than half of it, another
+    # pod like this one may be there, and would take the same cores.
+    if not len(cores) // 2 < ranks * each <= len(cores):
+        return ()
+    groups = divide(cores, ranks)
+    if not groups or len(groups[0]) < each:
+        in_order = [core for node in group_by_node(cores) for core in node]
+        groups = tuple(tuple(in_order[i * each : (i + 1) * each]) for i in range(ranks))
+    return share_cores(groups, each, workers)

@@ -14,15 +14,13 @@ import time
 import traceback
 from pathlib import Path
 
-from .conclusion import conclude, describe, describe_dead, find_cause
+from .attempt import Attempt, conclude, describe, describe_dead, find_cause
+from .commands import REQUEUED, SlurmJob
 from .copies import CheckpointCopier
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
-from .nodes import send_end
-from .notices import NoticeWatch
-from .preparation import Preparation, prepare
-from .slurm import REQUEUED, SlurmJob
-from .supervise import Attempt, LogWatch, announce
+from .nodes import Preparation, prepare, send_end
+from .watch import LogWatch, NoticeWatch, announce
 
 _LOG = Path("log")
 # A shell's exit codes above are those of processes that were killed.

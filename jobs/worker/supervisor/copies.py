@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from .commands import succeeds
 from .head import SSH
 from .launch import CHECKPOINTS
 from .nodes import parse_state
-from .supervise import announce
+from .watch import announce
 
 _LOOK_S, _AGAIN_S, _COPY_S, _LAST_S = 1.0, 15.0, 900, 60
 _KEPT = 2
@@ -26,14 +26,6 @@ rm -rf {name}.copy; mkdir {name}.copy; nice tar -C {name}.copy -xf -
 rm -rf {name}; mv {name}.copy {name}
 ls | grep -x 'step-[0-9]*' | sort -V | head -n -{kept} | xargs -r rm -rf
 """
-
-
-def order_nodes(nodes: Iterable[str], here: str, head: str) -> list[str]:
-    """Return the nodes that may have the copies: the head, then the other ones in their order. Pure.
-
-    ``nodes`` are those of the cluster that answer.
-    """
-    return sorted((name for name in nodes if name != here), key=lambda name: name != head)
 
 
 @dataclass

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from .slurm_queue import ask_slurm, find_missing
+from .commands import ask_slurm, find_missing
 
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _READ_S, _ASK_S = 0.2, 1.0

@@ -12,15 +12,13 @@ from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
 from ..training.tables import TableOptions, TableTask
-from ..training.task import Data, Loaded
-from ..training.text_task import Row
+from ..training.task import Data, Loaded, Row
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ..data.texts import TextSample, TextSamples
-    from ..data.tokens import Longs
+    from ..data.tokens import Longs, TextSample, TextSamples
     from ..training.state import TrainContext
 
 HEAD = "SequenceClassification"

@@ -26,13 +26,7 @@ from ..runtime.errors import CheckpointError, first_line
 from ..runtime.output import CHECKPOINTS
 from ..runtime.ranks import Ranks
 from .options import ANY_RUN, BEFORE, MAY_CHANGE, TrainOptions, flag
-from .state import (
-    State,
-    TrainingProgress,
-    random_state,
-    set_random_state,
-    share_tensors,
-)
+from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
 from .task import Samples
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -104,11 +98,7 @@ class CheckpointTimer:
 
 
 def identify(
-    options: TrainOptions,
-    ranks: Ranks,
-    dtype: str,
-    samples: Samples,
-    ground: Mapping[str, str],
+    options: TrainOptions, ranks: Ranks, dtype: str, samples: Samples, ground: Mapping[str, str]
 ) -> RunIdentity:
     """Return this run's identity."""
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}

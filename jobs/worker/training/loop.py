@@ -17,9 +17,9 @@ import torch
 
 from ..fast.compilation import count_compiled, plain_layers
 from ..runtime.errors import CheckpointError, TrainingError
-from ..runtime.metrics import StepFigures
+from ..runtime.output import StepFigures
 from ..runtime.steps import StepReporter
-from .batches import TrainingRun
+from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .checkpoints import (
     Checkpoint,
     CheckpointTimer,
@@ -33,7 +33,6 @@ from .checkpoints import (
 )
 from .optimizer_step import Step, count_parts, prepare, take_step
 from .options import TrainOptions
-from .schedule import Schedule, batches, plan_schedule
 from .state import State, TrainContext, TrainingProgress
 
 FEW_STEPS = 200

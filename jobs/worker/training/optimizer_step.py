@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..fast.all_reduce import choose_all_reduce
-from ..fast.communication import Replica
+from ..fast.communication import Replica, choose_all_reduce
 from ..fast.compilation import choose_compilation, compile_layers, why_no_compiler
 from ..fast.dropout import draw_seeds
 from ..runtime.errors import BackendError, first_line

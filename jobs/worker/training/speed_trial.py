@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .batches import Indices, TrainingRun, steps_per_epoch
+from .batches import Indices, Schedule, TrainingRun, batches, steps_per_epoch
 from .optimizer_step import prepare, take_step
 from .options import TrainOptions
-from .schedule import Schedule, batches
 
 WARM_UPS = 2
 """Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads."""

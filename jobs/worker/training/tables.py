@@ -12,8 +12,7 @@ from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_re
 from ..data.records import skip_note
 from ..runtime.errors import DatasetError
 from .options import Range, TextOptions, option
-from .task import Data
-from .text_task import TextTask
+from .task import Data, TextTask
 
 _LOOK_AT = 1000
 """Rows that the laptop reads before anything is sent."""
@@ -103,10 +102,7 @@ class TableTask(TextTask[OwnTable]):
         return self.options.data
 
     def _records(
-        self,
-        table: Table,
-        skipped: list[DatasetError] | None,
-        note: Callable[[str], None],
+        self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
     ) -> list[Any]:
         options = self.options
         text = choose_column(table, options.text_column, self.text_columns, "--text-column")

@@ -26,7 +26,7 @@ from infra.iam.policy import build_policy
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import build_parser
 from jobs.cli.commands import COMMANDS
-from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks.squad.task import SAMPLE
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.harness.failures import one_for_all

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.bench.exchange import bus_gb_per_second, choose_repeats
 from jobs.worker.bench.measure import (
     FEWEST,
     WARM_UPS,
     Timing,
     Triad,
+    bus_gb_per_second,
     choose_array_bytes,
+    choose_repeats,
     read_available_bytes,
     read_cache_bytes,
     repeat,

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from jobs.worker.runtime.pace import Pace, RankReport, host_shares, steps_until_next
 from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.runtime.steps import Pace, RankReport, host_shares, steps_until_next
 from tests.fakes import FakeClock
 
 

@@ -14,9 +14,9 @@ from jobs.launchers.job_state import JobEnd
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.slurm import SlurmLauncher
-from jobs.worker.supervisor.conclusion import describe
+from jobs.worker.supervisor.attempt import describe
 from jobs.worker.supervisor.copies import CheckpointCopier
-from jobs.worker.supervisor.notices import describe_notice, parse_notices
+from jobs.worker.supervisor.watch import describe_notice, parse_notices
 from tests.jobs.context import event
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 

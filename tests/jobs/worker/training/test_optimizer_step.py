@@ -26,8 +26,7 @@ from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.features import build_features
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
-from jobs.worker.tasks.squad.task import HEAD, Squad
+from jobs.worker.tasks.squad.task import DEMO, HEAD, Squad, SquadOptions
 from jobs.worker.training import optimizer_step as step_module
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.batches import epoch_batches
 from jobs.worker.training.speed_trial import choose_steps, enough_for_trial, plan_measure
 from tests.jobs.worker.training.test_run import run_ranks, small

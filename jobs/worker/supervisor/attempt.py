@@ -1,4 +1,6 @@
-"""One attempt of a job: mpirun from its start to its end, and the log that it writes."""
+"""One attempt of a job: mpirun from its start to its end, and the conclusion: a state and its cause, or
+the decision to try again.
+"""
 
 from __future__ import annotations
 
@@ -9,111 +11,24 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.events import MARK, PREFIX, parse_event, render_event
+from ..runtime.process import EXIT_CODE as STOPPED
+from . import commands
+from .commands import SlurmJob
 from .launch import FOLDER, Launch, build_argv
-from .notices import WAIT_S, NoticeWatch, describe_notice, has_no_room
-from .slurm import SlurmJob
-from .stall import StallDetector
+from .watch import WAIT_S, LogWatch, NoticeWatch, announce, describe_notice, has_no_room
 
+SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 ERROR_GRACE_S = 15.0
 """Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
 LEAVE_S = 60.0
 """Time for ranks to save a checkpoint and to end when one of their nodes goes."""
 POLL_S = 0.2
-# Hydra's words when it can't start its ranks. Under Slurm it may then wait forever [tried: 2021.18].
-_NOT_STARTED = re.compile(
-    rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
-)
-# Hydra's report of a rank that ended by a signal, in two lines.
-_RANK = re.compile(rb"RANK (\d{1,9}) PID \d+ RUNNING AT (\S+)")
-# Its words when the connection to a node breaks, which may be before Slurm notices.
-_LOST = re.compile(rb"Downstream from host (\S+) exited abnormally")
-_KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
-_FULL = b"No space left on device"
-_PREFIX = PREFIX.encode()
-_BLOCK = 1 << 18
-_WORDS = (_PREFIX, b"RANK ", b"exited abnormally", b"KILLED BY SIGNAL")
-
-
-@dataclass
-class LogWatch:
-    """Reads a growing log from where it ends now; keeps the errors that ranks report."""
-
-    path: Path
-    offset: int = 0
-    mark: str = field(default_factory=lambda: os.environ.get(MARK, ""))
-    """The mark of the job's events."""
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    failed_at: float | None = None
-    """When the first failure was seen, by the monotonic clock."""
-    start: dict[str, Any] = field(default_factory=dict)
-    """The ranks' own report of where they run."""
-    killed: dict[str, Any] = field(default_factory=dict)
-    """The first rank that mpirun reports as killed, its node, and the signal."""
-    disk_full: bool = False
-    """Whether anything said that it could not write."""
-    lost: tuple[str, ...] = ()
-    """The nodes that mpirun has lost."""
-    steps: StallDetector = field(default_factory=StallDetector)
-    has_begun: bool = False
-    """Whether ranks run: from now on, the log may contain anything that looks like mpirun's words."""
-    _partial: bytes = b""
-
-    @property
-    def ends_amid_line(self) -> bool:
-        """Whether a line was cut off, as by a full disk."""
-        return bool(self._partial)
-
-    def poll(self) -> None:
-        """Read what is new."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            while new := file.read(_BLOCK):
-                self._read(new)
-
-    def _read(self, new: bytes) -> None:
-        self.offset += len(new)
-        self.disk_full = self.disk_full or _FULL in new
-        whole, end, self._partial = (self._partial + new).rpartition(b"\n")
-        # All at once: a program may print millions of lines per second.
-        is_ours = not self.has_begun or any(word in whole for word in _WORDS)
-        for line in whole.split(b"\n") if end and is_ours else ():
-            text = line.decode(errors="replace") if _PREFIX in line else ""
-            if event := parse_event(text, self.mark):
-                self._take(event)
-            else:
-                self._take_report(line)
-
-    def _take_report(self, line: bytes) -> None:
-        if not self.has_begun and _NOT_STARTED.search(line):
-            self._note_failure()
-        if lost := _LOST.search(line):
-            self.lost += (lost[1].decode(errors="replace"),)
-        if "signal" in self.killed:
-            return
-        if rank := _RANK.search(line):
-            self.killed = {"rank": int(rank[1]), "node": rank[2].decode(errors="replace")}
-        elif self.killed and (signal_ := _KILLED.search(line)):
-            self.killed["signal"] = signal_[1].decode(errors="replace")
-
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "error":
-            self.errors.append(event)
-            self._note_failure()
-        elif kind == "start":
-            self.start = event
-        self.has_begun = self.has_begun or kind in ("start", "running")
-        self.steps.see(kind, str(event.get("name", "")), time.monotonic())
-
-    def _note_failure(self) -> None:
-        self.failed_at = self.failed_at or time.monotonic()
 
 
 @dataclass
@@ -228,8 +143,101 @@ def render_script(launch: Launch, nodes: Sequence[str]) -> str:
     return "\n".join([*launch.setup, *exports, f"exec {command}", ""])
 
 
-def announce(*, amid_line: bool = False, **fields: object) -> None:
-    """Print an event to the job's log, as a rank does; ``amid_line``, on a line of its own."""
-    # The log's disk may be full.
-    with suppress(OSError):
-        print("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")), flush=True)
+def conclude(
+    code: int, attempt: Attempt, job: SlurmJob, retries: int, *, cancelled: bool
+) -> dict[str, object] | None:
+    """Return the job's state, exit code, and cause; ``None`` if it is to run again.
+
+    A job runs again after the loss of a rank or node, not after an error of its program, which would
+    only repeat itself.
+    """
+    if code == 0:
+        return _end(SUCCEEDED, code, {})
+    if cancelled or (attempt.stopping and job.fate() == commands.CANCELLED):
+        return _end(CANCELLED, code, {})
+    cause = find_cause(attempt)
+    is_lost = code != STOPPED or attempt.stopping
+    if is_lost and job.attempt <= retries and not _is_own_fault(cause):
+        return None
+    return _end(FAILED, int(cause.get("exit_code", code)), cause)
+
+
+def find_cause(attempt: Attempt) -> dict[str, Any]:
+    """Return what explains the end of an attempt.
+
+    That is a node that goes, a rank's own error, a hang, a lost peer, or a lost node.
+    """
+    watch, job, size = attempt.watch, attempt.job, attempt.launch.nproc_per_node
+    if known := attempt.leaving or choose_cause(watch.errors, attempt.hang):
+        return name_nodes(known, job.nodes, watch.start, size)
+    lost = describe_lost_nodes(job.lost_nodes(), job.nodes, size)
+    killed = lost or describe_killed(watch.killed)
+    return killed or describe_lost_nodes(watch.lost, job.nodes, size)
+
+
+def name_nodes(
+    cause: Mapping[str, Any], nodes: Sequence[str], start: Mapping[str, Any], ranks_per_node: int
+) -> dict[str, Any]:
+    """Return an error with the cluster's names of nodes instead of their own host names. Pure.
+
+    ``start`` is the ranks' own report of where they run.
+    """
+    named = dict(cause)
+    hosts, rank = start.get("hosts", []), cause.get("rank")
+    if rank is not None and rank // ranks_per_node < len(nodes):
+        named["host"] = nodes[rank // ranks_per_node]
+    if len(hosts) == len(nodes):
+        for place, host in enumerate(hosts):
+            message = str(named.get("message", ""))
+            named["message"] = re.sub(rf"\b{re.escape(host)}\b", nodes[place], message)
+    return named
+
+
+def choose_cause(
+    errors: Sequence[dict[str, Any]], hang: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the error that explains the others: those of ranks that only lost a peer come last. Pure."""
+    own = [event for event in errors if not event.get("lost_peer")]
+    return next(iter([*own, *([hang] if hang else []), *errors]), {})
+
+
+def describe_lost_nodes(
+    lost: Sequence[str], nodes: Sequence[str], ranks_per_node: int
+) -> dict[str, Any]:
+    """Return the loss of the first of these nodes as the error of its first rank; {} for none. Pure."""
+    if not lost or lost[0] not in nodes:
+        return {}
+    rank = nodes.index(lost[0]) * ranks_per_node
+    message = f"its node, {lost[0]}, is down or cut off"
+    return {"rank": rank, "host": lost[0], "message": message, "lost_peer": True}
+
+
+def describe_killed(killed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rank that mpirun saw killed before the others could say so; {} for none. Pure."""
+    if "signal" not in killed:
+        return {}
+    message = f"killed by signal {killed['signal']}"
+    return {"rank": killed["rank"], "host": killed["node"], "message": message, "lost_peer": True}
+
+
+def describe_dead(code: int, node: str) -> dict[str, Any]:
+    """Return the end of a batch process, with its shell's exit code, as an error. Pure."""
+    if code > 128:
+        message = f"its batch process on {node} was killed by signal {code - 128}"
+        return {"host": node, "message": message, "lost_peer": True}
+    return {"host": node, "message": f"its batch process on {node} ended with exit code {code}"}
+
+
+def describe(cause: Mapping[str, Any]) -> str:
+    """Return a cause as a line; "" for none."""
+    where = "" if cause.get("rank") is None else f"rank {cause['rank']} on {cause.get('host')}: "
+    return f"{where}{cause['message']}" if cause.get("message") else ""
+
+
+def _is_own_fault(cause: dict[str, Any]) -> bool:
+    return bool(cause) and not cause.get("lost_peer")
+
+
+def _end(state: str, code: int, cause: dict[str, Any]) -> dict[str, object]:
+    known = {name: cause.get(name) for name in ("rank", "host", "message")}
+    return {"state": state, "exit_code": code, **known}

@@ -17,11 +17,12 @@ from .measure import (
     bus_gb_per_second,
     choose_array_bytes,
     choose_size,
+    make_product,
     measure_exchange,
     measure_memory,
-    measure_products,
     read_available_bytes,
     read_cache_bytes,
+    repeat,
     tflops,
 )
 from .onednn import ask_onednn
@@ -55,12 +56,12 @@ def _measure_alone(context: RankContext[BenchOptions]) -> tuple[dict[str, Any], 
     # One size for all, or their figures could not be compared.
     size = min(ranks.gather(choose_size(dtype)))
     ranks.gather(None)  # all ranks start together
-    products = measure_products(size, dtype, options.seconds)
+    products = repeat(make_product(size, dtype), options.seconds)
     events.emit("phase", name="memory")
-    neighbours = context.hosts.count(facts.hostname)
+    neighbors = context.hosts.count(facts.hostname)
     cache = max(ranks.gather(read_cache_bytes(os.sched_getaffinity(0))))
     memory = measure_memory(
-        choose_array_bytes(cache, read_available_bytes(), neighbours), options.seconds
+        choose_array_bytes(cache, read_available_bytes(), neighbors), options.seconds
     )
     mine = {
         "rank": ranks.rank,

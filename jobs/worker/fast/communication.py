@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -110,6 +110,13 @@ def _own_group(rank: int, lists: Sequence[range]) -> Any:
     return next(group for group, ranks in zip(groups, lists) if rank in ranks)  # noqa: B905 - 3.8
 
 
+class SeenWords(NamedTuple):
+    """The words of all ranks: ``seen`` has a 1 for each of them once ``work`` is done."""
+
+    seen: Tensor
+    work: Any
+
+
 class Replica(DistributedDataParallel):
     """This rank's replica of the model, which all ranks train together.
 
@@ -186,13 +193,6 @@ class Replica(DistributedDataParallel):
         groups = torch.split(gradient[rows].flatten(), size)
         averaged = torch.cat([each.wait() for each in [self._average(group) for group in groups]])
         gradient[rows] = averaged.view(len(rows), -1).to(gradient.dtype)
-
-
-class SeenWords:
-    """The words of all ranks: ``seen`` has a 1 for each of them once ``work`` is done."""
-
-    def __init__(self, seen: Tensor, work: Any) -> None:
-        self.seen, self.work = seen, work
 
 
 def word_embeddings(model: nn.Module) -> Tensor | None:

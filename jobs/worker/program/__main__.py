@@ -25,8 +25,6 @@ from ..runtime.process import leave, read_identity, read_local_place
 _NO_PROGRAM = 127
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The path to this code, which must not hide the program's own modules.
-_OURS = ("PYTHONPATH",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +84,8 @@ def program_environment(
     environ: Mapping[str, str], output: str, own: Sequence[str]
 ) -> dict[str, str]:
     """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence."""
-    kept = {name: value for name, value in environ.items() if name not in _OURS}
+    # Without the path to this code, which must not hide the program's own modules.
+    kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     chosen = dict(word.split("=", 1) for word in own)
     return {**kept, **rank_variables(environ), "SPR_OUTPUT": output, **chosen}
 

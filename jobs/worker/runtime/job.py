@@ -38,7 +38,7 @@ from .heartbeat import Heartbeat
 from .output import RESULTS, keep_log, prepare_output, save_json
 from .pinning import RankPlacement, explain_unpinned, take_place
 from .precision import choose_precision, read_cpu_flags
-from .process import EXIT_CODE, RankIdentity, read_identity
+from .process import STOPPED, RankIdentity, read_identity
 from .ranks import Ranks, join, lost_peer
 
 
@@ -78,7 +78,7 @@ def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) 
             _run(main, options, settings or RunSettings(), events)
     except StoppedError as stopped:
         events.note(str(stopped))
-        return EXIT_CODE
+        return STOPPED
     except WorkerError as error:
         events.error(error.message, error.hint)
     except Exception as error:

@@ -90,7 +90,7 @@ def _start_copier(path: Path) -> subprocess.Popen[bytes]:
     """Start a process that a signal to the job's processes does not end before them.
 
     It has its own session, but Slurm finds it all the same. It inherits a blocked signal from its first
-    moment on; this process gets one that arrives meanwhile afterwards.
+    moment on; this process gets one that arrives meanwhile afterward.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

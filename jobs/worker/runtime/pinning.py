@@ -141,7 +141,7 @@ def read_memory_policy(path: Path = _NUMA_MAPS) -> str | None:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    # The stack has no policy of its own, so it shows the thread's.
+    # The stack has no separate policy, so it shows the thread's.
     return next((line.split()[1] for line in lines if " stack" in line), None)
 
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from .errors import BackendError
 
-EXIT_CODE = 128 + signal.SIGTERM
-"""143, of a run that stopped in good order after a request."""
+STOPPED = 128 + signal.SIGTERM
+"""143: the exit code of a run that stopped in good order after a request."""
 ABORT_SECONDS = 0.5
 """Time for this rank's last output to travel through mpirun before all ranks end."""
 _MPIRUN = ("PMI_RANK", "PMI_SIZE")
@@ -114,7 +114,7 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # what libraries printed, such as oneDNN
-    if code not in (0, EXIT_CODE):  # after a stop request, every rank ends by itself
+    if code not in (0, STOPPED):  # after a stop request, every rank ends by itself
         abort_all()
     # During a normal exit, torch's threads may wait for ranks that are gone, or abort the process after
     # a good run ("terminate called without an active exception", seen with torch 2.13 on a busy machine).

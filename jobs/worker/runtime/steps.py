@@ -94,7 +94,7 @@ class Pace:
         now = self.clock()
         before, first = self._since
         one = (now - before) / max(1, step - first)
-        own = RankReport(self._tokens, self._busy, stop, save, steps_until_next(one))
+        own = RankReport(self._tokens, self._busy, stop, save, how_many(TALK_SECONDS, one, 1, 1000))
         reports: list[RankReport] = self.ranks.gather(own)
         self._tokens, self._busy, self._since = 0, 0.0, (self.clock(), step)
         self.next_talk = step + reports[0].next_in
@@ -118,9 +118,9 @@ class Pace:
         )
 
 
-def steps_until_next(one: float) -> int:
-    """Return the number of steps, of ``one`` second each, between two messages."""
-    return max(1, min(1000, int(TALK_SECONDS / max(one, 1e-6))))
+def how_many(seconds: float, one: float, least: int, most: int) -> int:
+    """Return how many steps of ``one`` second fit into the time, within bounds."""
+    return max(least, min(most, int(seconds / max(one, 1e-6))))
 
 
 def host_shares(hosts: Sequence[str], reports: Sequence[RankReport]) -> dict[str, float]:

@@ -69,13 +69,12 @@ def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
 
 def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> int:
     """Put the job back into the queue, or write its end."""
-    launch, job = attempt.launch, attempt.job
-    end = conclude(code, attempt, job, launch.retries, cancelled=head.exists(CANCELLED))
+    end = conclude(code, attempt, cancelled=head.exists(CANCELLED))
     if end is None and _start_again(attempt, head, began):
         return code
     head.finish(results=True)
-    end = end or conclude(code, attempt, job, 0, cancelled=False)
-    _end(launch, head, {**began, "ended": time.time(), **(end or {})})
+    end = end or conclude(code, attempt, last=True)
+    _end(attempt.launch, head, {**began, "ended": time.time(), **(end or {})})
     return code
 
 
@@ -130,7 +129,7 @@ def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -
     known = {name: cause.get(name) for name in ("rank", "host", "message")}
     head.write(BEGIN, {**began, **known})
     head.finish(results=False)
-    # Slurm ends this process, and its child that asks for that, too.
+    # Slurm also ends this process, and its child that asks for that.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return job.fate() == REQUEUED or job.requeue()
 

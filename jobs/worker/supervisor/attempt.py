@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.process import EXIT_CODE as STOPPED
+from ..runtime.process import STOPPED
 from . import commands
 from .commands import SlurmJob
 from .launch import FOLDER, Launch, build_argv
@@ -144,20 +144,21 @@ def render_script(launch: Launch, nodes: Sequence[str]) -> str:
 
 
 def conclude(
-    code: int, attempt: Attempt, job: SlurmJob, retries: int, *, cancelled: bool
+    code: int, attempt: Attempt, *, cancelled: bool = False, last: bool = False
 ) -> dict[str, object] | None:
-    """Return the job's state, exit code, and cause; ``None`` if it is to run again.
+    """Return the job's state, exit code, and cause; ``None``: it is to run again, unless ``last``.
 
     A job runs again after the loss of a rank or node, not after an error of its program, which would
     only repeat itself.
     """
     if code == 0:
         return _end(SUCCEEDED, code, {})
-    if cancelled or (attempt.stopping and job.fate() == commands.CANCELLED):
+    if cancelled or (attempt.stopping and attempt.job.fate() == commands.CANCELLED):
         return _end(CANCELLED, code, {})
     cause = find_cause(attempt)
     is_lost = code != STOPPED or attempt.stopping
-    if is_lost and job.attempt <= retries and not _is_own_fault(cause):
+    own_fault = bool(cause) and not cause.get("lost_peer")
+    if is_lost and not last and attempt.job.attempt <= attempt.launch.retries and not own_fault:
         return None
     return _end(FAILED, int(cause.get("exit_code", code)), cause)
 
@@ -232,10 +233,6 @@ def describe(cause: Mapping[str, Any]) -> str:
     """Return a cause as a line; "" for none."""
     where = "" if cause.get("rank") is None else f"rank {cause['rank']} on {cause.get('host')}: "
     return f"{where}{cause['message']}" if cause.get("message") else ""
-
-
-def _is_own_fault(cause: dict[str, Any]) -> bool:
-    return bool(cause) and not cause.get("lost_peer")
 
 
 def _end(state: str, code: int, cause: dict[str, Any]) -> dict[str, object]:

@@ -102,7 +102,7 @@ class SlurmJob:
 
     def kill_step(self, step: str) -> None:
         """Kill the processes of a step on all its nodes."""
-        # Not all steps at once by the job's number: without a step, that would end the job itself.
+        # Not all steps together by the job's number: without a step, that would end the job itself.
         succeeds(["scancel", "--quiet", "--signal=KILL", step])
 
     def requeue(self) -> bool:

@@ -111,7 +111,7 @@ class LogWatch:
         self.offset += len(new)
         self.disk_full = self.disk_full or _FULL in new
         whole, end, self._partial = (self._partial + new).rpartition(b"\n")
-        # All at once: a program may print millions of lines per second.
+        # All together: a program may print millions of lines per second.
         is_ours = not self.has_begun or any(word in whole for word in _WORDS)
         for line in whole.split(b"\n") if end and is_ours else ():
             text = line.decode(errors="replace") if _PREFIX in line else ""
@@ -199,7 +199,7 @@ class NoticeWatch:
 
 
 def announce(*, amid_line: bool = False, **fields: object) -> None:
-    """Print an event to the job's log, as a rank does; ``amid_line``, on a line of its own."""
+    """Print an event to the job's log, as a rank does; ``amid_line``, on a separate line."""
     # The log's disk may be full.
     with suppress(OSError):
         print("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")), flush=True)

@@ -32,15 +32,8 @@ ALIGN = 8
 
 
 def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
-    """Return the number of batches in one epoch of :func:`epoch_batches`."""
+    """Return the number of batches in one epoch of :func:`global_batches`."""
     return -(-_share(count, ranks) // batch_size)
-
-
-def epoch_batches(
-    lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...]
-) -> list[Indices]:
-    """Return one rank's batches of one epoch, as indices; see :func:`global_batches`."""
-    return [batch[rank::ranks] for batch in global_batches(lengths, batch_size, ranks, seed)]
 
 
 def global_batches(

@@ -116,7 +116,7 @@ def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: R
     if ranks.first:
         try:
             _write(target, checkpoint, state, randoms)
-        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
+        except (OSError, RuntimeError) as error:  # torch's writer also raises others
             shutil.rmtree(_partial_path(target), ignore_errors=True)
             trouble = f"checkpoint {target} can't be written: {first_line(error)}"
     trouble = ranks.share(trouble)

@@ -32,13 +32,12 @@ from .checkpoints import (
     save_checkpoint,
 )
 from .optimizer_step import Step, count_parts, prepare, take_step
-from .options import TrainOptions
 from .state import State, TrainContext, TrainingProgress
 
 FEW_STEPS = 200
 """With fewer steps, a pretrained model has hardly begun to learn."""
 CURVE_POINTS = 500
-"""Approximate number of points in the loss curve, whatever the number of steps."""
+"""Approximate number of points in the loss curve, for any number of steps."""
 
 
 @dataclass
@@ -105,15 +104,11 @@ def train(run: TrainingRun) -> TrainingProgress:
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
     total, options = schedule.total, context.options
     if total < FEW_STEPS and options.max_steps is None:
+        enough = min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
         context.events.note(
             f"{total} steps are few to learn from (less than {FEW_STEPS}): --epochs "
-            f"{_enough(schedule, options)}, a smaller --batch-size, or fewer ranks give more"
+            f"{enough}, a smaller --batch-size, or fewer ranks give more"
         )
-
-
-def _enough(schedule: Schedule, options: TrainOptions) -> int:
-    """Return the epochs with enough steps, at most ten times as many as were asked for."""
-    return min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
 
 
 def _note_fewer_ranks(context: TrainContext) -> None:
@@ -196,16 +191,8 @@ def _take_steps(loop: Loop) -> None:
             seconds = {"data": fetched - ended, **step.seconds}
             ended = time.perf_counter()
             progress.step, progress.seconds = number, ended - begin
-            figures = StepFigures(
-                number,
-                progress.seconds,
-                step.loss,
-                rate,
-                len(batch),
-                batch.tokens,
-                batch.padded,
-                seconds,
-            )
+            counts = len(batch), batch.tokens, batch.padded
+            figures = StepFigures(number, progress.seconds, step.loss, rate, *counts, seconds)
             _check_loss(loop, step)
             _after_step(loop, reporter, figures)
             ended = time.perf_counter()  # the time of a checkpoint is not that of data

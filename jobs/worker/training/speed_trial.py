@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ..runtime.steps import how_many
 from .batches import Indices, Schedule, TrainingRun, batches, steps_per_epoch
 from .optimizer_step import prepare, take_step
 from .options import TrainOptions
@@ -63,22 +64,13 @@ def measure(run: TrainingRun, seconds: float) -> TrialSpeed:
     take(batches(context, samples.lengths, Schedule(per_epoch, WARM_UPS, 0)))
     _, taken = take(batches(context, samples.lengths, Schedule(per_epoch, GAUGED, 0)))
     # The same number on all ranks, or some would wait forever.
-    steps: int = ranks.share(choose_steps(seconds, taken / GAUGED))
+    steps: int = ranks.share(how_many(seconds, taken / GAUGED, _FEWEST, _MOST))
     chosen, schedule = plan_measure(len(samples), options, ranks.size, steps)
-    before = _sent_bytes(model)
+    before = getattr(model, "sent_bytes", 0)
     part = batches(context, samples.lengths[chosen], schedule)
     count, taken = take(chosen[batch] for batch in part)
-    sent = (_sent_bytes(model) - before) // schedule.total
+    sent = (getattr(model, "sent_bytes", 0) - before) // schedule.total
     return TrialSpeed(round(count / taken, 3), schedule.total, round(taken, 3), sent)
-
-
-def _sent_bytes(model: Any) -> int:
-    return int(getattr(model, "sent_bytes", 0))
-
-
-def choose_steps(seconds: float, one: float) -> int:
-    """Return how many steps of ``one`` second fit into the time, within bounds."""
-    return max(_FEWEST, min(_MOST, int(seconds / max(one, 1e-6))))
 
 
 def plan_measure(

@@ -124,11 +124,9 @@ def share_tensors(value: Any, ranks: Ranks) -> Any:
             dist.broadcast(tensor, src=0, group=ranks.control)
             return tensor
         if isinstance(part, dict):
-            return {
-                key: fill(each, own[key] if ranks.first else None) for key, each in part.items()
-            }
+            return {key: fill(each, own and own[key]) for key, each in part.items()}
         if isinstance(part, list):
-            return [fill(each, own[n] if ranks.first else None) for n, each in enumerate(part)]
+            return [fill(each, own and own[n]) for n, each in enumerate(part)]
         return part
 
     return fill(outline, value)

@@ -135,10 +135,10 @@ class Squad(TextTask[SquadOptions]):
         from .task import score
 
         predictions = predict(context, loaded, records, samples)
-        scores = score(records, predictions)
         if context.ranks.first:
             save_json(context.output / "predictions.json", predictions)
-        return {"em": round(scores.em, 3), "f1": round(scores.f1, 3)}
+        found = score(records, predictions)._asdict()
+        return {name: round(percentage, 3) for name, percentage in found.items()}
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from jobs.worker.bench.measure import (
     Triad,
     bus_gb_per_second,
     choose_array_bytes,
-    choose_repeats,
     read_available_bytes,
     read_cache_bytes,
     repeat,
@@ -103,11 +102,6 @@ def test_available_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "share"), [(2, 1.0), (4, 1.5), (1, 0.0)])
 def test_bus_bandwidth(ranks: int, share: float) -> None:
     assert bus_gb_per_second(10**9, 0.5, ranks) == pytest.approx(2 * share)
-
-
-@pytest.mark.parametrize(("one", "expected"), [(0.0, 500), (0.01, 100), (5.0, 5)])
-def test_repeats_fit_into_the_time_within_bounds(one: float, expected: int) -> None:
-    assert choose_repeats(1.0, one) == expected
 
 
 @pytest.mark.parametrize("options", [BenchOptions(), BenchOptions("ccl", 0.25)])

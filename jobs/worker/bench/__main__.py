@@ -12,6 +12,7 @@ import torch
 from ..runtime.context import RankContext
 from ..runtime.job import RunSettings, run_job
 from ..runtime.process import leave
+from . import BenchOptions, parse_argv
 from .measure import (
     MESSAGE_SIZES,
     bus_gb_per_second,
@@ -26,7 +27,6 @@ from .measure import (
     tflops,
 )
 from .onednn import ask_onednn
-from .options import BenchOptions, parse_argv
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ tokens (https://huggingface.co/docs/tokenizers/pipeline#post-processing).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -81,18 +81,17 @@ class Column(NamedTuple):
     offsets: bool = False
 
 
-def tokenize(texts: Sequence[str], tokenizer: Any, *, with_offsets: bool = False) -> Tokens:
-    """Return each text's tokens, without special tokens. Raises :class:`DatasetError`."""
-    parts = [
-        _tokenize(texts[first : first + CHUNK], tokenizer, with_offsets)
-        for first in range(0, len(texts), CHUNK)
-    ]
-    return join_tokens(parts)
-
-
 def encode(columns: Sequence[Column], tokenizer: Any) -> list[Tokens]:
-    """Return each column's tokens. Raises :class:`DatasetError`."""
-    return [tokenize(texts, tokenizer, with_offsets=offsets) for texts, offsets in columns]
+    """Return each column's tokens, without special tokens. Raises :class:`DatasetError`."""
+    return [
+        join_tokens(
+            [
+                _tokenize(texts[first : first + CHUNK], tokenizer, offsets)
+                for first in range(0, len(texts), CHUNK)
+            ]
+        )
+        for texts, offsets in columns
+    ]
 
 
 def join_tokens(parts: Sequence[Tokens]) -> Tokens:
@@ -175,7 +174,10 @@ class TextSample:
 
 @dataclass(frozen=True)
 class TextSamples:
-    """Samples of one text each, or of two. ``targets`` has an entry per sample."""
+    """Samples of one text each, or of two.
+
+    ``targets`` has an entry per sample; if that is an array, an entry per token of a single text.
+    """
 
     columns: Sequence[Tokens]
     template: Template
@@ -189,10 +191,6 @@ class TextSamples:
     def room(self) -> int:
         """The most tokens of texts in a sample."""
         return self.max_length - self.template.specials
-
-    def with_targets(self, targets: Sequence[Any]) -> TextSamples:
-        """Return the samples with other targets: an array has an entry per token of a single text."""
-        return replace(self, targets=targets)
 
     @property
     def lengths(self) -> Ints:

@@ -157,13 +157,6 @@ def _announce(context: RankContext[Own], model: str | None) -> None:
 
 
 def _this_machine(ranks: Ranks, planned: RankPlacement | None, found: RankPlacement) -> Hardware:
-    facts = RankFacts(
-        rank=ranks.rank,
-        hostname=socket.gethostname(),
-        pid=os.getpid(),
-        threads=found.threads,
-        cpus=len(os.sched_getaffinity(0)),
-        planned=planned,
-        found=found,
-    )
+    host, cpus = socket.gethostname(), len(os.sched_getaffinity(0))
+    facts = RankFacts(ranks.rank, host, os.getpid(), found.threads, cpus, planned, found)
     return Hardware(facts, read_cpu_flags())

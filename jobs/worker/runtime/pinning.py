@@ -83,37 +83,42 @@ def take_place(
     The main thread must call it before it starts others, which inherit its policy. Raises
     :class:`PlacementError` if they differ.
     """
-    plan = _plan_own_place(environ) if by_torchrun(environ) else read_plan(environ)
+    plan = _take_own_cores(environ) if by_torchrun(environ) else read_plan(environ)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)
-    found = _inspect(plan, count_threads)
+    # First: OpenMP may bind the main thread when it starts, and that has to show.
+    threads = count_threads()
+    # oneCCL starts and pins its workers with its first collective.
+    workers = plan.workers if plan else ""
+    cpus = format_cpus(os.sched_getaffinity(0))
+    found = RankPlacement(cpus, threads, read_memory_policy(), workers)
     if plan is not None:
         _require_equal(plan, found)
     return plan, found
 
 
-def _plan_own_place(environ: MutableMapping[str, str]) -> RankPlacement | None:
-    asked = environ.get("OMP_NUM_THREADS", "")
+def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:
+    """Pin the calling thread to this rank's cores, and return that as its plan; ``None`` without threads.
+
+    Threads that it starts later inherit them. oneCCL, which mpirun would tell about the ranks, learns the
+    same from ``environ``. Raises :class:`BackendError` for variables that are not torchrun's.
+    """
+    asked, workers = environ.get("OMP_NUM_THREADS", ""), environ.get("CCL_WORKER_COUNT", "")
     if not asked.isdecimal():
         return None
-    threads = int(asked)
-    own = take_own_cores(environ, threads)
-    if own is None:
+    threads, local = int(asked), read_local_place(environ)
+    if "CCL_PROCESS_LAUNCHER" in environ:
+        environ.update(CCL_LOCAL_RANK=str(local.rank), CCL_LOCAL_SIZE=str(local.size))
+    each = int(workers) if workers.isdecimal() else 0
+    shares = share_out(_find_cores(), local.size, threads, each)
+    if not shares:
         return RankPlacement(None, threads, None)
+    own = shares[local.rank]
+    os.sched_setaffinity(0, own.cpus)
+    if pinned := [str(cpu) for share in shares for cpu in share.workers]:
+        environ["CCL_WORKER_AFFINITY"] = ",".join(pinned)
     # Memory is allocated where it is first written: on the NUMA node of these CPUs.
     return RankPlacement(format_cpus(own.cpus), threads, None, format_cpus(own.workers))
-
-
-def _inspect(plan: RankPlacement | None, count_threads: Callable[[], int]) -> RankPlacement:
-    # First: OpenMP may bind the main thread when it starts, and that has to show.
-    threads = count_threads()
-    return RankPlacement(
-        cpus=format_cpus(os.sched_getaffinity(0)),
-        threads=threads,
-        memory=read_memory_policy(),
-        # oneCCL starts and pins them with its first collective.
-        workers=plan.workers if plan else "",
-    )
 
 
 def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
@@ -122,7 +127,8 @@ def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
         wrong.append(f"CPUs {plan.cpus} planned, {found.cpus} found")
     if plan.threads != found.threads:
         wrong.append(f"{plan.threads} threads planned, {found.threads} found")
-    if plan.memory not in (None, found.memory) and not _only_one_numa_node():
+    # With only one NUMA node, there is no choice of memory, so that a container may forbid the policy.
+    if plan.memory not in (None, found.memory) and len(list(_NODES.glob("node[0-9]*"))) > 1:
         wrong.append(f"memory policy {plan.memory} planned, {found.memory} found")
     if wrong:
         raise PlacementError(
@@ -159,31 +165,6 @@ def _prefer_memory(policy: str) -> None:
         ctypes.CDLL("libnuma.so.1").set_mempolicy(_MPOL_PREFERRED, mask, _MAX_NODES)
     except (OSError, AttributeError):
         return
-
-
-def _only_one_numa_node() -> bool:
-    """Return whether there is no choice of memory, so that a container may forbid the policy."""
-    return len(list(_NODES.glob("node[0-9]*"))) <= 1
-
-
-def take_own_cores(environ: MutableMapping[str, str], threads: int) -> CoreShare | None:
-    """Pin the calling thread to this rank's cores and return them; ``None`` if it stays where it is.
-
-    Threads that it starts later inherit them. oneCCL, which mpirun would tell about the ranks, learns the
-    same from ``environ``. Raises :class:`BackendError` for variables that are not torchrun's.
-    """
-    local, workers = read_local_place(environ), environ.get("CCL_WORKER_COUNT", "")
-    if "CCL_PROCESS_LAUNCHER" in environ:
-        environ.update(CCL_LOCAL_RANK=str(local.rank), CCL_LOCAL_SIZE=str(local.size))
-    shares = share_out(
-        _find_cores(), local.size, threads, int(workers) if workers.isdecimal() else 0
-    )
-    if not shares:
-        return None
-    os.sched_setaffinity(0, shares[local.rank].cpus)
-    if pinned := [str(cpu) for share in shares for cpu in share.workers]:
-        environ["CCL_WORKER_AFFINITY"] = ",".join(pinned)
-    return shares[local.rank]
 
 
 def explain_unpinned(environ: Mapping[str, str], threads: int) -> str:

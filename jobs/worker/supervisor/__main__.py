@@ -16,10 +16,9 @@ from pathlib import Path
 
 from .attempt import Attempt, conclude, describe, describe_dead, find_cause
 from .commands import REQUEUED, SlurmJob
-from .copies import CheckpointCopier
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
-from .nodes import Preparation, prepare, send_end
+from .nodes import prepare, send_end
 from .watch import LogWatch, NoticeWatch, announce
 
 _LOG = Path("log")
@@ -49,9 +48,13 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)
-    ready = prepare(launch, job)
-    attempt.launch = ready.launch
-    return _finish(_run(attempt, ready), attempt, head, began)
+    attempt.launch, copier = prepare(launch, job, lambda: attempt.notices.found)
+    attempt.notices.start()
+    if attempt.launch.again:
+        copier.start()
+    code = attempt.run()
+    copier.finish()
+    return _finish(code, attempt, head, began)
 
 
 def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
@@ -74,15 +77,12 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
         return code
     head.finish(results=True)
     end = end or conclude(code, attempt, last=True)
-    _end(attempt.launch, head, {**began, "ended": time.time(), **(end or {})})
-    return code
-
-
-def _end(launch: Launch, head: HeadFolder, content: dict[str, object]) -> None:
-    """Write the job's end on the head, which is what others wait for, and on the other nodes."""
+    content, launch = {**began, "ended": time.time(), **(end or {})}, attempt.launch
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)
+    # Last and on the head: this is what others wait for.
     head.write(END, content)
+    return code
 
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:
@@ -105,19 +105,6 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
     head.write(BEGIN, began)
     head.reserve(BEGIN, END)
     return began
-
-
-def _run(attempt: Attempt, ready: Preparation) -> int:
-    notices = attempt.notices
-    copier = CheckpointCopier(
-        attempt.launch.folder, ready.others, lambda: notices.found, ready.copied
-    )
-    notices.start()
-    if attempt.launch.again:
-        copier.start()
-    code = attempt.run()
-    copier.finish()
-    return code
 
 
 def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> bool:

@@ -113,8 +113,7 @@ class Attempt:
     def kill(self) -> None:
         """Kill what is left of this attempt, on all nodes."""
         self._signal_group(signal.SIGKILL)
-        for step in self.job.steps():
-            self.job.kill_step(step)
+        self.job.kill_steps()
 
     def kill_rest(self) -> None:
         """Kill what another batch process of this job has left, on all nodes."""

@@ -21,22 +21,19 @@ _GONE = "--states=drain,down,no_respond"
 def ask(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> str | None:
     """Return what a command prints; ``None`` if it fails. ``options`` are those of ``subprocess.run``."""
     options.update(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    done = _run(argv, timeout_s, options)
-    return done.stdout.decode(errors="replace") if done and done.returncode == 0 else None
+    printed = _run(argv, timeout_s, options)
+    return None if printed is None else printed.decode(errors="replace")
 
 
 def succeeds(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> bool:
     """Return whether a command succeeds."""
-    done = _run(argv, timeout_s, options)
-    return done is not None and done.returncode == 0
+    return _run(argv, timeout_s, options) is not None
 
 
-def _run(
-    argv: list[str], timeout_s: float, options: dict[str, Any]
-) -> subprocess.CompletedProcess[bytes] | None:
+def _run(argv: list[str], timeout_s: float, options: dict[str, Any]) -> bytes | None:
     try:
-        return subprocess.run(argv, timeout=timeout_s, check=False, **options)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(argv, timeout=timeout_s, check=True, **options).stdout or b""
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -95,15 +92,12 @@ class SlurmJob:
         """Return a line for each node of the cluster that gets no more jobs: its name and the reason."""
         return _ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E"])
 
-    def steps(self) -> tuple[str, ...]:
-        """Return the job's running steps: mpirun starts one to reach its nodes."""
+    def kill_steps(self) -> None:
+        """Kill the processes of the job's steps on all nodes: mpirun starts one to reach its nodes."""
         found = _ask(["squeue", "--noheader", "--steps", f"--job={self.id}", "--format=%i"]).split()
-        return tuple(step for step in found if step.rpartition(".")[2].isdecimal())
-
-    def kill_step(self, step: str) -> None:
-        """Kill the processes of a step on all its nodes."""
         # Not all steps together by the job's number: without a step, that would end the job itself.
-        succeeds(["scancel", "--quiet", "--signal=KILL", step])
+        for step in (each for each in found if each.rpartition(".")[2].isdecimal()):
+            succeeds(["scancel", "--quiet", "--signal=KILL", step])
 
     def requeue(self) -> bool:
         """Put the job back into the queue, which ends this process; return whether Slurm agreed."""

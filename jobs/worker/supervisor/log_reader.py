@@ -25,11 +25,6 @@ LONGEST = 1 << 16
 _STATE = 1000
 
 
-def ask_queue(job: str) -> str | None:
-    """Return Slurm's state and reason, "" if the job is not in its queue; ``None`` if it does not answer."""
-    return ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
-
-
 def put(text: bytes) -> None:
     sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
@@ -106,7 +101,8 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
             put(mark.encode() + b"\t" + shown + b"\n")
         if time.monotonic() - asked >= _ASK_S:
             asked = time.monotonic()
-            state = ask_queue(job)
+            # "" if the job is not in the queue; None if Slurm does not answer.
+            state = ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
             over = state == ""
             if mark and state and state.startswith("PENDING "):
                 put(f"{mark}{find_missing(state.partition(' ')[2])}\n".encode())

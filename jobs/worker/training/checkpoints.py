@@ -50,17 +50,6 @@ class RunIdentity(NamedTuple):
     ground: Mapping[str, str]
     """What the last bit of the results depends on. A change is reported, not refused."""
 
-    @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> RunIdentity:
-        """Restore the result of ``_asdict`` from JSON."""
-        return RunIdentity(
-            world_size=int(content["world_size"]),
-            dtype=str(content["dtype"]),
-            features=str(content["features"]),
-            options=dict(**content["options"]),
-            ground=dict(**content.get("ground", {})),
-        )
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -192,7 +181,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Return a checkpoint's description. Raises :class:`CheckpointError`."""
     try:
         content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-        identity = RunIdentity.from_dict(content["identity"])
+        identity = RunIdentity(**{"ground": {}, **content["identity"]})
         return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
     # A damaged file can raise anything.
     except Exception as error:

@@ -85,15 +85,12 @@ def train(run: TrainingRun) -> TrainingProgress:
         "compiled layers": str(count_compiled(model)),
     }
     identity = identify(options, ranks, context.precision.dtype, run.samples, ground)
-    loop = Loop(
-        run,
-        schedule,
-        State(model, optimizer),
-        trained,
+    start, timer = (
         Checkpoint(identity, TrainingProgress()),
         CheckpointTimer(options.checkpoint_every),
-        optimizer.param_groups[0]["lr"],
     )
+    rate = optimizer.param_groups[0]["lr"]
+    loop = Loop(run, schedule, State(model, optimizer), trained, start, timer, rate)
     if options.resume:
         _resume(loop)
     _take_steps(loop)
@@ -184,7 +181,9 @@ def _take_steps(loop: Loop) -> None:
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()
         for number, chosen in enumerate(rest, start=progress.step + 1):
-            rate = _set_rate(loop, number)
+            rate = loop.highest_rate * schedule.rate(number - 1)
+            for group in loop.state.optimizer.param_groups:
+                group["lr"] = rate
             batch = run.batch(chosen)
             fetched = time.perf_counter()
             step = take_step(run, loop.trained, loop.state.optimizer, batch)
@@ -196,14 +195,6 @@ def _take_steps(loop: Loop) -> None:
             _check_loss(loop, step)
             _after_step(loop, reporter, figures)
             ended = time.perf_counter()  # the time of a checkpoint is not that of data
-
-
-def _set_rate(loop: Loop, number: int) -> float:
-    """Set the optimizer's learning rate for a step (from 1), and return it."""
-    rate: float = loop.highest_rate * loop.schedule.rate(number - 1)
-    for group in loop.state.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
 
 
 def _check_loss(loop: Loop, step: Step) -> None:

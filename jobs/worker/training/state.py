@@ -88,18 +88,11 @@ class TrainingProgress:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TrainingProgress:
         """Restore the result of ``asdict``, also from JSON."""
-        watch = content["watch"]
-        return TrainingProgress(
-            **{name: int(content[name]) for name in ("step", "samples", "tokens")},
-            seconds=float(content["seconds"]),
-            curve=[(int(a), float(b)) for a, b in content["curve"]],
-            resumed=[(int(a), float(b)) for a, b in content["resumed"]],
-            watch=DivergenceDetector(
-                level=None if watch["level"] is None else float(watch["level"]),
-                best=float(watch["best"]),
-                high=int(watch["high"]),
-            ),
-        )
+        pairs = {
+            name: [(int(a), float(b)) for a, b in content[name]] for name in ("curve", "resumed")
+        }
+        watch = DivergenceDetector(**content["watch"])
+        return TrainingProgress(**{**content, **pairs, "watch": watch})
 
 
 class TensorShape(NamedTuple):

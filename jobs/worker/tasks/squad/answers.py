@@ -100,7 +100,7 @@ def _sliding_maximum(values: Floats, width: int) -> Floats:
 def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
     """Return every question's best window, shape (questions,); -1 for no answer.
 
-    Of equally good windows, it is the first, whatever the order in which they were computed.
+    Of equally good windows, it is the first, in any order of computation.
     """
     best = np.full(questions, -1, dtype=np.int64)
     # From worst to best, later windows first: the last assignment stays.
@@ -169,7 +169,7 @@ class PredictedAnswer(NamedTuple):
     """A span of the question's context, or ""; ``start`` counts characters.
 
     ``score`` is the model's probability, 0 to 1, that the answer has this first and last word, among all
-    words of the context, however it was cut into windows.
+    words of the context, for any cut into windows.
     """
 
     text: str
@@ -195,7 +195,8 @@ def ask(
         found.append(best_spans(batch.start, batch.end, chosen))
         order.append(batch.chosen)
         for total, logits in ((starts, batch.start), (ends, batch.end)):
-            np.logaddexp.at(total, owner[batch.chosen], _log_sum(logits, chosen))
+            inside = within(logits, chosen).astype(np.float64)
+            np.logaddexp.at(total, owner[batch.chosen], np.logaddexp.reduce(inside, axis=1))
     spans = Spans.join(found).take(np.argsort(np.concatenate(order)))
     best = best_per_question(spans, owner, len(questions))
     return [
@@ -208,10 +209,6 @@ def ask(
         else PredictedAnswer("", 0.0, 0)
         for number, (question, window) in enumerate(zip(questions, best, strict=True))
     ]
-
-
-def _log_sum(logits: Any, features: Features) -> Any:
-    return np.logaddexp.reduce(within(logits, features).astype(np.float64), axis=1)
 
 
 def parse_question(place: str, record: Any) -> Question:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.worker.bench import BenchOptions, parse_argv
 from jobs.worker.bench.measure import (
     FEWEST,
     WARM_UPS,
@@ -18,7 +19,6 @@ from jobs.worker.bench.measure import (
     repeat,
     tflops,
 )
-from jobs.worker.bench.options import BenchOptions, parse_argv
 
 
 class Watch:

@@ -102,7 +102,7 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     script = "trap '' TERM; sleep 0.5; exit 7" if stopped else "exit 1"
     monkeypatch.setattr(attempt, "render_script", lambda *_: script)
     monkeypatch.setattr(attempt, "LEAVE_S", 0)
-    monkeypatch.setattr(SlurmJob, "steps", lambda _: ())
+    monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
     launch: Any = SimpleNamespace(nproc_per_node=1)
     notices, watch = NoticeWatch(str, {"node1": "disk: full"}), LogWatch(tmp_path / "log")

@@ -91,7 +91,7 @@ def test_the_demo_trains_from_scratch_on_the_sample() -> None:
 
 
 def test_the_laptop_needs_no_installed_package(node_environ: dict[str, str]) -> None:
-    modules = "worker.bench.options, worker.tasks, worker.tasks.squad.dataset"
+    modules = "worker.bench, worker.tasks, worker.tasks.squad.dataset"
     modules += ", worker.runtime.events, worker.runtime.pinning, worker.runtime.process"
     # -S leaves site-packages out.
     check = f"import {modules}; worker.tasks.squad.dataset.read_dataset({str(SAMPLE)!r})"

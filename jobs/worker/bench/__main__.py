@@ -12,30 +12,17 @@ import torch
 from ..runtime.context import RankContext
 from ..runtime.job import RunSettings, run_job
 from ..runtime.process import leave
-from . import BenchOptions, parse_argv
-from .measure import (
-    MESSAGE_SIZES,
-    bus_gb_per_second,
-    choose_array_bytes,
-    choose_size,
-    make_product,
-    measure_exchange,
-    measure_memory,
-    read_available_bytes,
-    read_cache_bytes,
-    repeat,
-    tflops,
-)
+from . import BenchOptions, measure, parse_argv
 from .onednn import ask_onednn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure as this rank. Returns its exit code."""
     options = parse_argv(argv)
-    return run_job(measure, options, RunSettings(options.backend, output=None))
+    return run_job(measure_all, options, RunSettings(options.backend, output=None))
 
 
-def measure(context: RankContext[BenchOptions]) -> dict[str, Any]:
+def measure_all(context: RankContext[BenchOptions]) -> dict[str, Any]:
     """Measure products and memory on all ranks at the same time, then the exchange between hosts."""
     mine, size = _measure_alone(context)
     return {
@@ -54,20 +41,19 @@ def _measure_alone(context: RankContext[BenchOptions]) -> tuple[dict[str, Any], 
     said = ask_onednn()
     events.emit("phase", name="matrix products")
     # One size for all, or their figures could not be compared.
-    size = min(ranks.gather(choose_size(dtype)))
+    size = min(ranks.gather(measure.choose_size(dtype)))
     ranks.gather(None)  # all ranks start together
-    products = repeat(make_product(size, dtype), options.seconds)
+    products = measure.repeat(measure.make_product(size, dtype), options.seconds)
     events.emit("phase", name="memory")
     neighbors = context.hosts.count(facts.hostname)
-    cache = max(ranks.gather(read_cache_bytes(os.sched_getaffinity(0))))
-    memory = measure_memory(
-        choose_array_bytes(cache, read_available_bytes(), neighbors), options.seconds
-    )
+    cache = max(ranks.gather(measure.read_cache_bytes(os.sched_getaffinity(0))))
+    array = measure.choose_array_bytes(cache, measure.read_available_bytes(), neighbors)
+    memory = measure.measure_memory(array, options.seconds)
     mine = {
         "rank": ranks.rank,
         "hostname": facts.hostname,
         "threads": facts.threads,
-        "gemm_tflops": tflops(size, products.seconds),
+        "gemm_tflops": measure.tflops(size, products.seconds),
         "gemm_repeats": products.repeats,
         "memory_gb_s": memory.gb_per_second,
         "memory_array_bytes": memory.array_bytes,
@@ -83,10 +69,10 @@ def _measure_together(context: RankContext[BenchOptions]) -> list[dict[str, Any]
     if len(set(context.hosts)) < 2:
         return []
     context.events.emit("phase", name="all-reduce")
-    found = []
-    for size in MESSAGE_SIZES:
-        done = measure_exchange(ranks, size, context.options.seconds / len(MESSAGE_SIZES))
-        speed = bus_gb_per_second(size, done.seconds, ranks.size)
+    found, sizes = [], measure.MESSAGE_SIZES
+    for size in sizes:
+        done = measure.measure_exchange(ranks, size, context.options.seconds / len(sizes))
+        speed = measure.bus_gb_per_second(size, done.seconds, ranks.size)
         found.append({**asdict(done), "bus_gb_s": speed})
     return found
 

@@ -83,15 +83,12 @@ class Column(NamedTuple):
 
 def encode(columns: Sequence[Column], tokenizer: Any) -> list[Tokens]:
     """Return each column's tokens, without special tokens. Raises :class:`DatasetError`."""
-    return [
-        join_tokens(
-            [
-                _tokenize(texts[first : first + CHUNK], tokenizer, offsets)
-                for first in range(0, len(texts), CHUNK)
-            ]
-        )
-        for texts, offsets in columns
-    ]
+
+    def tokenize(texts: Sequence[str], offsets: bool) -> Tokens:
+        chunks = (texts[first : first + CHUNK] for first in range(0, len(texts), CHUNK))
+        return join_tokens([_tokenize(each, tokenizer, offsets) for each in chunks])
+
+    return [tokenize(*column) for column in columns]
 
 
 def join_tokens(parts: Sequence[Tokens]) -> Tokens:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..runtime.cores import CoreShare
-from . import commands
-from .commands import SlurmJob, succeeds
+from .commands import SlurmJob, ask, succeeds
 from .head import SSH
 from .launch import CHECKPOINTS, END, SECRETS, Launch, fit_pinning
 from .watch import announce
@@ -57,14 +56,14 @@ def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeSta
     """Return the states of the nodes that answer. ``here`` is this node."""
     script = _ASK.format(folder=shlex.quote(folder), checkpoints=CHECKPOINTS)
 
-    def ask(name: str) -> NodeState | None:
+    def look(name: str) -> NodeState | None:
         # The last line is that of the CPUs, for any content of the folders.
-        text = commands.ask(["sh", "-c", script] if name == here else [*SSH, name, script])
+        text = ask(["sh", "-c", script] if name == here else [*SSH, name, script])
         return None if text is None else parse_state(text)
 
     asked = list(dict.fromkeys(names))
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        found = list(pool.map(ask, asked))
+        found = list(pool.map(look, asked))
     return {name: state for name, state in zip(asked, found) if state is not None}  # noqa: B905 - 3.8
 
 
@@ -101,7 +100,7 @@ def send_end(folder: str, names: Iterable[str], content: str) -> None:
     script = f"cd {shlex.quote(folder)} 2>/dev/null || exit 0; rm -f {SECRETS}; cat > {END}"
 
     def send(name: str) -> None:
-        commands.succeeds([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)
+        succeeds([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         list(pool.map(send, names))

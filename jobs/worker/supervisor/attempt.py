@@ -27,7 +27,7 @@ SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 ERROR_GRACE_S = 15.0
 """Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
 LEAVE_S = 60.0
-"""Time for ranks to save a checkpoint and to end when one of their nodes goes."""
+"""Time for ranks to save a checkpoint and to end when one of their nodes leaves."""
 POLL_S = 0.2
 
 
@@ -41,7 +41,7 @@ class Attempt:
     notices: NoticeWatch
     stopping: bool = False
     leaving: dict[str, Any] = field(default_factory=dict)
-    """Why the ranks were asked to end, if one of their nodes goes."""
+    """Why the ranks were asked to end, if one of their nodes leaves."""
     hang: dict[str, Any] = field(default_factory=dict)
     """Why this was killed, if no rank has taken a step for too long."""
     _process: subprocess.Popen[bytes] | None = None
@@ -91,7 +91,7 @@ class Attempt:
             self.kill()
 
     def _blame_node(self) -> None:
-        """Find out whether the ranks failed because a node goes."""
+        """Find out whether the ranks failed because a node leaves."""
         is_full = self.watch.disk_full or has_no_room()
         if is_full:
             self.notices.wait(self.job.nodes, WAIT_S)
@@ -165,7 +165,7 @@ def conclude(
 def find_cause(attempt: Attempt) -> dict[str, Any]:
     """Return what explains the end of an attempt.
 
-    That is a node that goes, a rank's own error, a hang, a lost peer, or a lost node.
+    That is a node that leaves, a rank's own error, a hang, a lost peer, or a lost node.
     """
     watch, job, size = attempt.watch, attempt.job, attempt.launch.nproc_per_node
     if known := attempt.leaving or choose_cause(watch.errors, attempt.hang):

@@ -109,5 +109,5 @@ class SlurmJob:
 
 
 def _ask(argv: list[str]) -> str:
-    # Without Slurm's own errors: the questions are asked again, and a job's log is the job's.
+    # Without Slurm's own errors: callers ask again, and a job's log is for the job.
     return ask_slurm(argv) or ""

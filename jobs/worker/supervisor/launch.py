@@ -106,7 +106,7 @@ def _options(flag: str, env: Mapping[str, str]) -> Iterable[str]:
 def fit_pinning(shares: Sequence[CoreShare], cpus: Sequence[int]) -> tuple[CoreShare, ...]:
     """Return the ranks' cores on a node whose processes may use ``cpus``: the planned ones, if they fit.
 
-    Otherwise, as after `repair`, each planned CPU stands for one of the node's, in their order. With too
+    Otherwise, as after `repair`, each planned CPU maps to one of the node's, in their order. With too
     few of them, the plan stays as it is, and a rank reports the difference.
     """
     planned = sorted({cpu for share in shares for cpu in (*share.cpus, *share.workers)})

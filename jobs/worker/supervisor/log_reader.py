@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .commands import ask_slurm, find_missing
 
-# squeue costs the head some milliseconds, so it is asked less often than the log is read.
+# squeue costs the head some milliseconds, so it runs less often than the log is read.
 _READ_S, _ASK_S = 0.2, 1.0
 _BLOCK = 1 << 20
 LONGEST = 1 << 16

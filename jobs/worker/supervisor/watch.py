@@ -155,7 +155,7 @@ def parse_notices(text: str) -> dict[str, str]:
 def describe_notice(
     notices: Mapping[str, str], nodes: Sequence[str], ranks_per_node: int
 ) -> dict[str, Any]:
-    """Return the first of a job's nodes that goes as the error of its first rank; {} for none. Pure."""
+    """Return the first of a job's nodes that leaves as the error of its first rank; {} for none. Pure."""
     node = next((name for name in nodes if name in notices), None)
     if node is None:
         return {}
@@ -177,7 +177,7 @@ class NoticeWatch:
     ask: Callable[[], str]
     """Returns sinfo's lines."""
     found: dict[str, str] = field(default_factory=dict)
-    """The reasons of the nodes that go, of the whole cluster."""
+    """The reasons of the nodes that leave, of the whole cluster."""
     _asked: threading.Condition = field(default_factory=threading.Condition)
 
     def start(self) -> None:

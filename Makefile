@@ -46,6 +46,10 @@ format: .venv/with-dev ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: reference
+reference: .venv/with-dev ## write docs/commands.md from the parsers
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/jobs/cli/test_commands_page.py
+
 .PHONY: test
 test: prerequisites browser lint ## run all checks: lint, types, unit tests, and the product on the embedded cloud
 	$(PYTEST) -m "not full"

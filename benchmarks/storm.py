@@ -99,7 +99,7 @@ def make_request(dice: random.Random) -> dict[str, Any]:
     if dice.random() < 0.3:
         wish["instance_types"] = TYPES
     if dice.random() < 0.3:
-        wish |= {"spot": True, "on_demand_allowed": dice.random() < 0.5}
+        wish["market"] = dice.choice(["spot", "spot-or-on-demand"])
     wish["second_guard"] = dice.random() < 0.3
     wish["bake"] = dice.choice(["head", "none"])
     return wish

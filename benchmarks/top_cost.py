@@ -29,8 +29,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.common import ROOT, finish
-from cluster.node_program import bundle
-from jobs.top.collect import ON_NODES, render_input
+from jobs.top.collect import send_relay
+from provision.on_node import sampler
+from provision.run_on_nodes import send
 from tests.jobs.top.samples import NodeProcess, make_node, make_rank, make_snapshot, write_metrics
 
 NODES = 64
@@ -114,7 +115,8 @@ def sample_node(folder: Path) -> Iterator[int]:
 
     writer = threading.Thread(target=train)
     writer.start()
-    text = f'{bundle(ON_NODES)}\n{{"interval_s": 1.0, "jobs": "{folder}"}}\n'
+    question = json.dumps({"interval_s": 1.0, "jobs": str(folder)})
+    text = send(sampler, lines=[question]).stdin
     try:
         with reading(NodeProcess.start(text)) as pid:
             yield pid
@@ -127,7 +129,7 @@ def sample_node(folder: Path) -> Iterator[int]:
 def relay_nodes(folder: Path) -> Iterator[int]:
     """Run the real relay with workers that play recorded lines."""
     names = [f"node{index}" for index in range(NODES)]
-    with reading(NodeProcess.start(render_input(names, 1.0), path=folder)) as pid:
+    with reading(NodeProcess.start(send_relay(names, 1.0).stdin, path=folder)) as pid:
         yield pid
 
 

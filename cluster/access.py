@@ -10,8 +10,7 @@ from typing import Protocol, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles
+from cluster.local_files import ClusterFiles, EventLog
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud
 from infra.ec2.inventory import describe_inventory

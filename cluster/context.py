@@ -12,8 +12,7 @@ from functools import cached_property, partial
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.access import Access, FollowedHost
-from cluster.events import EventLog, describe_failure, utc_now
-from cluster.local_files import ClusterFiles, place_options
+from cluster.local_files import ClusterFiles, EventLog, describe_failure, place_options, utc_now
 from cluster.nodes import Cluster, HostOpener, Node, find_cluster
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud, find_profile

@@ -1,14 +1,63 @@
-"""The jobs in a cluster's queue, ours and those that users submitted themselves."""
+"""The queue on a cluster's head: its jobs, ours and the users' own, and what a removal would lose."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from infra.errors import HostError, UsageError
+from cluster.context import Context
+from cluster.nodes import rank_nodes
+from infra.ec2 import tags
+from infra.ec2.instances import HEAD
+from infra.ec2.inventory import Inventory
+from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
 from provision.host import Host
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """``why`` the head did not answer; "" if there is none on which jobs could ever run."""
+
+    why: str = ""
+
+
+def ask_head(
+    ctx: Context, found: Inventory, ask: Callable[[Host], T], limit_s: float
+) -> T | NoAnswer:
+    """Return what the head says. Takes at most about ``limit_s`` seconds, and never fails."""
+    heads = [node for node in rank_nodes(found.alive) if node.instance.role == HEAD]
+    # Jobs run only on a cluster that was connected.
+    if not heads or tags.MESH not in heads[0].instance.tags:
+        return NoAnswer()
+    if heads[0].instance.state != "running":
+        return NoAnswer(f"it is {heads[0].instance.state}")
+    try:
+        jump = found.record.options["jump"] if found.record else None
+    except SprError as error:
+        return NoAnswer(error.message)
+    head = replace(heads[0], jump=jump or "")
+    # A question about this machine's address could not be answered in time.
+    quiet = replace(ctx, allow=lambda _: False)
+    answers: list[T | NoAnswer] = []
+
+    def connect_and_ask() -> None:
+        try:
+            answers.append(ask(quiet.host_opener()(head)))
+        except SprError as error:
+            answers.append(NoAnswer(error.message))
+
+    # Connecting alone may take longer than that. A daemon does not delay this process's end.
+    thread = threading.Thread(target=connect_and_ask, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return answers[0] if answers else NoAnswer(f"no answer within {limit_s:g} s")
+
 
 LIST_QUEUE = "squeue --noheader --array --format='%A|%T|%N|%r|%j'"
 """Shell command that prints the queue, a line per job."""
@@ -177,3 +226,68 @@ def job_is_running(job: str, flags: str) -> UsageError:
         f"job {job} is still running on this cluster",
         hint=f"wait for it to end, or save a checkpoint and end it: {how_to_end(job, flags)}",
     )
+
+
+_DEADLINE_S = 10.0
+ACTIVE = ("running", "waiting")
+# `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them:
+# ours, and those that transformers' Trainer leaves beside the model.
+SCRIPT = rf"""# listing what would be lost
+queue=$({LIST_QUEUE} 2>&1) || {{ echo "queue $(echo $queue)"; queue=; }}
+active=$(echo "$queue" | cut -d "|" -f 5-)
+echo "$queue" | awk -F "|" 'NF {{ print ($2 == "PENDING" ? "waiting" : "running"), $5 }}'
+for d in ~/spr-jobs/*/; do
+  [ -d "$d/output" ] || continue
+  d=${{d%/}}; job=${{d##*/}}; out=$d/output
+  echo "$active" | grep -qxF "$job" && continue
+  if grep -qs '"resumable": true' "$d/job.json" && [ ! -f "$out/results.json" ] \
+    && ls "$out/checkpoints" 2>/dev/null | grep -qx 'step-[0-9]*'; then
+    echo "checkpoint $job"; continue
+  fi
+  if ls -d "$out"/model/checkpoint-* >/dev/null 2>&1 \
+    && ! grep -q '"state": "succeeded"' "$d/end.json" 2>/dev/null; then
+    echo "checkpoints $job"; continue
+  fi
+  since=; [ -f "$d/fetched" ] && since="-newer $d/fetched"
+  new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
+    ! -path "$out/checkpoints/*" $since | head -n 1)
+  # The workers may have written more.
+  [ -n "$new" ] || {{ [ -z "$since" ] && grep -qs '"gather_output": true' "$d/job.json"; }} || continue
+  if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
+done
+"""
+"""Prints running, waiting, checkpoint, checkpoints, model, or results, and a job's ID, line by line.
+
+If the queue does not answer, ``queue`` and why.
+"""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Pairs of what would be lost and the job's ID; ``unknown`` is why the head could not be asked."""
+
+    found: tuple[tuple[str, str], ...] = ()
+    unknown: str = ""
+
+    def describe(self, flags: str) -> Iterator[str]:
+        """Return the lines for a user; ``flags`` name the cluster in a command."""
+        if self.unknown:
+            yield f"The head could not be asked what would be lost: {self.unknown}"
+        yield from (f"Job {job} is {what}." for what, job in self.found if what in ACTIVE)
+        if kept := [f"the {what} of {job}" for what, job in self.found if what not in ACTIVE]:
+            how = f"To keep results: spr-cluster fetch JOB {flags}"
+            yield f"Only on the nodes: {', '.join(kept)}. {how}"
+
+
+def find_losses(ctx: Context, found: Inventory) -> Losses:
+    """Ask the head what the cluster's removal would lose. Takes seconds, and never fails."""
+    answer = ask_head(ctx, found, _ask, _DEADLINE_S)
+    return Losses(unknown=answer.why) if isinstance(answer, NoAnswer) else answer
+
+
+def _ask(head: Host) -> Losses:
+    lines = head.run(SCRIPT, timeout_s=_DEADLINE_S).stdout.splitlines()
+    pairs = [line.partition(" ")[::2] for line in lines]
+    found = tuple(pair for pair in pairs if pair[0] != "queue")
+    why = next((f"its queue does not answer: {why}" for what, why in pairs if what == "queue"), "")
+    return Losses(found, why)

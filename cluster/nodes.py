@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cluster.events import utc_now
-from cluster.local_files import nearest_cluster
+from cluster.local_files import nearest_cluster, utc_now
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import describe_inventory

@@ -1,8 +1,8 @@
-"""Overview of all clusters of an account, in one region or in all: state, cost, and forgotten ones."""
+"""All clusters of an account, in one region or in all: state, prices, cost so far, and forgotten ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -10,21 +10,42 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.events import utc_now
-from cluster.local_files import is_idle_here
+from cluster.local_files import home, is_idle_here, utc_now
 from cluster.nodes import is_unconnected
-from cluster.prices import cost_as_dict, look_up_prices
 from infra.aws.clients import Clients, connect, translate_boto_error
-from infra.cost.prices import Price, Prices
+from infra.aws.cloud import Cloud
+from infra.cost.prices import Price, Prices, describe_prices
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, describe_inventories
 from infra.ec2.termination_schedule import with_guards
 from infra.errors import SprError
 from infra.plan.planner import is_connected, rank_instances
-from infra.spec import DEFAULT_VOLUME_GIB
+from infra.spec import ClusterOptions
 
 if TYPE_CHECKING:
     from infra.aws.cloud import Cloud
+
+
+def look_up_prices(cloud: Cloud, clients: Clients, types: Iterable[str], now: datetime) -> Prices:
+    """Return the prices of these types in the cloud's region; none where nothing is billed."""
+    names = tuple(dict.fromkeys(types))
+    if not cloud.billed or not names:
+        return Prices(cloud.region)
+    kept = home() / f"prices-{cloud.region}.json"
+    return describe_prices(clients.pricing, cloud.region, names, kept, now.date())
+
+
+def cost_as_dict(cost: Price | None) -> dict[str, Any]:
+    """Return what machines have cost for ``--json``: an estimate if its source is another region."""
+    if cost is None:
+        return {"usd_so_far": None, "price_source": None}
+    return {"usd_so_far": round(cost.usd, 2), "price_source": cost.source or None}
+
+
+def show_cost(row: Mapping[str, Any]) -> str:
+    """Return a cost from :func:`cost_as_dict` for people."""
+    return "?" if row["usd_so_far"] is None else f"${row['usd_so_far']:.2f}"
+
 
 _PARALLEL = 8
 # Bare metal takes up to 20 minutes to boot; then the software is installed.
@@ -71,7 +92,7 @@ class Overview:
             options = self.found.record.options if self.found.record else {}
         except SprError:
             options = {}
-        gib = options.get("volume_gib", DEFAULT_VOLUME_GIB)
+        gib = options.get("volume_gib", ClusterOptions().volume_gib)
         iops, mibps = options.get("volume_iops"), options.get("volume_throughput")
         return self.prices.accrued(self.found.alive, now, gib, iops=iops, mibps=mibps)
 

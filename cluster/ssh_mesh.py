@@ -14,8 +14,9 @@ from cluster import slurm
 from cluster.nodes import Cluster, HostOpener, Node
 from infra.ec2.key_pair import KeyPair, generate_key_pair
 from provision.facts import HostFacts
-from provision.host import SSH_USER, Host, on_all
+from provision.host import SSH_USER, Host
 from provision.jump import proxy_argv
+from provision.run_on_nodes import on_all
 
 _KEY = ".ssh/spr-cluster"
 _BEGIN, _END = "# spr-cluster begin", "# spr-cluster end"

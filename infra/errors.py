@@ -1,4 +1,4 @@
-"""The tree of errors that users can see.
+"""The tree of user-facing errors.
 
     SprError                    exit code 1: a failure outside our control
     ├── UsageError              exit code 2: usage error; nothing changed
@@ -8,7 +8,7 @@
     ├── HostError               a command on one machine failed
     │   ├── HostKeyError        a machine's SSH host key changed
     │   ├── NoAnswerError       a machine does not answer over SSH
-    │   │   └── JumpError       it, or the way of --jump to it, does not
+    │   │   └── JumpError       the --jump route to a machine failed
     │   └── ConnectionLostError the SSH connection broke; the command may still run
     ├── HostsError              commands on several machines failed; carries every outcome
     └── JobError                a training job failed
@@ -70,7 +70,7 @@ class NoAnswerError(HostError):
 
 
 class JumpError(NoAnswerError):
-    """The way of ``--jump`` to a machine failed, which says nothing about the machine."""
+    """The ``--jump`` route to a machine failed; the machine itself may be fine."""
 
 
 class ConnectionLostError(HostError):
@@ -91,6 +91,6 @@ class JobError(SprError):
 
 
 class HangupError(KeyboardInterrupt):
-    """SIGHUP, usually because the terminal is gone: treated like Ctrl-C, except that jobs go on."""
+    """SIGHUP, usually because the terminal closed. Like Ctrl-C, except that jobs keep running."""
 
     exit_code = 129

@@ -1,6 +1,6 @@
-"""Files that this tool reads. Whatever is in a file, its reader returns a value or raises UsageError.
+"""File access. For any file content, a reader returns a value or raises UsageError.
 
-Only regular files of a limited size are read: a pipe would block, and a device has no end.
+Readers accept only regular files of limited size: a pipe would block, and a device never ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 # Building an adapter takes milliseconds.
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 MAX_BYTES = 64 << 20
-"""Largest file that is read at once; those of this tool are far smaller."""
+"""The largest file that :func:`read_text` accepts by default."""
 _MAX_DEPTH = 100
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _KINDS = {
@@ -41,23 +41,24 @@ _KINDS = {
 
 
 def check_file(path: Path, max_bytes: int | None = None) -> None:
-    """Raise :class:`UsageError` for a missing file, a pipe, a socket, a device, or a file too large."""
+    """Raise :class:`UsageError` if a file is missing, too large, a pipe, a socket, or a device."""
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     if kind := _KINDS.get(stat.S_IFMT(found.st_mode)):
         raise UsageError(
-            f"{path}: is {kind}", hint="write its content to a file first, and name that file"
+            f"{path}: is {kind}", hint="save its content to a regular file and use that instead"
         )
     if max_bytes is not None and found.st_size > max_bytes:
         raise UsageError(
-            f"{path}: has {format_size(found.st_size)}; at most {format_size(max_bytes)} are read"
+            f"{path}: file is too large: {format_size(found.st_size)}, "
+            f"limit {format_size(max_bytes)}"
         )
 
 
 def check_folder(folder: Path) -> None:
-    """Raise :class:`UsageError` if a folder contains what :func:`check_file` refuses."""
+    """Apply :func:`check_file` to every file in a folder."""
     for below, _, names in os.walk(folder):
         for name in names:
             check_file(Path(below, name))
@@ -66,7 +67,10 @@ def check_folder(folder: Path) -> None:
 def read_text(
     path: Path, missing: str | None = None, *, errors: str = "strict", max_bytes: int = MAX_BYTES
 ) -> str:
-    """Return a UTF-8 file's text; ``missing``, if given, without a file. Raises :class:`UsageError`."""
+    """Return the text of a UTF-8 file, or ``missing``, if given, when there is no file.
+
+    Raises :class:`UsageError`.
+    """
     try:
         if missing is not None and not path.exists():
             return missing
@@ -78,7 +82,7 @@ def read_text(
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[str]:
-    """Yield a file's lines, with a replacement for invalid characters. Raises :class:`UsageError`."""
+    """Yield a file's lines with invalid characters replaced. Raises :class:`UsageError`."""
     check_file(path, max_bytes)
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -95,20 +99,20 @@ def _unreadable(path: Path, error: OSError | ValueError) -> UsageError:
 
 
 def parse_json(text: str, name: str) -> Any:
-    """Parse JSON; ``name`` is its file. Raises :class:`UsageError`."""
+    """Parse JSON; messages start with ``name``. Raises :class:`UsageError`."""
     try:
         return _shallow(json.loads(text), name)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{name}: not JSON: {error.msg} ({where})") from None
     except ValueError:
-        raise UsageError(f"{name}: has a number of thousands of digits") from None
+        raise UsageError(f"{name}: a number has too many digits") from None
     except RecursionError:
         raise _too_deep(name) from None
 
 
 def parse_object(text: str, name: str) -> dict[str, Any]:
-    """Parse a JSON object; ``name`` is its file. Raises :class:`UsageError`."""
+    """Parse a JSON object; messages start with ``name``. Raises :class:`UsageError`."""
     content = parse_json(text, name)
     if not isinstance(content, dict):
         raise UsageError(f"{name}: expected a JSON object")
@@ -116,12 +120,12 @@ def parse_object(text: str, name: str) -> dict[str, Any]:
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Read a JSON object; if ``optional``, empty without a file. Raises :class:`UsageError`."""
+    """Read a JSON object. A missing ``optional`` file yields ``{}``. Raises :class:`UsageError`."""
     return parse_object(read_text(path, "{}" if optional else None), str(path))
 
 
 def parse_as(kind: type[T], text: str, name: str) -> T:
-    """Parse JSON into a dataclass; ``name`` is its file. Raises :class:`UsageError`."""
+    """Parse JSON into a dataclass; messages start with ``name``. Raises :class:`UsageError`."""
     try:
         found: T = _adapter(kind).validate_json(text.encode(errors="replace"))
     except ValidationError as error:
@@ -132,14 +136,14 @@ def parse_as(kind: type[T], text: str, name: str) -> T:
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML; ``name`` is its file. Raises :class:`UsageError`."""
-    # The memory that tomllib needs for a dotted key grows with the square of its parts.
+    """Parse TOML; messages start with ``name``. Raises :class:`UsageError`."""
+    # tomllib's memory use for a dotted key grows with the square of its number of parts.
     bare = (_QUOTED.sub("", line).partition("#")[0] for line in text.split("\n"))
     if any(line.count(".") > _MAX_DEPTH for line in bare):
         raise _too_deep(name)
     try:
         content: dict[str, Any] = _shallow(tomllib.loads(text), name)
-        repr(content)  # refuses a hexadecimal number of thousands of digits
+        repr(content)  # raises ValueError for hexadecimal numbers with thousands of digits
     except ValueError as error:
         raise UsageError(f"{name}: not TOML: {error}") from None
     except RecursionError:
@@ -148,7 +152,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def _shallow(content: Any, name: str) -> Any:
-    """Return a document unless its depth could exhaust the stack of the code that uses it."""
+    """Return the document. Raises :class:`UsageError` if recursion over it could overflow the stack."""
     level: Iterable[Any] = [content]
     for _ in range(_MAX_DEPTH):
         level = [below for value in level for below in _below(value)]
@@ -164,17 +168,17 @@ def _below(value: Any) -> Iterable[Any]:
 
 
 def _too_deep(name: str) -> UsageError:
-    return UsageError(f"{name}: is nested more than {_MAX_DEPTH} levels deep")
+    return UsageError(f"{name}: nested more than {_MAX_DEPTH} levels deep")
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read. The write is atomic: a crash never truncates it."""
+def write_private(path: Path, content: str | bytes) -> None:
+    """Atomically write a file that only its owner can read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.touch(mode=0o600, exist_ok=False)
-    with fresh.open("w") as file:
-        file.write(text)
+    with fresh.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)

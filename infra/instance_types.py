@@ -1,8 +1,8 @@
-"""EC2 instance types: their facts, and a table of prices, AMX, and hardware that EC2 does not tell.
+"""EC2 instance types, with a table of facts that EC2's API does not report: AMX, sockets, and prices.
 
-Any type with x86-64 processors can be used: EC2 describes it. The table's prices are for on-demand
-Linux in ``TABLE_REGION``, in US dollars per hour, as of ``TABLE_DATE``; :mod:`infra.cost.prices` asks AWS
-for today's. Source: the EC2 instance type and pricing pages.
+The tool can use any x86-64 type, in the table or not. Table prices are for on-demand Linux in
+``TABLE_REGION``, in US dollars per hour, as of ``TABLE_DATE``; :mod:`infra.cost.prices` fetches current
+ones. Source: the EC2 instance type and pricing pages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TABLE_DATE, TABLE_REGION = "July 2026", "us-east-1"
 DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
 _NAME = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 _GPU_FAMILY = re.compile(r"(p|g|gr)\d+[a-z-]*")
-# Sapphire Rapids, in Intel's seventh generation on EC2, is the first processor with AMX.
+# AMX first appeared in Sapphire Rapids, the processor of EC2's seventh Intel generation.
 _AMX_FAMILY = re.compile(r"(c7i|m7i|r7i|r7iz|c8i|m8i|r8i)d?(-flex)?")
 _FIRST_WITH_AMX = 7
 
-# A core's tile unit computes 16 x 16 sums of 32 products in 16 cycles, two operations each.
+# A core's tile unit computes 16 x 16 dot products of length 32 in 16 cycles: 2 FLOP per element.
 # https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions ("Tile matrix multiply unit")
 _AMX_BF16_FLOP_PER_CYCLE = 1024
 # EC2's DescribeInstanceTypes: ProcessorInfo.SustainedClockSpeedInGhz, by family.
@@ -41,15 +41,15 @@ _SUSTAINED_GHZ = {
     "r8i": 3.9,
     "r8id": 3.9,
 }
-# Five days, EC2's longest and until 2025 its only limit for an idle TCP connection.
+# Five days: EC2's longest idle limit for a TCP connection, and its only one until 2025.
 _LONGEST_IDLE_S = 432_000
 
 
 @dataclass(frozen=True)
 class InstanceType:
-    """One EC2 instance type. ``cores`` are physical; ``gbit`` is the network in Gbit/s, if known.
+    """One EC2 instance type. ``cores`` are physical; ``gbit`` is the network bandwidth in Gbit/s.
 
-    ``table_usd`` is the table's price. ``amx`` is ``None`` if only the running machine can tell.
+    ``amx`` is ``None`` if only the running machine can tell.
     """
 
     name: str
@@ -61,16 +61,16 @@ class InstanceType:
     table_usd: float | None
     amx: bool | None = True
     idle_tcp_s: int = _LONGEST_IDLE_S
-    """How long security groups track an idle TCP connection by default."""
+    """How long security groups track an idle TCP connection by default, in seconds."""
 
     @staticmethod
     def from_aws(info: Any) -> InstanceType:
-        """Return a type as DescribeInstanceTypes describes it, which knows neither sockets nor AMX."""
+        """Parse an entry of DescribeInstanceTypes; sockets and AMX come from the table."""
         name, network = info["InstanceType"], info.get("NetworkInfo", {})
         known = INSTANCE_TYPES.get(name)
         cpus = info["VCpuInfo"]
         cards = network.get("NetworkCards", [])
-        # A virtual machine's network is faster in bursts.
+        # Virtual machines can exceed their baseline in bursts.
         gbit = sum(card.get("BaselineBandwidthInGbps", 0) for card in cards)
         tracking = network.get("ConnectionTrackingConfiguration", {})
         return InstanceType(
@@ -92,7 +92,7 @@ class InstanceType:
 
     @property
     def is_metal(self) -> bool:
-        """Whether it is bare metal, which takes long to start."""
+        """Whether it is bare metal, which is slow to start."""
         return is_metal(self.name)
 
     @property
@@ -127,7 +127,7 @@ _TYPES = (
     InstanceType("m8i.metal-96xl", 384, 192, 2, 1536, 100, 20.3213),
     InstanceType("r8i.metal-48xl", 192, 96, 1, 1536, 75, 14.67),
     InstanceType("r8i.metal-96xl", 384, 192, 2, 3072, 100, 26.6726),
-    # The same with local disks. No source gave their prices.
+    # Variants with local disks; no source lists their prices.
     InstanceType("c8id.metal-48xl", 192, 96, 1, 384, 75, None),
     InstanceType("c8id.metal-96xl", 384, 192, 2, 768, 100, None),
     InstanceType("m8id.metal-48xl", 192, 96, 1, 768, 75, None),
@@ -138,15 +138,15 @@ _TYPES = (
     InstanceType("m7i.16xlarge", 64, 32, 1, 256, None, 3.2256),
     InstanceType("c7i.16xlarge", 64, 32, 1, 128, None, 2.856),
     InstanceType("c7i.24xlarge", 96, 48, 1, 192, None, 4.284),
-    # Small and quick to start: the first for `make aws-check`, the others for baking images.
+    # Small and quick to start: c7i.large is for `make aws-check`, the others bake images.
     InstanceType("c7i.large", 2, 1, 1, 4, None, 0.08925),
     InstanceType("c7i.xlarge", 4, 2, 1, 8, None, 0.1785),
     InstanceType("m7i.xlarge", 4, 2, 1, 16, None, 0.2016),
-    # Ice Lake, the baseline of the published comparison.
+    # Ice Lake without AMX: the baseline of the published comparison.
     InstanceType("c6i.16xlarge", 64, 32, 1, 128, None, 2.72, amx=False),
 )
 BAKERS = ("c7i.xlarge", "m7i.xlarge")
-"""Types that bake images, cheapest first. The software is the same on bare metal."""
+"""Types that bake images, cheapest first. Images work on bare metal as well."""
 INSTANCE_TYPES = {entry.name: entry for entry in _TYPES}
 _FAMILIES = dict.fromkeys(entry.name.partition(".")[0] for entry in _TYPES if entry.amx)
 WITH_AMX = f"families with AMX: {', '.join(_FAMILIES)}; their types: https://aws.amazon.com/ec2/instance-types/"
@@ -158,7 +158,7 @@ def is_metal(name: str) -> bool:
 
 
 def check_type_name(name: str) -> str:
-    """Return a name that EC2 may know. Raises :class:`UsageError` for anything else, and for GPU types."""
+    """Return a plausible type name unchanged. Raises :class:`UsageError` for others and for GPU types."""
     family = name.partition(".")[0]
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -172,9 +172,9 @@ def check_type_name(name: str) -> str:
 
 
 def find_machine(ec2: EC2Client, name: str) -> InstanceType | None:
-    """Return a type from the table, else from EC2; ``None`` if the region does not know it."""
+    """Look up a type in the table, else in EC2; ``None`` if the region does not offer it."""
     if name in INSTANCE_TYPES:
         return INSTANCE_TYPES[name]
-    # With a filter, a type that the region lacks does not fail the call.
+    # InstanceTypes=[name] would raise an error for a type that the region lacks; a filter does not.
     found = ec2.describe_instance_types(Filters=[{"Name": "instance-type", "Values": [name]}])
     return next((InstanceType.from_aws(info) for info in found["InstanceTypes"]), None)

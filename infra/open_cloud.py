@@ -12,8 +12,7 @@ CLOUD_NAMES = ("aws", "local")
 def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
     """Return the named cloud; start the embedded one if necessary.
 
-    For a command that ``buys``, a role's credentials last until the machines are installed.
-
+    With ``buys``, assumed-role credentials stay valid until the machines are installed.
     Raises :class:`UsageError` if the name is unknown or the embedded cloud cannot run here.
     """
     if name == "local":

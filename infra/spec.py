@@ -1,85 +1,253 @@
-"""The validated options of a cluster."""
+"""The cluster options in one table: model field, command-line option, and tag in the record."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name
-from infra.words import explain_invalid
+from infra.words import explain_invalid, parse_duration, render_duration
 
+DEFAULT_NAME = "spr"
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
 AUTO = "auto"
 EICE, SSM = "eice", "ssm"
-# It becomes part of a command line: nothing that a shell or OpenSSH could take for an option.
+# The value ends up in a command line, so it must not look like an option to a shell or OpenSSH.
 _JUMP = re.compile(
     r"(?:[a-z_][a-z0-9_.-]{0,31}@)?[a-z0-9][a-z0-9.-]{0,180}(?::(\d{1,5}))?", re.ASCII | re.I
 )
-DEFAULT_VOLUME_GIB = 100
-DEFAULT_TTL = timedelta(hours=8)
 LONGEST_TTL = timedelta(days=30)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-class ClusterSpec(BaseModel):
-    """The desired cluster. ``volume_gib`` is each node's root disk; ``max_price`` is in USD/hour."""
+@dataclass(frozen=True)
+class Option:
+    """How a field of :class:`ClusterSpec` appears on the command line and in the cluster's record.
+
+    Flag and tag default to the field's name; ``tag=None`` means not recorded. With a ``const``, the
+    flag takes no argument and sets this value. A field that is ``None`` becomes an empty tag; if
+    ``write`` returns ``None``, there is no tag. Records made by older versions lack ``newer`` tags.
+    """
+
+    help: str = ""
+    metavar: str | None = None
+    expected: str = ""
+    """Valid values in words, for messages."""
+    flag: str = ""
+    parse: Callable[[str], Any] = str
+    """Parses the argument. Fields of type ``int`` or ``float`` need none."""
+    const: bool | None = None
+    tag: str | None = ""
+    write: Callable[[Any], str | None] = str
+    read: Callable[[str], Any] | None = None
+    """Parses the tag; by default ``parse``."""
+    newer: bool = False
+    fixed: bool = False
+    """Whether the value can't change while the cluster exists."""
+
+    @property
+    def dest(self) -> str:
+        """The option's attribute in argparse's namespace."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def _switch(help_: str, flag: str = "", *, yes: str = "yes", no: str = "no", **more: Any) -> Option:
+    """Return the option of a Boolean field; a negative flag such as ``--no-…`` sets it to false."""
+    negative = flag.startswith(("--no-", "--allow-no-"))
+    return Option(
+        help_,
+        flag=flag,
+        const=not negative,
+        write=lambda value: yes if value else no,
+        read=lambda text: text == yes,
+        **more,
+    )
+
+
+class ClusterOptions(BaseModel):
+    """The options that a user chooses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=f"^{CLUSTER_NAME}$")
-    nodes: int = Field(default=1, ge=1, le=256)
-    stack: str
-    # The record stores them in one tag of at most 256 characters.
-    instance_types: tuple[str, ...] = Field(
-        default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12
+    name: Annotated[str, Option(expected=CLUSTER_NAME_RULE, tag=None)] = Field(
+        default=DEFAULT_NAME, pattern=f"^{CLUSTER_NAME}$"
     )
+    nodes: Annotated[
+        int,
+        Option(
+            "nodes, including the head (default: unchanged, or 1)",
+            None,
+            "a whole number from 1 to 256",
+        ),
+    ] = Field(default=1, ge=1, le=256)
+    # The record stores them in one tag of at most 256 characters.
+    instance_types: Annotated[
+        tuple[str, ...],
+        Option(
+            f"EC2 type, or several in order of preference: a,b,c (default: {DEFAULT_INSTANCE_TYPE})",
+            "TYPES",
+            "1 to 12 EC2 types separated by commas",
+            flag="--instance-type",
+            parse=lambda text: tuple(name.strip() for name in text.split(",") if name.strip()),
+            write=" ".join,
+            read=lambda text: tuple(text.split()),
+        ),
+    ] = Field(default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12)
     """In order of preference; all nodes have the same type."""
-    ssh_cidrs: tuple[str, ...] = Field(min_length=1)
-    """The ranges that may use SSH."""
-    caller: str = ""
-    """The one among them that is this machine's address, and follows it."""
-    subnet_id: str | None = Field(default=None, pattern="^subnet-[0-9a-f]+$")
-    volume_gib: int = Field(default=DEFAULT_VOLUME_GIB, ge=20, le=16384)
-    volume_throughput: int | None = Field(default=None, ge=125, le=2000)
-    """In MiB/s; by default gp3's 125."""
-    volume_iops: int | None = Field(default=None, ge=_BASE_IOPS, le=80000)
-    volume_init_rate: int | None = Field(default=None, ge=100, le=300)
-    """MiB/s at which EC2 loads a new disk from its image; by default when blocks are first read."""
-    ttl: timedelta = Field(default=DEFAULT_TTL, ge=timedelta(minutes=1), le=LONGEST_TTL)
-    idle_timeout: timedelta | None = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
-    amx_required: bool = True
-    spot: bool = False
-    max_price: float | None = Field(default=None, gt=0, le=1000)
-    on_demand_allowed: bool = False
-    """Buy on demand if spot has no capacity or is too expensive."""
-    placement_group: bool = True
-    private: bool = False
-    """The machines have no public addresses."""
-    jump: str | None = None
-    """How machines are reached from outside: ``[user@]host[:port]``, ``eice``, ``ssm``, or directly."""
-    bake: Literal["head", "none"] = "head"
-    """Without an image: install the head and copy it, or install all nodes at once."""
-    second_guard: bool = False
-    """Machines are also terminated from outside: see :mod:`infra.ec2.termination_schedule`."""
+    stack: Annotated[
+        str, Option("software, see `stacks` (default: upstream)", "NAME", fixed=True)
+    ] = ""
+    bake: Annotated[
+        Literal["head", "none"],
+        Option(
+            "how to install software if no image has it: `head` installs it on the head and starts the "
+            "workers from an image of the head; `none` installs it on all nodes in parallel and makes "
+            "the image afterward (default: none on AWS for up to 32 nodes, else head)",
+            "WAY",
+            "head or none",
+        ),
+    ] = "head"
+    ttl: Annotated[
+        timedelta,
+        Option(
+            "each node shuts itself down after this time (default: 8h); see `extend`",
+            None,
+            "from 1m to 30d",
+            parse=lambda text: parse_duration(text, "--ttl"),
+            write=render_duration,
+            newer=True,
+        ),
+    ] = Field(default=timedelta(hours=8), ge=timedelta(minutes=1), le=LONGEST_TTL)
+    idle_timeout: Annotated[
+        timedelta | None,
+        Option(
+            "also shut down after this time without a job or SSH session",
+            None,
+            "from 5m to 30d",
+            parse=lambda text: parse_duration(text, "--idle-timeout"),
+            write=render_duration,
+        ),
+    ] = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
+    second_guard: Annotated[
+        bool,
+        Option(
+            "also have EventBridge Scheduler terminate each machine 10 min after its deadline, in case "
+            "it never boots and can't shut itself down (free; needs `iam-policy --second-guard`)",
+            const=True,
+            write=lambda value: "yes" if value else None,
+            read=bool,
+            newer=True,
+        ),
+    ] = False
+    """See :mod:`infra.ec2.termination_schedule`."""
+    market: Annotated[
+        Literal["on-demand", "spot", "spot-or-on-demand"],
+        Option(
+            "how to buy: on-demand, spot (cheaper, but EC2 can reclaim the machines), or "
+            "spot-or-on-demand, which buys on demand if spot has no capacity (default: on-demand)",
+            "MARKET",
+            write=lambda market: market.replace("-or-", " "),
+            read=lambda text: text.replace(" ", "-or-"),
+        ),
+    ] = "on-demand"
+    max_price: Annotated[
+        float | None,
+        Option(
+            "maximum price per spot machine and hour",
+            "USD",
+            "US dollars per machine and hour, above 0 and at most 1000",
+            write="{:g}".format,
+        ),
+    ] = Field(default=None, gt=0, le=1000)
+    placement_group: Annotated[
+        bool, _switch("do not place the machines close together", "--no-placement-group")
+    ] = True
+    private: Annotated[
+        bool,
+        _switch(
+            "give machines no public addresses: reach them from inside the VPC or with --jump; "
+            "installing software requires a route to a NAT gateway",
+            newer=True,
+            fixed=True,
+        ),
+    ] = False
+    jump: Annotated[
+        str | None,
+        Option(
+            "reach machines at their private addresses through a jump host, [user@]host[:port], that "
+            "OpenSSH already knows; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
+            "WAY",
+            newer=True,
+        ),
+    ] = None
+    subnet_id: Annotated[
+        str | None,
+        Option(
+            "use this subnet and its zone (default: each zone's default subnet, in turn)",
+            None,
+            "an ID such as subnet-0123456789abcdef0",
+            tag="subnet",
+            fixed=True,
+        ),
+    ] = Field(default=None, pattern="^subnet-[0-9a-f]+$")
+    volume_gib: Annotated[
+        int,
+        Option("each node's disk in GiB (default: 100)", None, "from 20 to 16384 GiB", fixed=True),
+    ] = Field(default=100, ge=20, le=16384)
+    volume_throughput: Annotated[
+        int | None,
+        Option(
+            "the disk's MiB/s (default: 125)",
+            "MIB_S",
+            "from 125 to 2000 MiB/s",
+            newer=True,
+            fixed=True,
+        ),
+    ] = Field(default=None, ge=125, le=2000)
+    volume_iops: Annotated[
+        int | None,
+        Option(
+            "the disk's IOPS (default: 3000)",
+            "N",
+            "from 3000 to 80000 IOPS",
+            newer=True,
+            fixed=True,
+        ),
+    ] = Field(default=None, ge=_BASE_IOPS, le=80000)
+    volume_init_rate: Annotated[
+        int | None,
+        Option(
+            "copy the image to new disks at 100 to 300 MiB/s; AWS bills this per GiB of the image "
+            "(default: load each block when it is first read)",
+            "MIB_S",
+            "from 100 to 300 MiB/s",
+            newer=True,
+        ),
+    ] = Field(default=None, ge=100, le=300)
+    amx_required: Annotated[
+        bool,
+        _switch(
+            "continue if the processor has no AMX",
+            "--allow-no-amx",
+            yes="required",
+            no="optional",
+            tag="amx",
+        ),
+    ] = True
 
     @field_validator("instance_types")
     @classmethod
     def _type_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(check_type_name(name) for name in names))
-
-    @field_validator("ssh_cidrs")
-    @classmethod
-    def _networks(cls, cidrs: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(map(_parse_cidr, cidrs)))
 
     @field_validator("jump")
     @classmethod
@@ -87,7 +255,7 @@ class ClusterSpec(BaseModel):
         return jump and parse_jump(jump)
 
     @model_validator(mode="after")
-    def _possible_disk(self) -> ClusterSpec:
+    def _possible_disk(self) -> ClusterOptions:
         iops = self.volume_iops or _BASE_IOPS
         if iops > self.volume_gib * _IOPS_PER_GIB:
             raise UsageError(
@@ -104,50 +272,84 @@ class ClusterSpec(BaseModel):
 
     @property
     def disk(self) -> str:
-        """The disk in words."""
+        """The disk as text, such as ``100 GiB encrypted gp3``."""
         speeds = {"MiB/s": self.volume_throughput, "IOPS": self.volume_iops}
         more = "".join(f", {value} {unit}" for unit, value in speeds.items() if value)
         return f"{self.volume_gib} GiB encrypted gp3{more}"
 
     @property
     def disk_speed(self) -> dict[str, int | None]:
-        """The disk's IOPS and MiB/s, as :mod:`infra.cost.prices` counts them."""
+        """The disk's IOPS and MiB/s as keyword arguments for :mod:`infra.cost.prices`."""
         return {"iops": self.volume_iops, "mibps": self.volume_throughput}
 
     @property
     def workers(self) -> int:
         return self.nodes - 1
 
+    @property
+    def spot(self) -> bool:
+        return self.market != "on-demand"
 
-_EXPECTED = {
-    "name": CLUSTER_NAME_RULE,
-    "nodes": "a whole number from 1 to 256",
-    "subnet_id": "an ID such as subnet-0123456789abcdef0",
-    "volume_gib": "from 20 to 16384 GiB",
-    "volume_throughput": "from 125 to 2000 MiB/s",
-    "volume_iops": "from 3000 to 80000 IOPS",
-    "volume_init_rate": "from 100 to 300 MiB/s",
-    "ttl": "from 1m to 30d",
-    "idle_timeout": "from 5m to 30d",
-    "max_price": "US dollars per machine and hour, above 0 and at most 1000",
-    "bake": "head or none",
-    "instance_types": "1 to 12 EC2 types separated by commas",
-}
+    @property
+    def on_demand_allowed(self) -> bool:
+        """Whether to buy on demand if spot has no capacity or is too expensive."""
+        return self.market == "spot-or-on-demand"
+
+
+class ClusterSpec(ClusterOptions):
+    """The desired cluster: the user's options, and the addresses that may use SSH."""
+
+    ssh_cidrs: tuple[str, ...] = Field(min_length=1)
+    caller: str = ""
+    """The range in ``ssh_cidrs`` that tracks this machine's address."""
+
+    @field_validator("ssh_cidrs")
+    @classmethod
+    def _networks(cls, cidrs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(_parse_cidr, cidrs)))
+
+
+def _options() -> dict[str, Option]:
+    found = {}
+    for key, field in ClusterOptions.model_fields.items():
+        (option,) = (each for each in field.metadata if isinstance(each, Option))
+        name = key.replace("_", "-")
+        tag = None if option.tag is None else option.tag or name
+        numbers = {int, float} & {field.annotation, *get_args(field.annotation)}
+        parse = numbers.pop() if numbers else option.parse
+        found[key] = replace(option, flag=option.flag or f"--{name}", tag=tag, parse=parse)
+    return found
+
+
+OPTIONS = _options()
+"""All options by field name, with flag and tag filled in."""
+
+
+T = TypeVar("T", bound=ClusterOptions)
 
 
 def build_spec(**options: Any) -> ClusterSpec:
     """Validate options. Raises :class:`UsageError` with the option, its value, and what was expected."""
+    return _validate(ClusterSpec, options)
+
+
+def validate_options(**options: Any) -> None:
+    """Raise :class:`UsageError` for invalid options; ``ssh_cidrs`` are not needed."""
+    _validate(ClusterOptions, options)
+
+
+def _validate(model: type[T], options: dict[str, Any]) -> T:
     try:
-        return ClusterSpec(**options)
+        return model(**options)
     except ValidationError as error:
-        message = explain_invalid(error, ClusterSpec, expected=_EXPECTED, render=_render_option)
+        expected = {key: option.expected for key, option in OPTIONS.items()}
+        message = explain_invalid(error, model, expected=expected, render=_render_option)
         raise UsageError(message) from None
 
 
 def _render_option(key: str, value: Any) -> str:
-    """Return an option and its value as typed on the command line."""
-    several = ("instance_types", "ssh_cidrs")
-    option = "--" + (key.removesuffix("s") if key in several else key).replace("_", "-")
+    """Format an option and its value as typed on the command line."""
+    option = OPTIONS[key].flag if key in OPTIONS else "--ssh-cidr"
     if isinstance(value, timedelta):
         value = render_duration(value)
     elif isinstance(value, tuple):
@@ -158,9 +360,9 @@ def _render_option(key: str, value: Any) -> str:
 
 
 def parse_ssh_cidr(text: str) -> tuple[str, ...]:
-    """Return the normalized ranges of ``--ssh-cidr``, and :data:`AUTO` for this machine's address.
+    """Parse ``--ssh-cidr`` into normalized ranges; :data:`AUTO` stands for this machine's address.
 
-    Raises :class:`UsageError` for anything else.
+    Raises :class:`UsageError`.
     """
     words = [word.strip() for word in text.split(",")]
     return tuple(dict.fromkeys(AUTO if word == AUTO else _parse_cidr(word) for word in words))
@@ -178,7 +380,7 @@ def _parse_cidr(text: str) -> str:
 
 
 def _nearest_range(text: str) -> str:
-    """Return the range that an address with a wrong prefix is in."""
+    """Suggest ``10.1.0.0/16`` for ``10.1.2.3/16``."""
     try:
         return f"; did you mean {ipaddress.ip_network(text, strict=False)}?"
     except ValueError:
@@ -186,7 +388,7 @@ def _nearest_range(text: str) -> str:
 
 
 def parse_jump(text: str) -> str:
-    """Return a valid ``--jump``. Raises :class:`UsageError`."""
+    """Validate ``--jump``. Raises :class:`UsageError`."""
     match = _JUMP.fullmatch(text)
     if not match or not 0 < int(match[1] or 22) < 65536:
         raise UsageError(
@@ -194,24 +396,3 @@ def parse_jump(text: str) -> str:
             hint=f"{EICE} is an EC2 Instance Connect Endpoint, {SSM} is Session Manager",
         )
     return text
-
-
-def parse_duration(text: str, option: str) -> timedelta:
-    """Parse a duration such as ``90m``, ``8h``, or ``2d``. Raises :class:`UsageError`."""
-    match = _DURATION.fullmatch(text.strip())
-    if not match:
-        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h, or 2d")
-    try:
-        return timedelta(**{_UNITS[match[2]]: float(match[1])})
-    except OverflowError:
-        raise UsageError(f"{option} {text}: expected at most 30d") from None
-
-
-def render_duration(time: timedelta) -> str:
-    """Render a duration for :func:`parse_duration`, in the largest whole unit."""
-    minutes = time.total_seconds() / 60
-    for unit, size in (("d", 1440), ("h", 60)):
-        if minutes >= size and minutes % size == 0:
-            return f"{minutes / size:.0f}{unit}"
-    # Fixed-point, because parse_duration reads no exponents.
-    return f"{minutes:.5f}".rstrip("0").rstrip(".") + "m"

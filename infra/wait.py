@@ -1,14 +1,14 @@
 """Polling with a deadline, the only ``sleep`` on the user's machine, and progress reports.
 
-boto3's waiters do not fit: they report no progress, stop at the first network error, discard the
-machines that did start if another fails, and sleep in real time, which tests cannot skip.
+boto3's waiters report no progress, stop at the first network error, discard the machines that did
+start if another one fails, and sleep in real time, which tests cannot skip.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -19,19 +19,19 @@ T = TypeVar("T")
 # Bare metal can take over 20 minutes to start, and images of large volumes have taken over 50.
 BOOT_DEADLINE_S = 40 * 60
 IMAGE_DEADLINE_S = 90 * 60
-# `up` goes on then; `down` waits longer, because bare metal has taken an hour to end.
+# `up` continues after this deadline. `down` waits longer: bare metal has taken an hour to terminate.
 TERMINATE_DEADLINE_S = 20 * 60
 DOWN_DEADLINE_S = 100 * 60
-# A resource that another one still uses is tried again in the next round instead of waited for.
+# `down` retries a resource that is still in use in its next round instead of waiting longer.
 HELD_DEADLINE_S = 20.0
 # EC2 shows new and deleted resources with a delay of seconds.
 CONSISTENCY_DEADLINE_S = 2 * 60
-# Two observations this far apart must agree before an interrupted command's resources count as gone.
+# Two listings this far apart must agree before the resources of an interrupted command count as gone.
 SETTLE_S = 10.0
 
 
 class Clock(Protocol):
-    """Time as an argument, so that a test can skip an hour."""
+    """A clock that tests can replace to skip an hour."""
 
     def monotonic(self) -> float: ...
 
@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's clock. It looks up ``time`` at each call, so that tests can replace it."""
+    """The system clock."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -59,7 +59,7 @@ def wait_until(
 ) -> T:
     """Call ``probe`` until it returns something other than ``None``, and return that.
 
-    Pauses start at 0.25 s and double up to ``every_s``. ``on_wait`` receives the seconds passed.
+    Pauses start at 0.25 s and double up to ``every_s``. ``on_wait`` receives the elapsed seconds.
     Raises :class:`DeadlineError` after ``deadline_s`` seconds.
     """
     clock = clock or SystemClock()
@@ -77,7 +77,7 @@ def wait_until(
 
 
 class Progress(Protocol):
-    """Receives nested phases, and notes about the innermost one."""
+    """Reports nested phases, and notes about the innermost one."""
 
     def phase(self, title: str) -> AbstractContextManager[None]:
         """Open a phase for a ``with`` block; an exception marks it as failed."""
@@ -89,9 +89,8 @@ class Progress(Protocol):
 class Silent:
     """Reports nothing."""
 
-    @contextmanager
-    def phase(self, title: str) -> Iterator[None]:
-        yield
+    def phase(self, title: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def note(self, text: str) -> None:
         return None
@@ -99,13 +98,13 @@ class Silent:
 
 @dataclass(frozen=True)
 class NamedProgress:
-    """The progress of one of several concurrent tasks: its notes start with its name."""
+    """Progress of one of several concurrent tasks; prefixes each note with the task's name."""
 
     shared: Progress
     name: str
 
     def phase(self, title: str) -> AbstractContextManager[None]:
-        """Concurrent phases cannot nest, so report the title as a note."""
+        """Report the title as a note, because concurrent phases cannot nest."""
         self.note(title)
         return nullcontext()
 

@@ -1,12 +1,14 @@
-"""Words for numbers, sizes, and times; and invalid input explained in one line."""
+"""Human-readable numbers, sizes, and times, and one-line explanations of invalid input."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, get_args
+
+from infra.errors import UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -30,7 +32,7 @@ def format_size(count: int) -> str:
 
 
 def spoken_time(time: datetime, now: datetime) -> str:
-    """``05:49 UTC (in 8 h)``, with the date on another day; for ``--json`` use ``render_time``."""
+    """``05:49 UTC (in 8 h)``, with the date unless that is today; ``--json`` uses ``render_time``."""
     today = now.astimezone(timezone.utc).date()
     return f"{spoken_day(time, today)} (in {spoken_duration((time - now).total_seconds())})"
 
@@ -52,6 +54,41 @@ def spoken_duration(seconds: float) -> str:
     return " ".join(parts)
 
 
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+_NOT_IN_TAGS = re.compile(r"[^\w +\-=.:/@]")
+LONGEST_TAG = 256
+
+
+def tag_value(text: str) -> str:
+    """Turn text into a valid AWS tag value: replace forbidden characters and truncate."""
+    return _NOT_IN_TAGS.sub("_", text)[:LONGEST_TAG]
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_duration(text: str, option: str) -> timedelta:
+    """Parse a duration such as ``90m``, ``8h``, or ``2d``. Raises :class:`UsageError`."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h, or 2d")
+    try:
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError:
+        raise UsageError(f"{option} {text}: expected at most 30d") from None
+
+
+def render_duration(time: timedelta) -> str:
+    """Render a duration for :func:`parse_duration`, in the largest whole unit."""
+    minutes = time.total_seconds() / 60
+    for unit, size in (("d", 1440), ("h", 60)):
+        if minutes >= size and minutes % size == 0:
+            return f"{minutes / size:.0f}{unit}"
+    # Fixed-point, because parse_duration reads no exponents.
+    return f"{minutes:.5f}".rstrip("0").rstrip(".") + "m"
+
+
 _PREFIX = re.compile(r"^(Value error, |Input should be )")
 
 
@@ -68,13 +105,13 @@ def explain_invalid(
     expected: Mapping[str, str] | None = None,
     render: Callable[[str, Any], str] = "{} = {!r}".format,
 ) -> str:
-    """Describe the first problem that pydantic found in the values of a model.
+    """Describe the first validation error in one line.
 
-    ``expected`` describes valid values by top-level key; without an entry, pydantic's own words
-    serve. ``render`` writes a key and its value the way the user wrote them.
+    ``expected`` describes valid values by top-level key; pydantic's message is the fallback.
+    ``render`` formats a key and its value the way the user typed them.
     """
     first = error.errors()[0]
-    # Of a union, pydantic names the branch that failed.
+    # For a union, pydantic adds the name of the branch that failed.
     path = [part for part in first["loc"] if part not in ("int", "str")]
     key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
     known = (expected or {}).get(str(path[0]), "")
@@ -91,7 +128,7 @@ def explain_invalid(
 
 
 def _section(model: type[BaseModel], path: Iterable[int | str]) -> type[BaseModel]:
-    """The model of a nested table."""
+    """Return the model of a nested table."""
     for part in path:
         if isinstance(part, str):
             model = next(_models(model.model_fields[part].annotation))
@@ -99,7 +136,7 @@ def _section(model: type[BaseModel], path: Iterable[int | str]) -> type[BaseMode
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models in an annotation such as ``tuple[Rule, ...]`` or ``Rule | None``."""
+    """Yield the models in an annotation such as ``tuple[Rule, ...]`` or ``Rule | None``."""
     if hasattr(annotation, "model_fields"):
         yield annotation
     for part in get_args(annotation):

@@ -1,7 +1,9 @@
-"""Creation of an AMI from a running machine, without its private keys and identity."""
+"""Creation of an AMI from a running machine, without its private keys and identity; its recipe."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +17,8 @@ from infra.ec2 import images, tags
 from infra.errors import CloudError, HostError
 from infra.wait import Clock, wait_until
 from provision.host import Host, sudo
+from provision.install import stack_digest
+from provision.stacks.stack import Stack
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -71,7 +75,7 @@ def begin_image(
 
 
 def _render_seal(token: str) -> str:
-    script = resources.files("provision").joinpath("seal.sh").read_text()
+    script = resources.files("provision.on_node").joinpath("seal.sh").read_text()
     # The first line is what an error message shows.
     return f"# sealing the disk\ntoken={token}\nlimit_s={_SEAL_LIMIT_S}\n{script}"
 
@@ -112,3 +116,19 @@ def _discard(ec2: EC2Client, image_id: str, snapshots: tuple[str, ...]) -> None:
     for snapshot in snapshots:
         with suppress(ClientError, BotoCoreError):
             ec2.delete_snapshot(SnapshotId=snapshot)
+
+
+def recipe_digest(stack: Stack, base: str = "") -> str:
+    """Identify the content of an image; the same on every machine and in every cluster.
+
+    It covers the stack with all its versions and indexes, the Ubuntu release, our installation and
+    sealing scripts, and ``base``: what else a cloud starts machines from. It leaves out Canonical's
+    rebuilds of a release, which would invalidate every image several times a month.
+    """
+    parts = {
+        "base": base,
+        "ubuntu": stack.ubuntu,
+        "install": stack_digest(stack),
+        "seal": resources.files("provision.on_node").joinpath("seal.sh").read_text(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

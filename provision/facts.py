@@ -1,19 +1,23 @@
-"""Facts about a machine: its own answer to :mod:`provision.probe`, as far as jobs and the mesh need it."""
+"""What a machine says of itself through :mod:`provision.on_node.facts`: its facts, and a node's health.
+
+The facts are what jobs and the mesh need; the health adds software, settings, and free resources.
+"""
 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-from infra.errors import HostError, UsageError
+from infra.errors import UsageError
 from infra.files import parse_object
 from provision.host import Host
 from provision.install import STACK_FILE, VENV
-from provision.lifetime import SHOW_EXPIRY
+from provision.on_node import facts
+from provision.on_node.proc import parse_cpus
+from provision.run_on_nodes import STACK_PYTHON, Program, query, send
+from provision.stacks.stack import Stack, parse_requirement
 from provision.user_data import WARM_UNIT
 
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile", "amx_int8"})
@@ -74,37 +78,32 @@ class HostFacts:
         return tuple(sorted({cpu.node for cpu in self.cpus}))
 
 
-def probe_source() -> str:
-    """The program that answers; it runs on the machine with ``render_question`` as its argument."""
-    return resources.files("provision").joinpath("probe.py").read_text()
+def describe(stack: Stack | None = None, commands: Iterable[str] = ()) -> Program:
+    """Return the program that tells a machine's facts, or also the health of a node with this stack.
 
-
-def render_question(packages: Sequence[str] | None = None, modules: Sequence[str] = ()) -> str:
-    """The probe's argument: facts alone, or with ``packages`` also the machine's health."""
-    question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE}
-    if packages is not None:
-        question |= {"packages": list(packages), "modules": list(modules)}
-        question |= {"timer": SHOW_EXPIRY, "warm": WARM_UNIT}
-    return json.dumps(question)
+    The health includes what the shell ``commands`` print.
+    """
+    question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE, "warm": WARM_UNIT}
+    if stack is None:
+        # The system's Python: the stack's may not be there yet, or be broken.
+        return send(facts, json.dumps(question))
+    found = [parse_requirement(text) for text in stack.python_packages]
+    packages = [requirement.name for requirement in found if requirement]
+    question |= {"packages": packages, "modules": list(stack.versions), "commands": list(commands)}
+    return send(facts, json.dumps(question), python=STACK_PYTHON)
 
 
 def gather_facts(host: Host) -> HostFacts:
     """Query a machine for its facts, in one command. Raises :class:`HostError`."""
-    # The system's Python: the stack's may not be there yet, or be broken.
-    argv = ["python3", "-c", probe_source(), render_question()]
-    answer = host.run(f"# querying the facts\n{shlex.join(argv)}").stdout
-    try:
-        return parse_facts(answer)
-    except ValueError as error:
-        raise HostError(host.name, f"its facts can't be read: {error}") from None
+    return query(host, "facts", describe(), parse_facts)
 
 
 def parse_facts(text: str) -> HostFacts:
     """Parse the probe's answer. Raises :class:`ValueError`."""
-    facts = HostFacts(**read_facts(read_answer(text)))
-    if not facts.cpus:
+    found = HostFacts(**read_facts(read_answer(text)))
+    if not found.cpus:
         raise ValueError("lscpu shows no CPU that its processes may use")
-    return facts
+    return found
 
 
 def read_answer(text: str) -> Mapping[str, Any]:
@@ -119,7 +118,7 @@ def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of :class:`HostFacts`. Raises :class:`ValueError` if the answer lacks one."""
     try:
         processor, network = answer["processor"], answer["network"]
-        allowed = parse_cpu_list(processor["allowed"])
+        allowed = parse_cpus(processor["allowed"])
         topology = parse_topology(processor["topology"])
         return {
             "hostname": network["hostname"],
@@ -144,10 +143,61 @@ def parse_topology(text: str) -> tuple[Cpu, ...]:
     return tuple(Cpu(*(int(cell or 0) for cell in row)) for row in rows)
 
 
-def parse_cpu_list(text: str) -> frozenset[int]:
-    """Parse the kernel's list format, such as ``0-3,8``."""
-    numbers: set[int] = set()
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        numbers.update(range(int(low), int(high or low) + 1))
-    return frozenset(numbers)
+@dataclass(frozen=True)
+class NodeHealth(HostFacts):
+    """A node as it describes itself; ``None`` is what it does not know.
+
+    Memory is in KiB, the disk in bytes, ``time`` in seconds since 1970 by the node's own clock.
+    """
+
+    python: str
+    in_venv: bool
+    mark: str | None
+    versions: Mapping[str, str | None]
+    modules: Mapping[str, str | None]
+    logical_cpus: int
+    """All that it has, usable or not."""
+    clock_kept: bool | None
+    tcmalloc_error: str | None
+    disk_size: int
+    disk_free: int
+    disk_error: str | None
+    reading_disk: bool
+    """It still reads its new disk for the first time, which is slow."""
+    memory_available: int
+    own_addresses: tuple[str, ...]
+    mtus: Mapping[str, int]
+    """MTU by IPv4 address."""
+    said: Mapping[str, str]
+    """What the commands print that checks ask for; "" if one fails."""
+    time: float
+
+
+def parse_health(text: str) -> NodeHealth:
+    """Parse the probe's answer. Raises :class:`ValueError`."""
+    answer = read_answer(text)
+    shared = read_facts(answer)
+    try:
+        network, disk, memory = answer["network"], answer["disk"], answer["memory"]
+        return NodeHealth(
+            **shared,
+            python=answer["python"],
+            in_venv=bool(answer["in_venv"]),
+            mark=answer["mark"],
+            versions=dict(answer["versions"]),
+            modules=dict(answer["modules"]),
+            logical_cpus=len(parse_topology(answer["processor"]["topology"])),
+            clock_kept=answer["clock_kept"],
+            tcmalloc_error=answer["tcmalloc"]["error"],
+            disk_size=int(disk["size"]),
+            disk_free=int(disk["free"]),
+            disk_error=disk["error"],
+            reading_disk=bool(answer["reading_disk"]),
+            memory_available=int(memory["available"]),
+            own_addresses=tuple(network["own_addresses"]),
+            mtus={a: int(found["mtu"]) for a, found in network["interfaces"].items()},
+            said=dict(answer["said"]),
+            time=float(answer["time"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"incomplete answer: {error!r}") from None

@@ -1,41 +1,23 @@
-"""A machine over SSH: the protocol that runs commands and copies files, and work on many machines."""
+"""A machine over SSH: the protocol that runs commands and copies files."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from infra.errors import (
-    DeadlineError,
-    HostError,
-    HostKeyError,
-    HostsError,
-    SprError,
-)
+from infra.errors import DeadlineError, HostError, HostKeyError
 from infra.wait import BOOT_DEADLINE_S, Clock, wait_until
 
 SSH_USER = "ubuntu"
-# Measured on 256 hosts: beyond about 64 simultaneous logins, cryptography is the bottleneck.
-FAN_OUT = 64
 CONNECT_TIMEOUT_S = 15
 _NO_ANSWER_HINT = (
     "does its subnet have a route to an internet gateway, and is --ssh-cidr this machine's address?"
 )
 
 
-class Named(Protocol):
-    """Anything with a machine's name."""
-
-    @property
-    def name(self) -> str: ...
-
-
-T = TypeVar("T")
-N = TypeVar("N", bound=Named)
 TextSink = Callable[[str], None]
 """Takes one or more whole lines, without the end of the last one."""
 
@@ -113,43 +95,6 @@ class Login:
 def sudo(script: str) -> str:
     """Render a shell script as one command that runs as root."""
     return f"sudo bash -c {shlex.quote(script)}"
-
-
-def on_all(
-    what: str, hosts: Iterable[N], work: Callable[[N], T], *, hint: str | None = None
-) -> dict[str, T]:
-    """Do the same on many machines at once; return the results by machine name.
-
-    Raises :class:`HostsError` with every failed machine's outcome, and with ``hint`` or else the
-    first machine's hint. A :class:`HostKeyError` is raised as it is: it outweighs other failures.
-    """
-    targets = tuple(hosts)
-    if not targets:
-        return {}
-    failures: dict[str, str] = {}
-    wrong_key: HostKeyError | None = None
-    done: dict[str, T] = {}
-    pool = ThreadPoolExecutor(min(FAN_OUT, len(targets)))
-    try:
-        futures = {host.name: pool.submit(work, host) for host in targets}
-        for name, future in futures.items():
-            try:
-                done[name] = future.result()
-            except HostKeyError as error:
-                wrong_key = wrong_key or error
-            except SprError as error:
-                failures[name] = error.message.removeprefix(f"[{name}] ")
-                hint = hint or error.hint
-    finally:
-        # Ctrl-C must not wait for machines that take twenty minutes to answer.
-        pool.shutdown(wait=False, cancel_futures=True)
-    if wrong_key:
-        raise wrong_key
-    if failures:
-        raise HostsError(
-            f"{what} failed on {len(failures)} of {len(targets)} nodes", failures, hint=hint
-        )
-    return done
 
 
 def wait_until_reachable(

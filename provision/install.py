@@ -1,10 +1,11 @@
-"""Installation of a stack on a machine: one script, rendered from data, run over SSH."""
+"""Installation of a stack on a machine: one script, rendered from data, run over SSH; Intel MPI's needs."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import TypeVar
 
@@ -23,6 +24,15 @@ STACK_FILE = f"{_ROOT}/stack"
 EXAMPLES = f"{_ROOT}/examples"
 """On the node, if the stack has them: run_qa.py and the files beside it."""
 LOG = "/var/log/spr-cluster-install.log"
+HOSTFILE = "/home/ubuntu/hosts"
+"""The nodes' names in the order of their ranks, head first; the same file on every node."""
+MPIRUN_ENV = {
+    "PATH": f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin",
+    "I_MPI_ROOT": VENV,
+    "LD_LIBRARY_PATH": f"{VENV}/lib",
+    "FI_PROVIDER_PATH": f"{VENV}/lib",
+}
+"""Where mpirun finds its programs, its libraries, and libfabric's providers."""
 _QUEUE = ("slurm-wlm", "munge", "curl")
 """System packages of every node, besides those of its stack; curl is for Slurm's health check."""
 _STEP = "@step "
@@ -81,7 +91,7 @@ def render_install_script(stack: Stack) -> str:
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     lines += [f"{name}=({shlex.join(array)})" for name, array in arrays.items()]
-    script = resources.files("provision").joinpath("install.sh").read_text()
+    script = resources.files("provision.on_node").joinpath("install.sh").read_text()
     # In one group, which bash reads whole: a second upload must not change a run of the first.
     return "\n".join(["{", *lines, script, "exit", "}", ""])
 
@@ -126,3 +136,26 @@ def _install(host: Host, stack: Stack, progress: Progress) -> None:
             f"installing stack {stack.name} failed: {' | '.join(tail) or 'no output'}",
             hint=f"the whole log is {LOG} on the node",
         )
+
+
+def explain_mpi_failure(lines: Sequence[str]) -> str | None:
+    """Return the cause that mpirun's output names, as one line; ``None`` if it names none.
+
+    Intel MPI's Hydra reports a node on which it can't start a process as
+    ``Unable to run bstrap_proxy on HOST``.
+    """
+    rank = "a rank"
+    for line in lines:
+        if match := re.match(r"= +RANK (\d+) PID \d+ RUNNING AT (\S+)", line):
+            rank = f"rank {match[1]} on {match[2]}"
+        if match := re.search(r"[Uu]nable to run bstrap_proxy on (\S+)", line):
+            return (
+                f"mpirun can't start on {match[1].rstrip('.,')}: does the head reach it over SSH?"
+            )
+        if match := re.search(r"@(\S+?)\] HYD_spawn .* unable to bind process", line):
+            return f"mpirun can't pin a rank on {match[1]}: have its usable CPUs changed?"
+        if "cannot open shared object file" in line or "mpirun: not found" in line:
+            return line.strip()
+        if match := re.search(r"KILLED BY SIGNAL: (\d+) \(([^)]*)\)", line):
+            return f"{rank} was killed by signal {match[1]} ({match[2]})"
+    return None

@@ -1,14 +1,17 @@
-"""The cloud-init user data of every node: shutdown at expiry and when idle, settings, a warm disk. Pure.
+"""The cloud-init user data of every node: shutdown at expiry and when idle, settings, a warm disk.
 
-It never holds secrets: every user of the machine can read it.
+It never holds secrets: every user of the machine can read it. A machine's time to live can be extended.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from importlib import resources
+
+from infra.errors import HostError
+from provision.host import Host, sudo
 
 # JSON is YAML, so no value can break the document.
 _HEADER = "#cloud-config\n"
@@ -18,6 +21,9 @@ EXPIRY_TIMER = "spr-cluster-expiry.timer"
 # In the folder of this instance, which a copy of the machine does not share:
 # https://docs.cloud-init.io/en/latest/reference/persistent-data.html
 EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
+_SHOW = f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show"
+SHOW_EXPIRY = f"sudo -n sh -c {shlex.quote(_SHOW)}"
+"""Prints the time in force, in seconds since 1970; fails if the timer does not run."""
 
 # bootcmd runs during the boot: a unit that waits for basic.target would wait for cloud-init.
 _UNIT = "[Unit]\nDefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target\n"
@@ -51,7 +57,7 @@ def render_user_data(
     session or a job. With ``ena_express``, the network gets the settings that this needs. All files
     are in memory, written at every boot from this machine's user data (cloud-init's bootcmd), so that
     no image carries one machine's expiry over to another.
-    ``EXPIRES_FILE`` on the machine overrides ``expires``: see :mod:`provision.lifetime`.
+    ``EXPIRES_FILE`` on the machine overrides ``expires``: see :func:`extend_life`.
     """
     guards = {"expiry": render_expiry_script(expires)}
     if ena_express:
@@ -114,4 +120,34 @@ def _render_values(**values: str | int) -> str:
 
 
 def _read(script: str) -> str:
-    return resources.files("provision").joinpath(script).read_text()
+    return resources.files("provision.on_node").joinpath(script).read_text()
+
+
+def extend_life(host: Host, expires: datetime) -> None:
+    """Set the time at which a machine shuts itself down; it survives reboots.
+
+    Starts the timer if it does not run. Raises :class:`HostError` if it can't be started, or keeps
+    another time.
+    """
+    epoch = int(expires.timestamp())
+    # A rename, so that the timer's script never reads half a number.
+    write = (
+        f"new=$(mktemp {EXPIRES_FILE}.XXXXXX) && chmod 644 $new && echo {epoch} >$new && "
+        f"sync $new && mv -f $new {EXPIRES_FILE}"
+    )
+    done = host.run(sudo(f"{write} && systemctl start {EXPIRY_TIMER} && {_SHOW}"), check=False)
+    if done.exit_code != 0 or not done.stdout.strip().isdecimal():
+        output = done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}"
+        raise HostError(
+            host.name,
+            f"the timer that shuts it down does not answer: {output}",
+            hint=f"on the node, see `systemctl status {EXPIRY_TIMER}` and "
+            "/var/log/cloud-init-output.log; `down` removes it with the cluster",
+        )
+    if int(done.stdout) != epoch:
+        in_force = datetime.fromtimestamp(int(done.stdout), timezone.utc)
+        raise HostError(
+            host.name,
+            f"it still shuts down at {in_force:%Y-%m-%d %H:%M:%S} UTC, not at the new time",
+            hint=f"on the node, check {EXPIRES_FILE}",
+        )

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.verify import machine, reachability
+from cluster.verify.results import CommandCheck
+from cluster.verify.verify import NODE_CHECKS
 from infra.errors import HostError
 from jobs.worker.runtime.events import mark_of
 from provision.host import Result, TextSink
 from provision.install import stack_digest
-from provision.stacks.stack import Stack
-from provision.stacks.versions import parse_requirement
+from provision.stacks.stack import Stack, parse_requirement
 
 EXPIRES = 1_900_000_000
 """When a healthy machine shuts itself down, in seconds since 1970."""
@@ -82,16 +84,17 @@ def health_answer(
             r.name: r.pinned or next(v for v in _ANY_VERSIONS if r.accepts(v)) for r in needed
         },
         "modules": stack.versions,
-        "power": {
-            "governors": ["performance"],
-            "turbo": True,
-            "huge_pages": "madvise",
-            "clocksource": "tsc",
-            "clock_kept": True,
+        "said": {
+            **{check.command: "" for check in NODE_CHECKS if isinstance(check, CommandCheck)},
+            reachability.check_lifetime.command: str(EXPIRES),
+            machine.check_governor.command: "performance",
+            machine.check_turbo.command: "0",
+            machine.check_huge_pages.command: "always [madvise] never",
+            machine.check_clocksource.command: "tsc",
         },
+        "clock_kept": True,
         "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
         "reading_disk": False,
-        "expires": EXPIRES,
         "time": time,
     }
     good["network"]["own_addresses"] = [address]

@@ -25,8 +25,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
+from cluster.local_files import ClusterFiles, EventLog, cluster_names, remembered_cloud
 from cluster.nodes import Cluster
 from infra.ec2.key_pair import generate_key_pair, read_public
 from infra.errors import SprError
@@ -44,7 +43,6 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.record import read_job_id, read_record
 from jobs.reference import plan as reference
 from jobs.reference.presets import PRESETS
-from jobs.top.metrics_tail import MetricsTail
 from jobs.top.prometheus import render_prometheus
 from jobs.top.recording import read_recording
 from jobs.top.screen import render as render_screen
@@ -67,6 +65,7 @@ from jobs.worker.training import checkpoints
 from jobs.worker.training.state import DivergenceDetector, TrainingProgress
 from provision.facts import gather_facts
 from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_keys
+from provision.on_node.sampler import MetricsTail
 from provision.stacks.load import load_stack
 from provision.stacks.lock import Pinned, read_lock, render_lock
 from tests.fakes import FakeHost, facts_answer

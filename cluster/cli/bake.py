@@ -20,7 +20,7 @@ from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
 from infra.errors import SprError
 from infra.instance_types import BAKERS
-from provision.recipe import recipe_digest
+from provision.bake import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _EXAMPLES = """\

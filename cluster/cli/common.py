@@ -10,9 +10,9 @@ from typing import Any
 
 from cluster.cli.parser import add_json_option
 from cluster.context import Context
-from cluster.events import describe_failure
 from cluster.local_files import (
     ClusterFiles,
+    describe_failure,
     known_clusters,
     nearest_cluster,
     remembered_account,
@@ -22,10 +22,9 @@ from infra.aws.clients import connect, has_credentials, translate_boto_error
 from infra.aws.cloud import Cloud, MissingCredentialsError, NoRegionError, find_profile
 from infra.errors import SprError, UsageError
 from infra.open_cloud import open_cloud
-from infra.spec import AUTO, parse_ssh_cidr
+from infra.spec import AUTO, DEFAULT_NAME, parse_ssh_cidr
 from infra.wait import Progress, Silent
 
-DEFAULT_NAME = "spr"
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
 CONFIGURED_REGION = "AWS_REGION, else your AWS configuration"
 MADE_THERE = (

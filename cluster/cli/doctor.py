@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 
-from cluster.cli.common import DEFAULT_NAME, open_chosen_cloud, open_context
+from cluster.cli.common import open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.verify import describe_failures, show_results
 from cluster.cli.wrapping import wrap
 from cluster.lifecycle.doctor import Examination, examine
-from cluster.verify.checks.result import Verdict, worst
+from cluster.verify.results import Verdict, worst
 from infra.ec2.cluster_record import merge_options
 from infra.errors import SprError
-from infra.spec import parse_ssh_cidr
+from infra.spec import DEFAULT_NAME, parse_ssh_cidr
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _EXAMPLES = """\
   spr-cluster doctor --nodes 4
-  spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --spot --region us-east-2
+  spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --market spot
   spr-cluster doctor --json
 """
 # Nobody's addresses, in place of those that are looked up.

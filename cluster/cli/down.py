@@ -20,9 +20,9 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
+from cluster.job_queue import find_losses
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
-from cluster.lost_results import find_losses
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import UsageError
 

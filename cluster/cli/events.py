@@ -10,8 +10,7 @@ from typing import Any
 from cluster.cli.common import NAME_HELP, choose_cluster
 from cluster.cli.parser import SubParsers, add_command, add_json_option
 from cluster.cli.wrapping import wrap
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles, nearest_cluster
+from cluster.local_files import ClusterFiles, EventLog, nearest_cluster
 from infra.ec2.tags import parse_time
 from infra.errors import UsageError
 

@@ -11,11 +11,11 @@ from cluster.cli.accounts import confirm_owner
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.lifecycle.extend import extend
+from cluster.lifecycle.deadline import extend
 from infra.ec2.tags import render_time
 from infra.errors import UsageError
-from infra.spec import LONGEST_TTL, parse_duration
-from infra.words import spoken_time
+from infra.spec import LONGEST_TTL
+from infra.words import parse_duration, spoken_time
 
 _EXAMPLES = """\
   spr-cluster extend 2h

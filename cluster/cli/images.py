@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from cluster.cli.common import add_cloud_options, confirm, open_place
 from cluster.cli.display import format_seconds, format_table, make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.events import utc_now
-from cluster.images import OurImage, choose_images, delete_images, describe_our_images
+from cluster.lifecycle.images import OurImage, choose_images, delete_images, describe_our_images
+from cluster.local_files import utc_now
 from infra.aws.clients import connect
 from infra.aws.cloud import Cloud
 from infra.wait import Progress

@@ -13,11 +13,9 @@ from cluster.cli.common import CONFIGURED_REGION, add_cloud_options, confirm
 from cluster.cli.display import format_seconds, format_table, make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.context import Context
-from cluster.events import utc_now
 from cluster.lifecycle.down import down
-from cluster.local_files import ClusterFiles, known_clusters, remembered_account
-from cluster.overview import Overview, describe_regions, list_clusters
-from cluster.prices import show_cost
+from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
+from cluster.overview import Overview, describe_regions, list_clusters, show_cost
 from infra.aws.caller import Caller, is_same_owner, short_owner
 from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
-from cluster.prices import look_up_prices
+from cluster.overview import look_up_prices
 from infra.cost.prices import ADDRESS_USD, Price, Prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2.images import find_ubuntu_image
@@ -20,10 +20,9 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
-from infra.spec import render_duration
-from infra.words import counted, spoken_time
+from infra.words import counted, render_duration, spoken_time
+from provision.stacks.compatibility import summarize_state
 from provision.stacks.load import load_stack
-from provision.stacks.support_status import summarize_state
 
 # A cluster that lives less would be paid for and gone before it could be used.
 _SHORTEST = timedelta(minutes=30)

@@ -13,11 +13,10 @@ from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
 from provision.install import stack_digest
-from provision.stacks.flags import training_flags
+from provision.stacks.compatibility import explain_state, training_flags
 from provision.stacks.load import load_stack, stack_names
 from provision.stacks.lock import Lock, lock_path, read_lock
 from provision.stacks.stack import Stack
-from provision.stacks.support_status import explain_state
 
 _EXAMPLES = """\
   spr-cluster stacks

@@ -11,9 +11,8 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from infra.errors import SprError, UsageError
 from infra.words import counted
-from provision.resolver import Resolver, find_resolver
-from provision.stack_check import SourcesReport, check_sources
 from provision.stacks.load import load_stack, stack_names
+from provision.stacks.sources import Resolver, SourcesReport, check_sources, find_resolver
 from provision.stacks.stack import Stack
 
 _EXAMPLES = """\

@@ -17,9 +17,8 @@ from cluster.cli.stacks_check import (
 )
 from infra.errors import UsageError
 from infra.words import counted
-from provision.resolver import find_resolver
-from provision.stack_check import SourcesReport, check_sources
 from provision.stacks.lock import lock_path, render_lock
+from provision.stacks.sources import SourcesReport, check_sources, find_resolver
 from provision.stacks.stack import Stack
 
 _EXAMPLES = """\

@@ -14,14 +14,11 @@ from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.events import utc_now
-from cluster.head_answer import NoAnswer, ask_head
-from cluster.host_identity import verified_by
-from cluster.job_queue import QueueSummary, summarize_queue
-from cluster.local_files import nearest_cluster
+from cluster.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
+from cluster.lifecycle.host_identity import verified_by
+from cluster.local_files import nearest_cluster, utc_now
 from cluster.nodes import Node, is_unconnected, rank_nodes
-from cluster.overview import Overview
-from cluster.prices import look_up_prices, show_cost
+from cluster.overview import Overview, look_up_prices, show_cost
 from infra.aws.cloud import Cloud
 from infra.ec2 import tags
 from infra.ec2.instances import describe_spot_notices
@@ -77,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     for node in nodes:
         if notice := notices.get(node.instance.id):
             print(f"{node.name}: SPOT NOTICE: {notice}")
+        if why := node.instance.tags.get(tags.REPLACES):
+            print(wrap(f"{node.name} {why}"))
     if found.alive:
         print(wrap(_summary(overview, now, ctx.flags)))
     if isinstance(queue, QueueSummary):
@@ -149,6 +148,7 @@ def _as_dict(
         {
             **node.as_dict(),
             "spot_notice": notices.get(node.instance.id),
+            "bought_because": node.instance.tags.get(tags.REPLACES),
             "host_key_verified_by": keys.get(node.instance.id),
         }
         for node in nodes

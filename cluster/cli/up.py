@@ -15,7 +15,6 @@ from typing import Any
 from cluster.cli.accounts import confirm_owner
 from cluster.cli.busy_nodes import check_busy_nodes
 from cluster.cli.common import (
-    DEFAULT_NAME,
     add_cluster_options,
     confirm,
     may_follow,
@@ -29,13 +28,12 @@ from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.events import describe_failure
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
-from cluster.local_files import nearest_cluster
+from cluster.local_files import describe_failure, nearest_cluster
 from cluster.nodes import Cluster
 from infra.aws.clients import translate_boto_error
-from infra.ec2.cluster_record import merge_options, parse_record
+from infra.ec2.cluster_record import parse_record
 from infra.ec2.purchase import Offer
 from infra.ec2.tags import render_time
 from infra.ec2.termination_schedule import describe_cluster
@@ -43,21 +41,21 @@ from infra.errors import SprError, UsageError
 from infra.plan.actions import Plan
 from infra.plan.ownership import ForeignClusterError
 from infra.plan.planner import PlanInput
-from infra.spec import parse_ssh_cidr, render_duration
-from infra.words import counted, spoken_time
+from infra.spec import DEFAULT_NAME, parse_ssh_cidr, validate_options
+from infra.words import counted, render_duration, spoken_time
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4
   spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --ttl 3h --yes
-  spr-cluster up --nodes 4 --spot --max-price 3 --spot-or-on-demand --idle-timeout 1h
+  spr-cluster up --nodes 4 --market spot-or-on-demand --max-price 3
   spr-cluster up --nodes 8                      grow (or shrink) an existing cluster
   spr-cluster up                                continue after Ctrl-C or a crash
   spr-cluster up --nodes 2 --cloud local        containers on this machine: no account, no cost
 """
 _PLAN_EXAMPLES = """\
   spr-cluster plan --nodes 4
-  spr-cluster plan --nodes 4 --spot --json
+  spr-cluster plan --nodes 4 --market spot --json
 """
 _REPAIR_EXAMPLES = """\
   spr-cluster repair
@@ -119,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     load_stack(given.get("stack", DEFAULT_STACK))
     if args.ssh_cidr is not None:
         parse_ssh_cidr(args.ssh_cidr)
-    merge_options(args.name, ("0.0.0.0/32",), {"stack": "", **given, "private": True}, None)
+    validate_options(name=args.name, **given)
     return _go(args, given, must_exist=False)
 
 

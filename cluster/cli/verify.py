@@ -18,10 +18,17 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.host_identity import FIRST_CONTACT, check_head_identity, verified_by
+from cluster.lifecycle.host_identity import FIRST_CONTACT, check_head_identity, verified_by
 from cluster.nodes import Cluster
-from cluster.verify.checks.expected import Expected, expect, with_hardware
-from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
+from cluster.verify.results import (
+    CLUSTER,
+    CheckResult,
+    Expected,
+    Verdict,
+    expect,
+    name_some,
+    with_hardware,
+)
 from cluster.verify.verify import VerifyReport, verify_cluster
 from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster import job_queue, ssh_mesh
 from cluster.context import Context
+from cluster.lifecycle.deadline import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
-from cluster.lifecycle.shutdown_timers import reset_guards
 from cluster.nodes import Cluster
-from cluster.verify import node_probe
-from cluster.verify.checks.expected import expect
-from cluster.verify.checks.nodes import check_nodes, summarize_problems
+from cluster.verify.reachability import find_unusable
+from cluster.verify.results import NodeAnswer, expect
+from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
 from infra.aws.clients import error_code, translate_boto_error
 from infra.ec2 import images, instances, key_pair, network, tags
 from infra.ec2.cluster_record import record_tags
@@ -308,10 +308,10 @@ class PlanApplier:
 
     def _probe_nodes(
         self, *, again: bool = True
-    ) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
+    ) -> tuple[Mapping[str, NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
-            answers = node_probe.probe_nodes(self.machines.head_host, self.stack)
+            answers = probe_nodes(self.machines.head_host, self.stack)
         except HostKeyError:
             raise
         except HostError as error:
@@ -320,7 +320,7 @@ class PlanApplier:
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
         amx_required = self.spec.amx_required
-        return answers, node_probe.find_unusable(cluster, answers, amx_required=amx_required)
+        return answers, find_unusable(cluster, answers, amx_required=amx_required)
 
     def _verify(self) -> None:
         cluster = self.machines.cluster
@@ -332,7 +332,7 @@ class PlanApplier:
         if cluster.head.name in faults:
             raise HostError(cluster.head.name, faults[cluster.head.name])
         self.machines.give_up({cluster.node(n).instance.id: why for n, why in faults.items()})
-        with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
+        with_amx = sum(bool(a.value and not a.value.missing_amx) for a in answers.values())
         nodes = counted(self.spec.nodes, "node")
         text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
         machine = find_machine(self.ctx.clients.ec2, cluster.head.instance.instance_type)

@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.context import Context
 from cluster.lifecycle.machines import Machines
 from cluster.lifecycle.prepare import prepare
-from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
+from cluster.verify.results import CLUSTER, CheckResult, Verdict, name_some
 from infra.aws.clients import DENIED, error_code, translate_boto_error
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2 import key_pair, network, tags

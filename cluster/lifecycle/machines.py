@@ -8,12 +8,11 @@ from functools import cached_property
 
 from cluster import ssh_mesh
 from cluster.context import Context
-from cluster.host_identity import check_head_identity, check_neighbours
-from cluster.lifecycle.cut_off import explain_cut_off, find_impaired
-from cluster.lifecycle.reach import reach_nodes
+from cluster.lifecycle.host_identity import check_head_identity, check_neighbours
+from cluster.lifecycle.reach import explain_cut_off, find_impaired, reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
-from cluster.verify import node_probe
-from cluster.verify.checks.result import name_some
+from cluster.verify.machine import require_amx
+from cluster.verify.results import name_some
 from infra.ec2 import instances, tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, WORKER, Instance
@@ -23,9 +22,11 @@ from infra.ec2.termination_schedule import ClusterGuard
 from infra.errors import HostError, NoAnswerError, SprError
 from infra.plan.planner import PlanInput
 from infra.wait import BOOT_DEADLINE_S, NamedProgress
+from infra.words import tag_value
 from provision.facts import HostFacts
-from provision.host import CONNECT_TIMEOUT_S, Host, on_all
+from provision.host import CONNECT_TIMEOUT_S, Host
 from provision.install import install_stack
+from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
 from provision.user_data import render_user_data
 
@@ -144,6 +145,7 @@ class Machines:
             tags.STACK: self.spec.stack,
             tags.EXPIRES: tags.render_time(self.record.expires),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
+            tags.REPLACES: tag_value(self._why_bought),
             **self.ctx.owner_labels(group),
         }
         return Purchase(
@@ -160,13 +162,12 @@ class Machines:
         )
 
     def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:
-        replaced = self._replaced
         self.ctx.events.record(
             "bought",
             f"{len(bought)} x {offer}",
-            reason="; ".join(f"replaces {id_}: {why}" for id_, why in replaced.items()),
+            reason=self._why_bought,
             resources=[instance.id for instance in bought],
-            replaces=replaced,
+            replaces=self._replaced,
             type=offer.type.name,
             zone=offer.network.zone,
             market=offer.market,
@@ -184,6 +185,10 @@ class Machines:
         """Why machines that the plan terminates do not stay, by instance ID."""
         found, unhealthy = self.plan_input.found, self.plan_input.unhealthy
         return {i.id: unhealthy[i.id] for i in found.alive if i.id in unhealthy}
+
+    @property
+    def _why_bought(self) -> str:
+        return "; ".join(f"replaces {id_}: {why}" for id_, why in self._replaced.items())
 
     def _report_refusal(self, refusal: Refusal) -> None:
         self.ctx.progress.note(f"{refusal.offer}: {refusal.code}")
@@ -219,7 +224,7 @@ class Machines:
         if head in nodes:
             self.ctx.progress.note(check_head_identity(self.ctx, head))
             facts = {head.name: self.facts[head.instance.id]}
-            note = node_probe.require_amx(facts, required=self.spec.amx_required)
+            note = require_amx(facts, required=self.spec.amx_required)
             self.ctx.progress.note(note)
         if others:
             check_neighbours(self.ctx, self.head_host, others)

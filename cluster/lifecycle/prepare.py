@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.context import Context
-from cluster.lifecycle.cut_off import find_impaired
+from cluster.lifecycle.reach import find_impaired
 from cluster.local_files import remembered_cloud
 from infra.ec2 import key_pair, network, tags
 from infra.ec2.cluster_record import ClusterRecord, merge_options, new_record, parse_record
@@ -23,8 +23,8 @@ from infra.errors import SprError, UsageError
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
-from provision.recipe import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
 
 _MOST_INSTALLS = 32

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from cluster.job_queue import find_running_job
-from cluster.nodes import Cluster, HostOpener, Node
-from cluster.verify.checks.expected import Expected
-from cluster.verify.checks.launcher import check_launcher
-from cluster.verify.checks.network import check_network
-from cluster.verify.checks.nodes import check_nodes
-from cluster.verify.checks.queue import check_queue
-from cluster.verify.checks.result import (
+from cluster.nodes import Cluster, HostOpener
+from cluster.verify import machine, reachability, software
+from cluster.verify.launcher import check_launcher, probe_launcher
+from cluster.verify.network import NetworkReport, check_network, probe_network
+from cluster.verify.queue import check_queue, probe_queue
+from cluster.verify.reachability import check_ssh, compare_clocks
+from cluster.verify.results import (
     CLUSTER,
     CheckResult,
+    CommandCheck,
+    Expected,
+    NodeAnswer,
+    NodeCheck,
     Verdict,
     name_some,
     sort_results,
     worst,
 )
-from cluster.verify.launcher_probe import probe_launcher
-from cluster.verify.network_probe import NetworkReport, probe_network
-from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
-from cluster.verify.queue_probe import probe_queue
-from infra.errors import HostError, HostKeyError
 from infra.wait import Progress
 from infra.words import counted
-from provision.host import Host, on_all
+from provision.facts import NodeHealth, describe, parse_health
+from provision.host import Host
+from provision.run_on_nodes import Program, on_each, query, query_all
+from provision.stacks.stack import Stack
+
+NODE_CHECKS: tuple[NodeCheck, ...] = (
+    reachability.check_hostname,
+    reachability.check_mtu,
+    reachability.check_clock,
+    reachability.check_lifetime,
+    machine.check_amx,
+    machine.check_cores,
+    machine.check_kernel,
+    machine.check_memory,
+    machine.check_governor,
+    machine.check_turbo,
+    machine.check_huge_pages,
+    machine.check_clocksource,
+    machine.check_clock_service,
+    software.check_tcmalloc,
+    software.check_stack,
+    software.check_disk,
+    software.check_python,
+)
+"""The checks of single nodes, in the order in which they are shown."""
+_MAX_SHOWN = 3
+_NODE_DEADLINE_S = 60
 
 
 @dataclass(frozen=True)
@@ -59,28 +85,57 @@ def verify_cluster(
     job = find_running_job(head)
     with progress.phase(f"Inspect {counted(len(cluster.nodes), 'node')}"):
         answers = _probe(cluster, expected, open_host, progress)
-    reached = [answer.node for answer in answers if answer.reached]
+    reached = [node for node, answer in answers.items() if answer.reached]
     network = None
     if len(reached) > 1:
         with progress.phase(f"Test the network between {len(reached)} nodes"):
             network = probe_network(
                 head, reached, bandwidth=bandwidth and not job, note=progress.note
             )
-    cold = [answer.node for answer in answers if answer.health and answer.health.reading_disk]
+    cold = [node for node, answer in answers.items() if answer.value and answer.value.reading_disk]
     with progress.phase("Start a rank on every node"):
         if cold:
             progress.note(f"{name_some(cold)}: a new disk, read for the first time, is slow")
         launched = _launch(head, cluster, reached, job, cold=bool(cold))
+    clocks = network.clocks(cluster.head.name) if network else {}
     results = [
         *_describe_cluster(cluster, expected),
-        *_merge(
-            check_nodes(answers, expected), _check_between(cluster, expected, reached, network)
-        ),
+        *check_nodes(answers, expected, clocks),
+        *_check_between(cluster, expected, reached, network),
     ]
-    results = list(sort_results(results, expected.addresses))
     # A node that the head can't reach has failed already.
     queue = check_queue(probe_queue(head), reached, expected) if reached else []
     return VerifyReport((*results, *launched, *queue), network)
+
+
+def check_nodes(
+    answers: Mapping[str, NodeAnswer],
+    expected: Expected,
+    clocks: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> tuple[CheckResult, ...]:
+    """Check every node by its own answer; ``up`` ends with this. Pure.
+
+    Results are grouped by check, in node order. ``clocks`` are more precise than those of the answers.
+    """
+    found = ((node, answers.get(node)) for node in expected.addresses)
+    peers = {node: answer.value for node, answer in found if answer and answer.value}
+    expected = replace(expected, peers=peers, clocks={**compare_clocks(answers), **clocks})
+    return (
+        *(check_ssh(node, answers.get(node), expected) for node in expected.addresses),
+        *(check(node, peers[node], expected) for check in NODE_CHECKS for node in peers),
+    )
+
+
+def summarize_problems(results: Sequence[CheckResult], expected: Expected) -> str:
+    """Return the problems in half a line with the command for details; empty if there are none."""
+    # `up` reports missing AMX separately.
+    wrong = [r for r in results if r.verdict in (Verdict.FAIL, Verdict.WARN) and r.check != "amx"]
+    if not wrong:
+        return ""
+    wrong.sort(key=lambda result: result.verdict is not Verdict.FAIL)
+    shown = "; ".join(f"{r.node}: {r.check}: {r.found}" for r in wrong[:_MAX_SHOWN])
+    more = f"; and {len(wrong) - _MAX_SHOWN} more" if len(wrong) > _MAX_SHOWN else ""
+    return f"; problems: {shown}{more} (details: {expected.command('verify')})"
 
 
 def _check_between(
@@ -88,48 +143,46 @@ def _check_between(
 ) -> Sequence[CheckResult]:
     if network:
         addresses = {node: expected.addresses[node] for node in reached}
-        return check_network(network, replace(expected, addresses=addresses))
+        expected = replace(expected, addresses=addresses)
+        return sort_results(check_network(network, expected), addresses)
     if len(cluster.nodes) == 1:
         return [CheckResult(CLUSTER, "pairs", Verdict.OK, "a single node has no peers")]
     return []
 
 
-def _merge(own: Sequence[CheckResult], between: Sequence[CheckResult]) -> list[CheckResult]:
-    """Merge the results; the network's clocks replace those over SSH, which are less precise."""
-    clocks = {result.node for result in between if result.check == "clock"}
-    kept = [result for result in own if result.check != "clock" or result.node not in clocks]
-    return [*kept, *between]
+def _describe_nodes(stack: Stack) -> Program:
+    commands = [check.command for check in NODE_CHECKS if isinstance(check, CommandCheck)]
+    return describe(stack, commands)
+
+
+def probe_nodes(head: Host, stack: Stack) -> dict[str, NodeAnswer]:
+    """Have the head ask every node of its hostfile for its health."""
+    return query_all(head, "health", _describe_nodes(stack), parse_health, _NODE_DEADLINE_S)
+
+
+def probe_directly(host: Host, stack: Stack) -> NodeHealth:
+    """Ask one node for its health, from this machine. Raises :class:`HostError`."""
+    return query(host, "health", _describe_nodes(stack), parse_health, _NODE_DEADLINE_S)
 
 
 def _probe(
     cluster: Cluster, expected: Expected, open_host: HostOpener, progress: Progress
-) -> tuple[NodeAnswer, ...]:
+) -> dict[str, NodeAnswer]:
     """Have the head probe all nodes; probe from here those that it can't reach.
 
     If nodes are missing or new, the names that the head knows may belong to other machines.
     """
-    answers: dict[str, NodeAnswer] = {}
-    if cluster.is_whole:
-        found = probe_nodes(open_host(cluster.head), expected.stack)
-        answers = {answer.node: answer for answer in found}
-    silent = [n for n in cluster.nodes if n.name not in answers or not answers[n.name].reached]
+    stack = expected.stack
+    known = probe_nodes(open_host(cluster.head), stack) if cluster.is_whole else {}
+    silent = [n for n in cluster.nodes if n.name not in known or not known[n.name].reached]
     if silent:
         progress.note(f"probing {counted(len(silent), 'node')} from here: the head can't connect")
-
-    def probe(node: Node) -> NodeAnswer:
-        answer = answers.get(node.name)
-        reason = answer.reason if answer else "the nodes are not connected"
-        try:
-            health = probe_directly(open_host(node), expected.stack)
-        except HostKeyError:
-            raise
-        except HostError as error:
-            own = error.message.removeprefix(f"[{node.name}] ")
-            return NodeAnswer(node.name, False, reason=f"{reason}; nor can this machine: {own}")
-        return NodeAnswer(node.name, False, health, f"{reason}; but this machine can")
-
-    answers |= on_all("probing the nodes", silent, probe)
-    return tuple(answers[node.name] for node in cluster.nodes)
+    own = on_each(silent, lambda node: probe_directly(open_host(node), stack))
+    for node, answer in own.items():
+        reason = known[node].reason if node in known else "the nodes are not connected"
+        more = f"nor can this machine: {answer.reason}" if answer.error else "but this machine can"
+        own[node] = replace(answer, reached=False, reason=f"{reason}; {more}")
+    return {node.name: {**known, **own}[node.name] for node in cluster.nodes}
 
 
 def _launch(

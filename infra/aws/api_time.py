@@ -1,4 +1,4 @@
-"""The time by the cloud's API, which counts where this machine's clock is wrong."""
+"""The cloud's time, read from API responses; used when this machine's clock is wrong."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def local_now() -> datetime:
 
 
 def describe_offset(ahead: timedelta) -> str:
-    """``3 h behind the cloud's``, if the cloud's clock is ``ahead`` of this machine's."""
+    """Describe this machine's clock, such as ``3 h behind the cloud's``."""
     direction = "behind" if ahead > timedelta() else "ahead of"
     return f"{spoken_duration(abs(ahead).total_seconds())} {direction} the cloud's"
 
 
 def why_refused(response: Mapping[str, Any]) -> str:
-    """Return why AWS refuses this machine's signatures if that is its clock; otherwise ""."""
+    """Explain a rejected signature if this machine's clock caused it; otherwise return ""."""
     ahead = _read_offset(response)
     if ahead is None or abs(ahead) < _REFUSED:
         return ""
-    return f"this machine's clock is {describe_offset(ahead)}, so requests are refused"
+    return f"this machine's clock is {describe_offset(ahead)}, so AWS rejects its requests"
 
 
 def _read_offset(response: Mapping[str, Any]) -> timedelta | None:
-    """Return how far the cloud was ahead at this response, if it has a date."""
+    """Return how far the cloud's clock is ahead, by a response's date, if it has one."""
     date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     with suppress(TypeError, ValueError):
         return parsedate_to_datetime(date) - local_now()
@@ -43,9 +43,9 @@ def _read_offset(response: Mapping[str, Any]) -> timedelta | None:
 
 
 class ApiTime:
-    """Learns from each response how far the cloud's clock is ahead of this machine's.
+    """Tracks how far the cloud's clock is ahead of this machine's.
 
-    ``on_offset`` receives one warning, at the first accepted request that proves the clock wrong.
+    ``on_offset`` receives one warning, at the first accepted request that shows an offset.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class ApiTime:
         self.on_offset: Callable[[str], None] | None = None
 
     def now(self) -> datetime:
-        """Return the time in UTC, by the cloud's clock if this machine's is wrong."""
+        """Return the current time in UTC, corrected if this machine's clock is wrong."""
         return local_now() + self.ahead
 
     def learn(self, parsed: Mapping[str, Any], **_: Any) -> None:
@@ -65,14 +65,14 @@ class ApiTime:
             self.ahead = timedelta()
             return
         self.ahead = ahead
-        # The error of a refused request explains itself.
+        # A rejected request already explains the offset in its error.
         if self.on_offset and parsed["ResponseMetadata"].get("HTTPStatusCode", 200) < 300:
             warn, self.on_offset = self.on_offset, None
             warn(
-                f"warning: this machine's clock is {describe_offset(ahead)}, whose time is used here; "
+                f"warning: this machine's clock is {describe_offset(ahead)}; using the cloud's time; "
                 f"{FIX_CLOCK}"
             )
 
 
 API_TIME = ApiTime()
-"""Of this process: a machine has one clock."""
+"""One per process, because a machine has one clock."""

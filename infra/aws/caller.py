@@ -1,4 +1,4 @@
-"""Callers of AWS: their account and ARN, the owner in a cluster's tags, and comparison of owners. Pure."""
+"""AWS callers and the owner tag of a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from infra.words import LONGEST_TAG, tag_value
+
 if TYPE_CHECKING:
     from types_boto3_sts.type_defs import GetCallerIdentityResponseTypeDef
 
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
-_NOT_IN_TAGS = re.compile(r"[^\w +\-=.:/@]")
-_LONGEST_TAG = 256
 _ROLE = re.compile(r"arn:[^:]*:sts::(?P<account>\d*):assumed-role/(?P<role>[^/]+)/(?P<session>.+)")
 # Without role_session_name, botocore, the AWS CLI, and other SDKs generate one for each session.
 _GENERATED = re.compile(r"(botocore-session-|aws-go-sdk-|aws-sdk-\w+-)?\d+")
-# https://docs.aws.amazon.com/singlesignon/latest/userguide/using-service-linked-roles.html: the role
-# of a permission set; its sessions have the user's name.
+# The role of a permission set; its sessions carry the user's name:
+# https://docs.aws.amazon.com/singlesignon/latest/userguide/using-service-linked-roles.html
 _SSO_ROLE = "AWSReservedSSO_"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose credentials a command uses."""
+    """The identity behind a command's credentials."""
 
     account: str
     arn: str
@@ -33,18 +32,17 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """The ARN as a tag's value; a path that is too long for a tag is left out."""
+        """The ARN as a tag value, without the user's path if it would be too long."""
         arn = self.arn
-        if len(arn) > _LONGEST_TAG:
+        if len(arn) > LONGEST_TAG:
             arn = re.sub(r":user/.*/", ":user/", arn)
-        return _NOT_IN_TAGS.sub("_", arn)[:_LONGEST_TAG]
+        return tag_value(arn)
 
 
 def is_same_owner(one: str, other: str) -> bool:
-    """Return whether two tags name the same person or program.
+    """Return whether two owner tags name the same person or program.
 
-    A role's session counts by its name, unless that was generated. With IAM Identity Center, whose
-    sessions have the user's name, the permission set makes no difference.
+    Ignores generated session names and, with IAM Identity Center, the permission set.
     """
     return _identity(one) == _identity(other)
 

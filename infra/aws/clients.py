@@ -54,7 +54,7 @@ _BUSY = {
 
 
 class Clients:
-    """One client for each AWS service in use, created when it is first needed."""
+    """One client per AWS service, created on first use."""
 
     def __init__(
         self, session: boto3.session.Session, config: Config, url: str | None, region: str
@@ -81,7 +81,7 @@ class Clients:
 
     @cached_property
     def dry(self) -> EC2Client:
-        """EC2 that does nothing: an allowed call fails with ``DryRunOperation``."""
+        """EC2 in dry-run mode: every allowed call fails with ``DryRunOperation``."""
         client = self._client("ec2")
         client.meta.events.register(
             "provide-client-params.ec2", lambda params, **_: {**params, "DryRun": True}
@@ -102,7 +102,7 @@ class Clients:
 
     @cached_property
     def scheduler(self) -> EventBridgeSchedulerClient:
-        """With few attempts: most users neither use it nor may, and not every network leads to it."""
+        """EventBridge Scheduler, with few attempts: many users lack permission or network access."""
         few = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=3)
         return cast(
             "EventBridgeSchedulerClient", self._client("scheduler", self._config.merge(few))
@@ -110,13 +110,13 @@ class Clients:
 
     @cached_property
     def organizations(self) -> Any:
-        """With few attempts: not every network leads to it."""
+        """AWS Organizations, with few attempts: some networks block it."""
         few = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3)
         return self._client("organizations", self._config.merge(few))
 
     @cached_property
     def pricing(self) -> PricingClient:
-        """The Price List API, with little patience: a price only informs.
+        """The Price List API, with short timeouts: prices are only informative.
 
         https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
         """
@@ -131,12 +131,12 @@ class Clients:
 
     @cached_property
     def caller(self) -> Caller:
-        """Whose credentials these are: one call to STS, which needs no permission."""
+        """The owner of these credentials, from one STS call that needs no permission."""
         return Caller.from_aws(self.sts.get_caller_identity())
 
 
 def connect(cloud: Cloud) -> Clients:
-    """Return the clients for a cloud without sending anything."""
+    """Return the clients of a cloud. Sends nothing."""
     session = cloud.session
     if session is None or cloud.credentials:
         key, secret = cloud.credentials or (None, None)
@@ -150,7 +150,7 @@ def connect(cloud: Cloud) -> Clients:
         # The embedded cloud runs on this machine, so no proxy is involved.
         proxies={} if cloud.endpoint_url else None,
     )
-    # Regions share a session, and each event has one handler in it.
+    # All regions share a session, and the ids keep one handler per event in it.
     session.events.register("after-call", API_TIME.learn, unique_id="spr-cluster-time")
     new = NewResources()
     session.events.register("after-call.ec2", new.learn, unique_id="spr-cluster-new")
@@ -161,13 +161,13 @@ def connect(cloud: Cloud) -> Clients:
 
 
 def has_credentials(cloud: Cloud) -> bool:
-    """Return whether this machine has credentials for a cloud, valid or not. Asks no cloud."""
+    """Return whether this machine has credentials for a cloud, valid or not. Sends nothing."""
     session = cloud.session
     return bool(cloud.credentials or (session and session.get_credentials()))
 
 
 def when_visible(call: Callable[..., T], **parameters: Any) -> T:
-    """Make a call about a resource created seconds ago; retry until EC2 knows it everywhere.
+    """Call EC2 about a resource created seconds ago; retry until the resource is visible.
 
     EC2 is eventually consistent:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
@@ -201,7 +201,7 @@ def retry(
 
 
 def is_invisible(error: Exception) -> bool:
-    """Return whether EC2 does not know, or not know everywhere, a resource that the call names."""
+    """Return whether a resource that the call names is missing or not yet visible everywhere."""
     unseen = (".NotFound", ".Unknown", ".Unavailable")
     return isinstance(error, boto.ClientError) and error_code(error).endswith(unseen)
 
@@ -219,7 +219,7 @@ def is_passing(error: Exception) -> bool:
 def patient(probe: Callable[[], T | None]) -> Callable[[], T | None]:
     """Wrap a probe so that a broken connection or a busy EC2 means "not yet".
 
-    A laptop that changes networks must not abort a wait of 40 minutes.
+    Otherwise a laptop that changes networks would abort a 40-minute wait.
     """
 
     def attempt() -> T | None:
@@ -251,22 +251,22 @@ _EXPIRED = {
     "RequestTimeTooSkewed",
     "UnrecognizedClientException",
 }
-# Also in a region that is not enabled for the account:
+# AWS also sends these codes from a region that the account has not enabled:
 # https://repost.aws/knowledge-center/iam-validate-access-credentials
 _OF_CLOSED_REGION = {"AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"}
 _NOT_ENABLED_HINT = (
-    "if `aws sts get-caller-identity --region us-east-1` works, this region is not enabled for your "
-    f"account: see the console, Account, AWS Regions; otherwise: {CREDENTIALS_HINT}"
+    "if `aws sts get-caller-identity --region us-east-1` works, your account has not enabled this "
+    f"region (in the console: Account, AWS Regions); otherwise: {CREDENTIALS_HINT}"
 )
-_BUSY_HINT = "EC2 is busy or throttles this account: run the same command again in a few minutes"
+_BUSY_HINT = "EC2 is busy or throttling this account: run the same command again in a few minutes"
 _CODES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 _SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
 _HINTS = {
     "OptInRequired": "enable the region in the console (Account, AWS Regions), or complete the "
     "account's registration",
     "Blocked": _SUPPORT,
-    "TagPolicyViolation": "a tag policy of your organization refuses it: ask an administrator to allow the "
-    "tag, or to exempt this account",
+    "TagPolicyViolation": "a tag policy of your organization forbids this tag: ask an administrator to "
+    "allow it or to exempt this account",
     "PendingVerification": f"this takes minutes, at most four hours; after that {_SUPPORT}",
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that is created once per "
@@ -274,16 +274,17 @@ _HINTS = {
     "`spr-cluster iam-policy` includes the permission",
 }
 
-# The code is one that many mistakes share: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-free-tier-usage.html
+# The error code is too general, so match the message:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-free-tier-usage.html
 _NOT_FREE = "not eligible for Free Tier"
 _NOT_FREE_HINT = (
-    "this account is on AWS's free plan, which sells only a few small types: upgrade it in the console "
+    "this account is on AWS's free plan, which offers only a few small types: upgrade it in the console "
     "(Billing and Cost Management)"
 )
 
 
 def translate_boto_error(error: Exception) -> SprError | None:
-    """Translate a botocore error into one line for the user; return ``None`` for other errors."""
+    """Translate a botocore error for the user; return ``None`` for other errors."""
     if isinstance(error, boto.ClientError):
         return _translate_client_error(error)
     if explained := explain_credentials(error):
@@ -311,7 +312,7 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
     if code in DENIED and (refused := explain_role(operation, detail)):
         return refused
     if code in DENIED:
-        # A call needs more than the action of its own name, such as ec2:CreateTags.
+        # The denied action can differ from the operation: tagging a new resource needs ec2:CreateTags.
         named = _DENIED_ACTION.search(detail)
         action = named[1] if named else operation
         return CloudError(
@@ -319,7 +320,7 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
             code=code,
             hint=f"ask an administrator to allow {action} (`spr-cluster iam-policy"
             f"{' --second-guard' if _OF_SECOND_GUARD.fullmatch(operation) else ''}` prints the full "
-            "policy, and with --check what is missing), or choose another AWS_PROFILE",
+            "policy; add --check to see what is missing), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED and (clock := why_refused(error.response)):
         return UsageError(clock, hint=FIX_CLOCK)

@@ -1,4 +1,4 @@
-"""The cloud that hosts a cluster, and AWS as one: its session, credentials, region, and public address."""
+"""The cloud that hosts a cluster, and AWS's session, credentials, and region."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ DEFAULT_REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Cloud:
-    """An endpoint that speaks EC2, and its defaults.
+    """An endpoint that speaks EC2's API, and its defaults.
 
-    ``caller_cidr`` returns the address from which the cloud sees this machine, and ``probe_ssh`` why
-    this machine's own network lets no connection out to port 22 ("" if it does, or if that is not known).
+    ``caller_cidr`` returns this machine's address as the cloud sees it. ``probe_ssh`` explains why
+    this machine's network blocks outgoing SSH; "" if it does not, or if that is unknown.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Cloud:
     billed: bool
     """Machines cost money, so the user confirms each purchase first."""
     has_amx: bool
-    """Machines should have AMX. If false, missing AMX does not stop ``up``."""
+    """Whether machines should have AMX; if not, ``up`` tolerates missing AMX."""
     probe_ssh: Callable[[], str] = field(default=str, repr=False)
     default_bake: str = "head"
-    """The fastest route to installed nodes without an image: see ``ClusterSpec.bake``."""
+    """The default of ``ClusterSpec.bake``: the fastest way to install nodes without an image."""
     base: str = ""
-    """The machines' base system, if it is more than an Ubuntu release."""
+    """Identifies the base system if that is not just an Ubuntu release."""
     folder: str = ""
-    """Where an embedded cloud keeps its state: this machine can have several."""
+    """The state folder of an embedded cloud; a machine can have several."""
     endpoint_url: str | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)
     session: boto3.session.Session | None = field(default=None, repr=False, compare=False)
@@ -57,7 +57,7 @@ class Cloud:
 
 
 _ADDRESS_SERVICE = "https://checkip.amazonaws.com"
-# SSH servers of AWS itself: https://docs.aws.amazon.com/codecommit/latest/userguide/regions.html#regions-git
+# AWS's own SSH servers: https://docs.aws.amazon.com/codecommit/latest/userguide/regions.html#regions-git
 _SSH_SERVICE, _SSH_PORT = "git-codecommit.{}.amazonaws.com", 22
 # For example us-gov-west-1 and eusc-de-east-1.
 _REGION = re.compile(
@@ -72,7 +72,7 @@ class NoRegionError(UsageError):
 def open_aws_cloud(region: str | None, *, buys: bool = False) -> Cloud:
     """Return AWS in the given region, else in the region of the AWS configuration.
 
-    Raises :class:`NoRegionError` without a region: machines in an unexpected one are not found.
+    Raises :class:`NoRegionError` if there is neither: with a guessed region, users lose track of machines.
     """
     session = open_session(region, buys=buys)
     try:
@@ -84,7 +84,7 @@ def open_aws_cloud(region: str | None, *, buys: bool = False) -> Cloud:
     if not chosen:
         raise NoRegionError(
             "no AWS region is configured",
-            hint="--region us-east-1 chooses one, `aws configure set region us-east-1` sets the default",
+            hint="--region us-east-1 selects one, `aws configure set region us-east-1` sets the default",
         )
     _check_region(session, chosen)
     return Cloud(
@@ -100,7 +100,7 @@ def open_aws_cloud(region: str | None, *, buys: bool = False) -> Cloud:
 
 
 def _check_region(session: boto3.session.Session, region: str) -> None:
-    """Raise :class:`UsageError` for a region that neither botocore nor DNS knows: retries take long."""
+    """Raise :class:`UsageError` for an unknown region now; otherwise, clients would retry for minutes."""
     parts = session.get_available_partitions()
     known = [name for part in parts for name in session.get_available_regions("ec2", part)]
     is_name = bool(_REGION.fullmatch(region))
@@ -112,15 +112,16 @@ def _check_region(session: boto3.session.Session, region: str) -> None:
         )
     raise UsageError(
         f"unknown region {region!r}{nearest(region, known, 2)}",
-        hint="`aws account list-regions` lists this account's regions; if this one is new, check the network",
+        hint="`aws account list-regions` lists this account's regions; if this is a new one, check "
+        "the network connection",
     )
 
 
 def _has_endpoint(session: boto3.session.Session, region: str) -> bool:
-    """Return whether EC2's endpoint in a region has an address, as far as can be told here."""
+    """Return whether EC2's endpoint in a region resolves; true behind a proxy, which resolves it."""
     url = session.client("ec2", region_name=region).meta.endpoint_url
     if get_environ_proxies(url):
-        return True  # only the proxy needs DNS
+        return True
     try:
         return bool(socket.getaddrinfo(urllib.parse.urlsplit(url).hostname, None))
     except socket.gaierror:
@@ -128,7 +129,7 @@ def _has_endpoint(session: boto3.session.Session, region: str) -> bool:
 
 
 def find_caller_cidr() -> str:
-    """Return this machine's public IPv4 address as a /32 range, as an AWS service sees it."""
+    """Return this machine's public IPv4 address, as AWS sees it, as a /32 range."""
     try:
         with urllib.request.urlopen(_ADDRESS_SERVICE, timeout=10) as answer:
             address = ipaddress.IPv4Address(answer.read(64).decode().strip())
@@ -141,9 +142,9 @@ def find_caller_cidr() -> str:
 
 
 def probe_ssh(region: str) -> str:
-    """Return why no connection to port 22 leaves this machine's network; "" if one does.
+    """Explain why this machine's network blocks outgoing SSH; "" if it does not.
 
-    Two SSH servers of AWS are tried, and nothing is sent to them. A name that is not known says nothing.
+    Opens a connection to up to two of AWS's SSH servers and sends nothing. Ignores names that do not resolve.
     """
     reasons = []
     for server in dict.fromkeys(map(_SSH_SERVICE.format, (region, DEFAULT_REGION))):
@@ -158,14 +159,14 @@ def probe_ssh(region: str) -> str:
     return "; ".join(reasons)
 
 
-# The AWS CLI's: https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
+# The AWS CLI's cache: https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
 _CACHE = "~/.aws/cli/cache"
-# From the purchase to installed nodes: botocore cannot refresh a session with MFA.
+# Time from a purchase to installed nodes. botocore cannot refresh an MFA session in between.
 _FOR_PURCHASE = timedelta(minutes=50)
 
 
 class _RoleCache(JSONFileCache):
-    """The AWS CLI's cache, which may be read-only, without credentials that end too soon."""
+    """The AWS CLI's credential cache, which may be read-only; hides credentials that expire too soon."""
 
     def __init__(self, least: timedelta) -> None:
         super().__init__(os.path.expanduser(_CACHE))  # noqa: PTH111 - pathlib raises without a home
@@ -185,11 +186,11 @@ class _RoleCache(JSONFileCache):
 
 
 def open_session(region: str | None = None, *, buys: bool = False) -> boto3.session.Session:
-    """Return the session of the AWS configuration, in a region: the given one, else the configured one.
+    """Return a session from the AWS configuration, in the given region, else the configured one.
 
-    The temporary credentials of a role are shared with the AWS CLI: a role with MFA asks once an hour, not
-    in each command, but before each purchase that could outlast them. STS accepts a code once.
-    Raises :class:`UsageError` for an unusable configuration.
+    Shares the temporary credentials of roles with the AWS CLI, so that a role with MFA prompts about
+    once an hour instead of in every command. With ``buys``, it also prompts if the credentials could
+    expire during the purchase. Raises :class:`UsageError` for an unusable configuration.
     """
     try:
         core = botocore.session.Session()
@@ -208,7 +209,7 @@ def open_session(region: str | None = None, *, buys: bool = False) -> boto3.sess
 
 
 def find_profile(session: boto3.session.Session | None) -> str:
-    """Return the AWS profile that the credentials are from; "" for another source, such as variables."""
+    """Return the AWS profile of the credentials; "" if they come from another source."""
     credentials = session.get_credentials() if session else None
     if session is None or credentials is None or credentials.method == "env":
         return ""
@@ -222,7 +223,9 @@ CREDENTIALS_HINT = (
 )
 _SSO = (boto.SSOError, boto.TokenRetrievalError)
 _UNUSABLE = (boto.CredentialRetrievalError, boto.InvalidConfigError, boto.ConfigParseError)
-_NO_MFA_CODE = "an MFA code is accepted once: wait for the next one, and run the same command again"
+_NO_MFA_CODE = (
+    "AWS accepts an MFA code only once: wait for the next one, then run the same command again"
+)
 
 
 class MissingCredentialsError(UsageError):
@@ -230,13 +233,13 @@ class MissingCredentialsError(UsageError):
 
 
 def _profile() -> str:
-    """Return ``--profile`` for a command of the AWS CLI; botocore prefers AWS_DEFAULT_PROFILE, too."""
+    """Return ``--profile`` for an AWS CLI command. Like botocore, prefer AWS_DEFAULT_PROFILE."""
     name = os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
     return f" --profile {shlex.quote(name)}" if name else ""
 
 
 def explain_credentials(error: Exception) -> UsageError | None:
-    """Return an error of the AWS configuration or its credentials for the user; ``None`` for others."""
+    """Translate an error in AWS configuration or credentials; return ``None`` for other errors."""
     profile = _profile()
     if isinstance(error, boto.NoCredentialsError):
         return MissingCredentialsError("no AWS credentials found", hint=CREDENTIALS_HINT)
@@ -245,7 +248,7 @@ def explain_credentials(error: Exception) -> UsageError | None:
     if isinstance(error, boto.ProfileNotFound):
         return UsageError(
             f"AWS configuration can't be used: {error}",
-            hint=f"`aws configure list-profiles` lists the profiles, `aws configure{profile}` makes this one",
+            hint=f"`aws configure list-profiles` lists profiles, `aws configure{profile}` creates this one",
         )
     if isinstance(error, _SSO):
         return UsageError(f"the SSO session has expired: {error}", hint=f"aws sso login{profile}")
@@ -259,8 +262,8 @@ def explain_credentials(error: Exception) -> UsageError | None:
     if isinstance(error, boto.RefreshWithMFAUnsupportedError):
         return UsageError(
             "the session of the role with MFA has expired",
-            hint="run the same command again, which asks for a new code; duration_seconds in the profile "
-            "makes sessions longer",
+            hint="run the same command again to enter a new code; set duration_seconds in the profile "
+            "for longer sessions",
         )
     if isinstance(error, boto.MissingDependencyException):
         return UsageError(
@@ -272,10 +275,12 @@ def explain_credentials(error: Exception) -> UsageError | None:
 
 
 def explain_role(operation: str, detail: str) -> UsageError | None:
-    """Return why a profile's role could not be assumed; ``None`` for another operation."""
+    """Explain why a profile's role can't be assumed; return ``None`` for other operations."""
     if not operation.startswith("AssumeRole"):
         return None
-    hint = "may these credentials assume the role? `aws sts get-caller-identity` names them"
+    hint = (
+        "check that these credentials may assume the role: `aws sts get-caller-identity` shows them"
+    )
     return UsageError(
         f"the profile's role can't be assumed: {detail}",
         hint=_NO_MFA_CODE if "MultiFactorAuthentication" in detail else hint,

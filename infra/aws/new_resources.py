@@ -1,7 +1,7 @@
-"""Resources that this command has just made: IAM may not see their tags for some seconds.
+"""Retries of calls about resources that this command has just created.
 
-EC2 then denies what a policy allows for these tags. Such a denial means "not visible yet"; a denial
-of anything else means denied, and is never repeated.
+For a few seconds, IAM may not see the tags of a new resource, so EC2 denies calls that a policy allows
+by these tags. Denials for any other resource are final and never retried.
 https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from infra import wait
 
 _EVERY_S = 3.0
-# The keys of responses that name what a call has made.
+# The response keys that identify the resources each call creates.
 _MADE_BY = {
     "CreateImage": {"ImageId"},
     "CreatePlacementGroup": {"GroupName"},
@@ -26,13 +26,13 @@ _NAMED = re.compile(r"on resource: arn:\S*/(\S+)")
 
 
 class NewResources:
-    """Handles botocore's events of one set of EC2 clients."""
+    """Handlers for the botocore events of one set of EC2 clients."""
 
     def __init__(self) -> None:
         self._made_at: dict[str, float] = {}
 
     def learn(self, parsed: Mapping[str, Any], model: Any, **_: Any) -> None:
-        """Remember what a call has made; for the event ``after-call``."""
+        """Record what a call created; for the event ``after-call``."""
         if keys := _MADE_BY.get(model.name):
             now = wait.SystemClock().monotonic()
             self._made_at.update((id_, now) for id_ in _values(parsed, keys))
@@ -40,14 +40,14 @@ class NewResources:
     def pause(
         self, response: Any, operation: Any, request_dict: Mapping[str, Any], **_: Any
     ) -> float | None:
-        """Return the seconds until a repetition, or ``None``; for the event ``needs-retry``."""
+        """Return the seconds until a retry, or ``None``; for the event ``needs-retry``."""
         error = response[1].get("Error", {}) if response else {}
         if error.get("Code") != "UnauthorizedOperation":
             return None
         named = _NAMED.search(error.get("Message", ""))
         if named is None:
             return None
-        # The snapshots of a new image are as new, and are tagged together with it.
+        # The snapshots of a new image are equally new, and one call tags them together.
         together = request_dict["body"].values() if operation.name == "CreateTags" else ()
         limit = wait.SystemClock().monotonic() - wait.CONSISTENCY_DEADLINE_S
         new = {id_ for id_, at in self._made_at.items() if at > limit}

@@ -1,7 +1,7 @@
-"""Uploads to the user's S3 bucket: access is checked before a job, files are uploaded after it.
+"""Uploads to the user's S3 bucket: check access before a job, upload files after it.
 
-Always uses AWS with the user's credentials, even if the cluster is elsewhere. Sets neither ACLs nor
-encryption: the bucket's settings decide about both.
+Always uses AWS and the user's credentials, even if the cluster is in another cloud. The bucket's settings
+determine ACLs and encryption.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST_KEY = 1024
 
 @dataclass(frozen=True)
 class S3Location:
-    """A bucket and a key prefix without ``/`` at its ends."""
+    """A bucket and a key prefix without leading or trailing ``/``."""
 
     bucket: str
     prefix: str
@@ -59,7 +59,7 @@ def parse_s3_url(url: str) -> S3Location:
 
 
 def connect_s3() -> S3Client:
-    """Create a client from the user's AWS configuration without sending anything.
+    """Create a client from the user's AWS configuration. Sends nothing.
 
     botocore follows S3's redirects to the bucket's region.
     """
@@ -85,7 +85,7 @@ def check_s3_location(s3: S3Client, place: S3Location) -> None:
     """
     probe = place.below(".spr-cluster").prefix
     try:
-        # Starting a multipart upload needs write access and creates no object.
+        # Starting a multipart upload requires write access but creates no object.
         begun = s3.create_multipart_upload(Bucket=place.bucket, Key=probe)
     except (boto.ClientError, boto.BotoCoreError) as error:
         raise _explain(error, place) from None
@@ -105,8 +105,8 @@ def push_folder(
 ) -> list[str]:
     """Upload files in order and return their keys.
 
-    ``about`` becomes the objects' metadata, which needs no extra permission, unlike tags. Raises
-    :class:`SprError` if an upload fails; files uploaded before stay.
+    ``about`` becomes the objects' metadata; unlike tags, it needs no extra permission. Raises
+    :class:`SprError` if an upload fails; earlier uploads remain.
     """
     keys = []
     for name, source in files.items():

@@ -1,1 +1,1 @@
-"""What machines cost, and how many the account may run."""
+"""Prices and quotas."""

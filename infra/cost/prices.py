@@ -1,6 +1,6 @@
-"""What machines, disks, and addresses cost: AWS's price list, kept for a week; else the shipped table.
+"""Prices of machines, disks, and addresses: from AWS's price list, cached for a week, else from the table.
 
-Every price has a source. A price of another region is never the basis of an upper limit.
+Every price names its source. Price limits never rely on another region's prices.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws.clients import DENIED, error_code, translate_boto_error
 from infra.errors import UsageError
-from infra.files import read_object, write_private
+from infra.files import parse_as, read_text, write_private
 from infra.instance_types import INSTANCE_TYPES, TABLE_DATE, TABLE_REGION
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 _KEPT_DAYS = 7
 # EBS bills by the second of a month of 30 days: https://aws.amazon.com/ebs/pricing/
 _HOURS_PER_MONTH = 720
-# What every gp3 volume includes: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+# Included in every gp3 volume: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _FREE_IOPS, _FREE_MIBPS = 3000, 125
-# The same in every region, in use or not: https://aws.amazon.com/vpc/pricing/ ("Public IPv4 Address")
+# The same in all regions, whether or not in use: https://aws.amazon.com/vpc/pricing/ ("Public IPv4 Address")
 ADDRESS_USD = 0.005
-# China, GovCloud, and the isolated partitions have other prices, and no US dollars in the first.
+# China (priced in yuan), GovCloud, and the isolated and sovereign partitions.
 _OTHER_PARTITION = re.compile(r"(cn|us-gov|us-iso|eu-iso|eusc)")
-# The units of gp3's three prices in the price list, as they are kept: per GiB, IOPS, and MiB/s.
+# gp3's three prices, by their unit in the price list: our name, and the divisor to our unit.
 _GP3 = "gp3"
 _GP3_UNITS = {"GB-Mo": ("gib", 1), "IOPS-Mo": ("iops", 1), "GiBps-mo": ("mibps", 1024)}
 _GP3_TABLE = {"gib": 0.08, "iops": 0.005, "mibps": 0.04}
@@ -44,7 +44,7 @@ _GP3_TABLE = {"gib": 0.08, "iops": 0.005, "mibps": 0.04}
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars, with their source; ``is_here`` unless they are those of another region."""
+    """US dollars with their source; ``is_here`` is false for another region's price."""
 
     usd: float
     source: str
@@ -53,7 +53,7 @@ class Price:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What was listed for a type, or for gp3, on a day."""
+    """Prices of a type, or of gp3, as listed on a day."""
 
     day: date
     usd: Mapping[str, float]
@@ -61,7 +61,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Prices:
-    """A region's prices: machines per hour on demand, and gp3 per month, by what they count."""
+    """A region's prices: machines per hour on demand; gp3 per month and GiB, IOPS, or MiB/s."""
 
     region: str = TABLE_REGION
     types: tuple[str, ...] = ()
@@ -71,10 +71,10 @@ class Prices:
     spot: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Today's spot price per hour, by type and zone."""
     problem: str = ""
-    """Why the price list was of no help, if so."""
+    """Why the price list is incomplete or unavailable; "" if it is neither."""
 
     def disk(self, gib: int, *, iops: int | None = None, mibps: int | None = None) -> Price | None:
-        """Return the price of a gp3 disk per hour."""
+        """Return the hourly price of a gp3 disk, if known."""
         counts = {"gib": gib}
         counts |= {"iops": (iops or 0) - _FREE_IOPS, "mibps": (mibps or 0) - _FREE_MIBPS}
         parts = [(self.gp3.get(what), count) for what, count in counts.items() if count > 0]
@@ -93,7 +93,7 @@ class Prices:
         mibps: int | None = None,
         public: bool = True,
     ) -> Price | None:
-        """Return the price per hour of a machine with its disk and public address, if it is known."""
+        """Return the hourly price of a machine with its disk and public address, if known."""
         machine, disk = self.machines.get(instance_type), self.disk(gib, iops=iops, mibps=mibps)
         if machine is None or disk is None:
             return None
@@ -109,7 +109,7 @@ class Prices:
         iops: int | None = None,
         mibps: int | None = None,
     ) -> Price | None:
-        """Return what machines have cost since their launch, if every price is known."""
+        """Return the cost of machines since their launch, if every price is known."""
         costs = []
         for machine in machines:
             each = self.node(
@@ -123,15 +123,13 @@ class Prices:
         return Price(sum(cost.usd for cost in costs), "; ".join(sources), is_here)
 
     def highest(self, types: Sequence[str], gib: int, **options: Any) -> Price | None:
-        """Return the price per hour of a node of the most expensive of the types that were looked up,
-        if all their prices are known.
-        """
+        """Return the hourly price of a node of the most expensive type, if all prices are known."""
         prices = [self.node(name, gib, **options) for name in types if name in self.types]
         known = [price for price in prices if price]
         return max(known, key=lambda p: p.usd) if known and len(known) == len(prices) else None
 
     def market(self, instance_type: str, zone: str, *, spot: bool) -> float | None:
-        """Return the machine's price per hour in a market, if the region's is known."""
+        """Return this region's hourly price of a type in a market, if known."""
         if spot:
             return self.spot.get((instance_type, zone))
         machine = self.machines.get(instance_type)
@@ -139,7 +137,7 @@ class Prices:
 
 
 def table_prices(region: str, types: Sequence[str]) -> Prices:
-    """Return the shipped table's prices, which are those of one region only."""
+    """Return the shipped table's prices, which apply to one region only."""
     is_here = region == TABLE_REGION
     elsewhere = "" if is_here else f"; unknown in {region}"
     source = f"table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}"
@@ -156,9 +154,10 @@ def table_prices(region: str, types: Sequence[str]) -> Prices:
 def describe_prices(
     pricing: PricingClient, region: str, types: Sequence[str], kept: Path, today: date
 ) -> Prices:
-    """Return today's prices, from the region's file ``kept`` if they are at most a week old.
+    """Return current prices; ``kept`` is the region's cache file.
 
-    After the first failure nothing more is asked: then older prices serve, and at last the table.
+    Looks up prices that are over a week old. The first failure stops the look-up; missing prices then
+    come from the cache at any age, else from the table.
     """
     before = _read(kept)
     known, unlisted, problem = dict(before), [], ""
@@ -182,7 +181,7 @@ def describe_prices(
 
 
 def _merge(table: Prices, known: Mapping[str, _Entry], problem: str) -> Prices:
-    """Put what is known of the price list over the table's prices."""
+    """Override the table's prices with listed ones."""
     listed = {
         name: {what: Price(usd, f"Price List API, {entry.day}") for what, usd in entry.usd.items()}
         for name, entry in known.items()
@@ -194,7 +193,7 @@ def _merge(table: Prices, known: Mapping[str, _Entry], problem: str) -> Prices:
 
 
 def _ask(pricing: PricingClient, region: str, name: str) -> dict[str, float]:
-    """Return a type's price, or those of gp3; empty if the list has none.
+    """Look up a type's price or gp3's prices; return an empty result if the list has none.
 
     https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_pricing_GetProducts.html
     """
@@ -215,7 +214,7 @@ def _ask(pricing: PricingClient, region: str, name: str) -> dict[str, float]:
 
 
 def _is_meant(about: Mapping[str, str]) -> bool:
-    """Whether it is neither in a local zone or on premises, nor a capacity block, listed at $0."""
+    """Exclude local zones, on-premises products, and capacity blocks, which are listed at $0."""
     usual = {"locationType": "AWS Region", "marketoption": "OnDemand"}
     return all(about.get(key, value) == value for key, value in usual.items())
 
@@ -225,13 +224,13 @@ def _gp3_prices(products: Sequence[Any]) -> dict[str, float]:
     for unit, usd in (rate for product in products for rate in _rates(product)):
         if unit in _GP3_UNITS:
             what, count = _GP3_UNITS[unit]
-            # What is included may be listed at $0.
+            # The included amount may be listed at $0.
             prices[what] = max(prices.get(what, 0.0), usd / count)
     return prices
 
 
 def _machine_price(products: Sequence[Any]) -> dict[str, float]:
-    """Return the price with shared tenancy; bare metal has been listed as dedicated."""
+    """Return the price with shared tenancy, else with dedicated, under which bare metal may be listed."""
     by_tenancy = {}
     for product in products:
         hourly = [usd for unit, usd in _rates(product) if unit == "Hrs"]
@@ -249,9 +248,9 @@ def _rates(product: Any) -> Iterator[tuple[str, float]]:
 
 
 def with_spot(prices: Prices, ec2: EC2Client, now: datetime) -> Prices:
-    """Add today's spot prices, if the account may see them."""
+    """Add current spot prices, if the account has permission to see them."""
     try:
-        # From now on, it is the price in force in each zone:
+        # With a StartTime of now, EC2 returns the current price in each zone:
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
         answer = ec2.describe_spot_price_history(
             InstanceTypes=list(prices.types),  # type: ignore[arg-type]
@@ -278,20 +277,15 @@ def _explain(error: Exception) -> str:
 
 
 def _read(kept: Path) -> dict[str, _Entry]:
-    """Return the kept prices by type; none if the file is missing or damaged."""
+    """Return the cached prices by type; empty if the file is missing or damaged."""
     try:
-        return {
-            name: _Entry(
-                date.fromisoformat(each["date"]), {k: float(v) for k, v in each["usd"].items()}
-            )
-            for name, each in read_object(kept, optional=True).items()
-        }
-    except (UsageError, AttributeError, LookupError, TypeError, ValueError):
+        return parse_as(dict[str, _Entry], read_text(kept, "{}"), str(kept))
+    except UsageError:
         return {}
 
 
 def _write(kept: Path, known: Mapping[str, _Entry]) -> None:
-    """Keep the prices, if that is possible."""
-    content = {name: {"date": str(each.day), "usd": each.usd} for name, each in known.items()}
+    """Cache the prices; ignore a full or read-only disk."""
+    content = {name: asdict(each) for name, each in known.items()}
     with suppress(OSError):
-        write_private(kept, json.dumps(content, indent=1) + "\n")
+        write_private(kept, json.dumps(content, indent=1, default=str) + "\n")

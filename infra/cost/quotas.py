@@ -1,4 +1,4 @@
-"""EC2's quotas for running vCPUs, one for on-demand and one for spot."""
+"""EC2's quotas for running vCPUs: one for on-demand, one for spot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STANDARD = re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d.*")
 
 
 def is_standard(types: Iterable[str]) -> bool:
-    """Return whether these two quotas count all of these types; X and HPC types have their own."""
+    """Return whether these two quotas apply to all types; X and HPC types have separate quotas."""
     return all(_STANDARD.fullmatch(name) for name in types)
 
 
@@ -35,9 +35,9 @@ def quota_code(*, spot: bool) -> str:
 
 
 def require_quota(spec: ClusterSpec, needs: Mapping[str, int], held: int | None) -> None:
-    """Raise :class:`UsageError` if the quota is known and too small for every requested type.
+    """Raise :class:`UsageError` if the quota is too small for every requested type.
 
-    ``needs`` are the cluster's vCPUs by type.
+    ``needs`` maps each type to the vCPUs of a cluster of that type; ``held`` is the quota, if known.
     """
     if held is None or not needs or (spec.spot and spec.on_demand_allowed):
         return
@@ -55,16 +55,13 @@ def require_quota(spec: ClusterSpec, needs: Mapping[str, int], held: int | None)
 def describe_quota(
     quotas: ServiceQuotasClient, *, spot: bool, why_not: Callable[[str], object] = str
 ) -> int | None:
-    """Return the vCPU quota of a market in this region; ``None`` if it is unknown.
-
-    ``why_not`` receives the reason.
-    """
+    """Return a market's vCPU quota in this region, or ``None`` after passing the reason to ``why_not``."""
     try:
         answer = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota_code(spot=spot))
     except (ClientError, BotoCoreError) as error:
-        # The quota is only shown, so a policy without this permission must not stop anything.
+        # The quota is informative, so a policy without this permission must not stop anything.
         is_denied = isinstance(error, ClientError) and error_code(error) in DENIED
         known = translate_boto_error(error)
-        why_not("no permission to ask" if is_denied or known is None else known.message)
+        why_not("no permission to read it" if is_denied or known is None else known.message)
         return None
     return int(answer["Quota"]["Value"])

@@ -1,4 +1,4 @@
-"""Machine images (AMIs): Canonical's Ubuntu, found through SSM, and our own, made from a head node."""
+"""Machine images (AMIs): Canonical's Ubuntu, found through SSM, and our own, created from a head node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Release = Literal["20.04", "22.04", "24.04"]
 
 @dataclass(frozen=True)
 class UbuntuRelease:
-    """``python`` is its ``python3``, ``glibc_minor`` the x of glibc 2.x, ``disk`` that of its AMI."""
+    """``python`` is its Python version, ``glibc_minor`` the x of glibc 2.x, ``disk`` its AMI's disk type."""
 
     python: str
     glibc_minor: int
@@ -44,14 +44,14 @@ RELEASES: dict[str, UbuntuRelease] = {
 
 
 def ubuntu_parameter(release: str) -> str:
-    """The SSM parameter that holds the current AMI id of an Ubuntu release."""
+    """Return the SSM parameter that holds the current AMI id of an Ubuntu release."""
     disk = RELEASES[release].disk
     return f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
 
 
 # https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
 _CANONICAL = "099720109477"
-# Images and snapshots accumulate in an account, and AWS may refuse or time out long lists as a whole:
+# Images and snapshots accumulate in an account, and AWS may reject or time out unpaginated lists:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSnapshots.html
 PAGES: Any = {"PaginationConfig": {"PageSize": 1000}}
 _CREATION_DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -71,7 +71,7 @@ class Image:
     """The minimum disk size of machines that start from it."""
     reason: str = ""
     created: str = ""
-    """The creation date as EC2 writes it, or empty."""
+    """The creation date in EC2's format, or empty."""
 
     @staticmethod
     def from_aws(image: ImageTypeDef) -> Image:
@@ -89,7 +89,7 @@ class Image:
         )
 
     def age_s(self, now: datetime) -> int | None:
-        """Seconds since its creation, if known."""
+        """Return the seconds since its creation, if known."""
         try:
             begun = datetime.strptime(self.created, _CREATION_DATE)
         except ValueError:
@@ -98,16 +98,16 @@ class Image:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is or will be available and holds no keys or identity of its machine."""
+        """Whether it is available or pending, and free of its machine's keys and identity."""
         return self.state in ("pending", "available") and self.tags.get(tags.SEALED) == "yes"
 
     @property
     def is_for_others(self) -> bool:
-        """Whether any cluster can use it: it holds only software."""
+        """Whether any cluster can use it, because it holds only software and no user data."""
         return self.is_sound and self.tags.get(tags.USED) != "yes"
 
     def holds(self, recipe: str) -> bool:
-        """Whether nodes can start from it and have the software of the recipe."""
+        """Whether it is sound and has the recipe's software."""
         return self.is_sound and self.tags.get(tags.INSTALLED) == recipe
 
 
@@ -136,7 +136,7 @@ def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
 
 
 def _hides_images(ec2: EC2Client) -> str:
-    """Return who manages the setting that hides images; "" if there is none, or it can't be seen."""
+    """Return who manages the Allowed AMIs setting; "" if it is off or not visible."""
     try:
         answer = ec2.get_allowed_images_settings()
     except ClientError:
@@ -153,7 +153,7 @@ def describe_image(ec2: EC2Client, image_id: str) -> Image:
 
 
 def describe_cached_images(ec2: EC2Client, recipe: str, volume_gib: int) -> tuple[Image, ...]:
-    """Return the account's kept images of this software whose disk fits into ``volume_gib``."""
+    """Return the account's kept images with this software and a disk of at most ``volume_gib``."""
     pages = ec2.get_paginator("describe_images").paginate(
         Owners=["self"],
         Filters=[
@@ -170,10 +170,10 @@ def describe_cached_images(ec2: EC2Client, recipe: str, volume_gib: int) -> tupl
 def create_image(
     ec2: EC2Client, instance_id: str, cluster: str, name: str, labels: Mapping[str, str]
 ) -> str:
-    """Start an image of a running machine and return its id.
+    """Start creating an image of a running machine and return the image's id.
 
-    Bare metal takes up to 20 minutes to reboot, so the image is made without a reboot; the caller
-    flushes the machine's buffers to disk first.
+    Does not reboot the machine, because bare metal takes up to 20 minutes; the caller must flush its
+    buffers to disk first.
     """
     return ec2.create_image(
         InstanceId=instance_id,

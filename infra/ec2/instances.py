@@ -23,21 +23,20 @@ if TYPE_CHECKING:
 HEAD, WORKER = "head", "worker"
 ALIVE = ("pending", "running", "stopping", "stopped")
 DYING = (*ALIVE, "shutting-down")
-# EC2's limit for the values of one filter.
 _FILTER_VALUES = 200
 _ANY_STATE = (*DYING, "terminated")
 _WAIT_EVERY_S = 15.0
-# The caller may not use the key of the disk:
+# EC2's reason if the caller has no permission to use the disk's key:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
 _NO_KEY = "Client.InternalError: Client error on launch"
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
 _GRANT_TO_SPOT = (
-    "; on spot, EC2's own role may need the key, too: aws kms create-grant --key-id ARN "
+    "; on spot, EC2's own role may also need the key: aws kms create-grant --key-id ARN "
     "--grantee-principal arn:aws:iam::ACCOUNT:role/aws-service-role/spot.amazonaws.com/"
     "AWSServiceRoleForEC2Spot --operations Decrypt Encrypt GenerateDataKey "
     "GenerateDataKeyWithoutPlaintext CreateGrant DescribeKey ReEncryptFrom ReEncryptTo"
 )
-# A call terminated the machine; a spot machine that EC2 reclaims or a broken one has another reason:
+# EC2's reason if an API call terminated the machine, unlike a spot interruption or a failure:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _BY_CALL = "Client.UserInitiatedShutdown"
 
@@ -90,34 +89,34 @@ class Instance:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Type and zone, which all nodes of a cluster share."""
+        """Type and zone; the same for all nodes of a cluster."""
         return self.instance_type, self.zone
 
     @property
     def is_metal(self) -> bool:
-        """Whether it boots as slowly as a physical machine."""
+        """Whether it is bare metal, which is slow to boot."""
         return is_metal(self.instance_type)
 
     @property
     def expires(self) -> datetime | None:
-        """When the machine shuts itself down, according to its tag."""
+        """When the machine shuts itself down, from its tag."""
         text = self.tags.get(tags.EXPIRES)
         return tags.parse_time(text) if text else None
 
     @property
     def why_gone(self) -> str:
-        """Why it no longer runs; "" if it may."""
+        """Why it no longer runs; "" if it is pending or running."""
         if self.state in ("pending", "running"):
             return ""
         return f"{self.id} is {self.state}" + (f" ({self.reason})" if self.reason else "")
 
     @property
     def was_terminated(self) -> bool:
-        """Whether a call ended it, as `down` does, and not EC2 or the machine itself."""
+        """Whether an API call terminated it, rather than EC2 or the machine itself."""
         return self.state in ("shutting-down", "terminated") and self.reason.startswith(_BY_CALL)
 
     def hours(self, now: datetime) -> float:
-        """The time since the launch."""
+        """Return the hours since the launch."""
         return max(0.0, (now - self.launch_time).total_seconds() / 3600)
 
 
@@ -137,33 +136,33 @@ def describe_instances(
 
 
 def describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
-    """Return the machines with these ids, without those that EC2 does not show.
+    """Return the machines with these ids, in this order, without those that EC2 does not list.
 
-    With a filter, an unknown id does not fail the whole call.
+    Uses a filter, because one unknown id in ``InstanceIds`` would fail the whole call.
     """
     found = [i for some in _by_id(ids) for i in describe_instances(ec2, some, _ANY_STATE)]
     return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
 
 
 def _by_id(ids: Sequence[str]) -> list[list[FilterTypeDef]]:
-    """Return filters for these ids, with as many in each as EC2 takes."""
+    """Split ids into filters of at most 200 values, which is EC2's limit."""
     parts = [ids[first : first + _FILTER_VALUES] for first in range(0, len(ids), _FILTER_VALUES)]
     return [[{"Name": "instance-id", "Values": part}] for part in parts]
 
 
 def why_gone(ec2: EC2Client, instance_id: str) -> str:
-    """Explain why a machine no longer runs; return "" if it may run or EC2 cannot be reached."""
+    """Explain why a machine no longer runs; return "" if it runs or EC2 is unreachable."""
     try:
         found = describe_by_id(ec2, [instance_id])
     except (BotoCoreError, ClientError):
         return ""
     if not found:
-        return f"EC2 no longer shows {instance_id}"
+        return f"EC2 no longer lists {instance_id}"
     return found[0].why_gone
 
 
 def has_ended(ec2: EC2Client, instance_id: str) -> bool:
-    """Return whether EC2 says that a machine has ended. One that it does not show may just be new."""
+    """Return whether a machine has ended. A machine that EC2 does not list may be new."""
     try:
         return any(machine.why_gone for machine in describe_by_id(ec2, [instance_id]))
     except (BotoCoreError, ClientError):
@@ -171,7 +170,7 @@ def has_ended(ec2: EC2Client, instance_id: str) -> bool:
 
 
 def describe_impaired(ec2: EC2Client, ids: Iterable[str]) -> frozenset[str]:
-    """Return the ids of the machines whose EC2 status checks are impaired."""
+    """Return the ids of the machines that fail an EC2 status check."""
     paginator = ec2.get_paginator("describe_instance_status")
     impaired = {
         status["InstanceId"]
@@ -195,10 +194,9 @@ _SPOT_NOTICES = {
 
 
 def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[str, str]:
-    """Return EC2's notices about spot machines that it is about to reclaim, by instance id."""
+    """Return EC2's notices for spot machines that it will reclaim, by instance id."""
     ids = sorted(i.id for i in machines if i.spot_request)
     paginator = ec2.get_paginator("describe_spot_instance_requests")
-    # With a filter, an unknown id does not fail the whole call.
     return {
         request.get("InstanceId", ""): status.get("Message") or status["Code"]
         for some in _by_id(ids)
@@ -210,22 +208,22 @@ def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[
 
 @dataclass(frozen=True)
 class Boot:
-    """The machines that run, and why each of the others does not."""
+    """The running machines, and by id the reasons why others do not run."""
 
     running: tuple[Instance, ...]
     failed: dict[str, str]
     spot: frozenset[str] = frozenset()
 
     def check_disk_key(self) -> None:
-        """Raise :class:`CloudError` if EC2 could not encrypt a disk: other machines would fail alike."""
+        """Raise :class:`CloudError` if EC2 could not encrypt a disk; retries would fail the same way."""
         for id_, why in self.failed.items():
             if _NO_KEY in why:
                 raise CloudError(
-                    f"EC2 ended {id_} at its launch ({_NO_KEY}): these credentials have no permission "
+                    f"EC2 terminated {id_} at launch ({_NO_KEY}): these credentials have no permission "
                     "to use the key that encrypts new disks",
                     code="Client.InternalError",
                     hint="`aws ec2 get-ebs-default-kms-key-id` shows the key, `spr-cluster iam-policy "
-                    "--kms-key ARN` prints the permissions; the key's own policy has to allow them, too"
+                    "--kms-key ARN` prints the permissions; the key policy must allow them as well"
                     + (_GRANT_TO_SPOT if id_ in self.spot else ""),
                 )
 
@@ -239,7 +237,7 @@ def wait_until_running(
 ) -> Boot:
     """Wait up to 40 minutes until each machine runs or has failed.
 
-    ``on_wait`` receives the seconds passed and a summary of the states that names stragglers.
+    ``on_wait`` receives the elapsed seconds and a summary of states that names stragglers.
     """
     seen: dict[str, Instance] = {}
 
@@ -278,7 +276,7 @@ def _summarize(ids: Sequence[str], seen: dict[str, Instance]) -> str:
 
 def _why_not(instance: Instance | None, late: str) -> str:
     if instance is None:
-        return f"EC2 does not show it; {late}"
+        return f"EC2 does not list it; {late}"
     why = late if instance.state == "pending" else instance.reason
     return f"{instance.state}: {why or 'no reason given'}"
 
@@ -297,7 +295,7 @@ def terminate_instances(
     except ClientError as error:
         if error_code(error) != "InvalidInstanceID.NotFound":
             raise
-        # One unknown id fails the whole call.
+        # EC2 rejects the whole call if one id is unknown.
         if shown := [instance.id for instance in describe_by_id(ec2, ids)]:
             ec2.terminate_instances(InstanceIds=shown)
 

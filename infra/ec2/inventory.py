@@ -1,4 +1,4 @@
-"""All resources of a cluster, found by their tags: every kind that the tool can create."""
+"""All of a cluster's resources, of every kind that the tool can create, found by their tags."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from infra.ec2.network import SecurityGroup
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
-_OPEN_REQUESTS = {"open", "active"}
-
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource of which only the id and the tags matter."""
+    """A resource of a kind for which only id, tags, and state matter."""
 
     id: str
     tags: dict[str, str] = field(repr=False)
     state: str = ""
-    """EC2's, such as a snapshot's pending or completed."""
+    """EC2's state, such as ``pending`` or ``completed`` for a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,13 @@ class Inventory:
     images: tuple[Image, ...] = ()
     snapshots: tuple[Resource, ...] = ()
     guards: tuple[SecondGuard, ...] = ()
-    """Not EC2's; added by :mod:`infra.ec2.termination_schedule`."""
+    """Added by :mod:`infra.ec2.termination_schedule`, because they are not EC2 resources."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
 
     def ids(self) -> dict[str, list[str]]:
-        """Return the ids by kind, without empty kinds."""
+        """Return the ids by kind; omits empty kinds."""
         found = {each.name: [i.id for i in getattr(self, each.name)] for each in fields(self)}
         return {kind: ids for kind, ids in found.items() if ids}
 
@@ -79,15 +77,15 @@ class Inventory:
         )
 
     def counts(self) -> str:
-        """Return the number of resources of each kind as text."""
+        """Return the counts by kind as text, such as ``2 instances, 1 volume``."""
         return ", ".join(_count(kind, ids) for kind, ids in self.ids().items())
 
     def without_image(self) -> Inventory:
-        """Return the inventory without images and their snapshots, which users can keep."""
+        """Return the inventory without images and snapshots, which users can keep."""
         return replace(self, images=(), snapshots=())
 
     def without(self, kept: Inventory) -> Inventory:
-        """Return the inventory without the resources of another one."""
+        """Return the inventory without the resources in ``kept``."""
         ids = {id_ for listed in kept.ids().values() for id_ in listed}
         rest = {
             each.name: tuple(item for item in getattr(self, each.name) if item.id not in ids)
@@ -102,14 +100,17 @@ class Inventory:
 
     @property
     def group(self) -> SecurityGroup | None:
-        """The group of the key that made the machines; others can be left over in other networks."""
+        """The machines' security group; others can be leftovers in other networks.
+
+        The machines and their group carry the same key's fingerprint.
+        """
         owners = {machine.tags.get(tags.OWNER_KEY) for machine in self.alive}
         ours = (g for g in self.security_groups if g.tags.get(tags.OWNER_KEY) in owners)
         return next(chain(ours, self.security_groups), None)
 
     @property
     def owner(self) -> str:
-        """The ARN of whoever made the cluster, as far as any tag names one."""
+        """The ARN of the cluster's creator, from the first resource tagged with it; else ""."""
         group = (self.group,) if self.group else ()
         tagged = (*group, *self.alive, *self.key_pairs, *self.placement_groups, *self.images)
         return next((owner for each in tagged if (owner := each.tags.get(tags.OWNER))), "")
@@ -152,8 +153,8 @@ def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
 
 
 def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:
-    """Requests that can still start a machine; EC2 also lists closed ones for hours."""
-    state = {"Name": "state", "Values": sorted(_OPEN_REQUESTS)}
+    """Return the requests that are not closed; EC2 keeps listing closed ones for hours."""
+    state = {"Name": "state", "Values": ["active", "open"]}
     fetch = _fetch(
         "describe_spot_instance_requests",
         "SpotInstanceRequests",
@@ -185,7 +186,7 @@ _KINDS: dict[str, Fetch] = {
         "describe_snapshots", "Snapshots", _resource("SnapshotId"), OwnerIds=["self"], **PAGES
     ),
 }
-# The kinds that `up` plans with; the others follow from them.
+# The kinds that `up` needs for its plan.
 PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
 
 
@@ -200,7 +201,7 @@ def describe_inventory(
 def describe_inventories(
     ec2: EC2Client, kinds: Iterable[str] = tuple(_KINDS)
 ) -> dict[str, Inventory]:
-    """Return the resources of all clusters of the account in a region, by cluster name."""
+    """Return the resources of all of the account's clusters in a region, by cluster name."""
     any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
     clusters: dict[str, dict[str, list[Any]]] = {}
     for kind in kinds:

@@ -36,7 +36,7 @@ class KeyPair:
 
 
 def generate_key_pair(comment: str) -> KeyPair:
-    """Generate a key pair; the comment shows in every ``authorized_keys`` that holds it."""
+    """Generate a key pair; the comment appears in ``authorized_keys`` files."""
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
@@ -55,7 +55,7 @@ def fingerprint(key: str) -> str:
 
 
 def read_public(path: Path) -> str:
-    """Return the public half (type and base64) of a private key file, or "" if it holds no valid key."""
+    """Return a private key file's public half (type and base64), or "" without a valid key."""
     try:
         key = load_ssh_private_key(read_text(path).encode(), None)
     except (UsageError, ValueError, TypeError, UnsupportedAlgorithm):

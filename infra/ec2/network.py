@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from infra.spec import ClusterSpec
 
-# The description of an SSH rule is the memory of where its range comes from.
+# The description of an SSH rule records where its range came from.
 _CALLER, _CHOSEN = "SSH from the caller", "SSH from --ssh-cidr"
 
 
@@ -58,7 +58,8 @@ class Network:
 class SecurityGroup:
     """A cluster's security group with its current rules.
 
-    ``followed`` are the ranges of ``ssh_cidrs`` that this tool looked up itself, and may replace.
+    ``followed`` holds the ranges of ``ssh_cidrs`` that this tool detected and may replace.
+    ``inside_in`` and ``inside_out`` tell whether members may receive and send all internal traffic.
     """
 
     id: str
@@ -72,7 +73,7 @@ class SecurityGroup:
     @staticmethod
     def from_aws(group: SecurityGroupTypeDef) -> SecurityGroup:
         ingress, egress = group.get("IpPermissions", []), group.get("IpPermissionsEgress", [])
-        # Other rules were added by the user and stay.
+        # Any other rule belongs to the user and stays.
         ssh = [
             rule
             for rule in ingress
@@ -94,30 +95,30 @@ class SecurityGroup:
         )
 
     def is_open_as(self, ssh_cidrs: Sequence[str], caller: str) -> bool:
-        """Whether all rules exist and SSH is open to these addresses only, of which one is followed."""
+        """Whether all rules are in place and SSH is open to exactly these ranges."""
         same = self.kept_of(ssh_cidrs, caller) == set(ssh_cidrs) == set(self.ssh_cidrs)
         return same and self.inside_in and self.inside_out
 
     def kept_of(self, ssh_cidrs: Sequence[str], caller: str) -> set[str]:
-        """Return the ranges that are open, and are followed or chosen as is wished."""
+        """Return the open ranges among ``ssh_cidrs`` whose description is already right."""
         is_open = set(self.ssh_cidrs) & set(ssh_cidrs)
         return {cidr for cidr in is_open if (cidr in self.followed) == (cidr == caller)}
 
     def admits(self, caller: str) -> bool:
-        """Whether SSH is open to an address."""
+        """Return whether SSH is open to an address."""
         mine = ipaddress.ip_network(caller)
         allowed = map(ipaddress.ip_network, self.ssh_cidrs)
         return any(a.version == mine.version and mine.network_address in a for a in allowed)
 
     def cidrs_for(self, caller: str) -> tuple[str, ...]:
-        """Return the ranges that the user chose, and the caller's own address unless they cover it."""
+        """Return the user's ranges, plus the caller's address unless they contain it."""
         if self.admits(caller):
             return tuple(c for c in self.ssh_cidrs if c not in self.followed or c == caller)
         return (*(c for c in self.ssh_cidrs if c not in self.followed), caller)
 
 
 def is_single(cidr: str) -> bool:
-    """Whether a range is one address."""
+    """Return whether a range is a single address."""
     return ipaddress.ip_network(cidr).num_addresses == 1
 
 
@@ -131,7 +132,7 @@ def _lets_itself_pass(group_id: str, rules: Sequence[IpPermissionOutputTypeDef])
 
 @dataclass(frozen=True)
 class TypeSupport:
-    """The zones that offer an instance type, and its features."""
+    """A region's support for an instance type: zones and features."""
 
     zones: frozenset[str]
     ena_express: bool = False
@@ -142,7 +143,7 @@ class TypeSupport:
 
 
 def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, TypeSupport]:
-    """Return the region's support of instance types, without those that it does not offer."""
+    """Return the region's support for instance types; omits types that it does not offer."""
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": list(types)}],
@@ -153,14 +154,14 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
             zones.setdefault(offering["InstanceType"], set()).add(offering["Location"])
     if not zones:
         return {}
-    # With a filter, a type that the region lacks does not fail the whole call.
+    # InstanceTypes=[…] would raise an error for a type that the region lacks; a filter does not.
     infos = ec2.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
     )
     known: dict[str, Any] = {i["InstanceType"]: i for page in infos for i in page["InstanceTypes"]}
     support = {}
     for name, places in zones.items():
-        # EC2 may describe a type late that it has just begun to offer.
+        # EC2 may offer a new type before it describes it.
         info = known.get(name)
         if info is None:
             continue
@@ -181,7 +182,7 @@ def _why_unusable(info: Any) -> str:
 
 
 def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None) -> list[Network]:
-    """Return the given subnet, else every zone's default subnet, in the given VPC if any.
+    """Return the given subnet, else every zone's default subnet; if given, only in ``vpc_id``.
 
     Raises :class:`UsageError` if the subnet does not exist.
     """
@@ -206,7 +207,7 @@ def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None)
 
 
 def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, TypeSupport]) -> None:
-    """Raise :class:`UsageError`, with the nearest names, for a type that this region does not know."""
+    """Raise :class:`UsageError`, with similar names, for a type that the region does not know."""
     unknown = [name for name in names if name not in support and name not in INSTANCE_TYPES]
     if not unknown:
         return
@@ -219,7 +220,7 @@ def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, Ty
 
 
 def require_sold(spec: ClusterSpec, support: Mapping[str, TypeSupport], region: str) -> None:
-    """Raise :class:`UsageError` if the region sells none of the types, or if one can't be used."""
+    """Raise :class:`UsageError` if the region offers none of the types, or if one can't be used."""
     for name, known in support.items():
         if known.unusable:
             raise UsageError(f"{name}: {known.unusable}", hint=WITH_AMX)
@@ -238,9 +239,7 @@ def require_offers(
     networks: Sequence[Network],
     region: str,
 ) -> None:
-    """Raise :class:`UsageError` if no available subnet is in a zone that offers one of the types,
-    or if one of them can't be used.
-    """
+    """Raise :class:`UsageError` if a type can't be used, or no subnet is in a zone with one of the types."""
     require_sold(spec, support, region)
     names = ", ".join(spec.instance_types)
     zones = sorted({zone for known in support.values() for zone in known.zones})
@@ -276,13 +275,13 @@ def create_security_group(
 def open_security_group(
     ec2: EC2Client, group: SecurityGroup, ssh_cidrs: Sequence[str], caller: str = ""
 ) -> None:
-    """Add the missing rules, and close SSH to all other addresses.
+    """Add the missing rules and close SSH to all other addresses.
 
-    ``caller`` is the range among them that follows this machine when its address changes.
+    ``caller`` is the range in ``ssh_cidrs`` that tracks this machine's address.
     """
     kept = group.kept_of(ssh_cidrs, caller)
     inside: IpPermissionTypeDef = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
-    # AWS revokes nothing if a given description differs: without one, any matches.
+    # Omit the description: AWS revokes nothing if it differs, and without one, any matches.
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RevokeSecurityGroupIngress.html
     stale = [_ssh_rule(cidr) for cidr in group.ssh_cidrs if cidr not in kept]
     _change(ec2.revoke_security_group_ingress, group.id, stale)
@@ -301,7 +300,7 @@ def open_security_group(
 def _change(
     call: Callable[..., object], group_id: str, rules: Sequence[IpPermissionTypeDef]
 ) -> None:
-    """Add or remove all rules, or one by one if another command did so with some of them."""
+    """Add or remove rules in one call; if another command did part of it, one by one."""
     if not rules:
         return
     try:
@@ -325,7 +324,7 @@ def _ssh_rule(cidr: str, **described: str) -> IpPermissionTypeDef:
 
 
 def create_placement_group(ec2: EC2Client, cluster: str, labels: Mapping[str, str]) -> None:
-    """Create a placement group: machines stand close together; one TCP flow gets 10 Gbit/s."""
+    """Create a placement group: machines are close together, and a TCP flow gets 10 Gbit/s."""
     ec2.create_placement_group(
         GroupName=tags.resource_name(cluster),
         Strategy="cluster",

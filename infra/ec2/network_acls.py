@@ -1,7 +1,7 @@
-"""Network ACLs of subnets: whether their numbered rules let SSH in, its answers out, and installations run.
+"""Network ACLs of subnets: whether their rules allow SSH, its responses, and software installation.
 
-They have no memory, so that the packets of both directions need a rule, and they do not apply between
-machines of one subnet: https://docs.aws.amazon.com/vpc/latest/userguide/vpc-network-acls.html
+ACLs are stateless, so both directions of a connection need a rule. They do not apply to traffic within
+a subnet: https://docs.aws.amazon.com/vpc/latest/userguide/vpc-network-acls.html
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ACL_URL = "https://docs.aws.amazon.com/vpc/latest/userguide/custom-network-acl.
 _LAST = 32767
 _ANYWHERE = "0.0.0.0/0"
 _ALL_PORTS = (0, 65535)
-# Those that Linux, macOS, and Windows have in common. An address translation may choose others.
+# The ephemeral ports common to Linux, macOS, and Windows. NAT may use others.
 _CLIENT_PORTS = (49152, 60999)
 _UBUNTU_PORTS = (32768, 60999)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """TCP from or to a range, at these ports of the receiver; ``what`` is a noun for messages."""
+    """TCP packets from or to a range, with the receiver's ports; ``what`` is a noun for messages."""
 
     what: str
     cidr: str
@@ -47,7 +47,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Rule:
-    """An entry of a network ACL: the lowest number that matches a packet decides."""
+    """A network ACL rule. The matching rule with the lowest number decides."""
 
     number: int
     is_outbound: bool
@@ -77,9 +77,9 @@ class NetworkAcl:
     rules: tuple[Rule, ...]
 
     def find_denial(self, flows: Iterable[Flow]) -> str:
-        """Return which flow it denies to all addresses of its range at one port, and how; "" if none.
+        """Explain which flow the ACL denies entirely at some port; return "" if it denies none.
 
-        Rules against a part of the internet are common, and no reason.
+        Ignores rules that deny only part of a flow's range: they are common.
         """
         for flow in flows:
             rules = [r for r in self.rules if r.is_tcp and r.is_outbound == flow.is_outbound]
@@ -110,14 +110,14 @@ def _covers(rule: Rule, address: int) -> bool:
 
 
 def _edges_of_ports(flow: Flow, rules: Sequence[Rule]) -> set[int]:
-    """Return a port of each part of the flow's ports to which the same rules apply."""
+    """Return one port of each section of the flow's ports with the same rules."""
     first, last = flow.ports
     edges = {first, *(r.ports[0] for r in rules), *(r.ports[1] + 1 for r in rules)}
     return {port for port in edges if first <= port <= last}
 
 
 def _edges(flow: Flow, rules: Sequence[Rule]) -> set[int]:
-    """Return an address of each part of the flow's range to which the same rules apply."""
+    """Return one address of each section of the flow's range with the same rules."""
     whole = ipaddress.ip_network(flow.cidr)
     ranges = [ipaddress.ip_network(rule.cidr) for rule in rules]
     edges = {int(whole[0]), *(int(r[0]) for r in ranges), *(int(r[-1]) + 1 for r in ranges)}
@@ -125,24 +125,24 @@ def _edges(flow: Flow, rules: Sequence[Rule]) -> set[int]:
 
 
 def ssh_flows(caller: str) -> tuple[Flow, ...]:
-    """Return what SSH from a range needs."""
+    """Return the flows of SSH from a range."""
     return (
         Flow("SSH", caller, (22, 22)),
-        Flow("SSH's answers", caller, _CLIENT_PORTS, is_outbound=True),
+        Flow("SSH responses", caller, _CLIENT_PORTS, is_outbound=True),
     )
 
 
 def install_flows() -> tuple[Flow, ...]:
-    """Return what the installation of software needs: Ubuntu's archive and the package index."""
+    """Return the flows of software installation, from Ubuntu's archive and the package index."""
     return (
         Flow("downloads", _ANYWHERE, (443, 443), is_outbound=True),
         Flow("downloads", _ANYWHERE, (80, 80), is_outbound=True),
-        Flow("the answers to downloads", _ANYWHERE, _UBUNTU_PORTS),
+        Flow("download responses", _ANYWHERE, _UBUNTU_PORTS),
     )
 
 
 def describe_acls(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, NetworkAcl]:
-    """Return the network ACL of each subnet, by its ID."""
+    """Return the subnets' network ACLs by subnet ID."""
     subnets = [network.subnet_id for network in networks]
     pages = ec2.get_paginator("describe_network_acls").paginate(
         Filters=[{"Name": "association.subnet-id", "Values": subnets}]
@@ -164,10 +164,10 @@ def require_open_acls(
     flows: Sequence[Flow],
     note: Callable[[str], None],
 ) -> list[Network]:
-    """Return the subnets whose network ACL lets these flows through.
+    """Return the subnets whose network ACL allows these flows.
 
-    If this account may not ask for them, all of them, with a note. Raises :class:`UsageError` if no
-    subnet is left.
+    Without permission to read ACLs, notes that and returns all subnets. Raises :class:`UsageError` if
+    no subnet is left.
     """
     none: dict[str, NetworkAcl] = {}
     acls = look_if_allowed(lambda: describe_acls(ec2, networks), none, note) if networks else none
@@ -179,7 +179,7 @@ def require_open_acls(
         more = f" and {len(alike) - 1} more" if alike[1:] else ""
         raise UsageError(
             f"{first}{more}: {denials[first]}",
-            hint="choose another subnet with --subnet-id, or have an administrator allow it "
+            hint="choose another subnet with --subnet-id, or ask an administrator to allow it "
             f"({_ACL_URL})",
         )
     return left

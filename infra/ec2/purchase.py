@@ -1,7 +1,7 @@
-"""Purchase of machines: one RunInstances call for all of them, with a fallback for each refusal.
+"""Purchase of machines: one RunInstances call buys all of them; a refusal leads to the next offer.
 
-Offers are tried in this order: the placement group in each zone that offers the type, the same zones
-without the group, then the next type. If spot may fall back to on-demand, the same list follows.
+For each type, offers go through the zones with the placement group, then through the zones without it.
+If spot may fall back to on-demand, the same list follows for on-demand.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _NO_ROOM = {
     "InsufficientCapacity",
     "InsufficientFreeAddressesInSubnet",
     "Unsupported",
-    # Machines of the group are still shutting down in another zone.
+    # The group's machines are still shutting down in another zone.
     "InvalidPlacementGroup.InUse",
 }
-# All zones share the quota and nearly the price: only another type or market can help.
+# All zones share the quota and have similar prices, so only another type or market can help.
 _NO_QUOTA = {
     "VcpuLimitExceeded",
     "InstanceLimitExceeded",
@@ -53,23 +53,23 @@ _HINTS = {
     "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
     "console, or use fewer --nodes",
     "MaxSpotInstanceCountExceeded": "request more spot vCPUs (quota L-34B43A08) in the Service "
-    "Quotas console, or omit --spot",
-    "SpotMaxPriceTooLow": "raise --max-price, or add --spot-or-on-demand",
+    "Quotas console, or omit --market spot",
+    "SpotMaxPriceTooLow": "raise --max-price, or use --market spot-or-on-demand",
 }
 _NO_ROOM_HINT = (
     "try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another --region, or later"
 )
-# Machines bought with the same token may have ended; EC2 remembers a token for a day or more.
+# EC2 remembers a token for a day or more, even if its machines have ended since.
 _SPENT = {"IdempotentInstanceTerminated", "IdempotentParameterMismatch"}
 _TOKENS_PER_OFFER = 50
-# Newer types forget a TCP connection after 350 idle seconds, and its packets are then dropped. Ranks can
-# wait longer for each other: https://aws.amazon.com/blogs/networking-and-content-delivery/best-practices-for-tcp-connection-management-on-ec2/
+# Newer types drop TCP connections that are idle for 350 seconds, and ranks can wait longer for each other:
+# https://aws.amazon.com/blogs/networking-and-content-delivery/best-practices-for-tcp-connection-management-on-ec2/
 _IDLE_TCP_S = 86_400
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to buy: a type, a zone, a market, and the placement group or none."""
+    """One way to buy: type, zone, market, and whether in the placement group."""
 
     type: InstanceType
     network: Network
@@ -117,7 +117,7 @@ class NoCapacityError(CloudError):
 
 
 def _first_sentence(text: str) -> str:
-    """Drop EC2's advice to try other zones: the offers include them already."""
+    """Drop EC2's advice to try other zones, which the offers already include."""
     return text.partition(". ")[0].rstrip(".")
 
 
@@ -136,7 +136,7 @@ def list_offers(
             if known is None or type_ is None:
                 continue
             places = [network for network in networks if network.zone in known.zones]
-            # One node, too: the cluster may grow, and a running machine can't enter a group.
+            # Even for one node: the cluster may grow, and a running machine can't join a group.
             groups = [True, False] if spec.placement_group and known.cluster_groups else [False]
             offers += [
                 Offer(type_, network, market, in_group, known.ena_express)
@@ -148,10 +148,10 @@ def list_offers(
 
 @dataclass(frozen=True)
 class Purchase:
-    """``count`` identical machines, bought all together or not at all.
+    """A request for ``count`` identical machines, all or none.
 
     ``known`` holds the ids of the cluster's current machines. The client token is a digest of them and
-    the request, so a repeated request buys only once, even if the first process died before the answer.
+    the request, so a retry buys nothing twice, even after a crash.
     """
 
     spec: ClusterSpec
@@ -198,12 +198,12 @@ def _run_with_or_without_rate(
     clock: Clock | None,
     on_refusal: Callable[[Refusal], None],
 ) -> tuple[Instance, ...]:
-    """Buy; without the rate at which disks are initialized if this account or region has none left."""
+    """Buy; if EC2 refuses the volume initialization rate, buy without it."""
     try:
         return _run_instances(buyer, purchase, offer, clock)
     except ClientError as error:
         refusal = Refusal.of(offer, error)
-        # AWS documents no code of its own for this.
+        # AWS documents no specific error code for this.
         about_rate = "initialization" in f"{refusal.code} {refusal.message}".lower()
         if purchase.spec.volume_init_rate is None or not (
             about_rate or refusal.code.startswith(("InvalidParameter", "UnknownParameter"))
@@ -236,10 +236,10 @@ def _run_instances(
 
 
 def _send(buyer: EC2Client, request: dict[str, Any], clock: Clock | None) -> Any:
-    """Send a request until EC2 answers. The token makes retries safe."""
+    """Send a request and retry while EC2 is busy; the token prevents double purchases."""
     return retry(
         lambda: buyer.run_instances(**request),
-        # A group, key, or image made seconds ago may not be visible everywhere yet.
+        # A group, key, or image created seconds ago may not be visible everywhere yet.
         lambda error: is_invisible(error) or is_passing(error),
         deadline_s=CONSISTENCY_DEADLINE_S,
         clock=clock,
@@ -247,7 +247,7 @@ def _send(buyer: EC2Client, request: dict[str, Any], clock: Clock | None) -> Any
 
 
 def client_token(request: Mapping[str, Any], known: Iterable[str], number: int) -> str:
-    """Return the n-th token of a request. EC2 launches once per token.
+    """Return the n-th client token for a request; EC2 launches once per token.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
     """
@@ -256,7 +256,7 @@ def client_token(request: Mapping[str, Any], known: Iterable[str], number: int) 
 
 
 def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
-    """Return the parameters of RunInstances, which tag every resource, without the token."""
+    """Return the parameters of RunInstances without the token. They tag every new resource."""
     spec = purchase.spec
     labels = tags.resource_tags(
         spec.name, purchase.role, **{tags.ROLE: purchase.role}, **purchase.labels
@@ -278,7 +278,7 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
             "HttpTokens": "required",
             "HttpPutResponseHopLimit": 1,
         },
-        # A machine that shuts down at its deadline must not leave a disk that costs money.
+        # A machine that shuts down at its deadline must not leave a billed disk behind.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": tags.tag_specifications(kinds, labels),
     }
@@ -298,7 +298,7 @@ def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "DeleteOnTermination": True,
     }
     if offer.ena_express:
-        # Up to 25 Gbit/s for a single TCP flow between two such machines:
+        # Allows up to 25 Gbit/s for a single TCP flow between two such machines:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ena-express.html
         udp = {"EnaSrdUdpEnabled": True}
         interface["EnaSrdSpecification"] = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": udp}
@@ -316,7 +316,7 @@ def _disk(purchase: Purchase) -> dict[str, Any]:
         "VolumeInitializationRate": spec.volume_init_rate,
     }
     return {
-        # EC2 refuses a disk smaller than the image's.
+        # The disk can't be smaller than the image's.
         "VolumeSize": max(spec.volume_gib, purchase.image.volume_gib),
         "VolumeType": "gp3",
         "Encrypted": True,

@@ -1,4 +1,4 @@
-"""How this machine reaches a subnet: its routes, VPC Block Public Access, and the needs of ``--jump``."""
+"""Checks that this machine can reach a subnet: routes, VPC Block Public Access, and ``--jump``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import DENIED, error_code
+from infra.aws.clients import DENIED, Clients, error_code
 from infra.ec2.network import Network
 from infra.errors import UsageError
-
-if TYPE_CHECKING:
-    from types_boto3_ec2 import EC2Client
-    from types_boto3_ec2.type_defs import RouteTableTypeDef, RouteTypeDef
-from typing import TYPE_CHECKING
-
-from infra.aws.clients import Clients
 from infra.spec import EICE, SSM
 
 if TYPE_CHECKING:
-    from types_boto3_ec2.type_defs import Ec2InstanceConnectEndpointTypeDef
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import (
+        Ec2InstanceConnectEndpointTypeDef,
+        RouteTableTypeDef,
+        RouteTypeDef,
+    )
 
 
 T = TypeVar("T")
@@ -43,9 +41,9 @@ _BLOCK_URL = "https://docs.aws.amazon.com/vpc/latest/userguide/security-vpc-bpa.
 
 @dataclass(frozen=True)
 class Way:
-    """A subnet's route table, and where it sends what leaves the VPC ("" for nowhere).
+    """A subnet's route table. ``target`` is its default route's target ("" without one).
 
-    ``is_public``: a machine with a public address can be reached from the internet:
+    With ``is_public``, the internet can reach a machine that has a public address:
     https://docs.aws.amazon.com/vpc/latest/userguide/configure-subnets.html#subnet-types
     """
 
@@ -56,19 +54,20 @@ class Way:
 
     @property
     def leads_out(self) -> bool:
-        """Whether a machine without a public address reaches the internet, such as over a NAT gateway."""
+        """Whether machines without public addresses reach the internet, such as through NAT."""
         return bool(self.target) and not self.target.startswith("igw-")
 
     @property
     def is_inspected(self) -> bool:
-        """Whether a firewall may lie between the subnet and an internet gateway:
+        """Whether a firewall may be between the subnet and an internet gateway.
+
         https://docs.aws.amazon.com/vpc/latest/userguide/gwlb-route.html
         """
         return not self.is_public and self.target.startswith(("vpce-", "eni-"))
 
 
 def describe_ways(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, Way]:
-    """Return the way out of each subnet, by its id; without those whose route table is not visible."""
+    """Return the way out by subnet id; omits subnets whose route table is not visible."""
     vpcs = sorted({network.vpc_id for network in networks})
     pages = ec2.get_paginator("describe_route_tables").paginate(
         Filters=[{"Name": "vpc-id", "Values": vpcs}]
@@ -82,7 +81,7 @@ def describe_ways(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, Way]
 
 
 def describe_vpc_cidrs(ec2: EC2Client, vpc_id: str) -> tuple[str, ...]:
-    """Return the address ranges of a VPC: each of its route tables has them as local routes."""
+    """Return a VPC's address ranges, which are the local routes in its route tables."""
     tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])[
         "RouteTables"
     ]
@@ -97,7 +96,7 @@ def describe_vpc_cidrs(ec2: EC2Client, vpc_id: str) -> tuple[str, ...]:
 
 
 def _table_of(network: Network, tables: Sequence[RouteTableTypeDef]) -> RouteTableTypeDef | None:
-    """Return the subnet's own table, else the main one of its VPC."""
+    """Return the subnet's own route table, else its VPC's main table."""
     main = None
     for table in tables:
         for association in table.get("Associations", []):
@@ -111,7 +110,7 @@ def _table_of(network: Network, tables: Sequence[RouteTableTypeDef]) -> RouteTab
 def _way(subnet_id: str, table: RouteTableTypeDef) -> Way:
     active = [route for route in table.get("Routes", []) if route.get("State") == "active"]
     default = [route for route in active if route.get("DestinationCidrBlock") == _ANYWHERE]
-    # A narrower route to an internet gateway may well cover this machine's address.
+    # A narrower route to an internet gateway may also cover this machine's address.
     found = [_target_of(route) for route in active if not route.get("DestinationIpv6CidrBlock")]
     return Way(
         subnet_id,
@@ -129,16 +128,16 @@ def _target_of(route: RouteTypeDef) -> str:
 def describe_block(
     ec2: EC2Client, networks: Sequence[Network], *, outward: bool = False
 ) -> tuple[str, frozenset[str]]:
-    """Return the region's mode of VPC Block Public Access, and the subnets that it closes to SSH.
+    """Return the region's VPC Block Public Access mode, and the subnets where it blocks SSH.
 
-    With ``outward``, those that it closes to what they send over a NAT gateway.
+    With ``outward``, the subnets where it blocks connections through a NAT gateway instead.
     """
     options = ec2.describe_vpc_block_public_access_options()["VpcBlockPublicAccessOptions"]
     mode = options.get("InternetGatewayBlockMode", "off")
     if mode == "off" or (outward and mode == "block-ingress"):
         return mode, frozenset()
     found = ec2.describe_vpc_block_public_access_exclusions()["VpcBlockPublicAccessExclusions"]
-    # Those that only let traffic out do not let SSH in.
+    # An egress-only exclusion does not allow SSH in.
     modes = {"allow-bidirectional"} | ({"allow-egress"} if outward else set())
     excluded = {
         each.get("ResourceArn", "").rpartition("/")[2]
@@ -158,10 +157,10 @@ def require_ways(
     private: bool = False,
     installs: bool = True,
 ) -> list[Network]:
-    """Return the subnets whose machines can be reached and can install software.
+    """Return the subnets whose machines are reachable and can install software.
 
-    What this account may not ask for is not required, and noted. With ``private``, the machines have
-    no public address. Raises :class:`UsageError` if no subnet is left.
+    With ``private``, the machines have no public addresses. Notes and skips checks for which permission
+    is missing. Raises :class:`UsageError` if no subnet is left.
     """
     unknown: dict[str, Way] = {}
     ways = look_if_allowed(lambda: describe_ways(ec2, networks), unknown, note)
@@ -169,7 +168,7 @@ def require_ways(
         if not installs:
             return list(networks)
         left = _without(networks, [way for way in ways.values() if not way.leads_out], _PRIVATE)
-        # A transit gateway's way out may belong to another account, whose mode is not known.
+        # Another account, whose mode is unknown, may own the exit behind a transit gateway.
         over_nat = {way.subnet_id for way in ways.values() if way.target.startswith("nat-")}
         checked = [network for network in left if network.subnet_id in over_nat]
     else:
@@ -182,37 +181,37 @@ def require_ways(
     if closed >= {network.subnet_id for network in left}:
         what, hint = _BLOCKED[private]
         raise UsageError(
-            f"VPC Block Public Access is {mode} in {ec2.meta.region_name}: no machine in "
-            f"{', '.join(sorted(closed))} can {what}",
+            f"VPC Block Public Access is {mode} in {ec2.meta.region_name}: machines in "
+            f"{', '.join(sorted(closed))} can't {what}",
             hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}){hint}",
         )
     return [network for network in left if network.subnet_id not in closed]
 
 
 def _unreachable(ways: Collection[Way], note: Callable[[str], None]) -> list[Way]:
-    """Return the ways over which SSH can't come; those through a firewall only if another is open."""
+    """Return the ways that block SSH. Firewalled ways count only if another way is public."""
     if not any(way.is_public for way in ways) and (found := [w for w in ways if w.is_inspected]):
         note(
-            f"The way to {found[0].subnet_id} goes through a firewall endpoint, {found[0].target}; "
-            "whether SSH passes is not known."
+            f"The route to {found[0].subnet_id} goes through a firewall endpoint, {found[0].target}; "
+            "the firewall may block SSH."
         )
         return [way for way in ways if not way.is_inspected]
     return [way for way in ways if not way.is_public]
 
 
 _PUBLIC = (
-    "no machine there can be reached from the internet",
+    "its machines can't be reached from the internet",
     "choose a subnet with a route to an internet gateway (--subnet-id), or add the route: `aws ec2 "
     f"create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} --gateway-id "
     "igw-…`; or use machines without public addresses: --private",
 )
 _PRIVATE = (
-    "without a public address, no machine there can install software",
+    "its machines can't install software without public addresses",
     "choose a subnet with a route to a NAT or transit gateway (--subnet-id), or add the route: `aws "
     f"ec2 create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} "
     "--nat-gateway-id nat-…`",
 )
-# By ``private``.
+# What is blocked, and a hint, by ``private``.
 _BLOCKED = {
     False: (
         "be reached at a public address",
@@ -225,7 +224,7 @@ _BLOCKED = {
 def _without(
     networks: Sequence[Network], bad: Sequence[Way], texts: tuple[str, str]
 ) -> list[Network]:
-    """Return the other subnets. Raises :class:`UsageError` if there is none."""
+    """Return the subnets that have no bad way. Raises :class:`UsageError` if none is left."""
     useless = {way.subnet_id for way in bad}
     left = [network for network in networks if network.subnet_id not in useless]
     if left or not bad:
@@ -241,13 +240,13 @@ def _without(
 
 
 def look_if_allowed(call: Callable[[], T], otherwise: T, note: Callable[[str], None]) -> T:
-    """Return what AWS shows of the way to the machines; ``otherwise``, with a note, if it may not be seen."""
+    """Make a call; without permission for it, note that and return ``otherwise``."""
     try:
         return call()
     except ClientError as error:
         if error_code(error) not in DENIED | _UNKNOWN_CALL:
             raise
-        note(f"The way to the machines is not checked: no permission for {error.operation_name}.")
+        note(f"Can't check the route to the machines: no permission for {error.operation_name}.")
         return otherwise
 
 
@@ -262,9 +261,9 @@ _HOST_MANAGEMENT_URL = (
 def require_jump(
     clients: Clients, jump: str | None, networks: Sequence[Network], note: Callable[[str], None]
 ) -> None:
-    """Raise :class:`UsageError` if no machine in these subnets could be reached over ``jump``.
+    """Raise :class:`UsageError` if machines in these subnets would be unreachable through ``jump``.
 
-    What this account may not ask for is noted.
+    Notes and skips checks for which permission is missing.
     """
     if jump == EICE and networks:
         _require_endpoint(clients, networks[0], note)
@@ -273,7 +272,7 @@ def require_jump(
 
 
 def _require_endpoint(clients: Clients, network: Network, note: Callable[[str], None]) -> None:
-    """Require an endpoint: one serves all subnets of its VPC."""
+    """Require an endpoint in the VPC; it serves all of the VPC's subnets."""
     vpc, region = network.vpc_id, clients.ec2.meta.region_name
     pages = clients.ec2.get_paginator("describe_instance_connect_endpoints")
 
@@ -295,13 +294,13 @@ def _require_endpoint(clients: Clients, network: Network, note: Callable[[str], 
         )
     if all(each.get("PreserveClientIp") for each in ready):
         note(
-            f"{ready[0]['InstanceConnectEndpointId']} preserves client addresses: --ssh-cidr has to "
-            "contain this machine's."
+            f"{ready[0]['InstanceConnectEndpointId']} preserves client addresses, so --ssh-cidr must "
+            "include this machine's address."
         )
 
 
 def _require_host_management(clients: Clients, note: Callable[[str], None]) -> None:
-    """Require what lets machines without an instance profile register with Session Manager."""
+    """Require the setting by which machines without an instance profile join Session Manager."""
 
     def look() -> str:
         found = clients.ssm.get_service_setting(SettingId=HOST_MANAGEMENT)["ServiceSetting"]
@@ -311,7 +310,7 @@ def _require_host_management(clients: Clients, note: Callable[[str], None]) -> N
     if role in ("", "$None"):
         raise UsageError(
             f"--jump {SSM}: Default Host Management Configuration is off in "
-            f"{clients.ec2.meta.region_name}, so that the machines, which have no instance profile, do "
-            "not register with Session Manager",
-            hint=f"have an administrator turn it on ({_HOST_MANAGEMENT_URL}), or choose another --jump",
+            f"{clients.ec2.meta.region_name}, and without it, machines that have no instance profile "
+            "do not register with Session Manager",
+            hint=f"ask an administrator to turn it on ({_HOST_MANAGEMENT_URL}), or choose another --jump",
         )

@@ -1,4 +1,4 @@
-"""The tags of our resources, set by the call that creates them. They are the only state."""
+"""The tags of our resources. They are the only state; the call that creates a resource sets them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ ROLE = "spr-cluster:role"
 STACK = "spr-cluster:stack"
 EXPIRES = "spr-cluster:expires"
 OWNER_KEY = "spr-cluster:owner-key"
-"""On a group or a machine: the fingerprint of the SSH key of whoever made it."""
+"""On a group or machine: the fingerprint of its creator's SSH key."""
 GUARD = "spr-cluster:second-guard"
 """On a group: the cluster has a second guard, see :mod:`infra.ec2.termination_schedule`."""
 OWNER = "spr-cluster:owner"
-"""The ARN of whoever made the cluster, for people: see :mod:`infra.aws.caller`."""
+"""The ARN of the cluster's creator, as information for people: see :mod:`infra.aws.caller`."""
 INSTALLED = "spr-cluster:installed"
-"""On a machine or an image: the digest of its completely installed software."""
+"""On a machine or image: the digest of its software, once fully installed."""
 SEALED = "spr-cluster:sealed"
-"""On an image: it contains no private keys or identity of its machine."""
+"""On an image: its machine's private keys and identity have been removed."""
 KEPT = "spr-cluster:kept"
 """On an image: kept by ``down --keep-image`` or ``bake`` for any cluster."""
 USED = "spr-cluster:used"
-"""On an image: the head had run jobs, so it may hold user data; only for its own cluster."""
+"""On an image: the head had run jobs, so the image may hold user data and is only for its own cluster."""
+REPLACES = "spr-cluster:replaces"
+"""On a machine: the machines that it replaces, and why."""
 MESH = "spr-cluster:mesh"
-"""On the head: the digest of the nodes connected last."""
+"""On the head: the digest of the nodes in the current mesh."""
 
 
 def resource_name(cluster: str) -> str:
@@ -37,7 +39,7 @@ def resource_name(cluster: str) -> str:
 
 
 def resource_tags(cluster: str, resource: str, **more: str) -> dict[str, str]:
-    """Return the tags of a cluster's resource; ``resource`` ends its display name."""
+    """Return the tags of a cluster's resource; ``resource`` is the suffix of its display name."""
     return {"Name": f"{cluster}-{resource}", CLUSTER: cluster, **more}
 
 

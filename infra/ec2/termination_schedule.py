@@ -1,9 +1,10 @@
-"""The second guard: EventBridge Scheduler terminates the machines that did not end themselves in time.
+"""The second guard: EventBridge Scheduler terminates machines that did not shut down at their deadline.
 
-The first guard runs on each machine, so a machine that never boots lacks it. A cluster has one schedule
-group, and a role that may terminate only machines with the cluster's tag. Each machine has a schedule
-of its own, named by its ID: TerminateInstances refuses a whole list for one unknown ID, and EC2 forgets
-a terminated machine after an hour. Schedules have no tags, but their group does, and they go with it.
+The first guard runs on the machine itself and fails if the machine never boots. A cluster has one
+schedule group, and one role that may terminate only machines with the cluster's tag. Each machine has its
+own schedule, named by its ID, because TerminateInstances rejects a list with an unknown ID, and EC2
+forgets a terminated machine after an hour. Schedules can't have tags; their group has them, and deleting
+it deletes its schedules.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
 T = TypeVar("T")
 
 AFTER = timedelta(minutes=10)
-"""How long after its deadline a machine is terminated from outside."""
-# https://aws.amazon.com/eventbridge/pricing/ ; IAM and schedule groups cost nothing.
+"""The time from a machine's deadline to its termination by the scheduler."""
+# https://aws.amazon.com/eventbridge/pricing/ ; IAM and schedule groups are free.
 COST = "free: one of 14 million free invocations a month for each node"
 _TAKEN = {"ConflictException"}
-# A group that is being deleted stays for a while, and conflicts with another deletion.
+# A group's deletion takes a while, and another deletion in the meantime is a conflict.
 _MISSING = {"ResourceNotFoundException", "NoSuchEntity", *_TAKEN}
 _POLICY = "terminate"
 _PARALLEL = 8
@@ -42,11 +43,11 @@ class ClusterGuard:
     def __init__(self, clients: Clients, cluster: str, clock: Clock | None = None) -> None:
         self._scheduler, self._iam, self._clock = clients.scheduler, clients.iam, clock
         self._cluster, self._group = cluster, tags.resource_name(cluster)
-        # IAM is the same in all regions, clusters are not. The longest name has 59 of 64 characters.
+        # IAM is global but clusters are regional. The longest possible name has 59 of 64 characters.
         self._role = f"{self._group}-{self._scheduler.meta.region_name}"
 
     def find(self) -> tuple[SecondGuard, ...]:
-        """Return the guard and the machines that it knows; nothing if neither group nor role exists."""
+        """Return the guard with its scheduled machines; empty if neither group nor role exists."""
         pages = self._scheduler.get_paginator("list_schedules").paginate(GroupName=self._group)
         listed = _unless(_MISSING, lambda: [item for page in pages for item in page["Schedules"]])
         if listed is None and not _unless(
@@ -56,10 +57,10 @@ class ClusterGuard:
         return (SecondGuard(self._group, frozenset(item["Name"] for item in listed or ())),)
 
     def protect(self, ids: Iterable[str], expires: datetime, *, moves: bool = False) -> None:
-        """Have these machines terminated some minutes after their deadline.
+        """Schedule the termination of these machines at :data:`AFTER` past their deadline.
 
-        Makes the group and the role if they are missing, also without machines. Only if it ``moves``
-        schedules, those that exist get the new time.
+        Creates the group and the role if they are missing, even without machines. With ``moves``,
+        also updates existing schedules.
         """
         role = self._made_role
         requests = [self._schedule(id_, expires, role) for id_ in ids]
@@ -67,7 +68,7 @@ class ClusterGuard:
             list(pool.map(lambda request: self._put(request, moves=moves), requests))
 
     def remove(self) -> None:
-        """Delete the role and then the group, by which both are found, with its schedules."""
+        """Delete the role, then the group with its schedules."""
         role = {"RoleName": self._role}
         _unless(_MISSING, lambda: self._iam.delete_role_policy(**role, PolicyName=_POLICY))
         _unless(_MISSING, lambda: self._iam.delete_role(**role))
@@ -75,11 +76,11 @@ class ClusterGuard:
 
     @cached_property
     def _made_role(self) -> str:
-        """Make the group and the role where they are missing; return the role's ARN."""
+        """Create the group and the role if they are missing; return the role's ARN."""
         what, limit = f"schedule group {self._group}", CONSISTENCY_DEADLINE_S
         group = wait_until(what, self._make_group, deadline_s=limit, clock=self._clock)
         _, partition, _, region, account, _ = group.split(":")
-        # Only a whole group can be named here:
+        # The ARN here must be that of a schedule group:
         # https://docs.aws.amazon.com/scheduler/latest/UserGuide/cross-service-confused-deputy-prevention.html
         source = {"aws:SourceAccount": account, "aws:SourceArn": group}
         service = {"Service": "scheduler.amazonaws.com"}
@@ -99,7 +100,7 @@ class ClusterGuard:
         return f"arn:{partition}:iam::{account}:role/{self._role}"
 
     def _make_group(self) -> str | None:
-        """Return the group's ARN; nothing while an earlier one is being deleted."""
+        """Return the group's ARN, or ``None`` while AWS is deleting an earlier group."""
         name, client = self._group, self._scheduler
         made = _unless(_TAKEN, lambda: client.create_schedule_group(Name=name, Tags=self._tags))
         if made:
@@ -141,12 +142,12 @@ class ClusterGuard:
 
 
 def is_guarded(found: Inventory) -> bool:
-    """Return whether the record says that the cluster has a second guard."""
+    """Return whether the cluster has a second guard, according to its record."""
     return any(tags.GUARD in group.tags for group in found.security_groups)
 
 
 def describe_cluster(clients: Clients, cluster: str, *kinds: Iterable[str]) -> Inventory:
-    """Return a cluster's resources, with its second guard if the record says that it has one."""
+    """Return a cluster's resources, including its second guard."""
     found = describe_inventory(clients.ec2, cluster, *kinds)
     return with_guard(clients, cluster, found, is_certain=True) if is_guarded(found) else found
 
@@ -154,7 +155,7 @@ def describe_cluster(clients: Clients, cluster: str, *kinds: Iterable[str]) -> I
 def with_guard(clients: Clients, cluster: str, found: Inventory, *, is_certain: bool) -> Inventory:
     """Add the second guard to an inventory.
 
-    If it is not certain that there was one, whoever can't look has not made one.
+    Unless ``is_certain``, treats missing permission or a missing endpoint as "no guard".
     """
     try:
         return replace(found, guards=ClusterGuard(clients, cluster).find())
@@ -165,7 +166,7 @@ def with_guard(clients: Clients, cluster: str, found: Inventory, *, is_certain: 
 
 
 def with_guards(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, Inventory]:
-    """Add the guards of a region to its clusters, those without anything else included."""
+    """Add a region's guards to its clusters, including clusters with no other resources."""
     scheduler, guarded = clients.scheduler, dict(clusters)
     prefix = tags.resource_name("")
     pages = scheduler.get_paginator("list_schedule_groups").paginate(NamePrefix=prefix)
@@ -182,7 +183,7 @@ def with_guards(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, I
 
 
 def _is_closed(error: Exception) -> bool:
-    """Return whether there is no way to the scheduler: no permission, or not in this region."""
+    """Return whether the caller can't use the scheduler: no permission, or no endpoint here."""
     if isinstance(error, ClientError):
         return error_code(error) in DENIED
     return isinstance(error, EndpointConnectionError)
@@ -199,7 +200,7 @@ def _unless(codes: set[str], call: Callable[[], T]) -> T | None:
 
 
 def _is_too_early(error: Exception) -> bool:
-    """Return whether the same request may succeed later: a new role is known after some seconds.
+    """Return whether a retry may succeed: the scheduler sees a new role after some seconds.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
     """

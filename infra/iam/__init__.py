@@ -1,1 +1,1 @@
-"""The IAM policy this tool needs, and checks of what the caller lacks."""
+"""The IAM policy that this tool needs, and checks for missing permissions."""

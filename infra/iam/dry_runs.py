@@ -1,6 +1,6 @@
-"""Permissions that the caller lacks, found by dry runs: EC2 checks the permissions of a call and stops.
+"""Missing permissions, found by dry runs: EC2 checks the permissions for a call without executing it.
 
-The calls are those of the commands, with the same parameters, so that nothing describes them twice.
+The dry runs call the same functions as the commands, so their parameters are the real ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_POLICY = {"AWSOrganizationsNotInUseException", "EffectivePolicyNotFoundExcep
 
 
 def describe_tag_rules(clients: Clients) -> dict[str, Any]:
-    """Return the rules that apply to this account, by the tag's key in lower case."""
+    """Return the organization's tag rules for this account, by lowercase tag key."""
     try:
         answer = clients.organizations.describe_effective_policy(PolicyType="TAG_POLICY")
     except ClientError as error:
@@ -49,7 +49,7 @@ def describe_tag_rules(clients: Clients) -> dict[str, Any]:
 def find_tag_conflicts(
     rules: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]
 ) -> list[str]:
-    """Return what rules refuse of these tags on a resource of EC2."""
+    """Describe which of these tags the rules forbid on EC2 resources."""
     found = []
     for key, value in labels.items():
         rule = rules.get(key.lower(), {})
@@ -57,15 +57,15 @@ def find_tag_conflicts(
             continue
         values = rule.get("tag_value", ["*"])
         if rule.get("tag_key", key) != key:
-            found.append(f"the tag {key} has to be {rule['tag_key']}")
+            found.append(f"the tag {key} must be {rule['tag_key']}")
         elif not any(fnmatch.fnmatchcase(value, each) for each in values):
-            found.append(f"the tag {key} is {value}, and has to be {' or '.join(values)}")
+            found.append(f"the tag {key} is {value} but must be {' or '.join(values)}")
     return found
 
 
 _NAME = "check"
 _NOWHERE = "192.0.2.1/32"
-# Before the first cluster there is only the default group, which the policy excludes.
+# Before the first cluster, only the default group exists, and the policy excludes it.
 _NO_GROUP, _DEFAULT_GROUP = "in the default group", ":security-group/"
 _NOTHING = "no resource of this tool to try it on"
 _DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
@@ -90,7 +90,10 @@ Trials = Iterator[tuple[str, Callable[[], object]]]
 
 
 def judge(clients: Clients, policy: Mapping[str, Any]) -> tuple[str, list[Finding]]:
-    """Return what of a policy the caller may do, by the simulator if it answers, else by dry runs."""
+    """Check each action of a policy with IAM's simulator, or with dry runs if that is not permitted.
+
+    Returns the method's name and the findings.
+    """
     try:
         principal = find_principal(clients.iam, clients.caller.arn, clients.ec2.meta.region_name)
         return "simulation", simulate(clients.iam, principal, policy)
@@ -101,7 +104,7 @@ def judge(clients: Clients, policy: Mapping[str, Any]) -> tuple[str, list[Findin
 
 
 def try_dry(clients: Clients, policy: Mapping[str, Any]) -> list[Finding]:
-    """Try every action of a policy, as far as that is possible without making anything."""
+    """Try every action of a policy that can be tried without creating anything."""
     findings = [_try(detail, call) for detail, call in _trials(clients, policy)]
     tried = {finding.action.partition(" ")[0] for finding in findings}
     for action in dict.fromkeys(a for s in policy["Statement"] for a in s["Action"]):
@@ -113,7 +116,7 @@ def try_dry(clients: Clients, policy: Mapping[str, Any]) -> list[Finding]:
 
 
 def _try(detail: str, call: Callable[[], object]) -> Finding:
-    """Make a call; ``detail`` is its action, or follows the name of the operation that it ends in."""
+    """Make a call; ``detail`` is its IAM action, or a suffix to the name of the operation called."""
     try:
         call()
     except ClientError as error:
@@ -150,7 +153,7 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
     except ClientError as error:
         if error_code(error) not in DENIED:
             raise
-        return  # the looks above say which
+        return  # the Describe calls above report which
     for place in networks[:1]:
         yield from _creations(clients, place)
         groups = [g for i in found.values() for g in i.security_groups if g.vpc_id == place.vpc_id]
@@ -161,7 +164,7 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
             yield f"of {name}, {market}" + ("" if groups else f", {_NO_GROUP}"), buy
     for listed in found.values():
         yield from _uses(clients, listed)
-        # With its machines, a plan would leave their groups for later.
+        # Plan separately, because a plan with machines omits the resources that they use.
         for part in (inventory.Inventory(instances=listed.alive), replace(listed, instances=())):
             for action in plan_down(part).actions:
                 yield "", partial(remove, dry, action)
@@ -182,24 +185,24 @@ def _creations(clients: Clients, place: Network) -> Trials:
 def _render_purchase(
     place: Network, image: images.Image, group: str, name: str, market: str
 ) -> dict[str, Any]:
-    """Return a purchase without a key pair, and without a group if there is none."""
+    """Render a purchase without a key pair, and without a security group if there is none."""
     spec = build_spec(name=_NAME, stack="", ssh_cidrs=(_NOWHERE,), instance_types=(name,))
     purchase = Purchase(spec, "head", 1, image, group, lambda _offer: "", {}, frozenset())
-    # Only the name of the type is in the request.
+    # The request uses only the type's name.
     machine = InstanceType(name, 0, 0, None, 0, None, None)
     request = render_request(purchase, Offer(machine, place, market, False))
     return only_existing(request, inventory.Inventory())
 
 
 def is_about_default_group(error: ClientError, request: Mapping[str, Any]) -> bool:
-    """Return whether a purchase is denied only because it names no group of this tool."""
+    """Return whether EC2 denied a purchase only because it names no group of this tool."""
     message = str(error.response["Error"].get("Message", ""))
     named = "Groups" in request["NetworkInterfaces"][0]
     return error_code(error) in DENIED and not named and _DEFAULT_GROUP in message
 
 
 def only_existing(request: dict[str, Any], found: inventory.Inventory) -> dict[str, Any]:
-    """Return a purchase without the names of what `up` makes first: dry runs refuse what does not exist."""
+    """Drop references to resources that do not exist yet, which a dry run would reject."""
     kept = dict(request)
     if not found.key_pairs:
         kept.pop("KeyName")
@@ -212,7 +215,7 @@ def only_existing(request: dict[str, Any], found: inventory.Inventory) -> dict[s
 
 
 def _uses(clients: Clients, found: inventory.Inventory) -> Trials:
-    """Try what changes a cluster's resources; :mod:`infra.plan.removal` tries the rest."""
+    """Try the calls that change a cluster's resources; the caller tries removals."""
     dry = clients.dry
     ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
     rules: Any = [{**ssh, "IpRanges": [{"CidrIp": _NOWHERE}]}]

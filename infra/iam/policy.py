@@ -1,8 +1,8 @@
 """The least-privilege IAM policy for all commands.
 
-The tests run a cluster's whole life under exactly this policy, and judge what it must refuse. Resources
+The tests run a cluster's whole life cycle under exactly this policy and check what it must deny. Resources
 and condition keys by action: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
-``sts:GetCallerIdentity`` is not listed, because AWS allows it for every caller, even against a denial:
+The policy omits ``sts:GetCallerIdentity``, which AWS allows to every caller, even one with a denial:
 https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
 """
 
@@ -23,7 +23,7 @@ DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.amx or t.name
 _TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[a-zA-Z0-9-]+")
 
-# Actions without a resource, and reads that AWS does not limit to one.
+# Actions and reads that AWS can't restrict to a resource.
 _LOOK = (
     "ec2:DescribeAddresses",
     "ec2:DescribeImages",
@@ -47,11 +47,11 @@ _LOOK = (
     "ec2:DescribeVolumes",
     "ec2:DescribeVpcBlockPublicAccessExclusions",
     "ec2:DescribeVpcBlockPublicAccessOptions",
-    # For `doctor`, and if the account hides Ubuntu's image.
+    # For `doctor`, and to explain why the account does not see Ubuntu's image.
     "ec2:GetAllowedImagesSettings",
     "organizations:DescribeEffectivePolicy",
 )
-# Their absence stops no purchase: less is checked or known before.
+# Purchases work without these permissions, only with fewer checks and less information.
 OPTIONAL = frozenset(
     {
         "ec2:DescribeInstanceConnectEndpoints",
@@ -69,23 +69,23 @@ OPTIONAL = frozenset(
     }
 )
 _RUN = ("ec2:RunInstances",)
-# In any network, which is the user's choice.
+# In any network: the user chooses it.
 _INSIDE = ("ec2:CreateSecurityGroup", *_RUN)
-# Every call that makes something tags it; the tag is the condition.
+# Every creating call also tags the new resource; the tag is the condition.
 _MAKE = (
     "ec2:CreateImage",
     "ec2:CreatePlacementGroup",
     "ec2:CreateSecurityGroup",
     "ec2:ImportKeyPair",
 )
-# The right to tag everything is the right to delete everything, so tag only new or own resources.
+# Permission to tag any resource would imply permission to delete it, so allow only new and own resources.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
 _TAG = ("ec2:CreateTags",)
 _USE_OUR_OWN = (
     "ec2:AuthorizeSecurityGroupEgress",
     "ec2:AuthorizeSecurityGroupIngress",
     "ec2:CancelSpotInstanceRequests",
-    # Of our machines, that is, and machines in our groups, from our images.
+    # CreateImage of our own machines; RunInstances in our own groups, from our own images.
     "ec2:CreateImage",
     *_TAG,
     "ec2:DeleteKeyPair",
@@ -102,7 +102,7 @@ _USE_OUR_OWN = (
     *_RUN,
     "ec2:TerminateInstances",
 )
-# Canonical's account. As a verified provider, its images also have the alias of Amazon's:
+# Canonical's account. Its images also have the alias "amazon", as a verified provider's:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sharing-amis.html
 _UBUNTU_OWNERS = ["099720109477", "amazon"]
 # The first spot purchase in an account makes EC2 create its role with the caller's permissions:
@@ -118,17 +118,17 @@ _ENCRYPT = (
     "kms:ReEncryptFrom",
     "kms:ReEncryptTo",
 )
-# Only with --push-to. Multipart uploads need PutObject, too.
+# Only with --push-to. Multipart uploads also use PutObject.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
 _PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
 
-# Only with --second-guard. A statement has one kind of resource, so that IAM's simulator can judge it.
+# Only with --second-guard. Each statement has one kind of resource, so that IAM's simulator can evaluate it.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazoneventbridgescheduler.html
-# Lists have no resource. Whoever has no right to them has made no guard: a denial counts as none.
+# List actions have no resource. If they are denied, the user can't have created a guard.
 _LOOK_FOR_GUARDS = ("scheduler:ListScheduleGroups", "scheduler:ListSchedules")
 _SCHEDULES = (
     "scheduler:CreateSchedule",
-    # With a group, its schedules are deleted.
+    # Deleting a group deletes its schedules, and requires this permission.
     "scheduler:DeleteSchedule",
     "scheduler:UpdateSchedule",
 )
@@ -140,7 +140,7 @@ _GROUPS = (
 )
 _MAKE_ROLES = ("iam:CreateRole", "iam:TagRole")
 _ROLES = ("iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:PutRolePolicy")
-# A tag on the role can't limit this one:
+# PassRole can't be restricted by a tag on the role:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
 _PASS = ("iam:PassRole",)
 
@@ -152,10 +152,10 @@ def build_policy(
     *,
     second_guard: bool = False,
 ) -> dict[str, Any]:
-    """Return the policy as IAM's JSON document.
+    """Return the policy as a JSON document.
 
-    ``push_to`` adds uploads to S3, ``kms_key`` the use of a customer-managed key for disks, and
-    ``second_guard`` what ``up --second-guard`` makes.
+    ``push_to`` adds uploads to S3, ``kms_key`` adds a customer-managed key for disks, and
+    ``second_guard`` adds the resources of ``up --second-guard``.
     """
     tagged = {f"aws:RequestTag/{tags.CLUSTER}": "false"}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -182,7 +182,7 @@ def build_policy(
                 _ec2("volume/*"),
                 {"Null": tagged, "Bool": {"ec2:Encrypted": "true"}},
             ),
-            # EC2 asks about a spot request only if it is tagged.
+            # EC2 checks the permission for a spot request only if the call tags it.
             _allow(
                 "Interfaces",
                 _RUN,
@@ -212,7 +212,7 @@ def _ec2(*resources: str) -> list[str]:
 
 
 def _public(resource: str) -> list[str]:
-    """Return the ARN of a kind that belongs to no account."""
+    """Return the ARN of a kind of resource without an account in its ARN."""
     return [f"arn:*:ec2:*::{resource}"]
 
 
@@ -223,9 +223,9 @@ def _use_key(key: str) -> list[dict[str, Any]]:
 
 
 def _guard(tagged: Any) -> list[dict[str, Any]]:
-    """Allow what belongs to guards, by its name.
+    """Allow access to guards by name.
 
-    Here tags would be no limit: unlike EC2, these services can't allow the tagging of new resources only.
+    Tags would not restrict it: unlike EC2, these services can't limit tagging to new resources.
     """
     named = tags.resource_name("*")
     schedules = f"arn:*:scheduler:*:*:schedule/{named}/*"

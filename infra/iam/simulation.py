@@ -1,7 +1,7 @@
-"""What of the policy the caller lacks, by IAM's own simulator, which changes and costs nothing.
+"""Missing permissions according to IAM's policy simulator, which changes nothing and is free.
 
-It judges the caller's policies and permissions boundary, but an organization's policies only if they
-have no conditions, and the policies of resources, such as keys, not at all:
+The simulator evaluates the caller's policies and permissions boundary. It ignores an organization's
+policies if they have conditions, and all policies of resources such as keys:
 https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_testing-policies.html
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types_boto3_iam import IAMClient
 
 _ASSUMED = re.compile(r"arn:([\w-]+):sts::(\d+):assumed-role/([^/]+)/.*")
-# Of the actions that share a statement with others.
+# The resource kinds of actions whose statement also lists other kinds.
 _KINDS = {
     "ec2:CreateImage": {"image", "snapshot"},
     "ec2:CreatePlacementGroup": {"placement-group"},
@@ -36,7 +36,7 @@ _KINDS = {
         "volume",
     },
 }
-# What a policy asks of a key to exist, and what a simulation passes.
+# A value for condition keys that must merely exist.
 _ANY_VALUE = "spr-cluster"
 
 State = Literal["allowed", "missing", "unknown"]
@@ -44,7 +44,7 @@ State = Literal["allowed", "missing", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether the caller may do an action; ``why`` explains a state other than allowed."""
+    """Whether the caller may perform an action; ``why`` explains any state but "allowed"."""
 
     action: str
     state: State
@@ -53,13 +53,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Principal:
-    """Who a simulation is about, and where: an ARN's partition, region, and account."""
+    """The user or role to simulate, and the region of its calls."""
 
     arn: str
     region: str
 
     def here(self, pattern: str) -> str:
-        """Return a policy's resource in this partition, region, and account."""
+        """Fill in a resource ARN's wildcards for partition, region, and account."""
         if pattern == "*":
             return pattern
         _, partition, _, _, account, _ = self.arn.split(":", 5)
@@ -71,7 +71,7 @@ class Principal:
 
 
 def simulate(iam: IAMClient, principal: Principal, policy: Mapping[str, Any]) -> list[Finding]:
-    """Ask IAM's simulator about every statement. Raises ``ClientError`` without the permission."""
+    """Simulate every statement of a policy. Raises ``ClientError`` without permission to simulate."""
     found = [
         finding
         for statement in policy["Statement"]
@@ -109,7 +109,7 @@ def _ask(
 
 
 def _contexts(condition: Mapping[str, Any], region: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield every combination of values that a condition accepts, as the simulator takes them."""
+    """Yield every combination of values that a condition accepts, as context entries."""
     choices = []
     for operator, tests in condition.items():
         for key, values in tests.items():
@@ -129,7 +129,7 @@ def _contexts(condition: Mapping[str, Any], region: str) -> Iterator[list[dict[s
 
 
 def _fits(action: str, resource: str) -> bool:
-    """Return whether AWS asks about this kind of resource for an action."""
+    """Return whether an action involves this kind of resource."""
     kind = resource.rpartition(":")[2].partition("/")[0]
     return resource == "*" or action not in _KINDS or kind in _KINDS[action]
 
@@ -139,13 +139,13 @@ def _listed(value: Any) -> list[str]:
 
 
 def find_principal(iam: IAMClient, caller: str, region: str) -> Principal:
-    """Return whose policies count for a caller's ARN: a session has those of its role."""
+    """Return the principal of a caller's ARN: for a session, its role."""
     match = _ASSUMED.fullmatch(caller)
     if match is None:
         return Principal(caller, region)
     partition, account, name = match.groups()
     try:
-        # The ARN of a session lacks its role's path, as that of roles for single sign-on.
+        # A session's ARN lacks its role's path, which single sign-on roles have.
         return Principal(iam.get_role(RoleName=name)["Role"]["Arn"], region)
     except ClientError as error:
         if error_code(error) not in DENIED:

@@ -1,4 +1,4 @@
-"""Management of the embedded cloud: open, status, stop, reset. Labels and names identify its resources."""
+"""Management of the embedded cloud: open, status, stop, reset. Labels identify its podman resources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LocalInstance:
 
 @dataclass(frozen=True)
 class LocalResources:
-    """Networks (names and ranges), instances, images created here, and the shared base images."""
+    """Networks with their ranges, instances, images created here, and the shared base images."""
 
     networks: dict[str, str] = field(default_factory=dict)
     instances: tuple[LocalInstance, ...] = ()
@@ -79,7 +79,7 @@ def find_resources(podman: Podman, folder: StateFolder) -> LocalResources:
 
 
 def stop_containers(podman: Podman, folder: StateFolder) -> None:
-    """Shut this cloud's containers down."""
+    """Shut down this cloud's containers."""
     own = podman.containers(f"{CLOUD_LABEL}={folder.key}")
     at_once(podman.stop, [container.name for container in own if container.running])
 
@@ -94,10 +94,10 @@ def remove_resources(podman: Podman, folder: StateFolder, *, keep_base: bool) ->
     others = [n for n in networks if CLOUD_LABEL in n.labels and n.name not in own]
     if not keep_base and not others:
         for image in podman.images(f"{REPOSITORY}:*"):
-            # A container of the user's can use it; then it stays, and `local status` shows it.
+            # If another container uses the image, it stays, and `local status` lists it.
             with contextlib.suppress(CloudError):
                 podman.remove_image(image)
-        # Images that lost their name to a newer build while they were in use.
+        # A rebuild may have taken over the name of an image that was in use.
         podman.prune_images(DESCRIPTION_LABEL)
 
 
@@ -106,7 +106,7 @@ _START_S = 180
 
 @dataclass(frozen=True)
 class LocalStatus:
-    """This user's embedded cloud; ``faults`` is the file of the active faults."""
+    """This user's embedded cloud; ``faults`` is the path of the active faults file."""
 
     running: bool
     pid: int | None
@@ -119,12 +119,12 @@ class LocalStatus:
 def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
     """Open the embedded cloud; start or resume it first if necessary.
 
-    Instances that ran when it was stopped run again. Raises :class:`UsageError` if this machine can't
-    run it, and :class:`CloudError` if it does not start.
+    Resuming restarts the instances that were running. Raises :class:`UsageError` if this machine can't
+    run the embedded cloud, and :class:`CloudError` if it does not start.
     """
     folder = StateFolder.of_user()
     with folder.command_lock():
-        # A server that is being killed can still look alive.
+        # A server that is being killed may still appear alive.
         address, gateway = wait_until(
             f"answer of the embedded cloud ({folder.log})",
             lambda: _find_server(folder, region, progress or Silent()),
@@ -136,7 +136,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         region=region,
         # Nodes see this machine at the gateway's address.
         caller_cidr=lambda: _network_faults().caller or f"{gateway}/32",
-        # Containers are reached in any case.
+        # This machine always reaches its containers, so only faults can block SSH.
         probe_ssh=lambda: "the active faults say so" if _network_faults().ssh == "blocked" else "",
         billed=False,
         has_amx=False,
@@ -163,7 +163,7 @@ def _start(folder: StateFolder, region: str, progress: Progress) -> None:
 
 
 def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
-    """Start the server; it returns when it is ready, and continues in the background."""
+    """Start the server. Its command returns once the server is ready, which continues in the background."""
     command = [sys.executable, "-m", "infra.local.api.server", str(folder.root), region]
     hint = f"see {folder.log}; {RESET_HINT}"
     with folder.log.open("w") as log:
@@ -173,7 +173,7 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Python finds the package from here, installed or not.
+                # From here, Python finds the package even if it is not installed.
                 cwd=Path(__file__).parents[2],
                 timeout=_START_S,
             )
@@ -191,7 +191,10 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
 def _find_server(
     folder: StateFolder, region: str, progress: Progress
 ) -> tuple[ServerAddress, str] | None:
-    """Return the server, started if necessary, and this machine's address in a region."""
+    """Return the server, after starting it if necessary, and this machine's address in a region.
+
+    Returns ``None`` while the server does not answer.
+    """
     if not folder.is_server_alive():
         _start(folder, region, progress)
     address = ServerAddress.read(folder)
@@ -214,7 +217,7 @@ def _find_server(
 
 
 def status() -> LocalStatus:
-    """Return the current status; works without a server and changes nothing."""
+    """Return the current status. Works without a server and changes nothing."""
     folder = StateFolder.of_user()
     running = folder.is_server_alive()
     address = ServerAddress.read(folder) if running else None
@@ -230,7 +233,7 @@ def status() -> LocalStatus:
 
 
 def stop() -> None:
-    """Stop the server and the instances, which the next command with this cloud starts again."""
+    """Stop the server and the instances; the next command that uses this cloud restarts them."""
     folder = StateFolder.of_user()
     with folder.command_lock():
         if folder.is_server_alive():
@@ -241,9 +244,9 @@ def stop() -> None:
 
 
 def reset(*, keep_base: bool) -> None:
-    """Remove the server, containers, images, networks, and state, whatever their condition.
+    """Remove the server, containers, images, networks, and state, even damaged ones.
 
-    The base image goes too, unless ``keep_base`` is set or this machine has another embedded cloud.
+    Also removes the base image, unless ``keep_base`` is set or this machine has another embedded cloud.
     """
     folder = StateFolder.of_user()
     with folder.command_lock():
@@ -258,9 +261,9 @@ def _has_podman() -> bool:
 
 
 def _end_server(folder: StateFolder, how: signal.Signals) -> None:
-    """End the server and wait for it; SIGKILL also ends the podman commands that it runs.
+    """Signal the server and wait for its end; SIGKILL also kills its podman commands.
 
-    The server is found by its command line, even if the state folder is broken or missing.
+    Finds the server by its command line, so the state folder may be damaged or missing.
     """
     for pid in _server_pids(folder):
         with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""Faults of the embedded cloud: slow machines, full zones, throttling, lost answers.
+"""Injected faults of the embedded cloud: slow machines, full zones, throttling, lost responses.
 
-A TOML file, validated into frozen values; :class:`ActiveFaults` applies them in the server.
+They come from a TOML file. The server applies them through :class:`ActiveFaults`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pydantic import (
 )
 
 from infra.errors import UsageError
-from infra.files import parse_toml, read_text
+from infra.files import parse_toml, read_text, write_private
 from infra.local.machines.links import LinkLimits, require_shaping
 from infra.local.policy import Policy, Request, parse_policy
-from infra.local.state import StateFolder, write_atomically
+from infra.local.state import StateFolder
 from infra.words import explain_invalid, nearest
 
 Profile = Literal["instant", "fast", "metal", "unkind"]
@@ -48,7 +48,7 @@ Fate = Literal[
 ]
 
 _SERVICES = ("ec2", "iam", "organizations", "pricing", "scheduler", "ssm", "sts", "service-quotas")
-# AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:
+# AWS's HTTP statuses for retryable error codes; all other codes are client errors:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 _STATUS = {
     "InternalError": 500,
@@ -71,7 +71,7 @@ def known_actions() -> frozenset[str]:
 
 
 def _known_action(action: str) -> str:
-    # A rule for an action that does not exist would never act, without any sign of it.
+    # A rule for an unknown action would silently do nothing.
     if action != "*" and action not in known_actions():
         raise ValueError(f"an API action or '*'{nearest(action, known_actions())}")
     return action
@@ -92,14 +92,15 @@ class _Section(BaseModel):
 
 
 class Times(_Section):
-    """Seconds that EC2 takes for a boot, an image, and a termination."""
+    """How long a boot, an image, and a termination take, in seconds."""
 
     boot_s: float
     image_s: float
     terminate_s: float
 
 
-# Bare metal takes about 20 minutes to boot, 60 for an image, and 5 to end; "metal" is 60 times faster.
+# On AWS, bare metal takes about 20 minutes to boot, 60 for an image, and 5 to terminate; "metal" is 60
+# times faster.
 _METAL = Times(boot_s=20, image_s=60, terminate_s=5)
 PROFILES: dict[Profile, Times] = {
     "instant": Times(boot_s=0, image_s=0, terminate_s=0),
@@ -110,17 +111,18 @@ PROFILES: dict[Profile, Times] = {
 
 
 class Quota(_Section):
-    """vCPUs that can run at the same time, per market."""
+    """The maximum number of running vCPUs per market."""
 
     on_demand_vcpus: int = Field(default=4096, ge=0)
     spot_vcpus: int = Field(default=4096, ge=0)
 
 
 class Spot(_Section):
-    """The current spot price: a lower maximum price is refused. At 0, it follows the price list.
+    """The spot market. A ``usd_per_hour`` of 0 means a share of the list price.
 
-    Without the ``service_linked_role``, a purchase needs the permission to create it. EC2 takes the
-    instances in ``interrupt`` back, ``notice_s`` after it has told them.
+    EC2 refuses a maximum price below the spot price. Without the ``service_linked_role``, a purchase
+    requires permission to create it. EC2 reclaims the instances in ``interrupt``, with ``notice_s``
+    seconds of notice.
     """
 
     usd_per_hour: float = Field(default=0, ge=0)
@@ -130,20 +132,20 @@ class Spot(_Section):
 
 
 class Ebs(_Section):
-    """The customer-managed key that encrypts new disks; callers need permissions on it."""
+    """The customer-managed key that encrypts new disks; callers need permission to use it."""
 
     kms_key: str = ""
 
 
 class Pricing(_Section):
-    """The price list: ``factor`` times the usual prices, without the types that match ``unlisted``."""
+    """The price list: ``factor`` times the default prices, without types that match ``unlisted``."""
 
     factor: float = Field(default=1, gt=0)
     unlisted: tuple[str, ...] = ()
 
 
 class CapacityRule(_Section):
-    """Room for ``free`` matching machines in total; ``group``: only those in placement groups."""
+    """Capacity for ``free`` matching machines; with ``group``, only machines in placement groups match."""
 
     zone: str = "*"
     instance_type: str = "*"
@@ -162,14 +164,14 @@ class CapacityRule(_Section):
 
 
 class ThrottleRule(_Section):
-    """The share of calls that EC2 answers with RequestLimitExceeded."""
+    """The fraction of calls that EC2 rejects with RequestLimitExceeded."""
 
     action: Action = "*"
     rate: float = Field(ge=0, le=1)
 
 
 class ErrorRule(_Section):
-    """``times`` calls fail after ``after`` good ones; ``effect``: they act, but their answer is lost."""
+    """After ``after`` calls, ``times`` calls fail; with ``effect``, they take effect before they fail."""
 
     action: Action = "*"
     code: str = "InternalError"
@@ -185,7 +187,7 @@ class ErrorRule(_Section):
 
 
 class MachineRule(_Section):
-    """The fate of the n-th machine launched from now on, or of all; ``after_s`` counts once it runs."""
+    """The fate of the n-th machine launched from now on, or of all; ``after_s`` starts once it runs."""
 
     n: int | str = "*"
     fate: Fate
@@ -195,22 +197,22 @@ class MachineRule(_Section):
     @classmethod
     def _number_or_all(cls, n: int | str) -> int | str:
         if n != "*" and not (isinstance(n, int) and n >= 0):
-            raise ValueError("a whole number from 0 on, or '*'")
+            raise ValueError("a whole number of at least 0, or '*'")
         return n
 
 
 class Console(_Section):
-    """GetConsoleOutput: without ``latest``, a type shows only what EC2 posts ``delay_s`` after a launch."""
+    """Console output: without ``latest``, only available ``delay_s`` seconds after the launch."""
 
     latest: bool = True
     delay_s: Seconds = 0
 
 
 class Disk(_Section):
-    """Disks made from an image: ``first_read_mib_s`` is their speed when a block is first read.
+    """Disks created from an image: ``first_read_mib_s`` is the speed of reading a block the first time.
 
-    Containers have no such disks; simulated machines do. Without ``init_rate``, a launch that asks for
-    a rate of initialization is refused.
+    It applies to simulated machines, not to containers. Without ``init_rate``, EC2 refuses launches that
+    specify a volume initialization rate.
     """
 
     first_read_mib_s: float | None = Field(default=None, gt=0)
@@ -218,12 +220,12 @@ class Disk(_Section):
 
 
 class NetworkFaults(_Section):
-    """What lies between the caller and the machines: routes, Block Public Access, ACLs, and port 22.
+    """The network between the caller and the machines: routes, Block Public Access, ACLs, and port 22.
 
-    ``excluded`` takes the default VPC out of Block Public Access. ``connect_endpoint`` is what ``--jump
-    eice`` needs, ``host_management`` what ``--jump ssm`` does. ``caller`` is the range from which
-    EC2 sees the caller; by default its real one. ``gbit_s`` limits what each machine sends, and
-    ``delay_ms`` delays it; 0 stands for neither.
+    ``excluded`` exempts the default VPC from Block Public Access. ``--jump eice`` needs
+    ``connect_endpoint``, and ``--jump ssm`` needs ``host_management``. ``caller`` is the caller's range
+    as EC2 sees it; by default, the real one. ``gbit_s`` and ``delay_ms`` limit and delay the packets
+    that each machine sends; 0 means neither.
     """
 
     internet_gateway: bool = True
@@ -245,14 +247,14 @@ class NetworkFaults(_Section):
 
     @property
     def cuts_ssh(self) -> bool:
-        """Whether no machine can be reached at a public address, whatever the security group says."""
+        """Whether the faults block SSH to public addresses, regardless of security groups."""
         closed = self.block_public_access != "off" and not self.excluded
         closed |= self.acl in ("no-ssh", "no-answers") or self.ssh == "blocked"
         return closed or not self.internet_gateway or self.nat
 
 
 class Iam(_Section):
-    """The file with the IAM policy of the tool's user; IAM sees new tags after ``tag_delay_s``."""
+    """The caller's IAM policy file; IAM sees the tags of new resources after ``tag_delay_s``."""
 
     policy: Annotated[Path, AfterValidator(_absolute)]
     tag_delay_s: Seconds = 0
@@ -263,9 +265,9 @@ class Faults(_Section):
 
     seed: int = 0
     account: str = Field(default="", pattern=r"^(\d{12})?$")
-    """The account of the caller's credentials; "" is the embedded cloud's own."""
+    """The account of the caller's credentials; "" means the embedded cloud's own."""
     caller: str = Field(default="user/spr-cluster", pattern=r"^[a-z-]+(/[\w+=,.@-]+)*$")
-    """The caller's ARN after its account, such as ``assumed-role/Admin/ann``."""
+    """The part of the caller's ARN after the account, such as ``assumed-role/Admin/ann``."""
     profile: Profile = "instant"
     boot_s: Seconds | None = None
     image_s: Seconds | None = None
@@ -298,13 +300,13 @@ class Faults(_Section):
 
     @property
     def times(self) -> Times:
-        """The profile's times, overridden by the file's own."""
+        """The profile's times, unless the file overrides them."""
         asked = {name: getattr(self, name) for name in Times.model_fields}
         overrides = {name: value for name, value in asked.items() if value is not None}
         return PROFILES[self.profile].model_copy(update=overrides)
 
 
-# AWS on an ordinary day: what the sections say, unless the file says otherwise.
+# The "unkind" profile: AWS on an ordinary day. A faults file can override each section.
 _UNKIND: dict[str, Any] = {
     "visibility_s": 3,
     "role_visibility_s": 10,
@@ -318,7 +320,7 @@ _SLOW_CHECKS = {"fate": "slow-checks", "after_s": 30}
 
 
 def parse_faults(text: str, source: str = "faults") -> Faults:
-    """Return a file's values; raises :class:`UsageError` with the key, its value, and what is valid."""
+    """Parse a faults file. Raises :class:`UsageError` with the key, its value, and valid values."""
     try:
         return Faults.model_validate(parse_toml(text, source))
     except ValidationError as error:
@@ -326,7 +328,7 @@ def parse_faults(text: str, source: str = "faults") -> Faults:
 
 
 def read_faults(path: Path) -> tuple[Faults, Policy | None]:
-    """Return a file's values and its policy; raises :class:`UsageError`."""
+    """Read a faults file and its policy. Raises :class:`UsageError`."""
     faults = parse_faults(read_text(path), str(path))
     if faults.iam is None:
         return faults, None
@@ -336,7 +338,7 @@ def read_faults(path: Path) -> tuple[Faults, Policy | None]:
 
 @dataclass(frozen=True)
 class FaultsReport:
-    """The active faults: their file with its text, and all values, defaults included."""
+    """The active faults: path and text of their file, and all values, including defaults."""
 
     file: str | None
     text: str
@@ -344,7 +346,7 @@ class FaultsReport:
 
 
 def show_faults() -> FaultsReport:
-    """Return the active faults; raises :class:`UsageError` if their file is invalid."""
+    """Return the active faults. Raises :class:`UsageError` if their file is invalid."""
     path, faults, text = StateFolder.of_user().faults, Faults(), ""
     exists = path.exists()
     if exists:
@@ -355,15 +357,15 @@ def show_faults() -> FaultsReport:
 
 
 def put_faults(source: Path) -> None:
-    """Activate a copy of this file; raises :class:`UsageError` if it is invalid.
+    """Activate a copy of this file. Raises :class:`UsageError` if it is invalid.
 
-    A running server reads it within half a second, and counts calls and machines from 0 again.
+    A running server loads it within half a second and resets its counts of calls and machines.
     """
     faults, _ = read_faults(source)
     require_shaping(faults.network.link)
     folder = StateFolder.of_user()
     folder.create()
-    write_atomically(folder.faults, source.read_bytes())
+    write_private(folder.faults, source.read_bytes())
 
 
 def clear_faults() -> None:
@@ -371,7 +373,7 @@ def clear_faults() -> None:
 
 
 class ActiveFaults:
-    """Follows a faults file; if it becomes invalid, logs that and keeps the last valid faults."""
+    """Watches a faults file; if it becomes invalid, logs that and keeps the last valid faults."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -379,15 +381,16 @@ class ActiveFaults:
         self._activate(Faults(), None)
 
     def _activate(self, faults: Faults, policy: Policy | None) -> None:
-        """Start with these faults: every count is 0."""
+        """Activate these faults and reset all counts."""
         self.now = faults
         self.policy = policy
         self._random = random.Random(faults.seed)
         self._calls: Counter[int] = Counter()
-        self._launched = 0
+        self.launched = 0
+        """The number of machines launched since the faults were activated."""
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; without a file there are no faults."""
+        """Reload the file if it has changed; without a file, there are no faults."""
         stamp = _stamp_of(self._path)
         if stamp == self._stamp:
             return
@@ -401,7 +404,7 @@ class ActiveFaults:
             logging.error("faults unchanged: %s", error.message)
 
     def allows(self, request: Request) -> bool:
-        """Return whether the policy, if there is one, allows a request."""
+        """Return whether the policy allows a request; without a policy, all are allowed."""
         return self.policy is None or self.policy.allows(request)
 
     @property
@@ -409,13 +412,13 @@ class ActiveFaults:
         return self.now.iam.tag_delay_s if self.now.iam else 0
 
     def is_throttled(self, action: str) -> bool:
-        """Return whether this call exceeds the limit; every matching rule draws once."""
+        """Return whether to throttle this call; every matching rule draws a random number."""
         rates = [rule.rate for rule in self.now.throttle if rule.action in ("*", action)]
         draws = [self._random.random() < rate for rate in rates]
         return any(draws)
 
     def find_error(self, action: str) -> ErrorRule | None:
-        """Return the rule by which this call fails. The rules after it do not count the call."""
+        """Return the rule by which this call fails, if any. Later rules do not count the call."""
         for number, rule in enumerate(self.now.error):
             if rule.action not in ("*", action):
                 continue
@@ -425,14 +428,9 @@ class ActiveFaults:
                 return rule
         return None
 
-    @property
-    def launched(self) -> int:
-        """How many machines were launched since the faults were activated."""
-        return self._launched
-
     def next_fate(self) -> MachineRule | None:
-        """Return the fate of the machine that is being launched."""
-        number, self._launched = self._launched, self._launched + 1
+        """Count a machine that is being launched and return its fate, if any."""
+        number, self.launched = self.launched, self.launched + 1
         return next((rule for rule in self.now.machine if rule.n in (number, "*")), None)
 
 

@@ -1,7 +1,7 @@
-"""IAM policies: statements with actions, resources, and conditions, judged as IAM does.
+"""IAM policies, evaluated as IAM does it.
 
-Operators and keys that this module does not know are refused when a policy is read: a condition that
-nothing judges would allow, or deny, without any sign of it.
+Reading a policy fails for unknown operators and condition keys, which evaluation would otherwise
+ignore silently.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 """
 
@@ -42,9 +42,9 @@ _VARIABLE = re.compile(r"\$\{([^}]+)\}")
 
 @dataclass(frozen=True)
 class Request:
-    """What IAM decides on: an action on a resource. A call can need several of them.
+    """An action on a resource that IAM allows or denies. An API call can need several.
 
-    ``context`` has the condition keys that AWS provides for it.
+    ``context`` holds the condition keys that AWS provides for it.
     """
 
     action: str
@@ -53,7 +53,7 @@ class Request:
 
 
 def keys_of_tags(tags: Mapping[str, str]) -> Context:
-    """Return the condition keys of tags that a call asks for."""
+    """Return the condition keys for the tags in a call."""
     keys: Context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
     return {**keys, "aws:TagKeys": tuple(tags)} if tags else keys
 
@@ -65,13 +65,13 @@ class Policy:
     statements: Sequence[Mapping[str, Any]]
 
     def allows(self, request: Request) -> bool:
-        """Return whether a statement allows the request and none denies it."""
+        """Return whether some statement allows the request and none denies it."""
         effects = {s["Effect"] for s in self.statements if _applies(s, request)}
         return effects == {"Allow"}
 
 
 def parse_policy(text: str, source: str) -> Policy:
-    """Return a policy; raises :class:`UsageError` for what could not be judged."""
+    """Parse a policy. Raises :class:`UsageError` if this module can't evaluate it."""
     found = parse_object(text, source).get("Statement")
     statements = [found] if isinstance(found, dict) else found
     if not isinstance(statements, list) or not all(isinstance(s, dict) for s in statements):
@@ -100,7 +100,7 @@ def _check(statement: Mapping[str, Any], source: str) -> None:
 
 
 def _applies(statement: Mapping[str, Any], request: Request) -> bool:
-    """Return whether a statement is about a request and its conditions are fulfilled."""
+    """Return whether a statement matches a request, including its conditions."""
     named = "Action" in statement
     actions = _listed(statement["Action" if named else "NotAction"])
     action = request.action.lower()
@@ -123,7 +123,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _fill_in(text: str, request: Request) -> str:
-    """Replace variables such as ``${aws:PrincipalAccount}``; an unknown one fits nothing."""
+    """Replace variables such as ``${aws:PrincipalAccount}``; unknown ones stay and match nothing."""
     return _VARIABLE.sub(lambda match: str(request.context.get(match[1], match[0])), text)
 
 
@@ -137,7 +137,7 @@ def _like(pattern: str, text: str) -> bool:
 
 
 def _covers(pattern: str, arn: str) -> bool:
-    """Return whether a statement's resource covers one; a wildcard stays in its part of the ARN."""
+    """Return whether a pattern matches an ARN; wildcards do not match across the ARN's first five colons."""
     if pattern == "*":
         return True
     parts = pattern.split(":", 5), arn.split(":", 5)
@@ -148,7 +148,7 @@ def _same_truth(wanted: str, found: str) -> bool:
     return wanted.lower() == found.lower()
 
 
-# The comparison, and whether the operator asks for its opposite.
+# Each operator's comparison, and whether the operator negates it.
 _OPERATORS: dict[str, tuple[Callable[[str, str], bool], bool]] = {
     "StringEquals": (str.__eq__, False),
     "StringNotEquals": (str.__eq__, True),
@@ -166,7 +166,7 @@ def _split_operator(operator: str) -> tuple[str, str, bool]:
 
 
 def _holds(operator: str, key: str, wanted: Sequence[str], request: Request) -> bool:
-    """Judge one line of a condition.
+    """Evaluate one line of a condition.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-logic-multiple-context-keys-or-values.html
     """

@@ -1,4 +1,4 @@
-"""The state folder of an embedded cloud: settings, snapshot of EC2's state, images, log."""
+"""The state folder of an embedded cloud: credentials, EC2 snapshot, faults, images, and log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from infra.files import parse_as, read_text, write_private
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # The server's own status page, next to EC2's API.
 STATUS_PATH = "/spr-cluster/status"
-# A snapshot is a pickle of moto's objects and ours, so another release of either must not load it.
+# A snapshot pickles moto's objects and ours, so only the same release of both may load it.
 _FORMAT = 3
 _DIGEST = hashlib.sha256().digest_size
 
@@ -41,19 +41,19 @@ class _FolderPath:
 
 @dataclass(frozen=True)
 class StateFolder:
-    """The paths of one embedded cloud; ``key`` distinguishes its containers from those of others."""
+    """The paths of one embedded cloud; ``key`` labels its containers."""
 
     root: Path
 
-    # The access key and secret with which calls to the server are signed.
+    # The access key and secret that sign calls to the server.
     credentials_file = _FolderPath("credentials")
     server_lock = _FolderPath("server.lock")
     server_file = _FolderPath("server.json")
     log = _FolderPath("server.log")
     snapshot = _FolderPath("ec2.pickle")
-    # Exists after `local stop`, which stops the nodes from outside.
+    # Exists after `local stop`: the nodes did not shut themselves down.
     suspended = _FolderPath("suspended")
-    # The server follows this file.
+    # The server watches this file.
     faults = _FolderPath("faults.toml")
     pip_conf = _FolderPath("pip.conf")
     # One folder with a whole disk per AMI created here.
@@ -65,25 +65,25 @@ class StateFolder:
 
     @staticmethod
     def of_user() -> StateFolder:
-        """Return this user's folder: in ``SPR_CLUSTER_HOME``, which defaults to ``~/.spr-cluster``.
+        """Return this user's folder: ``SPR_CLUSTER_LOCAL_CLOUD``, else one in ``SPR_CLUSTER_HOME``.
 
-        ``SPR_CLUSTER_LOCAL_CLOUD`` overrides it, so that several homes can share one cloud. Raises
-        :class:`UsageError` for a folder that another user could have filled.
+        ``SPR_CLUSTER_HOME`` defaults to ``~/.spr-cluster``; several homes can share one cloud. Raises
+        :class:`UsageError` if another user could have written to the folder.
         """
         if chosen := os.environ.get("SPR_CLUSTER_LOCAL_CLOUD"):
             path = Path(chosen).expanduser().absolute()
         else:
             home = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
             path = Path(home).expanduser().resolve() / ".local-cloud"
-        # A link is not followed: :meth:`check` refuses it.
+        # Do not resolve a link, so that :meth:`check` can reject it.
         folder = StateFolder(path if path.is_symlink() else path.resolve())
         folder.check()
         return folder
 
     def check(self) -> None:
-        """Raise :class:`UsageError` if the folder exists and is not this user's alone.
+        """Raise :class:`UsageError` if the folder exists and another user could write to it.
 
-        The snapshot in it is code, and commands believe the server's address and secret in it.
+        Loading its snapshot can execute code, and commands trust its server address and secret.
         """
         try:
             found = self.root.lstat()
@@ -100,12 +100,12 @@ class StateFolder:
             return
         raise UsageError(
             f"{self.root}, the folder of the embedded cloud, {reason}",
-            hint=f"if nobody else has written to it: chmod 700 {self.root}; otherwise, choose another: "
-            "SPR_CLUSTER_LOCAL_CLOUD",
+            hint=f"if nobody else has written to it: chmod 700 {self.root}; otherwise, choose another "
+            "with SPR_CLUSTER_LOCAL_CLOUD",
         )
 
     def credentials(self) -> tuple[str, str]:
-        """Return the access key and secret of this cloud; the first call makes them."""
+        """Return this cloud's access key and secret; the first call generates them."""
         try:
             key, secret = self.credentials_file.read_text().split()
         except (FileNotFoundError, ValueError):
@@ -117,15 +117,15 @@ class StateFolder:
         return self.root / "seeds" / instance_id
 
     def create(self) -> None:
-        """Create the folder for its owner only: user data can contain secrets."""
+        """Create the folder, readable only by its owner, because user data can contain secrets."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.check()
 
     @contextmanager
     def command_lock(self) -> Iterator[None]:
-        """Let only one command at a time start, stop, or reset this cloud.
+        """Hold the lock that lets only one command at a time start, stop, or reset this cloud.
 
-        The lock is a file next to the folder, because ``reset`` removes the folder.
+        The lock file is next to the folder, because ``reset`` removes the folder.
         """
         path = self.root.with_name(f"{self.root.name}.lock")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class StateFolder:
             yield
 
     def is_server_alive(self) -> bool:
-        """Return whether a server holds its lock, which the kernel releases however a server ends."""
+        """Return whether a server holds its lock, which the kernel releases even after a crash."""
         try:
             with self.server_lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +147,7 @@ class StateFolder:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The process and port of the server; the next server uses the same port, if it is free."""
+    """The server's process and port. The next server reuses the port if it is free."""
 
     pid: int
     port: Annotated[int, Field(ge=1, le=65535)]
@@ -157,44 +157,34 @@ class ServerAddress:
         return f"http://127.0.0.1:{self.port}"
 
     def write(self, folder: StateFolder) -> None:
-        write_atomically(folder.server_file, json.dumps(asdict(self)).encode())
+        write_private(folder.server_file, json.dumps(asdict(self)))
 
     @staticmethod
     def read(folder: StateFolder) -> ServerAddress | None:
-        """Return the last server's address; ``None`` without a valid file."""
+        """Return the last server's address, or ``None`` without a valid file."""
         try:
             return parse_as(ServerAddress, read_text(folder.server_file), "server")
         except UsageError:
             return None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash leaves either the old or the new content, complete."""
-    temporary = path.with_name(f"{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
-    """Save the state of EC2 in every region that was used."""
+    """Save EC2's state in all regions in use."""
     envelope = {"format": _FORMAT, "moto": version("moto"), "backends": pickle.dumps(backends)}
     content = pickle.dumps(envelope)
-    write_atomically(folder.snapshot, hashlib.sha256(content).digest() + content)
+    write_private(folder.snapshot, hashlib.sha256(content).digest() + content)
 
 
 def load_snapshot(folder: StateFolder) -> dict[str, Any]:
-    """Return the saved state by region; raises :class:`CloudError` if the file can't be used."""
+    """Return the saved state by region. Raises :class:`CloudError` if the file is unusable."""
     folder.check()
     try:
         content = folder.snapshot.read_bytes()
         digest, content = content[:_DIGEST], content[_DIGEST:]
-        # A damaged pickle can ask for any amount of memory.
+        # Unpickling damaged data could allocate any amount of memory.
         if digest != hashlib.sha256(content).digest():
-            raise ValueError("it is damaged, or of another release")
-        # Only this user can write to the folder, so its pickles are as trusted as the user's other files.
+            raise ValueError("it is damaged, or from another release")
+        # Only this user can write to the folder, so its pickles are as trustworthy as the user's other files.
         envelope = pickle.loads(content)
         if (envelope["format"], envelope["moto"]) == (_FORMAT, version("moto")):
             return dict(pickle.loads(envelope["backends"]))

@@ -47,7 +47,7 @@ _READ_ONLY = {ActionKind.REACH, ActionKind.VERIFY}
 _RUNS = {ActionKind.RUN_HEAD, ActionKind.RUN_NODES, ActionKind.RUN_WORKERS}
 _BUYS = {ActionKind.CREATE_GROUP, *_RUNS}
 
-# Minutes on AWS, at least and at most. Bare metal has taken over 20 to start, images over 50:
+# Expected minimum and maximum minutes on AWS. Bare metal has taken over 20 to start, images over 50:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/launching-instance.html
 EXPECTED_MIN = {
     ActionKind.RUN_HEAD: (5, 20),
@@ -70,7 +70,7 @@ class Action:
     detail: str
     ids: tuple[str, ...] = ()
     virtual: bool = False
-    """The action starts virtual machines, which boot in half a minute, unlike bare metal."""
+    """Whether the action starts virtual machines, which boot much faster than bare metal."""
 
     @property
     def title(self) -> str:
@@ -78,13 +78,13 @@ class Action:
 
     @property
     def expected_min(self) -> tuple[int, int] | None:
-        """Minutes on AWS, at least and at most; ``None`` for actions that take seconds."""
+        """Minimum and maximum minutes on AWS; ``None`` for actions that take seconds."""
         return _VIRTUAL_BOOT_MIN if self.virtual else EXPECTED_MIN.get(self.kind)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Actions in order. ``price`` is the cluster's, per hour on demand, if it is known."""
+    """Actions in order. ``price`` is the cluster's hourly on-demand price, if known."""
 
     actions: tuple[Action, ...]
     price: Price | None = None
@@ -98,12 +98,12 @@ class Plan:
 
     @property
     def buys(self) -> bool:
-        """Whether applying the plan needs offers to buy from."""
+        """Whether the plan needs purchase offers."""
         return any(action.kind in _BUYS for action in self.actions)
 
     @property
     def expected_min(self) -> tuple[int, int]:
-        """Minutes on AWS, at least and at most."""
+        """Minimum and maximum minutes on AWS."""
         known = [minutes for action in self.actions if (minutes := action.expected_min)]
         return sum(low for low, _ in known), sum(high for _, high in known)
 

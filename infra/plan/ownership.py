@@ -1,8 +1,8 @@
-"""Ownership: a cluster belongs to the SSH key that it was made with. Pure.
+"""Ownership: a cluster belongs to the SSH key that created it. Pure.
 
-The security group is created first, labeled with the key's fingerprint, and EC2 accepts its name once.
-Of two commands that create the same cluster at the same time, one therefore finds the other's
-fingerprint; it stops, and changes nothing.
+The security group comes first. Its name is unique, and it carries the key's fingerprint. If two commands
+create the same cluster at the same time, one of them finds the other's fingerprint and stops without
+changes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class ForeignClusterError(UsageError):
 def check_owner(
     cluster: str, found: Inventory, public_key: str, now: datetime, flags: str = ""
 ) -> None:
-    """Raise :class:`ForeignClusterError` if another key's owner has machines or an unexpired record.
+    """Raise :class:`ForeignClusterError` if another key has machines or an unexpired record here.
 
-    ``public_key`` is this machine's key for the cluster (type and base64, or empty); ``flags`` name the
-    cluster in a command.
+    ``public_key`` is this machine's key for the cluster (type and base64, or empty). ``flags`` are the
+    options that select the cluster on the command line.
     """
     own = fingerprint(public_key)
-    # Machines that shut down hold the group, and nothing can take its name.
+    # Include machines that are shutting down: they still block the group's name.
     owners = [machine.tags.get(tags.OWNER_KEY, "") for machine in found.instances]
     pairs = [pair.public for pair in found.key_pairs if pair.public]
-    # A key pair's name is unique in a region. A group's is unique in its network only.
+    # A key pair's name is unique in a region, a group's only in its VPC.
     if not (public_key and public_key in pairs):
         living = [group for group in found.security_groups if _is_living(group, now)]
         owners += [group.tags.get(tags.OWNER_KEY, "") for group in living]
@@ -61,7 +61,7 @@ def _is_living(group: SecurityGroup, now: datetime) -> bool:
 def split_groups(
     found: Inventory, public_key: str
 ) -> tuple[SecurityGroup | None, tuple[SecurityGroup, ...]]:
-    """Return this key's group, if any, and those of other keys, which are abandoned."""
+    """Return this key's group, if any, and abandoned groups of other keys."""
     own, groups = fingerprint(public_key), found.security_groups
     ours = [group for group in groups if group.tags.get(tags.OWNER_KEY, own) == own]
     return (ours[0] if ours else None), tuple(group for group in groups if group not in ours)
@@ -69,13 +69,14 @@ def split_groups(
 
 @dataclass(frozen=True)
 class Generation:
-    """What tells a cluster from a later one of the same name: its groups, as last changed, and its keys.
+    """Distinguishes a cluster from a later one with the same name, by its groups and keys.
 
-    A command claims a cluster before it changes anything: it creates the group or counts up its tag.
+    Before a command changes anything, it claims the cluster: it creates the group or increments the
+    group's generation tag.
     """
 
     claims: frozenset[tuple[str, str]]
-    """The groups' IDs, each with its count of changes."""
+    """The groups' IDs, each with its generation."""
     keys: frozenset[str]
     """The fingerprints of the owners' SSH keys."""
 
@@ -86,13 +87,13 @@ class Generation:
         return Generation(frozenset(map(_claim, found.security_groups)), frozenset(keys - {""}))
 
     def joined_by(self, found: Inventory) -> Generation:
-        """Return the generation with the groups that EC2 lists only now."""
+        """Return the generation, with the groups found if EC2 did not list any before."""
         return self if self.claims else replace(self, claims=Generation.of(found, "").claims)
 
     def find_newer(self, found: Inventory) -> list[str]:
-        """Return the IDs of what another command has made or claimed since.
+        """Return the IDs of resources that another command has created or claimed since.
 
-        A first group that EC2 lists late belongs to the cluster if one of its keys does.
+        If no group was known before, only the owners' keys decide, because EC2 may list our group late.
         """
         newer = {id_ for id_, owner in _owners(found) if owner and owner not in self.keys}
         groups = found.security_groups if self.claims else ()
@@ -104,7 +105,7 @@ def _claim(group: SecurityGroup) -> tuple[str, str]:
 
 
 def _owners(found: Inventory) -> Iterator[tuple[str, str]]:
-    """Yield the ID of each resource, and its owner's fingerprint; "" if it is not labeled."""
+    """Yield each resource's ID and its owner's fingerprint, or "" without one."""
     resources: list[Any] = [item for each in fields(found) for item in getattr(found, each.name)]
     for item in resources:
         public = getattr(item, "public", "")

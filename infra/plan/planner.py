@@ -1,4 +1,4 @@
-"""The planner: compares the desired cluster with the existing one, returns actions. Pure."""
+"""The planner: turns the desired and the existing cluster into a list of actions. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from infra.words import counted
 
 @dataclass(frozen=True)
 class PlanInput:
-    """The desired cluster, and what exists.
+    """The desired cluster and the existing one.
 
-    ``recipe`` is the digest of the desired software, ``public_key`` this machine's key for the cluster
-    (type and base64, or empty), ``unhealthy`` maps instance ids to reasons, and ``cached`` holds kept
-    images of other clusters with the same software.
+    ``recipe`` is the digest of the desired software, and ``public_key`` is this machine's key for the
+    cluster (type and base64, or empty). ``unhealthy`` maps instance ids to reasons. ``cached`` holds
+    images with the desired software that other clusters kept.
     """
 
     spec: ClusterSpec
@@ -43,7 +43,7 @@ class PlanInput:
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     cached: tuple[Image, ...] = ()
     wants_image: bool = False
-    """Create an image even if no workers need it."""
+    """Whether to create an image even if no workers need it."""
     prices: Prices = field(default_factory=Prices)
 
     @property
@@ -66,7 +66,7 @@ class PlanInput:
 
     @property
     def bake(self) -> str:
-        """``head`` or ``none``, as in the spec; an older recipe can only be copied from the head."""
+        """``head`` or ``none``, as in the spec. Older software can only be copied from the head."""
         return self.spec.bake if self.software == self.recipe else "head"
 
     @property
@@ -78,24 +78,24 @@ class PlanInput:
         if self.cached:
             # The newest image has the newest base.
             return max(self.cached, key=lambda image: (image.created, image.id))
-        # If every node can install by itself, waiting up to an hour for an image is slower.
+        # If every node can install its own software, that is faster than waiting for a pending image.
         return own if self.bake == "head" else None
 
 
 def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
-    """Sort into rank order: the head first, then the workers in launch order."""
+    """Return the machines in rank order: the head, then the workers in launch order."""
     return tuple(
         sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
     )
 
 
 def mesh_digest(nodes: Sequence[Instance]) -> str:
-    """Return a digest of the nodes in rank order. The head of a connected mesh carries it as a tag."""
+    """Return a digest of the nodes in rank order, which becomes a tag of the head once they are connected."""
     return hashlib.sha256(" ".join(n.id for n in nodes).encode()).hexdigest()[:16]
 
 
 def _in_place(given: PlanInput) -> list[Instance]:
-    """Return the healthy machines of the type and zone that most of the cluster has."""
+    """Return the healthy machines in the most common place (type and zone)."""
     running = [i for i in given.found.alive if i.state in ("pending", "running")]
     healthy = [instance for instance in running if instance.id not in given.unhealthy]
     places = Counter(instance.place for instance in healthy)
@@ -105,11 +105,11 @@ def _in_place(given: PlanInput) -> list[Instance]:
 
 
 def _sort_machines(given: PlanInput) -> tuple[tuple[Instance, ...], dict[str, str]]:
-    """Return the machines to keep in rank order, and the reason to terminate each other one."""
+    """Return the machines to keep, in rank order, and the others by id with the reason to terminate."""
     nodes = rank_instances(_in_place(given))
-    # A second head is left over from an interrupted move.
+    # A second head is a leftover of an interrupted move.
     keep = tuple(n for i, n in enumerate(nodes) if i == 0 or n.role != HEAD)
-    # A bare machine would get today's recipe, which differs from the software of the others.
+    # A bare machine would get the current recipe, which differs from the software of the others.
     mixed = given.software != given.recipe
     keep = tuple(n for n in keep if n.tags.get(tags.INSTALLED) or not mixed)
     keep = keep[: given.spec.nodes]
@@ -125,9 +125,10 @@ def _why_stray(instance: Instance) -> str:
 def check_head_is_not_stopped(
     found: Inventory, flags: str, region: str, given_up: Container[str] = ()
 ) -> None:
-    """Raise :class:`SprError` for a stopped head: its disk may hold the only copy of results.
+    """Raise :class:`SprError` if the head is stopped, because its disk may hold the only copy of results.
 
-    ``flags`` name the cluster in a command. ``given_up`` holds the ids of machines that never worked.
+    ``flags`` are the options that select the cluster on the command line. ``given_up`` holds the ids of
+    machines that never worked.
     """
     for instance in found.alive:
         stopped = instance.state in ("stopping", "stopped")
@@ -140,9 +141,9 @@ def check_head_is_not_stopped(
 
 
 def plan_up(given: PlanInput) -> Plan:
-    """Plan from the existing cluster to the desired one; an up-to-date cluster is only verified.
+    """Plan the changes to reach the desired cluster; if there are none, the plan only verifies it.
 
-    Raises :class:`.ForeignClusterError` for a cluster that was made with another SSH key.
+    Raises :class:`.ForeignClusterError` if the cluster belongs to another SSH key.
     """
     check_owner(given.spec.name, given.found, given.public_key, given.now)
     keep, strays = _sort_machines(given)
@@ -152,7 +153,7 @@ def plan_up(given: PlanInput) -> Plan:
         *_plan_machines(given, keep),
     ]
     actions = [*_plan_claim(given, changes=Plan(tuple(actions)).changes), *actions]
-    # The type is not known before the purchase, so show the highest price.
+    # The type is unknown until the purchase, so show the highest price.
     spec, types = given.spec, _types(given, keep)
     options = {"public": not spec.private, **spec.disk_speed}
     node = given.prices.highest(types, spec.volume_gib, **options)
@@ -161,12 +162,12 @@ def plan_up(given: PlanInput) -> Plan:
 
 
 def _types(given: PlanInput, keep: Sequence[Instance]) -> tuple[str, ...]:
-    """Return the types that the cluster's machines have or can have."""
+    """Return the possible types of the cluster's machines."""
     return (keep[0].instance_type,) if keep else given.spec.instance_types
 
 
 def expected_by_bake(given: PlanInput) -> dict[str, tuple[int, int]]:
-    """Return the minutes on AWS, at least and at most, for each value of ``bake``."""
+    """Return the minimum and maximum minutes on AWS for each value of ``bake``."""
     specs = {bake: given.spec.model_copy(update={"bake": bake}) for bake in ("none", "head")}
     return {bake: plan_up(replace(given, spec=spec)).expected_min for bake, spec in specs.items()}
 
@@ -177,7 +178,7 @@ def _plan_removals(given: PlanInput, strays: Mapping[str, str]) -> list[Action]:
     if strays:
         detail = ", ".join(f"{id_} ({why})" for id_, why in strays.items())
         actions.append(Action(kind.TERMINATE, detail, tuple(strays)))
-    # Users remove the images that they kept. Failed ones go, because they block the name of the next.
+    # Keep images that the user kept. Remove failed ones, because they block the next image's name.
     useless = [
         image
         for image in found.images
@@ -192,9 +193,9 @@ def _plan_removals(given: PlanInput, strays: Mapping[str, str]) -> list[Action]:
 
 
 def _plan_claim(given: PlanInput, *, changes: bool) -> list[Action]:
-    """Claim the cluster before anything else ``changes``; plans that others made before are then refused.
+    """Claim the cluster before any other change, so that commands with older plans stop.
 
-    What another key's owner left is deleted by ID, so it can't be a resource made since then.
+    Deletes abandoned groups of other keys by ID, which can't hit a newer resource.
     """
     kind, spec = ActionKind, given.spec
     group, abandoned = split_groups(given.found, given.public_key)
@@ -227,7 +228,7 @@ def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Actio
     if given.public_key not in {key.public for key in found.key_pairs if key.public}:
         actions.append(Action(kind.IMPORT_KEY, "a new ed25519 key for this cluster"))
     if spec.placement_group and spec.nodes > len(keep) and not found.placement_groups:
-        actions.append(Action(kind.CREATE_PLACEMENT, "machines stand close together"))
+        actions.append(Action(kind.CREATE_PLACEMENT, "places machines close together"))
     guarded = {id_ for guard in found.guards for id_ in guard.machines}
     bare = tuple(node.id for node in keep if node.id not in guarded)
     if spec.second_guard and (bare or spec.nodes > len(keep)):
@@ -260,7 +261,7 @@ def _plan_machines(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
 
 
 def _plan_software(given: PlanInput, keep: Sequence[Instance], missing: int) -> list[Action]:
-    """Start the missing nodes, from an image if possible, and install what lacks software."""
+    """Start missing nodes, from an image if possible, and install software where it is missing."""
     kind, spec, image = ActionKind, given.spec, given.image
     types = _types(given, keep)
     machine = " or ".join(types)
@@ -299,7 +300,7 @@ def _plan_install(spec: ClusterSpec, keep: Sequence[Instance], new: int) -> list
     bare = [not instance.tags.get(tags.INSTALLED) for instance in keep] + [True] * new
     if not any(bare):
         return []
-    where = f"{sum(bare)} nodes at once"
+    where = f"{sum(bare)} nodes in parallel"
     if sum(bare) == 1:
         where = "the head" if bare[0] else "1 node"
     return [Action(ActionKind.INSTALL, f"stack {spec.stack} on {where}")]
@@ -324,9 +325,8 @@ _REMOVALS = (
     (ActionKind.DELETE_GROUPS, "security_groups"),
     (ActionKind.DELETE_KEYS, "key_pairs"),
 )
-# EC2 deletes a machine's disks and interfaces with it and only then releases its groups, so the next
-# round of `down` finds what is left of these.
-# The record, on the security group, is the last that says that there is a second guard.
+# A machine's disks and interfaces disappear with it, and only then are its groups free. So the next round
+# of `down` removes these kinds. The guards go before the security group, which records that they exist.
 _AFTER_MACHINES = (
     "volumes",
     "interfaces",
@@ -338,7 +338,7 @@ _AFTER_MACHINES = (
 
 
 def plan_down(found: Inventory) -> Plan:
-    """Plan the removal of what was found, machines first; the next round removes what they held."""
+    """Plan the removal of resources. With machines, leave what they use to the next round."""
     ids = found.ids()
     if found.instances:
         ids = {kind: listed for kind, listed in ids.items() if kind not in _AFTER_MACHINES}

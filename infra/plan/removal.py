@@ -1,4 +1,4 @@
-"""Removal of resources: retries until EC2 releases each one."""
+"""Removal of resources, with retries while they are in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
-# EC2's errors while another resource still uses this one, usually for minutes.
+# EC2's errors while another resource still uses this one, usually for some minutes.
 _STILL_HELD = {
     "DependencyViolation",
     "VolumeInUse",
@@ -39,9 +39,9 @@ def remove(
     deadline_s: float = TERMINATE_DEADLINE_S,
     on_wait: Callable[[float], None] | None = None,
 ) -> None:
-    """Remove an action's resources and wait until they are gone. Missing ones are skipped.
+    """Remove an action's resources and wait until they are gone. Skips missing ones.
 
-    Raises :class:`DeadlineError` with a resource that is still in use at the deadline.
+    Raises :class:`DeadlineError`, which names the resource, if one is still in use at the deadline.
     """
     if action.kind is ActionKind.TERMINATE:
         terminate_instances(ec2, action.ids, clock, on_wait)

@@ -10,9 +10,8 @@ from datetime import datetime
 from cluster.cli.common import open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.context import Context
-from cluster.events import utc_now
-from cluster.overview import Overview
-from cluster.prices import look_up_prices
+from cluster.local_files import utc_now
+from cluster.overview import Overview, look_up_prices
 from infra.aws.cloud import Cloud
 from infra.cost.prices import Prices
 from infra.ec2.inventory import describe_inventory

@@ -10,8 +10,8 @@ from datetime import datetime
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
-from cluster.events import utc_now
 from cluster.job_queue import describe_reason
+from cluster.local_files import utc_now
 from infra.words import counted
 from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.launchers.job_state import FAILED, QUEUED, REQUEUED, RUNNING

@@ -9,8 +9,8 @@ from typing import Any
 
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import printable
-from cluster.events import utc_now
-from infra.spec import parse_duration
+from cluster.local_files import utc_now
+from infra.words import parse_duration
 from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.cli.job_display import render_event
 from jobs.launchers.launcher import choose_shown

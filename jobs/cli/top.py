@@ -19,7 +19,7 @@ from cluster.cli.common import (
     open_context,
 )
 from cluster.cli.parser import SubParsers, add_command
-from cluster.prices import look_up_prices
+from cluster.overview import look_up_prices
 from jobs.cli.context import open_overview
 from jobs.top.collect import Collector, Watched
 from jobs.top.live import Source, show_live

@@ -16,7 +16,7 @@ from cluster.cli.accounts import confirm_owner
 from cluster.cli.down import remove_cluster
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.lost_results import ACTIVE, Losses, find_losses
+from cluster.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import DeadlineError, JobError, SprError, UsageError

@@ -12,10 +12,8 @@ from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.worker.runtime.events import MARK, mark_of
 from jobs.worker.supervisor.launch import FOLDER, Launch, build_argv
 from jobs.worker.supervisor.nodes import PARTS
-from provision.install import VENV
-from provision.mpi import MPIRUN_ENV
-from provision.stacks.oneccl import environment_lookup
-from provision.stacks.stack import BINDING, Stack
+from provision.install import MPIRUN_ENV, VENV
+from provision.stacks.stack import BINDING, Stack, environment_lookup
 
 # A node that was replaced has no folder for the job's output and no files yet.
 _SCRIPT = f"""\

@@ -21,7 +21,7 @@ from jobs.program.files import ProgramFiles
 from jobs.program.plan import ProgramRequest, plan_program
 from jobs.reference.presets import Preset
 from provision.install import EXAMPLES
-from provision.stacks.flags import training_flags
+from provision.stacks.compatibility import training_flags
 from provision.stacks.stack import TRANSFORMERS, Stack
 
 SCRIPT = "run_qa.py"

@@ -7,29 +7,25 @@ beat for every line: without beats, relay and samplers end.
 from __future__ import annotations
 
 import json
-import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.events import utc_now
-from cluster.node_program import PYTHON, bundle
+from cluster.local_files import utc_now
 from cluster.nodes import Cluster, HostOpener
 from cluster.overview import Overview
 from infra.errors import DeadlineError, HostKeyError, SprError, UsageError
-from jobs.top import metrics_tail, node_ranks, procfs, queue_and_logs, relay, sampler
+from jobs.top import relay
 from jobs.top.snapshot import Snapshot, parse_snapshot
-from jobs.worker.runtime import events
 from provision.host import Stream
+from provision.on_node import sampler
+from provision.run_on_nodes import Program, send
 
-ON_NODES = (procfs, metrics_tail, node_ranks, sampler)
-ON_HEAD = (*ON_NODES, events, queue_and_logs, relay)
-COMMAND = f"exec {shlex.join(PYTHON)}"
 _SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%N|%r")
 _JOBS = "~/spr-jobs"
 _RETRY_S = 5.0
@@ -39,18 +35,14 @@ _LOOK_UP_S = 300.0
 _UNKNOWN = (SprError, ClientError, BotoCoreError)
 
 
-def render_input(
+def send_relay(
     nodes: Sequence[str], interval_s: float, queue: Sequence[str] = _SQUEUE, jobs: str = _JOBS
-) -> str:
-    """Return the relay's standard input: the programs, and what to watch. The head comes first."""
-    question = json.dumps({"interval_s": interval_s, "jobs": jobs})
-    greeting = f"{bundle(ON_NODES)}\n{question}\n"
-    login = ("ssh", "-o", "ConnectTimeout=10")
-    head, *workers = nodes
-    argv = {head: PYTHON, **{name: (*login, name, COMMAND) for name in workers}}
-    plan = {"interval_s": interval_s, "jobs": jobs, "nodes": argv, "queue": queue}
-    plan["greeting"] = greeting.count("\n")
-    return f"{bundle(ON_HEAD)}\n{json.dumps(plan)}\n{greeting}"
+) -> Program:
+    """Return the relay, with what to watch and the samplers that it starts. The head comes first."""
+    question = {"interval_s": interval_s, "jobs": jobs}
+    samplers = asdict(send(sampler, lines=[json.dumps(question)]))
+    plan = {**question, **samplers, "nodes": nodes, "queue": queue}
+    return send(relay, lines=[json.dumps(plan)])
 
 
 @dataclass(frozen=True)
@@ -67,8 +59,9 @@ class Watched:
 
     def open_stream(self, interval_s: float) -> Stream:
         """Start the relay on the head. Raises :class:`HostError`."""
-        stream = self.open_host(self.cluster.head).open_stream(COMMAND)
-        stream.send(render_input(self.names, interval_s))
+        program = send_relay(self.names, interval_s)
+        stream = self.open_host(self.cluster.head).open_stream(program.command)
+        stream.send(program.stdin)
         return stream
 
     def complete(self, snapshot: Snapshot, now: datetime) -> Snapshot:

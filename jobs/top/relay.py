@@ -1,9 +1,9 @@
 """Relay: runs on the head while somebody looks, starts the samplers of all nodes, and merges their lines.
 
 It prints one line of JSON per interval: the nodes' figures, what the running jobs' logs say, and the queue.
-A node that does not answer is in it, too, with the reason, and is asked again. Like :mod:`jobs.top.sampler`,
-it uses the standard library alone, leaves no file, and ends with its standard input, or some time after its
-last beat. The samplers' standard inputs end with it.
+A node that does not answer is in it, too, with the reason, and is asked again. Like
+:mod:`provision.on_node.sampler`, it uses the standard library alone, leaves no file, and ends with its
+standard input, or some time after its last beat. The samplers' standard inputs end with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from jobs.top.queue_and_logs import CONNECTING, JobLogs, QueueReader
-from jobs.top.sampler import set_end
+from provision.on_node.everywhere import over_ssh
+from provision.on_node.sampler import set_end
 
 _RETRY_S = 10.0
 _BEAT_S = 5.0
@@ -113,11 +114,13 @@ class NodeLink:
 class Relay:
     """All nodes, the queue, and the logs, as one line."""
 
-    def __init__(self, plan: dict[str, Any], greeting: bytes) -> None:
+    def __init__(self, plan: dict[str, Any]) -> None:
         folder = os.path.abspath(os.path.expanduser(plan["jobs"]))  # noqa: PTH100, PTH111
         self.interval = float(plan["interval_s"])
-        nodes = plan["nodes"].items()
-        self._links = [NodeLink(name, argv, greeting, self.interval) for name, argv in nodes]
+        head, *workers = plan["nodes"]
+        commands = {head: plan["argv"], **{n: over_ssh(n, plan["argv"], 10) for n in workers}}
+        greeting = plan["stdin"].encode()
+        self._links = [NodeLink(n, argv, greeting, self.interval) for n, argv in commands.items()]
         self._queue = QueueReader(plan["queue"])
         self._logs = JobLogs(folder)
         self.selector = selectors.DefaultSelector()
@@ -158,11 +161,10 @@ class Relay:
 
 
 def main() -> None:
-    """Its next lines are the plan, and how many lines follow that are the samplers' own input."""
+    """Its line of input is the plan: what to watch, and the samplers' own command and input."""
     plan = json.loads(sys.stdin.readline())
-    greeting = "".join(sys.stdin.readline() for _ in range(plan["greeting"])).encode()
     set_end(float(plan["interval_s"]))
-    relay = Relay(plan, greeting)
+    relay = Relay(plan)
     try:
         relay.work()
     except BrokenPipeError:

@@ -31,7 +31,7 @@ _ERROR_PREFIX = "predict: error: "
 
 
 Prediction = dict[str, Any]
-"""The row of a question or text, with what its task adds: docs/report.md."""
+"""The row of a question or text, with what its task adds: docs/jobs.md."""
 
 
 def make_rows(texts: Sequence[str], context: str | None) -> list[dict[str, str]]:

@@ -15,8 +15,7 @@ from jobs.launchers.record import require_own_results
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import SCRATCH, TrainOptions
-from provision.stacks.stack import TORCH, Stack
-from provision.stacks.versions import python_minor, release
+from provision.stacks.stack import TORCH, Stack, python_minor, release
 
 MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank has the whole data in memory, which takes several times this."""

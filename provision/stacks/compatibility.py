@@ -1,9 +1,10 @@
-"""Which versions match, and the rejection of a stack whose versions don't. Pure.
+"""Which versions match, their flags and support; rejects a stack whose versions don't match. Pure.
 
 Sources: the tables of https://github.com/intel/torch-ccl (torch and its bindings), of
 https://github.com/intel/intel-extension-for-pytorch (torch and IPEX), of
 https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many (Python), and PyPI's own
-list of torch's wheels in November 2026.
+list of torch's wheels in November 2026. Flags: ``training_args.py`` in the wheels of transformers' releases
+on both sides of every boundary.
 """
 
 from __future__ import annotations
@@ -12,8 +13,19 @@ from dataclasses import dataclass
 
 from infra.ec2.images import RELEASES
 from infra.errors import UsageError
-from provision.stacks.stack import BINDING, IPEX, MPI, TORCH, TRANSFORMERS, Stack
-from provision.stacks.versions import fits, is_final, parse_requirement, python_minor, release
+from provision.stacks.stack import (
+    BINDING,
+    IPEX,
+    MPI,
+    TORCH,
+    TRANSFORMERS,
+    Stack,
+    fits,
+    is_final,
+    parse_requirement,
+    python_minor,
+    release,
+)
 
 UBUNTU_PYTHON = {name: ubuntu.python for name, ubuntu in RELEASES.items()}
 
@@ -202,3 +214,115 @@ def _check_parts(stack: Stack) -> None:
             f"{MPI} {_BROKEN_MPI} can't be installed: PyPI lacks the libfabric that it requires",
             f"use {MPI} {_GOOD_MPI}",
         )
+
+
+OLDEST = "4.24.0"
+"""The oldest release whose flags are known."""
+
+# (flag, the first release that has it, the first that no longer does)
+_SPANS: tuple[tuple[str, str, str | None], ...] = (
+    ("--bf16", OLDEST, None),
+    ("--xpu_backend", OLDEST, "4.32.0"),
+    ("--ddp_backend", "4.29.0", None),
+    ("--no_cuda", OLDEST, "5.0.0"),
+    ("--use_cpu", "4.32.0", None),
+    ("--use_ipex", OLDEST, "4.57.0"),
+    ("--overwrite_output_dir", OLDEST, "5.0.0"),
+    ("--group_by_length", OLDEST, "5.2.0"),
+    ("--train_sampling_strategy", "5.2.0", None),
+)
+_LAST_WITH_IPEX = "4.56.2"
+# From 5.1.0 on, --ddp_backend accepts other names.
+_FIRST_WITHOUT_CCL, _LAST_WITH_CCL = "5.1.0", "5.0.0"
+
+
+@dataclass(frozen=True)
+class TrainingFlags:
+    """``known``: the flags of the release. ``argv``: those that select the stack's backend and precision."""
+
+    known: frozenset[str]
+    argv: tuple[str, ...]
+
+
+def known_flags(transformers: str) -> frozenset[str]:
+    """Return the flags that a release has. Raises :class:`UsageError` before 4.24.0."""
+    found = release(transformers)
+    if found < release(OLDEST):
+        raise UsageError(
+            f"transformers {transformers}: its training flags are unknown",
+            hint=f"use transformers {OLDEST} or newer",
+        )
+    return frozenset(
+        flag
+        for flag, first, gone in _SPANS
+        if release(first) <= found and (gone is None or found < release(gone))
+    )
+
+
+def training_flags(stack: Stack) -> TrainingFlags:
+    """Return the flags with which a script such as run_qa.py uses this stack.
+
+    Raises :class:`UsageError`, naming the last release that fits, if there are none.
+    """
+    version = stack.pin(TRANSFORMERS) or ""
+    known = known_flags(version)
+    if stack.use_ipex and "--use_ipex" not in known:
+        raise _unknown(stack, version, "--use_ipex", _LAST_WITH_IPEX)
+    if stack.backend == "ccl" and release(version) >= release(_FIRST_WITHOUT_CCL):
+        raise _unknown(stack, version, "--ddp_backend ccl", _LAST_WITH_CCL)
+    backend = "--ddp_backend" if "--ddp_backend" in known else "--xpu_backend"
+    argv = [backend, stack.backend]
+    argv += ["--use_ipex"] if stack.use_ipex else []
+    # Without either flag, the trainer asks for a GPU.
+    argv += ["--use_cpu" if "--use_cpu" in known else "--no_cuda", "--bf16"]
+    return TrainingFlags(known, tuple(argv))
+
+
+def _unknown(stack: Stack, version: str, flag: str, last: str) -> UsageError:
+    return UsageError(
+        f"stack {stack.name}: transformers {version} does not know {flag}",
+        hint=f"use transformers {last}, the last release that does",
+    )
+
+
+# https://github.com/intel/intel-extension-for-pytorch and https://github.com/intel/torch-ccl
+IPEX_STATE = (
+    "intel-extension-for-pytorch ended with 2.8.0: archived by Intel in March 2026, with known "
+    "security issues that remain unfixed; Intel recommends upstream PyTorch"
+)
+BINDING_STATE = (
+    "oneccl-bind-pt ended with 2.8.0: deprecated by Intel in November 2025; it was never on PyPI, "
+    "only on Intel's own indexes, which have had outages"
+)
+_XPU_ONLY = "oneccl-bind-pt 2.8.0 is only on Intel's index for GPUs (.../stable/xpu/us/)"
+
+
+_ENDED = {IPEX: "archived IPEX", BINDING: "deprecated the oneCCL bindings"}
+
+
+def summarize_state(stack: Stack) -> tuple[str, ...]:
+    """Return a line for a stack with parts that Intel has given up; none for others."""
+    ended = [text for package, text in _ENDED.items() if stack.requirement(package)]
+    if not ended:
+        return ()
+    what = " and ".join(ended)
+    return (f"Stack {stack.name}: Intel has {what}; details: spr-cluster stacks",)
+
+
+def explain_state(stack: Stack) -> tuple[str, ...]:
+    """Sentences about parts of a stack that are no longer supported, or can't be used together."""
+    sentences = []
+    if stack.requirement(IPEX):
+        sentences.append(IPEX_STATE)
+    binding = stack.pin(BINDING)
+    if binding:
+        sentences.append(BINDING_STATE)
+        if release(binding) == release("2.8.0"):
+            sentences.append(_XPU_ONLY)
+    if ended := RELEASES[stack.ubuntu].free_updates_ended:
+        sentences.append(f"Ubuntu {stack.ubuntu}: free security updates ended in {ended}")
+    try:
+        training_flags(stack)
+    except UsageError as error:
+        sentences.append(f"scripts with transformers' Trainer can't use it: {error.message}")
+    return tuple(sentences)

@@ -1,23 +1,159 @@
 """Load a stack by name: the TOML files in this folder, and the user's own in ``spr-cluster.toml``.
 
-Each of the user's stacks changes a shipped one; ``spr-cluster.locks`` pins the packages of any stack.
+Each ``[stacks.NAME]`` of the user changes a shipped stack; ``spr-cluster.locks`` pins the packages of any.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+
+from infra.ec2.images import Release
 from infra.errors import UsageError
-from infra.files import parse_toml
-from infra.words import nearest
-from provision.stacks.compatibility import check_stack
+from infra.files import parse_toml, read_text
+from infra.words import explain_invalid, nearest
+from provision.stacks.compatibility import UBUNTU_PYTHON, check_stack
 from provision.stacks.lock import read_lock
-from provision.stacks.stack import Stack
-from provision.stacks.user_stacks import OWN_FILE, apply_changes, read_own_stacks
+from provision.stacks.stack import Stack, parse_requirement
 
 DEFAULT_STACK = "upstream"
-"""Why this one: docs/reference.md."""
+"""Why this one: docs/software.md."""
+OWN_FILE = "spr-cluster.toml"
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_Url = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
+# https://www.debian.org/doc/debian-policy/ch-controlfields.html#source
+_SystemPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+_Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_EXPECTED = {
+    "base": "the name of a shipped stack",
+    "summary": "a line of text",
+    "ubuntu": f"one of {', '.join(UBUNTU_PYTHON)}, in quotes",
+    "python": f"one of {', '.join(UBUNTU_PYTHON.values())}, in quotes",
+    "backend": "ccl or gloo",
+    "use_ipex": "true or false",
+    "indexes": "a list of URLs that begin with https://",
+    "find_links": "a list of URLs that begin with https://",
+    "system_packages": "a list of Ubuntu package names",
+    "python_packages": 'a list of requirements such as "torch==2.7.0"',
+    "remove_packages": "a list of Python package names",
+    "pip": "a version such as 25.0.1",
+    "environment": "variables, with their values in quotes",
+    "examples": "the URL of a source archive of transformers, .tar.gz",
+}
+
+
+class Changes(BaseModel):
+    """The changes to the base; ``None`` keeps its value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base: str
+    summary: str | None = None
+    ubuntu: Release | None = None
+    python: str | None = Field(default=None, pattern=r"^3\.[0-9]{1,2}$")
+    backend: Literal["ccl", "gloo"] | None = None
+    use_ipex: StrictBool | None = None
+    indexes: tuple[_Url, ...] | None = None
+    find_links: tuple[_Url, ...] | None = None
+    system_packages: tuple[_SystemPackage, ...] | None = None
+    python_packages: tuple[str, ...] = ()
+    """Each replaces the base's requirement of that package, or is added."""
+    remove_packages: tuple[str, ...] = ()
+    pip: str | None = Field(default=None, pattern=r"^[0-9]+(\.[0-9]+)*$")
+    examples: _Url | None = None
+    environment: dict[_Variable, str] = {}
+    """Added to the base's; an empty value removes a variable."""
+
+
+def read_own_stacks(path: Path, shipped: Sequence[str]) -> dict[str, Changes]:
+    """Read the stacks in a file; none if there is no file.
+
+    Raises :class:`UsageError` with the key, its value, what was expected, and the closest valid name.
+    """
+    content = parse_toml(read_text(path, ""), str(path))
+    for key in content:
+        if key != "stacks":
+            raise UsageError(
+                f"{path}: unknown table [{key}]{nearest(key, ['stacks'])}",
+                hint="the file may contain only [stacks.NAME] tables",
+            )
+    tables = content.get("stacks", {})
+    if not isinstance(tables, dict):
+        raise UsageError(f"{path}: stacks is not a table", hint="write [stacks.NAME]")
+    return {name: _read_one(path, name, table, shipped) for name, table in tables.items()}
+
+
+def _read_one(path: Path, name: str, table: Any, shipped: Sequence[str]) -> Changes:
+    where = f"{path}: [stacks.{name}]"
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{where}: a name has at most 32 lower-case letters, digits, and hyphens")
+    if name in shipped:
+        raise UsageError(
+            f"{where}: a shipped stack has this name",
+            hint=f'use another name, with base = "{name}"',
+        )
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: expected a table")
+    try:
+        changes = Changes(**table)
+    except ValidationError as error:
+        raise UsageError(
+            f"{where}: {explain_invalid(error, Changes, expected=_EXPECTED)}"
+        ) from None
+    if changes.base not in shipped:
+        raise UsageError(
+            f"{where}: base = {changes.base!r}: expected one of {', '.join(shipped)}"
+            f"{nearest(changes.base, shipped)}"
+        )
+    for text in changes.python_packages:
+        if not parse_requirement(text):
+            raise UsageError(
+                f"{where}: python_packages: {text!r}: expected {_EXPECTED['python_packages']}"
+            )
+    return changes
+
+
+def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
+    """Return the base with the changes. Raises :class:`UsageError` if one removes a missing package."""
+    given = changes.model_dump(
+        exclude_none=True,
+        exclude={"base", "python_packages", "remove_packages", "environment"},
+    )
+    if changes.ubuntu and not changes.python:
+        given["python"] = UBUNTU_PYTHON[changes.ubuntu]
+    given.setdefault("summary", f"{base.name}, changed in {OWN_FILE}")
+    environment = {**base.environment, **changes.environment}
+    return Stack(
+        **{
+            **base.model_dump(),
+            **given,
+            "name": name,
+            "python_packages": _merge(name, base.python_packages, changes),
+            "environment": {key: value for key, value in environment.items() if value},
+        }
+    )
+
+
+def _merge(name: str, packages: Sequence[str], changes: Changes) -> tuple[str, ...]:
+    by_name = {_package(text): text for text in packages}
+    for text in changes.remove_packages:
+        if by_name.pop(_package(text), None) is None:
+            raise UsageError(
+                f"stack {name}: remove_packages: {text!r} is not in its base"
+                f"{nearest(text, list(by_name))}"
+            )
+    by_name |= {_package(text): text for text in changes.python_packages}
+    return tuple(by_name.values())
+
+
+def _package(text: str) -> str:
+    found = parse_requirement(text)
+    return found.name if found else text
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.files import parse_json, read_text
-from provision.stacks.stack import Stack
-from provision.stacks.versions import parse_requirement
+from provision.stacks.stack import Stack, parse_requirement
 
 LOCK_FOLDER = "spr-cluster.locks"
 """Beside ``spr-cluster.toml``; one file for each stack that is locked."""

@@ -1,19 +1,99 @@
-"""A stack: all of a node's software as one value."""
+"""A stack: all of a node's software as one value, with requirements by ``packaging``'s rules. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as PackagingRequirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
-
-from provision.stacks.oneccl import binding_module
-from provision.stacks.versions import Requirement, parse_requirement
 
 TORCH = "torch"
 IPEX = "intel-extension-for-pytorch"
 BINDING = "oneccl-bind-pt"
 TRANSFORMERS = "transformers"
 MPI = "impi-rt"
+_RENAMED = "1.12"
+FROM_1_12 = "import oneccl_bindings_for_pytorch as ccl; print(ccl.cwd)"
+BEFORE_1_12 = (
+    "import os, torch, torch_ccl; print(os.path.dirname(os.path.abspath(torch_ccl.__file__)))"
+)
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package's name, in PyPI's normal form, and the versions that fit."""
+
+    text: str
+    name: str
+    versions: SpecifierSet
+
+    @property
+    def pinned(self) -> str | None:
+        """The one version that fits, without its local part (``+cpu``); ``None`` if more may fit."""
+        exact = [one.version for one in self.versions if one.operator == "=="]
+        one = len(self.versions) == 1 and exact and not exact[0].endswith(".*")
+        return exact[0].split("+")[0] if one else None
+
+    def accepts(self, version: str) -> bool:
+        try:
+            return self.versions.contains(version, prereleases=True)
+        except InvalidVersion:
+            return False
+
+
+def parse_requirement(text: str) -> Requirement | None:
+    """Parse a requirement such as ``torch==2.7.0`` or ``numpy>=1.2,<2.4``; ``None`` for anything else.
+
+    A stack is for one platform, so its requirements have neither markers nor URLs.
+    """
+    try:
+        found = PackagingRequirement(text)
+    except InvalidRequirement:
+        return None
+    if found.marker or found.url:
+        return None
+    return Requirement(text.strip(), canonicalize_name(found.name), found.specifier)
+
+
+def release(version: str) -> Version:
+    """A version's numbers alone, without ``rc1`` or ``+cpu``; 0 for text that is no version."""
+    try:
+        return Version(Version(version).base_version)
+    except InvalidVersion:
+        return Version("0")
+
+
+def is_final(version: str) -> bool:
+    """Whether a version is numbers and dots alone, as every matched release is."""
+    return str(release(version)) == version
+
+
+def fits(version: str, pattern: str) -> bool:
+    """Whether a version is the one that a pattern names, or of its series (``2.0.*``)."""
+    return SpecifierSet(f"=={pattern}").contains(release(version))
+
+
+def python_minor(version: str) -> tuple[int, int]:
+    """(3, 10) of ``3.10.12``."""
+    return Version(version).major, Version(version).minor
+
+
+def binding_module(version: str) -> str:
+    """The bindings' import name: ``torch_ccl`` before 1.12."""
+    return "torch_ccl" if release(version) < release(_RENAMED) else "oneccl_bindings_for_pytorch"
+
+
+def environment_lookup(version: str) -> str:
+    """Python code, for the node, that prints the folder with ``env/setvars.sh``.
+
+    Both rules: https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many
+    """
+    return BEFORE_1_12 if release(version) < release(_RENAMED) else FROM_1_12
 
 
 class Stack(BaseModel):
@@ -71,3 +151,21 @@ class Stack(BaseModel):
 def module_name(package: str, version: str) -> str:
     """The import name of a package."""
     return binding_module(version) if package == BINDING else package.replace("-", "_")
+
+
+def render_requirements(stack: Stack) -> str:
+    """Return the stack's packages and where to find them, for pip; its lock, if there is one."""
+    sources = [f"--extra-index-url {index}" for index in stack.indexes]
+    sources += [f"--find-links {page}" for page in stack.find_links]
+    return "\n".join([*sources, *(stack.lock or stack.python_packages), ""])
+
+
+def pip_options(stack: Stack) -> str:
+    """Return pip's options beside the requirements: a lock is complete, with a hash for every file."""
+    return "--require-hashes --no-deps" if stack.lock else ""
+
+
+def render_import_check(stack: Stack) -> str:
+    """Return Python code that imports the stack's modules, and fails for a torch that is not for CPUs."""
+    modules = ", ".join(stack.versions)
+    return f"import {modules}; assert torch.version.cuda is None, torch.__version__"

@@ -34,7 +34,7 @@ from tests.aws_check.spend import MACHINES, TTL_MIN, Life, usd_to_spend
 
 _COMMANDS = (
     "plan --name aws-check --nodes 2 --json",
-    "plan --name aws-check --spot --json",
+    "plan --name aws-check --market spot --json",
     "list --json",
 )
 _PROBES = (*READS, *DRY_RUNS)

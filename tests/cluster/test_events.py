@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cluster.context import Context
-from cluster.events import EventLog
-from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
+from cluster.local_files import ClusterFiles, EventLog, cluster_names, remembered_cloud
+from infra.ec2 import tags
 from infra.plan.actions import Action, ActionKind
 from tests.harness.command_line import CommandLine
 from tests.harness.simulated_cloud import SimulatedCloud
@@ -89,7 +89,10 @@ def test_why_a_node_was_replaced_is_found(simulated_cloud: SimulatedCloud) -> No
     assert (faulty["what"], "no SSH" in faulty["reason"]) == ("node1", True)
     bought = named(log, "bought")[-1]
     assert bought["replaces"] == {lost: faulty["reason"]}
-    assert bought["resources"] == [simulated_cloud.cluster().nodes[1].instance.id]
+    replacement = simulated_cloud.cluster().nodes[1].instance
+    assert bought["resources"] == [replacement.id]
+    # Other machines have no log of it.
+    assert replacement.tags[tags.REPLACES] == f"replaces {lost}: {faulty['reason']}"
     assert (bought["market"], bought["zone"][:9]) == ("on-demand", "us-east-1")
     first, second = named(log, "plan")
     assert first["reason"] == "0 of 2 nodes running"

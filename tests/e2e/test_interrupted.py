@@ -176,7 +176,9 @@ SPOT = ("--name", "spot")
 @pytest.fixture(scope="module")
 def other(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Three nodes that EC2 may take back."""
-    yield LiveCluster(cli, cli.json("up", *SPOT, "--nodes", "3", "--spot", "--cloud", "local"))
+    yield LiveCluster(
+        cli, cli.json("up", *SPOT, "--nodes", "3", "--market", "spot", "--cloud", "local")
+    )
     cli.run("local", "faults", "--clear")
     cli.run("down", *SPOT, "--yes")
 

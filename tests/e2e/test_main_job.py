@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.mpi import MPIRUN_ENV
+from provision.install import MPIRUN_ENV
 from tests.e2e.conftest import Baked, CommandLine, LiveCluster, Trained
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

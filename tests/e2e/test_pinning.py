@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from infra.local.machines.podman import choose_runtime
-from provision.facts import parse_cpu_list, parse_topology
+from provision.facts import parse_topology
+from provision.on_node.proc import parse_cpus
 from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -30,7 +31,7 @@ def cores(cluster: LiveCluster) -> list[list[int]]:
     found = []
     for node in cluster.names:
         status = ssh_two(cluster, node, "grep Cpus_allowed_list /proc/self/status")
-        allowed = parse_cpu_list(status.split(":")[1].strip())
+        allowed = parse_cpus(status.split(":")[1].strip())
         topology = parse_topology(ssh_two(cluster, node, "lscpu --parse=CPU,Core,Socket,Node"))
         firsts: dict[tuple[int, int], int] = {}
         for row in topology:
@@ -51,7 +52,7 @@ def check_ranks(result: Any, expected: list[list[int]]) -> None:
     """``expected`` are the CPUs of each rank; the threads are as many."""
     for rank, cpus in zip(result["ranks"], expected, strict=True):
         found = rank["found"]
-        assert sorted(parse_cpu_list(found["cpus"])) == cpus
+        assert sorted(parse_cpus(found["cpus"])) == cpus
         assert found["threads"] == rank["threads"] == rank["cpus"] == len(cpus)
         # Where the rank's cores lie in several NUMA nodes, nothing was asked for.
         assert found["memory"].startswith("prefer:" if rank["planned"]["memory"] else "default")
@@ -98,7 +99,7 @@ def test_two_ranks_per_node_share_no_core(wide: LiveCluster, tmp_path: Path) -> 
     result = train(wide, tmp_path, "--ppn", "2")
 
     assert result["world_size"] == 4
-    taken = [sorted(parse_cpu_list(rank["found"]["cpus"])) for rank in result["ranks"]]
+    taken = [sorted(parse_cpus(rank["found"]["cpus"])) for rank in result["ranks"]]
     check_ranks(result, taken)
     for first, second, node in zip(taken[::2], taken[1::2], cpus, strict=True):
         assert len(first) == len(second) >= 1

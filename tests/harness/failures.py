@@ -30,7 +30,7 @@ Act = Callable[[CommandLine], None]
 # How a message names the cluster: once this machine knows where it is, and before.
 FLAGS = "--name spr"
 NEW_FLAGS = f"{FLAGS} --cloud aws --region us-east-1"
-BUSY = "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
+BUSY = "\n  → EC2 is busy or throttling this account: run the same command again in a few minutes"
 
 
 EVENTS_HINT = "\n  → spr-cluster events --name spr shows what was done and why"

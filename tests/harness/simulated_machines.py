@@ -29,6 +29,7 @@ from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.install import stack_digest
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
+from provision.user_data import SHOW_EXPIRY
 from tests.fakes import AMX, FakeStream, facts_answer, health_answer
 from tests.infra.local.fakes import FakeTime
 
@@ -145,12 +146,12 @@ def _health_of(state: dict[str, Any], now: float) -> dict[str, Any]:
     """A machine of the default type with the stack that was installed; ``health`` changes parts."""
     stack = _stacks().get(state["installed"], load_stack("upstream"))
     expires = state.get("expires", state["launch_expires"])
-    parts: dict[str, Any] = {"mark": state["installed"], "expires": expires}
-    if state.get("timer", "runs") != "runs":
-        parts["expires"] = None
+    shown = str(expires) if state.get("timer", "runs") == "runs" else ""
+    parts: dict[str, Any] = {"mark": state["installed"], "said": {SHOW_EXPIRY: shown}}
     parts["network"] = {"interfaces": {state["address"]: {"name": "ens5", "mtu": state["mtu"]}}}
     parts["reading_disk"] = state["reads_ahead"] and _left_to_read_s(state, _VENV_MIB, now) > 0
-    parts |= state.get("health", {})
+    changed = state.get("health", {})
+    parts |= {**changed, "said": {**parts["said"], **changed.get("said", {})}}
     if state["fate"] == "no-amx":
         parts["processor"] = {"amx": [], "tile_data": "ENOTSUP"}
     hostname = f"host-{state['id']}"
@@ -189,8 +190,8 @@ class SimulatedHost:
             ("/run/spr-cluster/unseal", self._unseal),
             ('tar -C "\\$HOME"', self._unpack),
             ("ssh-keyscan", self._scan),
-            ("xargs -P 64", self._hear_all),
-            ("# probing this node", self._describe),
+            ("# querying the health of all nodes", self._hear_all),
+            ("# querying the health", self._describe),
             ("# testing the network between the nodes", self._hear_links),
             ("bin/mpirun -f", self._hello),
             ("spr-cluster-expires", self._extend),
@@ -329,7 +330,7 @@ class SimulatedHost:
 
     def _read_disks(self, mib: int, command: str) -> bool:
         """Wait until all nodes have read so much of their environment, or until the command's limit."""
-        limit = re.search(r"timeout -k 5 (\d+)", command)
+        limit = re.search(r"(?:timeout -k 5|.limit_s.:) (\d+)", command)
         now, machines = self._machines.clock.now, self._all_machines()
         names = self._state().get("names", {})
         nodes = [machines[address] for address in names.values() if address in machines]
@@ -353,8 +354,9 @@ class SimulatedHost:
             good = good and other.get("fate") != "no-ssh"
             now = self._machines.clock.now
             said = json.dumps(_health_of(other, now)) if good else "no route"
-            code = (0 if in_time else 124) if good else 255
-            lines.append(f"answer:{name}:{code}:{_NOW}:{_NOW}:{said}\n")
+            code = (0 if in_time else None) if good else 255
+            row = {"node": name, "code": code, "text": said, "began": _NOW, "ended": _NOW}
+            lines.append(f"{json.dumps(row)}\n")
         return Result(0, "".join(lines), "")
 
     def _describe(self, _: str) -> Result:
@@ -364,7 +366,8 @@ class SimulatedHost:
 
     def _hear_links(self, command: str) -> Result:
         """All ways between the nodes are good, but those to a node that is said to be closed."""
-        plan = json.loads(command.splitlines()[3])
+        (line,) = (line for line in command.splitlines() if line.startswith('{"argv"'))
+        plan = json.loads(line)
         names, machines = self._state()["names"], self._all_machines()
         result: dict[str, Any] = {"silent": {}}
         for stage, peers in plan["peers"].items():

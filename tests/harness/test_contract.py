@@ -167,7 +167,7 @@ def test_what_a_life_deviates_in_is_known(cloud: SimulatedCloud) -> None:
     """An entry that no longer occurs has to go."""
     contract = Contract()
     with watching(contract):
-        cloud.up(nodes=2, spot=True, instance_types=("c7i.metal-24xl", "c7i.16xlarge"))
+        cloud.up(nodes=2, market="spot", instance_types=("c7i.metal-24xl", "c7i.16xlarge"))
         cloud.down()
         cloud.up(nodes=1, second_guard=True)
         cloud.down()

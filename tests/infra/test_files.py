@@ -32,7 +32,7 @@ def test_a_missing_file_has_a_default(tmp_path: Path) -> None:
 def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1\n2\n3")
     assert [*read_lines(tmp_path / "file", 5)] == ["1\n", "2\n", "3"]
-    with pytest.raises(UsageError, match="file: has 5 bytes; at most 4 bytes are read"):
+    with pytest.raises(UsageError, match="file: file is too large: 5 bytes, limit 4 bytes"):
         next(read_lines(tmp_path / "file", 4))
 
 
@@ -41,7 +41,7 @@ def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
     [
         ("[" * 101 + "]" * 101, "more than 100 levels"),
         ("[" * 100_000, "more than 100 levels"),
-        ("9" * 5000, "a number of thousands of digits"),
+        ("9" * 5000, "a number has too many digits"),
         ("{", r"not JSON: .* \(line 1, column 2\)"),
     ],
     ids=["deep", "deeper", "long", "text"],

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, check_type_name
-from infra.spec import LONGEST_TTL, build_spec, parse_duration, render_duration
+from infra.spec import LONGEST_TTL, build_spec
+from infra.words import parse_duration, render_duration
 
 GOOD: dict[str, Any] = {
     "name": "bert",

@@ -11,7 +11,6 @@ from infra.errors import HostError
 from provision.facts import (
     Cpu,
     gather_facts,
-    parse_cpu_list,
     parse_facts,
     parse_topology,
 )
@@ -20,14 +19,6 @@ from tests.fakes import FakeHost, facts_answer
 
 def test_a_blank_numa_node_is_node_0() -> None:
     assert parse_topology("# CPU,Core,Socket,Node\n4,2,1,\n") == (Cpu(4, 2, 1, 0),)
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("0", {0}), ("0-3", {0, 1, 2, 3}), ("0-1,8,10-11", {0, 1, 8, 10, 11}), ("", set())],
-)
-def test_cpu_lists(text: str, numbers: set[int]) -> None:
-    assert parse_cpu_list(text) == numbers
 
 
 def test_only_usable_cores_count() -> None:

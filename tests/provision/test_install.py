@@ -557,6 +557,6 @@ def test_another_checkout_has_the_same_digests_until_something_changes(tmp_path:
     assert pinned[:2] == own[:2]
     assert pinned[2] != own[2]
 
-    script = tmp_path / "provision/install.sh"
+    script = tmp_path / "provision/on_node/install.sh"
     script.write_text(script.read_text().replace("--retries 5", "--retries 6"))
     assert not set(digests(tmp_path)) & {*own, *pinned}

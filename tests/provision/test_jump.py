@@ -15,8 +15,9 @@ import pytest
 from infra.ec2.key_pair import generate_key_pair
 from infra.errors import JumpError, NoAnswerError
 from infra.files import write_private
-from provision.host import Login, Result, on_all
+from provision.host import Login, Result
 from provision.jump import Gateway, Proxy, proxy_argv
+from provision.run_on_nodes import on_all
 from provision.ssh import SshHost
 from tests.provision.sshd import Server, serving
 

@@ -6,8 +6,13 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from infra.errors import HostError
-from provision.lifetime import SHOW_EXPIRY, extend_life
-from provision.user_data import EXPIRES_FILE, EXPIRY_SCRIPT, render_expiry_script
+from provision.user_data import (
+    EXPIRES_FILE,
+    EXPIRY_SCRIPT,
+    SHOW_EXPIRY,
+    extend_life,
+    render_expiry_script,
+)
 from tests.provision.machine import Machine, ShellHost
 
 LAUNCH = datetime(2026, 12, 24, 18, tzinfo=timezone.utc)

@@ -11,9 +11,8 @@ import pytest
 
 from infra.wait import Silent
 from provision.install import STACK_FILE, VENV, render_install_script
-from provision.resolver import find_resolver
-from provision.stack_check import check_sources
 from provision.stacks.load import load_stack
+from provision.stacks.sources import check_sources, find_resolver
 from provision.stacks.stack import Stack
 from tests.provision.machine import LOCK_FILE, Machine
 from tests.provision.package_index import PackageIndex, serve_index

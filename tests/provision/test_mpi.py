@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.mpi import explain_mpi_failure
+from provision.install import explain_mpi_failure
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from provision.recipe import recipe_digest
+from provision.bake import recipe_digest
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 ASK = (
-    "from provision.recipe import recipe_digest; from provision.stacks.load import load_stack; "
+    "from provision.bake import recipe_digest; from provision.stacks.load import load_stack; "
     "print(recipe_digest(load_stack('intel')))"
 )
 
@@ -64,7 +64,7 @@ def test_every_change_of_content_changes_the_recipe() -> None:
 @pytest.mark.parametrize("name", ["install.sh", "seal.sh"])
 def test_one_changed_line_of_a_script_changes_the_recipe(name: str, tmp_path: Path) -> None:
     checkout(tmp_path)
-    with (tmp_path / "provision" / name).open("a") as script:
+    with (tmp_path / "provision/on_node" / name).open("a") as script:
         script.write("true\n")
 
     assert recipe_in(tmp_path) != recipe_digest(load_stack("intel"))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import SprError
-from provision.resolver import (
+from provision.stacks.lock import Pinned
+from provision.stacks.sources import (
     PipConfiguration,
     Resolver,
     Sources,
@@ -20,7 +21,6 @@ from provision.resolver import (
     parse_pins,
     parse_pip_configuration,
 )
-from provision.stacks.lock import Pinned
 from tests.provision.package_index import PackageIndex, serve_index
 
 TARGET = Target("22.04", "3.10")

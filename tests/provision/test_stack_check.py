@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from infra.wait import Silent
-from provision.resolver import Resolver, find_resolver
-from provision.stack_check import Problem, SourcesReport, check_sources, probe_all
 from provision.stacks.load import load_stack
+from provision.stacks.sources import (
+    Problem,
+    Resolver,
+    SourcesReport,
+    check_sources,
+    find_resolver,
+    probe_all,
+)
 from provision.stacks.stack import Stack
 from tests.provision.package_index import PackageIndex, serve_index
 

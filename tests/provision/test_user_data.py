@@ -222,7 +222,7 @@ def test_every_byte_of_the_software_is_read(machine: Machine) -> None:
     read = machine.folder / "read"
     machine.replace("cat", f'for f in "$@"; do wc -c <"$f" >>{read}; done')
     machine.replace("dd", f'/bin/dd "$@" of=/dev/stdout | wc -c >>{read}')
-    script = resources.files("provision").joinpath("warm.sh").read_text()
+    script = resources.files("provision.on_node").joinpath("warm.sh").read_text()
     # No block device is here, and this machine's own Python is not read.
     script = script.replace("[ -b ", "[ -n ").replace("/usr/lib/python3* /usr/bin/python3*", "")
 
@@ -235,7 +235,7 @@ def test_a_container_reads_nothing(machine: Machine) -> None:
     machine.path("/opt/spr-cluster").mkdir(parents=True)
     machine.replace("findmnt", "echo overlay")
     machine.replace("find")
-    script = resources.files("provision").joinpath("warm.sh").read_text()
+    script = resources.files("provision.on_node").joinpath("warm.sh").read_text()
 
     assert machine.shell(script, program="sh").returncode == 0
     assert machine.calls == ["findmnt -no SOURCE /"]

@@ -1,1 +1,1 @@
-"""AWS APIs served by moto, made as strict as AWS."""
+"""AWS APIs, served by moto and as strict as AWS."""

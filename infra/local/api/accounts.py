@@ -1,4 +1,4 @@
-"""Accounts and callers of the embedded cloud: what STS answers, and whose resources a call sees."""
+"""Accounts and callers of the embedded cloud, and its STS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _XMLNS = "https://sts.amazonaws.com/doc/2011-06-15/"
 
 
 class Accounts:
-    """Answers STS. A call belongs to the faults file's account and caller, or to an assumed role's."""
+    """Serves STS. A call's caller comes from the faults file or from an assumed role's session."""
 
     def __init__(self, faults: ActiveFaults, credentials: tuple[str, str]) -> None:
         self._faults = faults
@@ -26,7 +26,7 @@ class Accounts:
         self._used_codes: set[tuple[str, str]] = set()
 
     def caller_of(self, environ: dict[str, Any]) -> str:
-        """Return the ARN of a call's caller; moto then acts in its account."""
+        """Return the ARN of a call's caller, and make moto act in its account."""
         faults = self._faults.now
         service = "sts" if faults.caller.startswith("assumed-role/") else "iam"
         default = f"arn:aws:{service}::{faults.account or ACCOUNT}:{faults.caller}"
@@ -35,7 +35,7 @@ class Accounts:
         return arn
 
     def answer(self, call: ApiCall, caller: str) -> Reply | None:
-        """Answer STS's calls about the caller; ``None`` for all others, which moto answers."""
+        """Answer an STS call about the caller; return ``None`` for calls that moto answers."""
         if call.service != "sts":
             return None
         if call.action == "GetCallerIdentity":
@@ -45,7 +45,7 @@ class Accounts:
         return self._assume_role(call) if call.action == "AssumeRole" else None
 
     def _assume_role(self, call: ApiCall) -> Reply:
-        """Return temporary credentials, which this cloud accepts. STS accepts an MFA code once.
+        """Return temporary credentials. As on AWS, an MFA code is valid only once.
 
         https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
         """
@@ -77,7 +77,7 @@ def account_of(arn: str) -> str:
 
 
 def place_of(account: str, region: str) -> str:
-    """Return the name of an account's region; the containers of accounts have separate networks."""
+    """Return the name of an account's region, so that accounts have separate container networks."""
     return region if account == ACCOUNT else f"{account}-{region}"
 
 

@@ -1,4 +1,4 @@
-"""The WSGI application of the embedded cloud: what happens around each of moto's API calls."""
+"""The WSGI application of the embedded cloud, which wraps each of moto's API calls."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import gateway_of
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
 
-# Beside the regions in the snapshot.
+# A key in the snapshot, next to the regions.
 _SCHEDULES = "schedules"
 
 
 class Application:
-    """Handles one request at a time, and saves the state before it answers.
+    """Handles one request at a time, and saves the state before responding.
 
-    For tests: without ``saving`` the state stays in memory; ``on_call`` receives each EC2 action with
-    "before" just before it takes effect, and with "after" when it is saved but not yet answered;
-    ``calls`` counts EC2's calls by action, including refused ones.
+    For tests: without ``saving``, the state stays in memory. ``on_call`` receives each EC2 action twice,
+    with "before" and "after"; by "after", it has been saved but not answered. ``calls`` counts EC2
+    calls by action, including rejected ones.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Application:
         self.lock = threading.RLock()
         self._open: set[tuple[str, str]] = set()
         self._schedules: dict[str, Schedules] = {}
-        """By the accounts that were used."""
+        """By account, for all accounts in use."""
         self._regions = self._regions_of(ACCOUNT)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Application:
         self._saving = saving
 
     def _regions_of(self, account: str) -> Any:
-        """Return an account's EC2 by region; accounts share nothing."""
+        """Return an account's EC2 backends by region; accounts share nothing."""
         regions = ec2_backends[account]
         if account not in self._schedules:
             self._schedules[account] = Schedules(account, self.runtime)
@@ -82,7 +82,7 @@ class Application:
         return regions
 
     def _backends(self) -> dict[str, Any]:
-        """Return EC2 in every region that was used, by all accounts."""
+        """Return the EC2 backends in use, of all accounts and regions."""
         return {
             place_of(account, region): backend
             for account in self._schedules
@@ -90,7 +90,7 @@ class Application:
         }
 
     def load(self, *, suspended: bool) -> None:
-        """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
+        """Continue from the saved state. Raises :class:`CloudError` if it is unusable."""
         self.runtime.faults.refresh()
         saved = load_snapshot(self._folder)
         for account, state in saved.pop(_SCHEDULES, {}).items():
@@ -104,7 +104,7 @@ class Application:
     def open_region(self, region: str, account: str = ACCOUNT) -> None:
         """Set up a region's EC2: its network, and Ubuntu's image in its parameter store."""
         if (account, region) not in self._open:
-            # The first look makes moto create the backend, and with it the network.
+            # The first access makes moto create the backend, which creates the network.
             self._regions_of(account)[region]
             publish_image_parameters(account, region, self.runtime.containers.base.ami_id)
             self.save()
@@ -116,7 +116,7 @@ class Application:
             save_snapshot(self._folder, {**self._backends(), _SCHEDULES: schedules})
 
     def reconcile(self) -> None:
-        """Apply what the nodes did themselves; a failure must not block the request."""
+        """Apply changes that nodes made themselves; a failure must not block the request."""
         self.runtime.faults.refresh()
         try:
             changed = [
@@ -136,7 +136,7 @@ class Application:
             if path == STATUS_PATH:
                 answer = self._answer_status(environ)
             elif path.startswith("/moto-api"):
-                # It would erase the state and leave the containers.
+                # moto's own API could erase the state without removing the containers.
                 answer = _NOT_FOUND
             else:
                 answer = self._answer_call(environ)
@@ -151,7 +151,7 @@ class Application:
         if refusal := self._interceptor.refuse(environ, call):
             return refusal
         if call.service not in _SERVICES:
-            # moto fails for these, without an error's frame.
+            # moto would fail without a proper error response.
             text = f"The embedded cloud does not serve {call.service}"
             return error_reply(call, 400, "UnknownOperationException", text)
         error = self.runtime.faults.find_error(call.action)
@@ -181,14 +181,14 @@ class Application:
             return error_reply(call, 400, "UnsupportedOperation", str(error))
         if not call.action.startswith(READS):
             for backend in self._backends().values():
-                # What takes no time happens before the call is answered.
+                # Events without a delay happen before the response.
                 backend.lifecycle.pass_time()
             self.save()
         self._notify(call, "after")
         return answer
 
     def _service(self, environ: dict[str, Any], call: ApiCall) -> Any:
-        """Return moto's application for the call's service; moto itself searches its files each time."""
+        """Return moto's application for a service. The cache saves moto a slow search for every call."""
         if not call.service:
             return self._moto
         if call.service not in self._services:
@@ -213,7 +213,7 @@ class Application:
 
 
 def answer_service_setting(call: ApiCall, network: NetworkFaults) -> Reply:
-    """Answer Systems Manager's GetServiceSetting, which moto lacks, for host management."""
+    """Answer Systems Manager's GetServiceSetting for host management, which moto lacks."""
     setting = json.loads(call.body)["SettingId"]
     role = "service-role/AWSSystemsManagerDefaultEC2InstanceManagementRole"
     value = role if network.host_management else "$None"
@@ -234,7 +234,7 @@ def _call_wsgi(application: Any, environ: dict[str, Any]) -> Reply:
 
 
 def publish_image_parameters(account: str, region: str, ami_id: str) -> None:
-    """Publish the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
+    """Publish the base image in Canonical's parameters; moto's API rejects writes below `/aws`."""
     parameters = ssm_backends[account][region]._parameters
     for name in map(ubuntu_parameter, RELEASES):
         unset = (None, None, None)  # description, allowed pattern, and encryption key

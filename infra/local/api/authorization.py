@@ -1,4 +1,4 @@
-"""What AWS authorizes for a call: actions on resources, with the condition keys of each.
+"""The permissions that AWS checks for a call: actions on resources, each with its condition keys.
 
 Resources and keys by action: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
 """
@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from infra.local.api.requests import ApiCall
 from infra.local.policy import Context, Request, keys_of_tags
 
-# By its id's prefix; DescribeTags names them the same.
+# Resource kinds by the prefix of their ids; DescribeTags uses the same names.
 _KINDS = {
     "ami": "image",
     "eipalloc": "elastic-ip",
@@ -32,7 +32,7 @@ _KINDS = {
     "vpc": "vpc",
 }
 _OF_NO_ACCOUNT = ("image", "snapshot")
-# The parameters by which a call names existing resources.
+# The parameters that refer to existing resources.
 _EXISTING = {
     "AuthorizeSecurityGroupEgress": {"GroupId": "security-group"},
     "AuthorizeSecurityGroupIngress": {"GroupId": "security-group"},
@@ -54,7 +54,7 @@ _EXISTING = {
     "StartInstances": {"InstanceId": "instance"},
     "StopInstances": {"InstanceId": "instance"},
     "TerminateInstances": {"InstanceId": "instance"},
-    # Groups come last: a denial of what is new says more.
+    # Groups come last, because a denial for any other resource is more informative.
     "RunInstances": {
         "ImageId": "image",
         r"BlockDeviceMapping\.\d+\.Ebs\.SnapshotId": "snapshot",
@@ -66,7 +66,7 @@ _EXISTING = {
         r"NetworkInterface\.\d+\.SecurityGroupId": "security-group",
     },
 }
-# What a call creates, and the parameter with its name if its ARN has one.
+# The kinds that a call creates, with the parameter for the name if it is part of the ARN.
 _CREATED = {
     "CreateImage": {"image": "", "snapshot": ""},
     "CreateKeyPair": {"key-pair": "KeyName"},
@@ -85,12 +85,12 @@ SPOT_SERVICE = "spot.amazonaws.com"
 
 
 def parameters_of(call: ApiCall) -> dict[str, str]:
-    """Return the parameters of a call to EC2 or IAM as it sends them: flat, with numbered lists."""
+    """Return the parameters of an EC2 or IAM call as sent: flat, with numbered lists."""
     return dict(parse_qsl(call.body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
 def requests_of(call: ApiCall, ec2: Any, tag_delay_s: float) -> Iterator[Request]:
-    """Yield what AWS authorizes for a call. Tags younger than ``tag_delay_s`` do not count yet."""
+    """Yield the requests that AWS authorizes for a call. Ignores tags younger than ``tag_delay_s``."""
     if call.service == "ec2":
         asked = Ec2Call(call.action, parameters_of(call), ec2, tag_delay_s)
         yield from asked.requests()
@@ -121,14 +121,14 @@ def requests_of(call: ApiCall, ec2: Any, tag_delay_s: float) -> Iterator[Request
 
 
 def key_requests(ec2: Any, key: str) -> tuple[Request, ...]:
-    """Return what the caller must be allowed to do with the key of a new encrypted disk."""
+    """Return the requests on the key that a new encrypted disk requires."""
     via: Context = {"kms:ViaService": f"ec2.{ec2.region_name}.amazonaws.com"}
     grant = Request("kms:CreateGrant", key, {**via, "kms:GrantIsForAWSResource": "true"})
     return (grant, *(Request(f"kms:{action}", key, via) for action in _KMS))
 
 
 def role_request(ec2: Any) -> Request:
-    """Return what the first purchase of a spot machine in an account must be allowed to do.
+    """Return the extra request that an account's first spot purchase requires.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
     """
@@ -152,7 +152,7 @@ class Ec2Call:
             return
         tags = self._requested_tags()
         created = dict(_CREATED.get(self.action, {}))
-        # Untagged, EC2 does not check it:
+        # EC2 does not check an untagged spot request:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html#iam-example-spot-instances-run
         if self.action == "RunInstances" and "spot-instances-request" in tags:
             created["spot-instances-request"] = ""
@@ -165,7 +165,7 @@ class Ec2Call:
             yield self._request("CreateTags", self._arn(kind, self.given.get(name, "*")), keys)
         yield from self._existing()
         if self.action == "RunInstances" and not any("SecurityGroup" in key for key in self.given):
-            # The network's default group, which has no tags.
+            # EC2 uses the VPC's default group, which has no tags.
             yield self._request(self.action, self._arn("security-group", "sg-default"), {})
 
     def _request(self, action: str, resource: str, keys: Mapping[str, Any]) -> Request:
@@ -177,7 +177,7 @@ class Ec2Call:
         return f"arn:aws:ec2:{self.ec2.region_name}:{account}:{kind}/{id_}"
 
     def _requested_tags(self) -> dict[str, dict[str, str]]:
-        """Return the tags of what the call creates, by kind."""
+        """Return the tags of the resources that the call creates, by kind."""
         found: dict[str, dict[str, str]] = {}
         for key, value in self.given.items():
             if (match := _TAG.fullmatch(key)) and match[2].endswith("Key"):
@@ -210,7 +210,7 @@ class Ec2Call:
         id_, name = self._find(kind, given)
         created = self.ec2.visibility.created_at.get(id_)
         is_new = created is not None and self.ec2.runtime.now() - created < self.tag_delay_s
-        # What does not exist has no tags.
+        # A resource that does not exist has no tags.
         tags = {} if is_new else self.ec2.tags.get(id_, {})
         keys: Context = {f"aws:ResourceTag/{key}": value for key, value in tags.items()}
         if self.action == "CreateTags":
@@ -225,7 +225,7 @@ class Ec2Call:
         return self._request(self.action, self._arn(kind, name), keys)
 
     def _find(self, kind: str, given: str) -> tuple[str, str]:
-        """Return a resource's id, and the end of its ARN: a name for two kinds."""
+        """Return a resource's id and the end of its ARN, which for two kinds is the name."""
         listed: Callable[[], Any] = {
             "key-pair": lambda: self.ec2.key_pairs.items(),
             "placement-group": lambda: self.ec2.placement_groups.by_name.items(),
@@ -237,7 +237,7 @@ class Ec2Call:
 
 
 def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Iterator[Request]:
-    """Yield what IAM authorizes for a call with these parameters."""
+    """Yield the requests that IAM authorizes for a call with these parameters."""
     role = f"arn:aws:iam::{account}:role/{given['RoleName']}" if "RoleName" in given else "*"
     tags = {
         value: given.get(f"{key.removesuffix('Key')}Value", "")
@@ -251,7 +251,7 @@ def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Itera
 
 
 def scheduler_requests(call: ApiCall, account: str) -> Iterator[Request]:
-    """Yield what EventBridge Scheduler authorizes for a call. Lists have no resource."""
+    """Yield the requests that EventBridge Scheduler authorizes. List actions have no resource."""
     given = json.loads(call.body or b"{}")
     kind, _, name = call.path.strip("/").partition("/")
     here = f"arn:aws:scheduler:{call.region}:{account}"

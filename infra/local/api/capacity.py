@@ -1,4 +1,4 @@
-"""Capacity and quotas: how many of the requested instances EC2 grants, and what Service Quotas reports."""
+"""Capacity and quotas: how many instances EC2 grants, and the quotas that Service Quotas reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moto.servicequotas.models import ServiceQuotasBackend, servicequotas_backen
 
 from infra.local.faults import ActiveFaults, Faults
 
-# The states that occupy capacity, and those that count toward a quota ("running On-Demand Instances"):
+# The states that occupy capacity, and the states that count toward a quota ("running On-Demand Instances"):
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
 _HOLDING = ("pending", "running", "stopping", "shutting-down")
 _COUNTING = ("pending", "running")
@@ -47,13 +47,13 @@ class CapacityPool:
 
 
 def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
-    """Return how many instances of a pool a launch gets, from ``least`` to ``most``, or refuse it."""
+    """Return how many instances a launch gets, from ``least`` to ``most``, or refuse the launch."""
     faults: Faults = ec2.runtime.faults.now
     there = ec2.live_instances()
     quota = faults.quota.spot_vcpus if pool.market == "spot" else faults.quota.on_demand_vcpus
     running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
     used = sum(other.vcpus for other in running if other.market == pool.market)
-    # An instance type without known vCPUs uses none.
+    # An instance type with an unknown number of vCPUs uses none.
     allowed = (quota - used) // max(pool.vcpus, 1)
     if allowed < least:
         raise _quota_refusal(pool, quota)
@@ -64,7 +64,7 @@ def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
 
 
 def _free(faults: Faults, there: list[Any], pool: CapacityPool, most: int) -> int:
-    """Return how many more the zone has: the first matching rule decides; without one, all fit."""
+    """Return the free capacity by the first matching rule; without one, there is enough."""
     rule = next((rule for rule in faults.capacity if rule.matches(pool)), None)
     if rule is None:
         return most
@@ -84,7 +84,7 @@ def _quota_refusal(pool: CapacityPool, quota: int) -> EC2ClientError:
 
 
 class InsufficientCapacityError(EC2ClientError):
-    """The zone has no capacity left. EC2 reports it as a server error, which SDKs retry:
+    """The zone has no capacity left. EC2 reports this as a server error, which SDKs retry.
 
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-codes-table-server
     """
@@ -116,13 +116,13 @@ _NAMES = {
 
 
 class LocalQuotas(ServiceQuotasBackend):
-    """EC2's two quotas, as the active faults set them."""
+    """EC2's two quotas, with values from the active faults."""
 
     def __init__(self, region_name: str, account_id: str, *, faults: ActiveFaults) -> None:
         super().__init__(region_name, account_id)
         self._faults = faults
 
-    # moto looks for the API's URLs beside a backend's module.
+    # moto looks for the API's URLs next to the backend's module.
     _url_module = urls
 
     def get_service_quota(self, service_code: str, quota_code: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class LocalQuotas(ServiceQuotasBackend):
 
 
 def show_quotas(account: str, faults: ActiveFaults) -> None:
-    """Make moto's Service Quotas answer these quotas in every region."""
+    """Make moto's Service Quotas report these quotas in every region."""
     regions = servicequotas_backends[account]
     regions.clear()
     regions.backend = functools.partial(LocalQuotas, faults=faults)

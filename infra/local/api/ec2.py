@@ -1,8 +1,7 @@
-"""EC2's state, kept by moto, with a container behind every instance and a disk behind every AMI.
+"""EC2's state, stored by moto, with a container behind every instance and a disk behind every AMI.
 
-moto's methods answer the API's calls. The overriding methods delegate to objects that also act on the
-containers, refuse what EC2 refuses, and correct moto where it differs from EC2. Everything runs under
-the server's single lock.
+The methods override moto's. They delegate to objects that also control the containers, reject what EC2
+rejects, and correct moto where it differs from EC2. The server's single lock protects all calls.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from infra.local.api.spot_requests import SpotRequests
 from infra.local.api.visibility import Visibility
 from infra.local.machines.host import choose_range, used_ranges
 
-# DescribeTags derives the kind of a resource from its id.
+# moto's DescribeTags derives a resource's kind from its id's prefix.
 for _kind, _prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
     EC2_RESOURCE_TO_PREFIX[_kind] = _prefix
     EC2_PREFIX_TO_RESOURCE[_prefix] = _kind
 
 
 def describe_tags(ec2: Any, filters: dict[str, list[str]] | None) -> Any:
-    """Return the tags of resources; moto matches every tag with a pattern, plain ids need none."""
+    """Return tags of resources. For plain ids, skip moto's slow pattern matching over all tags."""
     ids = (filters or {}).get("resource-id", [])
     is_by_id = filters and filters.keys() == {"resource-id"}
     if not is_by_id or any(set("*?[") & set(i) for i in ids):
@@ -55,7 +54,7 @@ _PLAIN_ATTACHMENT: Any = vars(NetworkInterface)["attachment"]
 
 
 def _attachment_of(interface: Any) -> Any:
-    """Return moto's attachment with what the launch asked of ENA Express, as DescribeInstances shows it."""
+    """Add the launch's ENA Express settings to moto's attachment, as DescribeInstances returns them."""
     attachment = _PLAIN_ATTACHMENT.fget(interface)
     if attachment is not None:
         attachment.ena_srd_specification = getattr(interface, "ena_srd_specification", None)
@@ -63,9 +62,9 @@ def _attachment_of(interface: Any) -> Any:
 
 
 def hide_invented_addresses() -> None:
-    """Make moto show a node's real address as its public one.
+    """Make moto report a node's private address as its public one.
 
-    moto invents public addresses that belong to strangers: none may ever reach an answer.
+    moto invents public addresses, which belong to strangers, so no response may contain one.
     """
 
     def show_private_address(interface: Any) -> None:
@@ -74,12 +73,12 @@ def hide_invented_addresses() -> None:
 
     NetworkInterface.check_auto_public_ip = show_private_address
     NetworkInterface.attachment = property(_attachment_of)
-    # This name exists in the public DNS, where it is a stranger's machine.
+    # In public DNS, moto's invented name belongs to a stranger's machine.
     Instance.public_dns_name = property(lambda _instance: "")
 
 
 class LocalEC2Backend(EC2Backend):
-    """One region's EC2; everything but ``runtime`` is saved, and survives the server."""
+    """One region's EC2. All attributes except ``runtime`` are saved and outlive the server."""
 
     def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -99,18 +98,18 @@ class LocalEC2Backend(EC2Backend):
         super().__init__(region_name, account_id)
         self.images.offer_base_image()
 
-    # moto looks for the API's URLs beside a backend's module; these lead to our responses.
+    # moto looks for the API's URLs next to the backend's module; this redirects it to our responses.
     _url_module = responses
 
     @property
     def place(self) -> str:
-        """The name of this region's network and the label of its containers."""
+        """The name in this region's network and in its containers' label."""
         return place_of(self.account_id, self.region_name)
 
     # The server
 
     def resume(self, runtime: Runtime, *, suspended: bool) -> None:
-        """Continue from a saved state; ``suspended`` if the nodes were stopped from outside."""
+        """Continue from a saved state. With ``suspended``, the nodes were stopped from outside."""
         self.runtime.attach(runtime)
         runtime.containers.ensure_network(self.place, self.vpc_range)
         self.instances.resume(suspended=suspended)
@@ -118,7 +117,7 @@ class LocalEC2Backend(EC2Backend):
         self.lifecycle.refresh_pids()
 
     def reconcile(self) -> bool:
-        """Apply what happened without a call; return whether the state changed."""
+        """Apply changes that no API call made; return whether the state changed."""
         changed = (
             self.lifecycle.pass_time() | self.images.finish_copies() | self.instances.forget_ended()
         )
@@ -131,7 +130,7 @@ class LocalEC2Backend(EC2Backend):
         return self.visibility.live_instances()
 
     def forget_instance(self, instance_id: str) -> None:
-        """Drop everything that is known about an instance, except its reservation."""
+        """Delete all data about an instance, except its reservation."""
         self.lifecycle.forget(instance_id)
         self.spot_requests.forget(instance_id)
         self.visibility.created_at.pop(instance_id, None)
@@ -143,8 +142,8 @@ class LocalEC2Backend(EC2Backend):
         vpc = self.create_vpc(cidr_block=str(self.vpc_range), is_default=True)
         for zone in self.describe_availability_zones():
             subnet = self.create_default_subnet(zone.name)
-            # moto skips these by having used them up; after a restart it would assign them, and
-            # the first of them is the gateway.
+            # moto forgets after a restart that these are reserved and would assign them; the first of
+            # them is the gateway.
             subnet._reserved_ips.update(subnet.aws_reserved_ips)
         return vpc
 
@@ -179,7 +178,7 @@ class LocalEC2Backend(EC2Backend):
         return self.instances.terminate(instance_ids)
 
     def _load_amis(self) -> None:
-        """Leave out moto's 1,300 AMIs: no container could start from them."""
+        """Skip moto's 1,300 AMIs, because no container could start from them."""
 
     def create_image(self, *arguments: Any, **named: Any) -> Any:
         return self.images.create(*arguments, **named)

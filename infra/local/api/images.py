@@ -1,4 +1,4 @@
-"""AMIs of the embedded cloud: folders with a copy of a node's disk."""
+"""AMIs of the embedded cloud, which are folders with a copy of a node's disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BASE_GIB = 8
 
 @dataclass(frozen=True)
 class DiskCopy:
-    """A running copy of a disk; ``rebooting`` is the instance that reboots for it."""
+    """A disk copy in progress; ``rebooting`` is the instance that reboots afterward, if any."""
 
     future: Future[None]
     ready_at: float
@@ -32,7 +32,7 @@ class DiskCopy:
 
 
 class LocalAmi(Ami):
-    """moto's AMI, with the size of the disk from which it was created."""
+    """moto's AMI plus the size of its source disk."""
 
     def __init__(self, backend: Any, ami_id: str, *, size_gib: int, **more: Any) -> None:
         super().__init__(backend, ami_id, root_device_type="ebs", **more)
@@ -51,26 +51,26 @@ class LocalAmi(Ami):
         return [{"DeviceName": self.root_device_name, "Ebs": ebs}]
 
     def finish(self, error: str) -> None:
-        """Become available, or failed if there was an error."""
+        """Set the state to available, or to failed if there was an error."""
         self.state = "failed" if error else "available"
         if error:
             self.state_reason = {"Code": "Server.InternalError", "Message": error}
 
 
 class LocalImages:
-    """A region's images: Canonical's, and those saved from instances. moto stores the AMIs."""
+    """A region's images: Canonical's and those created from instances. moto stores the AMIs."""
 
     def __init__(self, ec2: Any) -> None:
         self._ec2 = ec2
         self._runtime: Runtime = ec2.runtime
         self._saved: set[str] = set()
-        # Snapshots that were deleted while pending, which takes effect when they are complete:
+        # Snapshots deleted while pending; EC2 deletes them once they are complete:
         # https://docs.aws.amazon.com/ebs/latest/userguide/ebs-deleting-snapshot.html
         self._doomed: set[str] = set()
         self.copies: dict[str, DiskCopy] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy ends with the server; see resume.
+        # Copies end with the server; see resume.
         return {**self.__dict__, "copies": {}}
 
     def resume(self) -> None:
@@ -82,11 +82,11 @@ class LocalImages:
             self._settle(image_id, "" if found else "the embedded cloud stopped during the copy")
 
     def offer_base_image(self) -> None:
-        """Offer the base image as Canonical offers Ubuntu: public, with its owner and device name."""
+        """Publish the base image like Canonical's Ubuntu, with the same owner and device name."""
         base, amis = self._runtime.containers.base, self._ec2.amis
         if base.ami_id in amis:
             return
-        # The image of an earlier release can't start instances any more.
+        # An earlier release's image can't start instances anymore.
         for image_id in [i.id for i in amis.values() if i.owner_id == CANONICAL_ACCOUNT]:
             del amis[image_id]
         image = amis[base.ami_id] = LocalAmi(
@@ -103,11 +103,11 @@ class LocalImages:
             root_device_name="/dev/sda1",
             image_location=f"{CANONICAL_ACCOUNT}/{base.description}",
         )
-        # It belongs to Canonical; moto would list it among the caller's snapshots.
+        # moto would list Canonical's snapshot as the caller's.
         del self._ec2.snapshots[image.ebs_snapshot.id]
 
     def disk_of(self, image_id: str) -> str | Path:
-        """Return what a node starts from: podman's base image, or a folder."""
+        """Return an AMI's disk: the name of podman's base image, or a folder."""
         containers = self._runtime.containers
         return (
             containers.image_of(image_id) if image_id in self._saved else containers.base.reference
@@ -140,7 +140,7 @@ class LocalImages:
         return image
 
     def finish_copies(self) -> bool:
-        """Settle the images whose disks have been copied; return whether there were any."""
+        """Finish images whose disk has been copied; return whether there were any."""
         now = self._runtime.now()
         done = [i for i, c in self.copies.items() if c.future.done() and c.ready_at <= now]
         for image_id in done:
@@ -151,7 +151,7 @@ class LocalImages:
         return bool(done)
 
     def _settle(self, image_id: str, error: str) -> None:
-        """Finish an image and its snapshot, as far as they still exist."""
+        """Finish an image and its snapshot, if they still exist."""
         if image := self._ec2.amis.get(image_id):
             image.finish(error)
         for snapshot in [s for s in self._ec2.snapshots.values() if s.from_ami == image_id]:
@@ -166,9 +166,9 @@ class LocalImages:
         self.remove_unused()
 
     def describe_snapshots(self, *arguments: Any, **named: Any) -> list[Any]:
-        """Return snapshots; a snapshot appears when its disk has been copied.
+        """Return snapshots, without those whose disk is still being copied.
 
-        EC2's snapshots hold what the disk held when they appeared, and a copy takes a while.
+        An EC2 snapshot holds the disk's content at the time it appears, so it must not appear earlier.
         """
         copying = {id_ for id_, copy in self.copies.items() if not copy.future.done()}
         found = EC2Backend.describe_snapshots(self._ec2, *arguments, **named)
@@ -184,7 +184,7 @@ class LocalImages:
         return snapshot
 
     def remove_unused(self) -> None:
-        """Delete disks that no AMI, no snapshot, and no instance needs any more."""
+        """Delete disks that no AMI, snapshot, or instance needs anymore."""
         used = {
             *self._ec2.amis,
             *self.copies,
@@ -212,5 +212,5 @@ def _tags_of(specifications: Iterable[dict[str, Any]], resource: str) -> dict[st
 
 
 def _is_no_reboot() -> bool:
-    """Return CreateImage's NoReboot, which moto does not pass on."""
+    """Return CreateImage's NoReboot parameter, which moto ignores."""
     return has_request_context() and request.values.get("NoReboot", "").lower() == "true"

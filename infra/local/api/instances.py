@@ -1,4 +1,4 @@
-"""Instances and their containers: EC2's calls act on both, and each follows the other."""
+"""Instances and their containers. API calls change both, and each follows the other's changes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from infra.local.api.runtime import Runtime
 # EC2 shows a terminated instance for about an hour:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 _TERMINATED_VISIBLE_S = 3600.0
-# How the kernel ends the first process of a container: see SYS_BOOT in podman.py.
+# Exit codes of a container's first process after a reboot and a power-off: see SYS_BOOT in podman.py.
 _EXIT_REBOOT, _EXIT_POWER_OFF = 129, 130
 
 
 @contextmanager
 def podman_errors() -> Iterator[None]:
-    """Report a failure of podman as EC2 would."""
+    """Report podman failures as EC2's InternalError."""
     try:
         yield
     except CloudError as error:
@@ -39,7 +39,7 @@ def podman_errors() -> Iterator[None]:
 
 
 class InstanceContainers:
-    """Keeps a region's instances and their containers in the same state."""
+    """Keeps a region's instances and containers in sync."""
 
     def __init__(self, ec2: Any, images: LocalImages, lifecycle: InstanceLifecycle) -> None:
         self._ec2 = ec2
@@ -55,7 +55,7 @@ class InstanceContainers:
             refusals.require_state(instance, ("stopped", "running"), "started")
         stopped = [i for i in instances if i.state == "stopped"]
         for instance in stopped:
-            # A stopped instance needs capacity again in its zone.
+            # Starting a stopped instance requires capacity in its zone.
             grant(self._ec2, CapacityPool.of(instance), 1, 1)
         with podman_errors():
             self._runtime.containers.start(i.id for i in stopped)
@@ -95,13 +95,13 @@ class InstanceContainers:
             if instance.state not in ("shutting-down", "terminated"):
                 self._lifecycle.end(instance)
         with podman_errors():
-            # Terminated instances too: an earlier removal may have failed.
+            # Include terminated instances, because an earlier removal may have failed.
             self._runtime.containers.remove(instance_ids)
         self._images.remove_unused()
         return before
 
     def console_of(self, instance: Instance) -> str:
-        """Return what cloud-init prints on the console: host keys, once the first boot has made them.
+        """Return cloud-init's console output: the host keys; empty until the first boot created them.
 
         https://cloudinit.readthedocs.io/en/latest/reference/modules.html#keys-to-console
         """
@@ -115,14 +115,14 @@ class InstanceContainers:
     # What happens without a call
 
     def resume(self, *, suspended: bool) -> None:
-        """Put the containers into the state that was saved, as far as they still exist.
+        """Bring the containers back to the saved state.
 
-        Nodes that were stopped from outside (``suspended``, or a crash of this machine) run again;
-        a node that shut itself down since then has shut down.
+        Restarts nodes that were stopped from outside (``suspended``, or a crash of this machine).
+        Stops or terminates the instances of nodes that have shut themselves down.
         """
         containers = self._runtime.containers
         found = containers.find(self._ec2.place)
-        # A crash during a launch leaves containers that no answer ever mentioned.
+        # A crash during a launch leaves containers behind that no response has mentioned.
         kept = [i for i in self._ec2.live_instances() if self._lifecycle.has_container(i)]
         containers.remove(found.keys() - {instance.id for instance in kept})
         for instance in kept:
@@ -136,7 +136,7 @@ class InstanceContainers:
                     self._start_again(instance)
 
     def follow_containers(self) -> bool:
-        """Apply to EC2 what the nodes did themselves; return whether anything changed."""
+        """Apply to EC2 the shutdowns and reboots that nodes initiated; return whether there may be any."""
         containers = self._runtime.containers
         if all(map(containers.podman.is_alive, self._lifecycle.pids.values())):
             return False
@@ -170,7 +170,7 @@ class InstanceContainers:
         return True
 
     def _shut_down(self, instance: Instance) -> None:
-        """Stop or terminate an instance that shut itself down, as its launch requested."""
+        """Stop or terminate an instance that shut itself down, as specified at launch."""
         if instance.instance_initiated_shutdown_behavior == "terminate":
             self.terminate([instance.id])
         else:
@@ -178,7 +178,7 @@ class InstanceContainers:
         set_reason(instance, "Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 
     def _lose(self, instance: Instance) -> None:
-        """Terminate an instance whose container, and its disk, was removed from outside."""
+        """Terminate an instance whose container was removed from outside, along with its disk."""
         self.terminate([instance.id])
         set_reason(instance, "Server.InternalError", "the instance's container was removed")
 

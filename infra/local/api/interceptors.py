@@ -1,7 +1,7 @@
-"""Calls refused before they reach EC2: unsigned, not permitted, or throttled.
+"""Rejection of calls before they reach EC2: unsigned, not permitted, or throttled.
 
-Any local user can connect to the port, and an instance is a container that root starts, so only a
-caller with this cloud's secret is answered.
+Any local user can connect to the port, and root starts the containers, so callers must prove that they
+know this cloud's secret.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _OFF = {"ec2": ("RequestExpired", 400), "sts": ("SignatureDoesNotMatch", 403)}
 def refuse_stranger(
     environ: dict[str, Any], call: ApiCall, credentials: tuple[str, str]
 ) -> Reply | None:
-    """Return the refusal of a call without these credentials' signature, or with a date long ago."""
-    # Without a signature, nothing names the service.
+    """Return an error if a call is not signed with these credentials, or if its date is off."""
+    # Only the signature names the service, so default to EC2.
     call = replace(call, service=call.service or "ec2")
     if not _is_signed(environ, call.body, credentials):
         code, status = _STRANGER.get(call.service, ("UnrecognizedClientException", 400))
         text = "AWS was not able to validate the provided access credentials"
         return error_reply(call, status, code, text)
     if call.region not in ec2_backends[DEFAULT_ACCOUNT_ID]:
-        # As for a region that the account has not enabled; moto fails without an error's frame.
+        # AWS's error for a region that is not enabled; moto would fail without a proper error response.
         other = _OFF.get(call.service, ("InvalidSignatureException", 400))
         code, status = _STRANGER["ec2"] if call.service == "ec2" else other
         return error_reply(call, status, code, "Credential should be scoped to a valid region.")
@@ -69,7 +69,7 @@ def _is_signed(environ: dict[str, Any], body: bytes, credentials: tuple[str, str
     signed = found["headers"].split(";")
     request = AWSRequest(
         method=environ["REQUEST_METHOD"],
-        # As it was sent: an ARN in a path has an encoded slash.
+        # The URI as sent, because an ARN in a path has encoded slashes.
         url=environ["REQUEST_URI"],
         data=body,
         headers={key: value for key, value in EnvironHeaders(environ) if key.lower() in signed},
@@ -90,7 +90,7 @@ _THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
 
 
 class Interceptor:
-    """Refuses calls by signature, policy, and rate; ``credentials`` are the tool's."""
+    """Rejects calls by signature, policy, and rate; ``credentials`` are the tool's."""
 
     def __init__(self, faults: ActiveFaults, account: str, credentials: tuple[str, str]) -> None:
         self._faults = faults
@@ -98,7 +98,7 @@ class Interceptor:
         self._credentials = credentials
 
     def refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
-        """Return the refusal of a call that is a stranger's, denied, or throttled."""
+        """Return the error response for a call that is unsigned, denied, a dry run, or throttled."""
         if stranger := refuse_stranger(environ, call, self._credentials):
             return stranger
         if call.action == "SimulatePrincipalPolicy":
@@ -113,8 +113,8 @@ class Interceptor:
         return None
 
     def _deny(self, call: ApiCall) -> Reply | None:
-        """Refuse a call if the policy does not allow all that it needs."""
-        # AWS allows this call to every caller, whatever their policy.
+        """Return an error unless the policy allows all requests of a call."""
+        # AWS allows this call to every caller, regardless of policies.
         if call.action == "GetCallerIdentity":
             return None
         ec2 = ec2_backends[self._account][call.region]

@@ -1,4 +1,4 @@
-"""RunInstances: everything that a request asks for, as EC2 grants it, or nothing."""
+"""RunInstances: a launch creates all of its instances or, if anything fails, none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from infra.local.machines.containers import ContainerRequest, Seed, hostname_of,
 from infra.local.machines.host import choose_cpus
 from infra.local.machines.podman import mac_of
 
-# What moto passes for a request without a client token.
+# moto's placeholder for a missing client token.
 _NO_CLIENT_TOKEN = "ABCDE"
 
 Arguments = dict[str, Any]
@@ -36,9 +36,9 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """The part of a RunInstances request that moto does not pass on.
+    """The parameters of a RunInstances request that moto drops.
 
-    ``digest`` differs between requests with different parameters; ``spot`` has the spot options.
+    ``digest`` identifies all parameters; ``spot`` holds the spot options.
     """
 
     most: int = 1
@@ -49,7 +49,7 @@ class LaunchRequest:
 
     @staticmethod
     def of(param: Any, form: Mapping[str, Sequence[str]]) -> LaunchRequest:
-        """Read a request: ``param`` returns one parameter, ``form`` has all of them, flat."""
+        """Parse a request: ``param`` returns one parameter, ``form`` has all of them, flat."""
         given = {k: v for k, v in form.items() if k not in ("ClientToken", "DryRun")}
         digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
         return LaunchRequest(
@@ -62,7 +62,7 @@ class LaunchRequest:
 
 
 class Launches:
-    """A region's launches: each one checks, creates, and starts all of its instances, or none."""
+    """A region's launches."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Launches:
 
     @contextmanager
     def requested(self, request: LaunchRequest) -> Iterator[None]:
-        """Add to the current call what moto does not pass to :meth:`run`."""
+        """Provide :meth:`run` with the parameters that moto does not pass to it."""
         self._request = request
         try:
             yield
@@ -124,7 +124,7 @@ class Launches:
         return reservation
 
     def _find_launch(self, token: str) -> Any:
-        """Return what this token has already launched: clients repeat a request when in doubt.
+        """Return the earlier reservation of this token, if any, because clients retry lost requests.
 
         https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
         """
@@ -137,7 +137,7 @@ class Launches:
                 "previous request(s).",
             )
         if found is not None and all(i.state == "terminated" for i in found.instances):
-            # EC2 remembers a token longer than it shows the instances.
+            # EC2 remembers tokens longer than it lists terminated instances.
             raise EC2ClientError(
                 "IdempotentInstanceTerminated",
                 "The instances that this client token launched have been terminated.",
@@ -145,7 +145,7 @@ class Launches:
         return found
 
     def _require_parts(self, image_id: str, arguments: Arguments) -> tuple[Any, str]:
-        """Return the image and the public key; refuse a request that names what does not exist."""
+        """Return the image and the public key; refuse a request that refers to missing resources."""
         image = refusals.require_image(self._ec2, image_id)
         refusals.require_instance_type(self._ec2, arguments["instance_type"])
         public_key = refusals.require_key_pair(self._ec2, arguments.get("key_name"))
@@ -164,7 +164,7 @@ class Launches:
         return image, public_key
 
     def _fill_in_subnet(self, arguments: Arguments) -> None:
-        """Use a default subnet if the request names none; moto would invent an address."""
+        """Use a default subnet if the request specifies none; moto would invent an address."""
         nics = arguments["nics"]
         first = next((n for n in nics if int(n.get("DeviceIndex", 0)) == 0), None)
         target, key = (arguments, "subnet_id") if first is None else (first, "SubnetId")
@@ -179,7 +179,7 @@ class Launches:
         target[key] = subnets[zone].id
 
     def _fill_in_root_device(self, arguments: Arguments, image: Any) -> None:
-        """By default the root volume is as large as the image and goes with its instance."""
+        """Set the root volume's defaults: the image's size, and deletion on termination."""
         given = self._request.mappings
         if not given and not arguments.get("launch_template"):
             size_gib = refusals.require_root_size(image, None)
@@ -204,10 +204,10 @@ class Launches:
         return self._ec2.get_subnet(subnet_id) if subnet_id else None
 
     def _grant(self, least: int, arguments: Arguments) -> int:
-        """Return how many instances there will be, from MinCount to MaxCount."""
+        """Return how many instances to launch, from MinCount to MaxCount."""
         subnet = self._subnet_of(arguments)
         if subnet is None:
-            return least  # into an existing interface, so only one is possible
+            return least  # an existing interface allows only one instance
         refusals.require_in_default_vpc(self._ec2, subnet.vpc_id)
         pool = CapacityPool(
             zone=str(subnet.availability_zone),
@@ -219,7 +219,7 @@ class Launches:
         return grant(self._ec2, pool, least, max(least, self._request.most))
 
     def _complete(self, instance: Instance, arguments: Arguments) -> None:
-        """Give a new instance what moto leaves out."""
+        """Fill in attributes of a new instance that moto omits."""
         instance.launch_time = self._runtime.moto_now()
         asked = {int(nic.get("DeviceIndex", 0)): nic for nic in arguments["nics"]}
         for index, interface in instance.nics.items():
@@ -268,13 +268,13 @@ class Launches:
         self._lifecycle.cpus.update({r.seed.instance_id: r.cpus for r in requests})
 
     def _has_key(self) -> bool:
-        """Return whether the caller may use the key of the new disks, which are all encrypted."""
+        """Return whether the caller has permission to use the key that encrypts new disks."""
         faults = self._runtime.faults
         key = faults.now.ebs.kms_key
         return not key or all(map(faults.allows, key_requests(self._ec2, key)))
 
     def _undo(self, reservation_id: str) -> None:
-        """Undo a launch that failed, so that nothing of it is left."""
+        """Remove all traces of a failed launch."""
         for instance in self._ec2.reservations[reservation_id].instances:
             if instance.state != "terminated":
                 instance.terminate()
@@ -282,7 +282,7 @@ class Launches:
         del self._ec2.reservations[reservation_id]
 
     def _settle(self, reservation: Any, token: str, arguments: Arguments) -> None:
-        """Remember a launch that succeeded, and let its instances boot."""
+        """Record a successful launch and boot its instances."""
         known = self._ec2.reservations
         self._tokens = {t: launch for t, launch in self._tokens.items() if launch[1] in known}
         if token != _NO_CLIENT_TOKEN:

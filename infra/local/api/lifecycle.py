@@ -1,4 +1,4 @@
-"""Instances over time: boots, failures, stops, and ends."""
+"""Instances over time: boots, failures, stops, and terminations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Event = Literal["boots", "ends", "reclaimed"] | Fate
 
 @dataclass(frozen=True)
 class PendingEvent:
-    """An event that happens to an instance at a time in seconds since 1970."""
+    """An event of an instance, due at a time in seconds since 1970."""
 
     at: float
     instance_id: str
@@ -40,12 +40,12 @@ def set_state(instance: Instance, name: str) -> None:
 
 
 def set_reason(instance: Instance, code: str, message: str) -> None:
-    """Record why an instance is in its state, in EC2's form."""
+    """Record why an instance is in its state, in EC2's format."""
     instance.state_reason = StateReason(f"{code}: {message}", code)
 
 
 class InstanceLifecycle:
-    """A region's instances over time, and the fates that the faults chose for them."""
+    """A region's instances over time, with the fates that the faults assign to them."""
 
     def __init__(self, ec2: Any, images: LocalImages, spot_requests: SpotRequests) -> None:
         self._ec2 = ec2
@@ -58,11 +58,11 @@ class InstanceLifecycle:
         self.cpus: dict[str, tuple[int, ...]] = {}
         """The CPUs of each instance that has a container."""
         self.pids: dict[str, int] = {}
-        """The first process of each running container, by instance id."""
+        """The pid of each running container's first process, by instance id."""
         self._pending: list[PendingEvent] = []
 
     def fate_of(self, instance_id: str) -> str:
-        """Return an instance's fate, such as ``no-amx``; empty for an ordinary instance."""
+        """Return an instance's fate, such as ``no-amx``; "" for an ordinary instance."""
         return self.fates[instance_id].fate if instance_id in self.fates else ""
 
     def has_container(self, instance: Instance) -> bool:
@@ -72,7 +72,7 @@ class InstanceLifecycle:
         )
 
     def begin(self, instance: Instance) -> None:
-        """Boot a new instance, or do with it what its fate says."""
+        """Boot a new instance and schedule its fate, if it has one."""
         rule = self.fates.get(instance.id)
         if rule is None or rule.fate in ("no-guest", "no-ssh", "no-amx"):
             self.boot(instance)
@@ -88,12 +88,12 @@ class InstanceLifecycle:
             self._schedule(instance, rule.fate, boot_s + rule.after_s)
 
     def boot(self, instance: Instance) -> None:
-        """Make an instance pending until it has booted."""
+        """Make an instance pending, and schedule the end of its boot."""
         set_state(instance, "pending")
         self._schedule(instance, "boots", self._runtime.faults.now.times.boot_s)
 
     def end(self, instance: Instance, *, at_once: bool = False) -> None:
-        """Start the end of an instance; until then it keeps its interfaces, volumes, and groups."""
+        """Start terminating an instance; it keeps its interfaces, volumes, and groups until it has ended."""
         self._pending = [event for event in self._pending if event.instance_id != instance.id]
         self.cpus.pop(instance.id, None)
         self.pids.pop(instance.id, None)
@@ -107,12 +107,12 @@ class InstanceLifecycle:
             self._finish(instance)
 
     def forget(self, instance_id: str) -> None:
-        """Drop everything known about an instance."""
+        """Delete all data about an instance."""
         for known in (self.fates, self.terminated_at, self.cpus):
             known.pop(instance_id, None)
 
     def pass_time(self) -> bool:
-        """Let the events happen that are due by now; return whether there were any."""
+        """Process due events; return whether there were any."""
         now = self._runtime.now()
         self._interrupt()
         due = sorted((e for e in self._pending if e.at <= now), key=lambda event: event.at)
@@ -128,7 +128,7 @@ class InstanceLifecycle:
         return True
 
     def status_of(self, instance: Instance) -> str:
-        """Return the instance status check: initializing, ok, impaired, or not-applicable."""
+        """Return the status checks' result: initializing, ok, impaired, or not-applicable."""
         if instance.state == "running" and self.fate_of(instance.id) != "no-guest":
             return "impaired" if instance.id in self.impaired else "ok"
         return "initializing" if instance.state in ("pending", "running") else "not-applicable"
@@ -168,14 +168,17 @@ class InstanceLifecycle:
             self._runtime.containers.remove([instance.id])
 
     def _interrupt(self) -> None:
-        """Give notice to the spot instances that the faults name."""
+        """Schedule notices for the spot instances that the faults interrupt."""
         for instance_id in self._runtime.faults.now.spot.interrupt:
             request = self._spot_requests.find(instance_id)
             if request and request.code == "fulfilled":
                 self._schedule(self._ec2.get_instance(instance_id), "spot-notice", 0)
 
     def _give_notice(self, instance: Instance) -> None:
-        """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+        """Announce a spot interruption to its instance and schedule the termination.
+
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+        """
         request = self._spot_requests.find(instance.id)
         if request is None or request.code != "fulfilled":
             return

@@ -1,4 +1,4 @@
-"""Route tables, network ACLs, security groups, and placement groups, as far as moto lacks them.
+"""Additions to moto's route tables, network ACLs, and security groups; and placement groups.
 
 https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html
@@ -17,7 +17,7 @@ from infra.local.api import refusals
 from infra.local.faults import NetworkFaults
 
 _ANYWHERE = "0.0.0.0/0"
-# By the fault: the ports at the receiver that no packet reaches, and whether it is outside.
+# By fault: the receiver's ports that a rule closes, and whether it is an outbound rule.
 _DENIED = {
     "no-ssh": (22, 22, False),
     "no-answers": (1024, 65535, True),
@@ -26,14 +26,14 @@ _DENIED = {
 
 
 def render_route_table(table: Any, network: NetworkFaults) -> dict[str, Any]:
-    """Return one of moto's route tables, with the default route that the faults leave to it."""
+    """Render one of moto's route tables, with the default route that the faults specify."""
     routes = [_render_route(route) for route in table.routes]
     if not any(route["DestinationCidrBlock"] == _ANYWHERE for route in routes):
         suffix, default = table.vpc_id.removeprefix("vpc-"), {}
         if network.nat:
             default = {"NatGatewayId": f"nat-{suffix}"}
         elif network.firewall:
-            # A Gateway Load Balancer's endpoint, as AWS Network Firewall has it.
+            # AWS Network Firewall uses a Gateway Load Balancer endpoint.
             default = {"GatewayId": f"vpce-{suffix}"}
         elif network.internet_gateway:
             default = {"GatewayId": f"igw-{suffix}"}
@@ -61,7 +61,7 @@ def _render_route(route: Any) -> dict[str, Any]:
 
 
 def render_acl(acl: Any, network: NetworkFaults) -> dict[str, Any]:
-    """Return one of moto's network ACLs, with the rule that the faults add."""
+    """Render one of moto's network ACLs, with the rule that the faults add."""
     entries = list(acl.entries)
     if network.acl in _DENIED:
         first, last, is_outbound = _DENIED[network.acl]
@@ -79,7 +79,7 @@ def render_acl(acl: Any, network: NetworkFaults) -> dict[str, Any]:
 
 
 class SecurityGroups:
-    """A region's security groups, which moto stores."""
+    """A region's security groups; moto stores them."""
 
     def __init__(self, ec2: Any) -> None:
         self._ec2 = ec2
@@ -93,9 +93,9 @@ class SecurityGroups:
         EC2Backend.delete_security_group(self._ec2, name, group_id)
 
     def revoke_ingress(self, ip_ranges: list[dict[str, str]], **asked: Any) -> None:
-        """Revoke ranges that match a rule, also its description if one is given, as AWS does.
+        """Revoke ranges that match a rule; a given description must match as well, as on AWS.
 
-        In a default VPC, it is no error if others do not match:
+        In a default VPC, ranges without a match are not an error:
         https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RevokeSecurityGroupIngress.html
         """
         group = self._ec2.get_security_group_by_name_or_id(asked["group_name_or_id"])
@@ -125,7 +125,7 @@ class SecurityGroups:
 
 
 class PlacementGroup(TaggedEC2Resource):
-    """A placement group; moto's serializer looks for its attributes by these names."""
+    """A placement group; moto's serializer depends on the attribute names."""
 
     def __init__(self, backend: Any, name: str, strategy: str, tags: dict[str, str]) -> None:
         self.ec2_backend = backend
@@ -154,7 +154,7 @@ class PlacementGroups:
         return group
 
     def find(self, name: str) -> PlacementGroup:
-        """Return the group of that name or id."""
+        """Return the group with this name or id."""
         for group in self.by_name.values():
             if name in (group.group_name, group.id):
                 return group
@@ -163,7 +163,7 @@ class PlacementGroups:
         )
 
     def require_zone(self, name: str, zone: str) -> None:
-        """Refuse a second zone: a group stays in one until the last of its instances has ended."""
+        """Refuse a second zone: a group stays in one zone until all of its instances have ended."""
         group = self.find(name)
         zones = self._zones_of(group)
         if zone and zones - {zone}:
@@ -189,7 +189,7 @@ class PlacementGroups:
         self._ec2.tags.pop(group.id, None)
 
     def _zones_of(self, group: PlacementGroup) -> set[str]:
-        """Return the zones of a group's instances: none if it is empty."""
+        """Return the zones of a group's instances; empty for an empty group."""
         instances = self._ec2.live_instances()
         return {
             str(i.placement.zone) for i in instances if i.placement.group_name == group.group_name

@@ -1,8 +1,8 @@
-"""The Price List API and spot prices, which moto lacks: prices that differ by region.
+"""The Price List API and spot prices, which moto lacks.
 
-They are invented, but the region's order is AWS's, and us-east-1's are those of the product's table,
-times the faults' factor. An answer also holds what a client has to leave out: dedicated tenancy, and
-capacity blocks at $0.
+In us-east-1, prices are those of our own table times the faults' factor. Other regions' prices are
+invented but rank as on AWS. Responses include products that clients must filter out: dedicated
+tenancy, and capacity blocks at $0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GP3 = (
 
 
 def on_demand_usd(faults: Faults, instance_type: str, region: str) -> float:
-    """Return the price per hour in a region."""
+    """Return the hourly on-demand price of a type in a region."""
     known = INSTANCE_TYPES.get(instance_type)
     usd = known.table_usd if known else None
     if usd is None:
@@ -43,8 +43,8 @@ def on_demand_usd(faults: Faults, instance_type: str, region: str) -> float:
 
 
 def spot_usd(faults: Faults, instance_type: str, zone: str) -> float:
-    """Return a zone's spot price per hour: the faults' price, else a share of the list's."""
-    # A later zone is cheaper, so that the order of zones does not give the cheapest.
+    """Return a zone's hourly spot price: the faults' price, else a share of the on-demand price."""
+    # Later zones are cheaper, so that clients can't rely on the order of zones.
     share = _SPOT_SHARE - 0.01 * (ord(zone[-1]) - ord("a"))
     return faults.spot.usd_per_hour or on_demand_usd(faults, instance_type, zone[:-1]) * share
 
@@ -52,7 +52,7 @@ def spot_usd(faults: Faults, instance_type: str, zone: str) -> float:
 def spot_history(
     faults: Faults, region: str, types: list[str], filters: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return today's spot price of each type and zone."""
+    """Return the current spot price of each type and zone."""
     zones = filters.get("availability-zone")
     offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
     history = []
@@ -116,7 +116,7 @@ def _disks(faults: Faults, region: str) -> Iterator[dict[str, Any]]:
 
 
 def _product(family: str, attributes: dict[str, str], unit: str, usd: float) -> dict[str, Any]:
-    """Return an entry of the price list, nested as AWS does it."""
+    """Return an entry of the price list, in AWS's nested format."""
     dimension = {"unit": unit, "pricePerUnit": {"USD": f"{usd:.10f}"}}
     return {
         "product": {"productFamily": family, "attributes": attributes},

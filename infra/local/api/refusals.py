@@ -1,4 +1,4 @@
-"""Requests that EC2 refuses and moto accepts: one function per refusal, called before moto acts.
+"""Checks for requests that EC2 rejects but moto accepts, called before moto acts.
 
 EC2's codes and wording: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
@@ -22,7 +22,7 @@ def require_found(known: Container[str], ids: Iterable[str], code: str, kind: st
 
 
 def require_image(backend: Any, image_id: str) -> Any:
-    """Return the AMI of that id, which must be available."""
+    """Return the AMI with this id, which must be available."""
     image = backend.amis.get(image_id)
     if image is None:
         raise EC2ClientError("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
@@ -42,7 +42,7 @@ def require_instance_type(backend: Any, instance_type: str) -> None:
 
 
 def require_key_pair(backend: Any, name: str | None) -> str:
-    """Return the public key of a key pair; empty without a name."""
+    """Return the public key of a key pair; "" without a name."""
     if not name:
         return ""
     require_found(backend.key_pairs, [name], "InvalidKeyPair.NotFound", "key pair")
@@ -50,7 +50,7 @@ def require_key_pair(backend: Any, name: str | None) -> str:
 
 
 def require_in_default_vpc(backend: Any, vpc_id: str) -> None:
-    """Containers have addresses in the default VPC only."""
+    """Require the default VPC, because containers have addresses only there."""
     if vpc_id != backend.default_vpc.id:
         raise EC2ClientError(
             "UnsupportedOperation",
@@ -71,7 +71,7 @@ def require_offered(zone: str, instance_type: str) -> None:
 
 
 def require_idle_timeouts(interfaces: Iterable[Any]) -> None:
-    """An idle TCP connection is tracked for a minute to five days.
+    """Require idle timeouts for TCP connections from a minute to five days.
 
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ConnectionTrackingSpecificationRequest.html
     """
@@ -85,13 +85,13 @@ def require_idle_timeouts(interfaces: Iterable[Any]) -> None:
 
 
 def require_groups(backend: Any, group_ids: Iterable[str]) -> None:
-    """moto would create a group that does not exist."""
+    """Require existing groups, because moto would create missing ones."""
     known = {group_id for groups in backend.groups.values() for group_id in groups}
     require_found(known, group_ids, "InvalidGroup.NotFound", "security group")
 
 
 def require_root_size(image: Any, size_gib: int | None) -> int:
-    """Return the root volume's size in GiB, which can't be less than the image's."""
+    """Return the root volume's size in GiB, which must not be less than the image's."""
     least = int(image.ebs_snapshot.volume.size)
     if size_gib is not None and int(size_gib) < least:
         raise EC2ClientError(
@@ -103,7 +103,7 @@ def require_root_size(image: Any, size_gib: int | None) -> int:
 
 
 def require_disk_speed(size_gib: int, ebs: Mapping[str, Any], *, has_init_rate: bool) -> None:
-    """gp3's limits: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html"""
+    """Require gp3's limits: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html"""
     iops, throughput = int(ebs.get("Iops") or 3000), int(ebs.get("Throughput") or 125)
     rate = ebs.get("VolumeInitializationRate")
     ranges = {
@@ -131,7 +131,7 @@ def require_new_image_name(backend: Any, name: str) -> None:
 
 
 def require_state(instance: Any, states: Sequence[str], purpose: str) -> None:
-    """EC2 starts stopped instances and stops running ones; doing so twice is fine."""
+    """Require one of these states; ``purpose`` is a participle such as ``started``."""
     if instance.state not in states:
         raise EC2ClientError(
             "IncorrectInstanceState",
@@ -140,7 +140,7 @@ def require_state(instance: Any, states: Sequence[str], purpose: str) -> None:
 
 
 def require_running(instance: Any) -> None:
-    """A container's disk can be copied only while it runs; EC2 accepts stopped instances too."""
+    """Require a running instance, because only then can its disk be copied. EC2 is less strict."""
     if instance.state != "running":
         raise EC2ClientError(
             "UnsupportedOperation",
@@ -150,7 +150,7 @@ def require_running(instance: Any) -> None:
 
 
 def require_unused_group(backend: Any, group_id: str) -> None:
-    """A group can't be deleted while an interface or another group's rule refers to it."""
+    """Require that no interface and no other group's rule refers to a group."""
     users = [eni.id for eni in backend.enis.values() if group_id in {g.id for g in eni.group_set}]
     referrers = [
         group.id
@@ -188,7 +188,7 @@ _NOT_FOUND = {
 
 
 def require_taggable(known: Container[str], resource_ids: Iterable[str]) -> None:
-    """moto tags anything, even what does not exist."""
+    """Require existing resources, because moto tags any id."""
     for resource_id in resource_ids:
         if code := _NOT_FOUND.get(resource_id.partition("-")[0]):
             require_found(known, [resource_id], code, "ID")
@@ -203,17 +203,17 @@ def _named_in(documentation: str) -> frozenset[str]:
 
 
 def unknown_filters(request: Any, names: Iterable[str]) -> list[str]:
-    """Return the filters that an action lacks; only its documentation in botocore's model names them."""
-    # Some actions call the parameter Filter.
+    """Return the filters that an action does not have, according to its documentation in botocore's model."""
+    # For some actions, the parameter is called Filter.
     filters = request.members.get("Filters", request.members.get("Filter"))
     known = _named_in(filters.documentation)
-    # The documentation has `tag:<key>`, or `tag` alone.
+    # The documentation lists `tag:<key>` or only `tag`.
     has_tags = not known.isdisjoint({"tag", "tag:"})
     return [n for n in names if n not in known and not (has_tags and n.startswith("tag:"))]
 
 
 def require_known_filters(action: str, names: Iterable[str]) -> None:
-    """moto ignores many filters that it does not know; EC2 refuses those that do not exist."""
+    """Require that filters exist, as EC2 does. moto ignores many unknown ones."""
     shape: Any = get_service_model("ec2").operation_model(action).input_shape
     for name in unknown_filters(shape, names):
         raise EC2ClientError("InvalidParameterValue", f"The filter '{name}' is invalid")

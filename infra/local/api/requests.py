@@ -1,4 +1,4 @@
-"""API calls as the server reads them before moto does, and the errors that it answers itself."""
+"""API calls, parsed before moto sees them, and error responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
 
 @dataclass(frozen=True)
 class ApiCall:
-    """An API call; ``service`` has its name in signatures, such as ``ec2`` or ``servicequotas``."""
+    """An API call; ``service`` is its name in signatures, such as ``ec2`` or ``servicequotas``."""
 
     service: str
     region: str
@@ -38,7 +38,7 @@ class Reply:
 
 
 def read_call(environ: dict[str, Any]) -> ApiCall:
-    """Read the API call of a request, whose body stays readable."""
+    """Parse the API call of a request and leave its body readable for moto."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
     environ["wsgi.input"] = io.BytesIO(body)
@@ -54,7 +54,7 @@ def read_call(environ: dict[str, Any]) -> ApiCall:
 
 
 def _rest_action(environ: dict[str, Any]) -> str:
-    """Return the action of EventBridge Scheduler that a method and a path stand for."""
+    """Return EventBridge Scheduler's action for a method and path; "" if there is none."""
     method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
     found = (name for verb, uri, name in _rest_actions() if verb == method and uri.fullmatch(path))
     return next(found, "")
@@ -71,7 +71,7 @@ def _rest_actions() -> tuple[tuple[str, re.Pattern[str], str], ...]:
 
 
 def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:
-    """Return an error in the format of the call's service: EC2's XML, that of IAM and STS, or JSON."""
+    """Return an error in the service's format: EC2's XML, IAM's and STS's XML, or JSON."""
     if call.service == "ec2":
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-response
         text = (

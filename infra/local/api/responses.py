@@ -1,6 +1,6 @@
-"""EC2 API calls that moto answers incorrectly, not at all, or without pages.
+"""EC2 actions that moto answers incorrectly, not at all, or without pagination.
 
-moto's server finds them by name. Pages:
+moto's server finds the methods by name. Pagination:
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html#api-pagination
 """
 
@@ -24,21 +24,21 @@ from infra.local.api.network import render_acl, render_route_table
 
 @functools.cache
 def _result_keys() -> dict[str, str]:
-    """Return the element that has the results, for each action whose results come in pages."""
+    """Return the element that holds the results, for each paginated action."""
     loader = botocore.session.get_session().get_component("data_loader")
     pages = loader.load_service_model("ec2", "paginators-1")["pagination"]
     return {action: page["result_key"] for action, page in pages.items() if "limit_key" in page}
 
 
 def pages_of(action: str, params: Mapping[str, Any], page_size: int) -> int:
-    """Return the results per page; 0 for all. Resources that are named by their ids come together."""
+    """Return the page size, or 0 without pagination, such as for requests that specify ids."""
     if action not in _result_keys() or any(name.endswith("Ids") for name in params):
         return 0
     return int(params.get("MaxResults", page_size))
 
 
 def cut(action: str, result: Any, params: Mapping[str, Any], size: int) -> Any:
-    """Return one page of an answer's results. A page's token is the number of its first result."""
+    """Return one page of a response's results. A page's token is the index of its first result."""
     key = _result_keys().get(action, "")
     if not size or not isinstance(result, dict) or key not in result or "NextToken" in result:
         return result
@@ -48,12 +48,12 @@ def cut(action: str, result: Any, params: Mapping[str, Any], size: int) -> Any:
 
 
 _HOME_REGION = "us-east-1"
-# moto answers "pending" to every launch; a repeated request must see the state of its instances.
+# moto always returns "pending" for a launch; a retry must return the instances' current state.
 _RUN_STATE = "RunInstances.Reservation.Instances.Instance.State"
 
 
 class LocalEC2Response(EC2Response):
-    """moto's responses, with those of the embedded cloud where they differ."""
+    """moto's responses, with corrections."""
 
     RESPONSE_KEY_PATH_TO_TRANSFORMER: ClassVar[dict[str, Callable[[Any], Any]]] = {
         path: transform
@@ -64,7 +64,7 @@ class LocalEC2Response(EC2Response):
     def call_action(self) -> Any:
         action, size = str(self._get_action()), self._page_size()
         if action == "DescribeInstances" and size:
-            # moto has pages for this action alone, of 100.
+            # moto paginates only this action, with pages of 100.
             self.params["MaxResults"] = size
         with self.ec2_backend.visibility.observe(action):
             return super().call_action()
@@ -135,7 +135,7 @@ class LocalEC2Response(EC2Response):
             }
         )
 
-    # The way to and from the internet, which moto's default VPC lacks
+    # Internet access, which moto's default VPC lacks
 
     def describe_route_tables(self) -> ActionResult:
         answer: ActionResult = super().describe_route_tables()
@@ -179,7 +179,7 @@ class LocalEC2Response(EC2Response):
         return ActionResult({"VpcBlockPublicAccessExclusions": found})
 
     def describe_instance_connect_endpoints(self) -> ActionResult:
-        """moto has none. The default VPC has one, whatever the filters, unless the faults take it away."""
+        """Return the default VPC's endpoint, which moto lacks, unless faults remove it. Ignores filters."""
         self.error_on_dryrun()
         ec2 = self.ec2_backend
         endpoint = {
@@ -197,7 +197,7 @@ class LocalEC2Response(EC2Response):
         return ActionResult({"State": "disabled", "ManagedBy": "account"})
 
     def describe_spot_price_history(self) -> ActionResult:
-        """moto answers 0.00001 everywhere."""
+        """Return realistic prices; moto returns 0.00001 everywhere."""
         self.error_on_dryrun()
         ec2 = self.ec2_backend
         faults, types = ec2.runtime.faults.now, self._get_param("InstanceTypes", [])
@@ -209,7 +209,7 @@ class LocalEC2Response(EC2Response):
     # Key pairs
 
     def delete_key_pair(self) -> ActionResult:
-        """moto deletes by name only."""
+        """Delete by name or id; moto supports only names."""
         self.error_on_dryrun()
         name, id_ = self._get_param("KeyName"), self._get_param("KeyPairId")
         ec2 = self.ec2_backend
@@ -247,7 +247,7 @@ class LocalEC2Response(EC2Response):
         return super().create_tags()
 
     def describe_regions(self) -> ActionResult:
-        """List the regions that were opened: each one needs its own network."""
+        """Return only regions in use, because opening a region creates a container network."""
         self.error_on_dryrun()
         opened = {_HOME_REGION, *ec2_backends[self.current_account].keys()}
         names = set(self._get_param("RegionNames", []))

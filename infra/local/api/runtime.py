@@ -1,4 +1,4 @@
-"""The part of EC2's state that belongs to the running server and is never saved."""
+"""The part of EC2's state that belongs to the running server and is not saved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.local.machines.containers import NodeContainers
 
 
 class ServerClock(Protocol):
-    """EC2's time, in seconds since 1970: :mod:`time`, unless a test skips the wait for a boot."""
+    """EC2's clock, in seconds since 1970: :mod:`time`, or a replacement in tests."""
 
     def time(self) -> float: ...
 
@@ -24,7 +24,7 @@ class Runtime:
         self.containers, self.clock, self.faults = containers, clock, faults
 
     def attach(self, other: Runtime) -> None:
-        """Continue with these, in the server that has loaded the state."""
+        """Take over the other runtime's attributes after loading a saved state."""
         vars(self).update(vars(other))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -34,5 +34,5 @@ class Runtime:
         return self.clock.time()
 
     def moto_now(self) -> datetime:
-        """Return the time as moto keeps it: UTC without a time zone."""
+        """Return the time in moto's format: UTC without a time zone."""
         return datetime.fromtimestamp(self.now(), timezone.utc).replace(tzinfo=None)

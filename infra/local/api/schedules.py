@@ -1,4 +1,4 @@
-"""EventBridge Scheduler: moto keeps the schedules; here their time comes, and AWS's refusals are added."""
+"""EventBridge Scheduler: moto stores the schedules; this module runs them and rejects what AWS rejects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TERMINATE = "ec2:TerminateInstances"
 
 
 class _DeletedGroup(ScheduleGroup):
-    """What is left of a group until its schedules are deleted.
+    """A group that remains visible until its schedules are deleted.
 
     https://docs.aws.amazon.com/scheduler/latest/APIReference/API_DeleteScheduleGroup.html
     """
@@ -42,9 +42,9 @@ class _DeletedGroup(ScheduleGroup):
 
 
 class LocalScheduler(EventBridgeSchedulerBackend):
-    """One region's schedules; they and the account's roles are saved with EC2's state."""
+    """One region's schedules, saved with EC2's state."""
 
-    # moto looks for the API's URLs beside a backend's module.
+    # moto looks for the API's URLs next to the backend's module.
     _url_module = urls
 
     def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
@@ -53,7 +53,7 @@ class LocalScheduler(EventBridgeSchedulerBackend):
 
     @property
     def _roles(self) -> Mapping[str, Role]:
-        """The account's roles by their ARNs."""
+        """The account's roles by ARN."""
         iam = iam_backends[self.account_id]["aws"]
         return {role.arn: role for role in iam.roles.values()}
 
@@ -87,7 +87,7 @@ class LocalScheduler(EventBridgeSchedulerBackend):
         return super().update_schedule(**values)
 
     def _require_role(self, values: Mapping[str, Any]) -> None:
-        """Refuse a role that the scheduler can't assume, or not yet."""
+        """Reject a role that the scheduler can't assume, or can't assume yet."""
         group = self.get_schedule_group(values["group_name"])
         role = self._roles.get(values["target"]["RoleArn"])
         source = {"aws:SourceAccount": self.account_id, "aws:SourceArn": group.arn}
@@ -96,7 +96,7 @@ class LocalScheduler(EventBridgeSchedulerBackend):
         ):
             raise JsonRESTError("ValidationException", _NO_ROLE)
         faults, now = self.runtime.faults.now, self.runtime.now()
-        # moto's own time of a role is this machine's.
+        # moto's creation time of a role comes from this machine's clock, which tests replace.
         known_since = vars(role).setdefault("spr_first_used", now)
         if now < known_since + faults.role_visibility_s:
             raise JsonRESTError("ValidationException", _NO_ROLE)
@@ -104,7 +104,7 @@ class LocalScheduler(EventBridgeSchedulerBackend):
     # What happens without a call
 
     def pass_time(self, ec2: Any) -> bool:
-        """Carry out the schedules that are due; return whether there were any."""
+        """Execute due schedules; return whether there were any."""
         for name, group in list(self.schedule_groups.items()):
             if isinstance(group, _DeletedGroup) and group.gone_at <= self.runtime.now():
                 del self.schedule_groups[name]
@@ -119,7 +119,7 @@ class LocalScheduler(EventBridgeSchedulerBackend):
             try:
                 self._invoke(schedule, ec2)
             except Exception:
-                # The scheduler tells nobody; there is only a metric.
+                # AWS's scheduler also reports failures only as a metric.
                 logging.exception("schedule %s of %s failed", schedule.name, group.name)
             if schedule.action_after_completion == "DELETE":
                 group.delete_schedule(schedule.name)
@@ -144,7 +144,7 @@ def _time_of(schedule: Schedule) -> datetime:
 def _allows(
     policy: str, action: str, values: Mapping[str, str], *, service: str | None = None
 ) -> bool:
-    """Return whether a statement allows an action; of conditions, it knows StringEquals."""
+    """Return whether a statement allows an action. The only supported condition is StringEquals."""
     return any(
         statement["Effect"] == "Allow"
         and action in (statement["Action"], *statement["Action"])
@@ -155,7 +155,7 @@ def _allows(
 
 
 class Schedules:
-    """The schedules of all regions, and the roles of the account."""
+    """An account's schedules in all regions, and its roles."""
 
     def __init__(self, account: str, runtime: Runtime) -> None:
         self._account, self._runtime = account, runtime
@@ -164,7 +164,7 @@ class Schedules:
         self._regions.backend = functools.partial(LocalScheduler, runtime=runtime)
 
     def state(self) -> Any:
-        """Return what is to be saved."""
+        """Return the state to save."""
         regions = dict(self._regions)
         return (regions, iam_backends[self._account]["aws"].roles) if regions else ({}, {})
 
@@ -178,7 +178,7 @@ class Schedules:
             iam_backends[self._account]["aws"].roles.update(roles)
 
     def pass_time(self, ec2_regions: Mapping[str, Any]) -> bool:
-        """Carry out what is due in these regions; return whether there was anything."""
+        """Execute due schedules in these regions; return whether there were any."""
         found = [(self._regions[r], ec2) for r, ec2 in ec2_regions.items() if r in self._regions]
         invoked = [scheduler.pass_time(ec2) for scheduler, ec2 in found]
         return any(invoked)

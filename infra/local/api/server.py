@@ -1,7 +1,7 @@
 """The embedded cloud's background process: moto's EC2, SSM, and STS on a loopback port.
 
 `python -m infra.local.api.server FOLDER REGION BASE_IMAGE DESCRIPTION` loads the saved state, starts its
-nodes, listens on a port of 127.0.0.1, and then returns while a child process serves.
+nodes, opens a port on 127.0.0.1, and returns while a child process continues as the server.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _WATCH_S = 0.5
 
 
 def watch(application: Application) -> None:
-    """Notice within half a second what the nodes do themselves."""
+    """Reconcile every half second with what the nodes do themselves."""
     while not threading.Event().wait(_WATCH_S):
         with application.lock:
             application.reconcile()
 
 
 def hold_lock(folder: StateFolder) -> IO[str]:
-    """Take the lock that marks a running server, until the file is closed."""
+    """Take the lock that marks a running server; closing the file releases it."""
     file = folder.server_lock.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,7 +49,7 @@ def hold_lock(folder: StateFolder) -> IO[str]:
 
 
 def bind(application: Application, folder: StateFolder) -> Any:
-    """Return a server on the last server's port, or on any free port."""
+    """Return a server on the last server's port if it is free, else on any free port."""
 
     def listen(port: int) -> Any:
         return make_server(
@@ -65,7 +65,7 @@ def bind(application: Application, folder: StateFolder) -> Any:
 
 
 def serve(server: Any, application: Application) -> None:
-    """Serve until the process ends; SIGTERM waits for the current request."""
+    """Serve until the process ends. SIGTERM lets the current request finish."""
 
     def end(_signal: int, _frame: object) -> None:
         application.lock.acquire(timeout=30)

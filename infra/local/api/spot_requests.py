@@ -1,4 +1,4 @@
-"""Spot requests: one per spot instance, with the status of its instance.
+"""Spot requests: one per spot instance, with a status that follows the instance.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
 """
@@ -28,7 +28,7 @@ _MESSAGES = {
 
 
 class SpotRequest(TaggedEC2Resource):
-    """The request of one spot instance; moto's serializer looks for its attributes by these names."""
+    """The request of one spot instance; moto's serializer depends on the attribute names."""
 
     def __init__(
         self, backend: Any, instance: Any, options: Mapping[str, Any], tags: dict[str, str]
@@ -58,14 +58,14 @@ class SpotRequest(TaggedEC2Resource):
 
 
 class SpotRequests:
-    """A region's spot requests, which moto stores in ``spot_instance_requests``."""
+    """A region's spot requests; moto stores them in ``spot_instance_requests``."""
 
     def __init__(self, ec2: Any) -> None:
         self._ec2 = ec2
         self._runtime: Runtime = ec2.runtime
 
     def require_role(self) -> None:
-        """Refuse a purchase if spot's role is missing and the caller may not create it.
+        """Refuse a purchase if spot's role is missing and the caller can't create it.
 
         https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
         """
@@ -78,7 +78,7 @@ class SpotRequests:
             )
 
     def require_price(self, options: Mapping[str, Any], instance_type: str, zone: str) -> None:
-        """Refuse a maximum price below the zone's spot price of today."""
+        """Refuse a maximum price below the zone's current spot price."""
         highest = options.get("MaxPrice")
         price = round(spot_usd(self._runtime.faults.now, instance_type, zone), 6)
         if highest is not None and float(highest) < price:
@@ -100,7 +100,7 @@ class SpotRequests:
         return next((r for r in requests.values() if r.instance_id == instance_id), None)
 
     def close(self, instance_id: str, code: str = "instance-terminated-by-user") -> None:
-        """Close the request of an instance that ends, unless it was canceled before."""
+        """Set the status of an ended instance's request, and close it unless it was canceled."""
         if request := self.find(instance_id):
             if request.state == "active":
                 request.state = "closed"

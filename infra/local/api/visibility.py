@@ -1,4 +1,4 @@
-"""EC2 is eventually consistent: calls do not see new resources at once.
+"""EC2's eventual consistency: calls do not see new resources immediately.
 
 https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
 """
@@ -16,8 +16,8 @@ from infra.local.api.runtime import Runtime
 Collection = MutableMapping[str, Any]
 
 READS = ("Describe", "Get", "List")
-# The collections in which calls look up resources. Those that decide on dependencies (interfaces,
-# volumes) are left out: EC2 itself always knows them, and a group in use by a new instance must stay.
+# The collections in which calls look up resources. Interfaces and volumes are not included, because EC2
+# itself always sees dependencies: nobody can delete a security group that a new instance uses.
 _FOUND_BY_ID: dict[str, Callable[[Any], list[Collection]]] = {
     "instance": lambda ec2: [ec2.reservations],
     "image": lambda ec2: [ec2.amis, ec2.snapshots],
@@ -27,14 +27,14 @@ _FOUND_BY_ID: dict[str, Callable[[Any], list[Collection]]] = {
     "spot": lambda ec2: [ec2.spot_instance_requests],
     "template": lambda ec2: [ec2.launch_templates],
 }
-# A call that takes a name or a client token knows at once that it is taken.
+# These calls see new resources immediately, because they check that a name or client token is unused.
 _KNOWN_TO: dict[str, frozenset[str]] = {
     "RunInstances": frozenset({"instance", "spot"}),
     "CreateImage": frozenset({"image"}),
     "CreateSecurityGroup": frozenset({"group"}),
     "CreateKeyPair": frozenset({"key"}),
     "ImportKeyPair": frozenset({"key"}),
-    # Deleting a key pair that does not exist succeeds, which would hide that it does.
+    # Deleting a missing key pair succeeds, so a hidden one would seem to be deleted.
     "DeleteKeyPair": frozenset({"key"}),
     "CreatePlacementGroup": frozenset({"placement"}),
     "CreateLaunchTemplate": frozenset({"template"}),
@@ -43,7 +43,7 @@ _CREATION_TIMES = ("creation_date", "create_time", "start_time")
 
 
 class Visibility:
-    """Which of a region's resources a call sees; ``created_at`` has their ages by id."""
+    """Controls which of a region's resources a call sees; ``created_at`` maps ids to creation times."""
 
     def __init__(self, ec2: Any) -> None:
         self._ec2 = ec2
@@ -52,12 +52,12 @@ class Visibility:
         self._hidden_instances: tuple[Instance, ...] = ()
 
     def live_instances(self) -> list[Instance]:
-        """Return the instances that have not ended, hidden ones included."""
+        """Return the instances that are not terminated, including hidden ones."""
         known = [*self._ec2.all_instances(), *self._hidden_instances]
         return [i for i in known if i.state != "terminated"]
 
     def resources(self) -> dict[str, Any]:
-        """Return everything that a user has in a region and that a call can create, by its id."""
+        """Return all user-created resources of a region by id."""
         found = {r.id: r for collection in self._collections() for r in collection.values()}
         for reservation in self._ec2.reservations.values():
             found.update((instance.id, instance) for instance in reservation.instances)
@@ -65,7 +65,7 @@ class Visibility:
 
     @contextmanager
     def observe(self, action: str) -> Iterator[None]:
-        """Hide what is too new for a call, and record what the call creates and removes."""
+        """Hide resources that are too new for a call; record what the call creates and deletes."""
         reads = action.startswith(READS)
         before = {} if reads else self.resources()
         with self._hiding(action):
@@ -90,7 +90,7 @@ class Visibility:
 
     @contextmanager
     def _hiding(self, action: str) -> Iterator[None]:
-        """Remove what a call does not see from the state until the call has ended."""
+        """Temporarily remove resources that a call must not see."""
         limit = self._runtime.now() - self._runtime.faults.now.visibility_s
         new = {id_ for id_, at in self.created_at.items() if at > limit}
         if not new:

@@ -1,4 +1,4 @@
-"""The base image in place of Canonical's: Ubuntu from a registry, or else the host's distribution."""
+"""The base image that replaces Canonical's: Ubuntu from a registry, or else the host's distribution."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _LOCK = Path(tempfile.gettempdir(), "spr-cluster-base.lock")
 
 
 def recipe() -> dict[str, str]:
-    """Return the files of the recipe by name, with the package list filled in."""
+    """Return the recipe's files by name, with the package list filled in."""
     files = {p.name: p.read_text() for p in sorted(RECIPE_FOLDER.iterdir()) if p.is_file()}
     return {name: text.replace("@PACKAGES@", PACKAGES) for name, text in files.items()}
 
 
 def recipe_hash(files: dict[str, str]) -> str:
-    """Return a hash that changes with the recipe, and so names its image."""
+    """Return a hash of the recipe, which becomes its image's tag."""
     digest = hashlib.sha256(repr((bootstrap_command([], ""), _BUILD_OPTIONS)).encode())
     for name, text in sorted(files.items()):
         digest.update(f"{name}\0{text}\0".encode())
@@ -117,7 +117,7 @@ def _build(podman: Podman, files: dict[str, str], reference: str, progress: Prog
 
 
 def _fetch_root(podman: Podman, reference: str, progress: Progress) -> tuple[str, str]:
-    """Import a plain system into podman; return its image, and the base image's description."""
+    """Import a plain system into podman; return its image name and the base image's description."""
     if is_registry_reachable():
         progress.note(f"pulling {_UBUNTU}")
         try:
@@ -139,7 +139,7 @@ def is_registry_reachable() -> bool:
     try:
         urllib.request.urlopen(_REGISTRY, timeout=_REGISTRY_TIMEOUT_S).close()
     except urllib.error.HTTPError as answer:
-        # A registry asks for authentication with 401; a 403 or 407 comes from a proxy.
+        # A registry requests authentication with 401; a 403 or 407 comes from a proxy.
         return answer.code == 401
     except OSError:
         return False
@@ -157,7 +157,7 @@ def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
 
 
 def apt_sources(folder: Path, codename: str) -> list[str]:
-    """Return the host's package mirrors as one-line sources, without third parties."""
+    """Return the host's package mirrors as one-line sources, without third-party ones."""
     lines: list[str] = []
     for file in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         if file.suffix == ".sources":
@@ -202,7 +202,7 @@ def _is_distribution_source(line: str, codename: str) -> bool:
 
 
 def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
-    """Return mmdebstrap's command, which writes a small root file system to stdout as a tar archive."""
+    """Return the mmdebstrap command that writes a small root file system to stdout as a tar archive."""
     return [
         *("mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=tar"),
         f"--include={','.join(PACKAGES.split())}",
@@ -239,7 +239,7 @@ def _bootstrap(podman: Podman, root: str, system: dict[str, str]) -> None:
 
 
 def _import_output(podman: Podman, root: str, command: list[str], errors: IO[str]) -> None:
-    """Import the archive that a command writes; raises :class:`CloudError` with the program that failed."""
+    """Import the archive that a command writes. Raises :class:`CloudError`, naming the failed program."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as maker:
         try:
             podman.call("import", "--quiet", "-", root, stdin=maker.stdout, timeout_s=_BOOTSTRAP_S)
@@ -248,7 +248,7 @@ def _import_output(podman: Podman, root: str, command: list[str], errors: IO[str
                 # A truncated archive is the fault of the program that wrote it.
                 status = maker.wait(_SETTLE_S)
             except subprocess.TimeoutExpired:
-                # SIGTERM lets it unmount what it mounted.
+                # SIGTERM lets it clean up its mounts.
                 maker.terminate()
                 raise failure from None
         else:
@@ -258,6 +258,6 @@ def _import_output(podman: Podman, root: str, command: list[str], errors: IO[str
         errors.seek(0)
         lines = errors.read().strip().splitlines() or [f"exit code {status}"]
         raise CloudError(
-            f"{command[0]} could not make the base image: {lines[-1]}",
+            f"{command[0]} could not create the base image: {lines[-1]}",
             hint="check that `apt-get update` works on this machine",
         )

@@ -1,4 +1,4 @@
-"""The containers behind instances: what each EC2 call does in podman, and what a node knows about itself."""
+"""The containers behind instances: EC2's operations on podman, and the instance metadata."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.errors import CloudError
+from infra.files import write_private
 from infra.local.machines.base_image import BaseImage
 from infra.local.machines.host import gateway_of
 from infra.local.machines.links import LinkLimits
@@ -25,7 +26,7 @@ from infra.local.machines.podman import (
     Mount,
     Podman,
 )
-from infra.local.state import StateFolder, write_atomically
+from infra.local.state import StateFolder
 
 SEED_TARGET = "/var/lib/cloud/seed/nocloud"
 
@@ -34,7 +35,7 @@ SEED_TARGET = "/var/lib/cloud/seed/nocloud"
 class Seed:
     """An instance's identity and user data.
 
-    A new instance id makes cloud-init run again on a clone of an image: new host keys, new host name.
+    On a clone of an image, the new instance id makes cloud-init set new host keys and a new host name.
     """
 
     instance_id: str
@@ -42,7 +43,7 @@ class Seed:
     public_key: str
     user_data: bytes
     metadata: Mapping[str, str]
-    """Values by their paths, such as ``placement/availability-zone``."""
+    """Values by path, such as ``placement/availability-zone``."""
 
     def meta_data(self) -> str:
         """Return the `meta-data` file as JSON, which is also YAML."""
@@ -53,7 +54,7 @@ class Seed:
         return json.dumps(values, indent=2) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Write the seed's files, for root only: user data can contain secrets."""
+        """Write the seed's files, readable only by root, because user data can contain secrets."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "meta-data").write_text(self.meta_data())
         (folder / "user-data").write_bytes(self.user_data or b"#cloud-config\n{}\n")
@@ -62,10 +63,8 @@ class Seed:
 
 
 def write_metadata(folder: Path, name: str, value: str) -> None:
-    """Change a value of the instance metadata. The node sees it at once: the seed is mounted there."""
-    path = folder / "metadata/latest/meta-data" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, value.encode())
+    """Set a value of the instance metadata. The seed is mounted, so the node sees it immediately."""
+    write_private(folder / "metadata/latest/meta-data" / name, value)
 
 
 def hostname_of(address: str) -> str:
@@ -75,7 +74,7 @@ def hostname_of(address: str) -> str:
 
 def metadata_of(instance: Any, market: str) -> dict[str, str]:
     """Return a new instance's metadata: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html"""
-    zone = str(instance.placement.zone)  # moto's instance; the command line must not import moto
+    zone = str(instance.placement.zone)  # untyped, because the command line must not import moto
     return {
         "ami-id": instance.image_id,
         "instance-id": instance.id,
@@ -89,13 +88,13 @@ def metadata_of(instance: Any, market: str) -> dict[str, str]:
 
 T = TypeVar("T")
 
-# podman locks each container; more calls at once than this only wait for one another.
+# Beyond this number, parallel calls only wait for podman's locks.
 _PARALLEL = 16
 
 
 @dataclass(frozen=True)
 class ContainerRequest:
-    """A new node; with ``mask_ssh`` no SSH server answers on its port 22."""
+    """A new node; ``mask_ssh`` disables its SSH server."""
 
     seed: Seed
     address: str
@@ -106,7 +105,7 @@ class ContainerRequest:
 
 
 class NodeContainers:
-    """The containers of one embedded cloud; their failures are :class:`CloudError`."""
+    """The containers of one embedded cloud. Methods raise :class:`CloudError`."""
 
     def __init__(
         self, podman: Podman, folder: StateFolder, base: BaseImage, mounts: Sequence[Mount] = ()
@@ -116,7 +115,7 @@ class NodeContainers:
         self._folder = folder
         self._mounts = tuple(mounts)
         self._links: dict[int, LinkLimits] = {}
-        """How the nodes' network interfaces are shaped, by the nodes' first processes."""
+        """The active link limits, by the pid of the node's first process."""
         self._background = ThreadPoolExecutor(4, thread_name_prefix="image")
         # A server that was killed may have left incomplete folders.
         for path in (*folder.images.glob("*.part"), *folder.images.glob(".*.trash")):
@@ -137,14 +136,14 @@ class NodeContainers:
         return [r for network in self.podman.networks() for r in network.ranges]
 
     def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
-        """Create a podman network as large as a region's default VPC, so that its addresses are valid."""
+        """Create a podman network with the range of a region's default VPC, unless it exists."""
         name = self.network_of(region)
         if name not in {known.name for known in self.podman.networks()}:
             labels = {CLOUD_LABEL: self._folder.key, REGION_LABEL: region}
             self.podman.create_network(name, str(network), gateway_of(network), labels)
 
     def launch(self, requests: Sequence[ContainerRequest]) -> None:
-        """Start all of these nodes in parallel, or none."""
+        """Start these nodes in parallel; if one fails, remove all of them."""
         try:
             at_once(self._launch, requests)
         except CloudError:
@@ -173,7 +172,7 @@ class NodeContainers:
         )
 
     def _masks(self, request: ContainerRequest) -> tuple[Mount, ...]:
-        """Return empty unit files: systemd masks a unit whose file is empty.
+        """Return mounts of empty unit files, which mask these units in systemd.
 
         https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html ("masked")
         """
@@ -185,11 +184,11 @@ class NodeContainers:
         return tuple(Mount(empty, f"/etc/systemd/system/{unit}") for unit in units)
 
     def write_metadata(self, instance_id: str, name: str, value: str) -> None:
-        """Change a value of a node's instance metadata."""
+        """Set a value of a node's instance metadata."""
         write_metadata(self._folder.seed(instance_id), name, value)
 
     def start(self, instance_ids: Iterable[str]) -> None:
-        """Start stopped nodes again, with the same disks and addresses."""
+        """Restart stopped nodes with the same disks and addresses."""
         at_once(self.podman.start, [self.container_of(i) for i in instance_ids])
 
     def stop(self, instance_ids: Iterable[str]) -> None:
@@ -208,8 +207,8 @@ class NodeContainers:
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
 
     def shape_links(self, pids: Iterable[int], link: LinkLimits) -> None:
-        """Limit the speed of running nodes' network interfaces, where it is not yet so."""
-        # The kernel uses the numbers of ended processes again.
+        """Apply these limits to the network interfaces of running nodes, unless already applied."""
+        # Forget ended processes, because the kernel reuses their pids.
         self._links = {pid: now for pid, now in self._links.items() if self.podman.is_alive(pid)}
         for pid in pids:
             if self._links.get(pid) != link:
@@ -217,10 +216,10 @@ class NodeContainers:
                 self._links[pid] = link
 
     def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
-        """Start to save a running node's disk as an image; then reboot the node, if requested.
+        """Start saving a running node's disk as an image; afterward, reboot the node if requested.
 
-        EC2 reboots first, so that the disk is quiet. Here a disk can be read only while its node
-        runs; nothing is lost, because a container's files need no flushing.
+        EC2 reboots first, to flush the disk. Here, the disk is readable only while the node runs, and
+        a container's files need no flushing.
         """
         return self._background.submit(self._save_image, instance_id, image_id, reboot)
 
@@ -237,13 +236,13 @@ class NodeContainers:
                 self.podman.start(container)
 
     def host_keys(self, instance_id: str, pid: int) -> tuple[str, ...]:
-        """Return a node's public SSH host keys, once its first boot has created them."""
+        """Return a node's public SSH host keys; empty until its first boot has created them."""
         return self.podman.host_keys(pid, f"var/lib/cloud/instances/{instance_id}/sem/config_ssh")
 
     def remove_image(self, image_id: str) -> None:
         """Remove an image that no node uses, if it still exists.
 
-        It disappears at once, as on EC2; its files are deleted in the background.
+        It disappears immediately, as on EC2; a background thread deletes its files.
         """
         image = self.image_of(image_id)
         trash = image.with_name(f".{image_id}.trash")
@@ -253,7 +252,7 @@ class NodeContainers:
 
 
 def at_once(work: Callable[[T], None], items: Iterable[T]) -> None:
-    """Process all items in parallel; raise the first failure when all have ended."""
+    """Process all items in parallel. After all have finished, raises the first failure."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         futures = [pool.submit(work, item) for item in items]
     for future in futures:

@@ -1,4 +1,4 @@
-"""The host: required programs, free address ranges, CPUs, certificates, and pip's sources."""
+"""The host: required programs, free address ranges, CPUs, certificates, and pip configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_prerequisites(
     has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
     user_id: Callable[[], int] = os.geteuid,
 ) -> None:
-    """Raise :class:`UsageError` with what the embedded cloud lacks here, and how to get it."""
+    """Raise :class:`UsageError` if a prerequisite of the embedded cloud is missing, with a way to get it."""
     if system != "Linux":
         raise UsageError(
             f"the embedded cloud needs Linux (its instances are containers); this is {system}",
@@ -81,7 +81,7 @@ def check_prerequisites(
 def used_ranges(
     run: Callable[[Sequence[str]], str] | None = None, resolv_conf: Path = Path("/etc/resolv.conf")
 ) -> list[IPv4Network]:
-    """Return the IPv4 ranges of this machine's routes, addresses, and name servers."""
+    """Return the IPv4 ranges of this machine's routes and name servers."""
     text = (run or _output)(["ip", "-json", "-4", "route", "show", "table", "all"])
     routes = [str(route.get("dst", "default")) for route in json.loads(text or "[]")]
     servers = re.findall(
@@ -112,7 +112,7 @@ def choose_range(used: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def gateway_of(network: IPv4Network) -> str:
-    """Return the host's address in a range: the first, which EC2 reserves for the router."""
+    """Return the host's address in a range: the first one, which EC2 reserves for the router."""
     return str(network[1])
 
 
@@ -122,7 +122,7 @@ def gateway_of(network: IPv4Network) -> str:
 def choose_cpus(
     count: int, in_use: Iterable[Sequence[int]], available: Sequence[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """Choose CPUs for ``count`` more nodes: a quarter of the machine each, the least used first."""
+    """Choose CPUs for ``count`` new nodes: the least used quarter of the machine for each."""
     cpus = sorted(os.sched_getaffinity(0)) if available is None else list(available)
     size = max(1, len(cpus) // 4)
     uses = dict.fromkeys(cpus, 0)
@@ -139,8 +139,8 @@ def choose_cpus(
 
 # pip and certificates
 
-# The options that decide where packages come from; all others (caches, target folders, …) concern
-# only the host.
+# The options that affect where packages come from. All others (caches, target folders, …) apply only to
+# the host.
 _PIP_OPTIONS = frozenset(
     {
         "cert", "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy",
@@ -171,7 +171,7 @@ def pip_config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
 def merge_pip_config(
     files: Iterable[Path], environment: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Merge this machine's settings of pip's sources: files, then `PIP_…` variables."""
+    """Merge this machine's pip settings about package sources: files, then `PIP_…` variables."""
     merged: dict[str, dict[str, str]] = {"global": {}}
     for file in files:
         parser = configparser.RawConfigParser()
@@ -187,7 +187,7 @@ def merge_pip_config(
     for variable, value in environment.items():
         name = variable.removeprefix("PIP_").lower().replace("_", "-")
         if variable.startswith("PIP_") and name in _PIP_OPTIONS and value:
-            # A variable overrides every file, even its sections for single commands.
+            # A variable overrides all files, including their sections for single commands.
             for options in merged.values():
                 options.pop(name, None)
             merged["global"][name] = value
@@ -207,7 +207,7 @@ def render_pip_config(config: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
-    """Return the local folders from which a configuration takes packages."""
+    """Return the local folders that a configuration uses as package sources."""
     folders: set[Path] = set()
     for options in config.values():
         for key in ("find-links", "index-url", "extra-index-url"):
@@ -224,7 +224,7 @@ def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
 
 
 def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the user's certificate bundle; ``None`` without one."""
+    """Return the user's certificate bundle, else the system's, if any."""
     names = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
     candidates = [pip_cert, *(environment.get(name, "") for name in names)]
     for candidate in [*candidates, CA_BUNDLE]:
@@ -234,7 +234,7 @@ def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def node_mounts(pip_conf: Path, environment: Mapping[str, str] | None = None) -> tuple[Mount, ...]:
-    """Write the nodes' pip.conf, and return the host's files and folders that every node can read."""
+    """Write the nodes' pip.conf; return the host's files and folders to mount on every node."""
     variables = os.environ if environment is None else environment
     config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
     bundle = ca_bundle(config["global"].pop("cert", ""), variables)

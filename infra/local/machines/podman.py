@@ -22,7 +22,7 @@ CLOUD_LABEL = "org.spr-cluster.cloud"
 INSTANCE_LABEL = "org.spr-cluster.instance"
 REGION_LABEL = "org.spr-cluster.region"
 
-# Every container gets the address of EC2's instance metadata, which it could not add itself.
+# The hook adds the address of EC2's instance metadata, which a container can't add itself.
 HOOKS = Path(__file__).parent / "hooks"
 _QUICK_S = 60.0
 _COPY_S = 3600.0
@@ -40,7 +40,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """A container that behaves as a machine; ``image`` is podman's name, or a folder with a whole disk."""
+    """A container that acts as a machine; ``image`` is a podman image, or a folder with a whole disk."""
 
     name: str
     image: str | Path
@@ -92,10 +92,10 @@ class PodmanNetwork:
 
 
 def node_ulimits() -> list[str]:
-    """Return limits that podman can set without CAP_SYS_RESOURCE: well below the caller's.
+    """Return limits that podman can set without CAP_SYS_RESOURCE, well below this process's limits.
 
-    podman's defaults, and values near the hard limit, fail there with `setrlimit … Operation not
-    permitted`. On a machine with high limits these are the usual ones.
+    Without that capability, podman's defaults and values near the hard limit fail with
+    `setrlimit … Operation not permitted`.
     """
     options = []
     limits = (("nofile", resource.RLIMIT_NOFILE, 65536), ("nproc", resource.RLIMIT_NPROC, 32768))
@@ -107,12 +107,12 @@ def node_ulimits() -> list[str]:
 
 
 def mac_of(address: str) -> str:
-    """Derive the MAC address, so that the host's ARP cache stays valid when an address is reused."""
+    """Derive a MAC address, so that the host's ARP cache stays valid when an IP address is reused."""
     return "02:42:" + ":".join(f"{byte:02x}" for byte in ipaddress.IPv4Address(address).packed)
 
 
 def run_arguments(spec: ContainerSpec) -> list[str]:
-    """Return the arguments of `podman run` that make a container behave as a machine."""
+    """Return the arguments of `podman run` that make a container act as a machine."""
     options = {
         "--name": spec.name,
         "--hostname": spec.hostname,
@@ -123,7 +123,7 @@ def run_arguments(spec: ContainerSpec) -> list[str]:
         "--ip": spec.address,
         "--mac-address": mac_of(spec.address),
         "--cpuset-cpus": ",".join(map(str, spec.cpus)),
-        # podman's 64 MiB of shared memory are too small for MPI and PyTorch's data loaders.
+        # podman's default, 64 MiB, is too small for MPI and PyTorch's data loaders.
         "--shm-size": "8g",
         # Lets the kernel distinguish a reboot (exit code 129, SIGHUP) from a power-off (130, SIGINT):
         # https://man7.org/linux/man-pages/man2/reboot.2.html ("Behavior inside PID namespaces").
@@ -134,12 +134,12 @@ def run_arguments(spec: ContainerSpec) -> list[str]:
     mounts = [f"--volume={m.source}:{m.target}:ro" for m in spec.mounts]
     # ":O" stores the node's changes in an overlay; the folder stays unchanged.
     disk = ["--rootfs", f"{spec.image}:O"] if isinstance(spec.image, Path) else [spec.image]
-    # Nodes manage /etc/hosts themselves: a rename could not replace podman's bind mount.
+    # Nodes manage /etc/hosts themselves, and they can't rename a file onto podman's bind mount.
     return [*flags, "--no-hosts", *node_ulimits(), *labels, *mounts, *disk, "/sbin/init"]
 
 
 def choose_runtime() -> list[str]:
-    """Choose runc for the hybrid cgroup layout, which crun refuses; elsewhere podman chooses."""
+    """Choose runc for cgroups version 1, which crun rejects; otherwise, let podman choose."""
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         return []
     runc = shutil.which("runc")
@@ -152,7 +152,7 @@ def choose_runtime() -> list[str]:
 
 
 class Podman:
-    """podman's command line; every call has a time limit and reports why it failed."""
+    """podman's command line; every call has a time limit."""
 
     def __init__(self) -> None:
         self._prefix = ["podman", *choose_runtime()]
@@ -161,7 +161,7 @@ class Podman:
     def call(
         self, *arguments: str, timeout_s: float = _QUICK_S, stdin: Any = subprocess.DEVNULL
     ) -> str:
-        """Run `podman …` and return its output; raises :class:`CloudError`."""
+        """Run `podman …` and return its output. Raises :class:`CloudError`."""
         what = " ".join(a for a in arguments[:2] if not a.startswith("-"))
         hooks = [f"--hooks-dir={HOOKS}"] if arguments[0] in ("run", "start") else []
         try:
@@ -209,24 +209,24 @@ class Podman:
         return [Container.from_podman(entry) for entry in entries]
 
     def is_alive(self, pid: int) -> bool:
-        """Return whether a container's first process exists, without a call to podman."""
+        """Return whether a container's first process exists. Does not call podman."""
         return Path(f"/proc/{pid}").exists()
 
     def shape(self, pid: int, link: LinkLimits) -> None:
-        """Limit the network interface of the container with this first process."""
+        """Limit the network interface of the container whose first process is ``pid``."""
         links.shape(pid, link)
 
     def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
-        """Return the public SSH host keys of the container with this first process.
+        """Return the public SSH host keys of the container whose first process is ``pid``.
 
-        There are none before the file ``made`` exists: until then they can be the parent image's.
+        Returns none until the file ``made`` exists, because the keys may be the parent image's.
         """
         disk = proc / str(pid) / "root"
         try:
             if not (disk / made).exists():
                 return ()
             files = sorted((disk / "etc/ssh").glob("ssh_host_*_key.pub"))
-            # A link could lead out of the container.
+            # A link could point outside the container.
             return tuple(read_text(f).strip() for f in files if not f.is_symlink())
         except (OSError, UsageError):
             return ()
@@ -236,8 +236,7 @@ class Podman:
     def copy_disk(self, container: str, target: Path) -> None:
         """Copy a running container's disk, without its mounts, into a new folder.
 
-        `podman commit` takes 55 s for a node with PyTorch, because it packs, hashes, and unpacks the
-        disk; a plain copy takes 6 s.
+        For a node with PyTorch, this takes 6 s; `podman commit`, which packs and hashes, takes 55 s.
         """
         inspected = json.loads(self.call("inspect", container))[0]
         if not (pid := inspected["State"]["Pid"]):
@@ -276,7 +275,7 @@ class Podman:
             self.call("rmi", image)
 
     def prune_images(self, label: str) -> None:
-        """Remove nameless images with this label that nothing uses."""
+        """Remove unused, untagged images with this label."""
         self.call("image", "prune", "--force", "--filter", f"label={label}")
 
     # Networks
@@ -296,9 +295,9 @@ class Podman:
 
 
 def open_podman(folder: Path) -> Podman:
-    """Return podman with netavark, which alone supports fixed addresses on networks of any range.
+    """Return podman with the netavark backend, which supports fixed addresses in any range.
 
-    Debian 12's podman can be set to the older cni; the host's configuration stays unchanged.
+    Debian 12's podman may default to the older CNI. The host's configuration stays unchanged.
     """
     podman = Podman()
     if podman.call("info", "--format", "{{.Host.NetworkBackend}}").strip() != "netavark":

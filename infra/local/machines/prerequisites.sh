@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what the embedded cloud needs from the system, where it is missing (Debian and Ubuntu, as root).
+# Installs the embedded cloud's missing system packages (Debian and Ubuntu, as root).
 set -eu
 
 missing=""

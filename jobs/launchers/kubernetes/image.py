@@ -10,8 +10,7 @@ from jobs.launchers.files import worker_files
 from jobs.launchers.node_shape import Preload
 from jobs.worker.tasks import TASKS
 from provision.install import EXAMPLES, VENV
-from provision.stacks.requirements import pip_options, render_import_check, render_requirements
-from provision.stacks.stack import Stack
+from provision.stacks.stack import Stack, pip_options, render_import_check, render_requirements
 
 _ROOT = str(Path(VENV).parent)
 CODE = f"{_ROOT}/code"

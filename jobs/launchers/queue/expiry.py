@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cluster.events import utc_now
+from cluster.local_files import utc_now
 from infra.errors import JobError
 from infra.words import spoken_day, spoken_time
 

@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cluster.job_queue import PENDING
-from cluster.node_program import render_program
 from infra.errors import UsageError
 from infra.files import parse_object
 from jobs.launchers.job_state import (
@@ -22,13 +21,14 @@ from jobs.launchers.job_state import (
     parse_end,
 )
 from jobs.launchers.launcher import NAME, JobSummary
-from jobs.worker.supervisor import commands, listing
+from jobs.worker.supervisor import listing
 from provision.host import Host
+from provision.run_on_nodes import send
 
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
     """Return the jobs on a head, in the order of submission."""
-    program = render_program("listing the jobs", (commands, listing))
+    program = send(listing).render("listing the jobs")
     return parse_jobs(head.run(program).stdout)
 
 

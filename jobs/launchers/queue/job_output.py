@@ -16,7 +16,7 @@ from jobs.launchers.job_state import JobEnd
 from jobs.launchers.plan import STOP_SECONDS, JobPaths
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.runtime.events import mark_of, parse_event, prefix_of
-from provision.mpi import explain_mpi_failure
+from provision.install import explain_mpi_failure
 
 Event = dict[str, Any]
 _KEPT_LOG_LINES = 200

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from cluster.node_program import render_program
 from infra.errors import UsageError
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths
-from jobs.worker.supervisor import commands, log_reader
+from jobs.worker.supervisor import log_reader
 from provision.host import Host, TextSink
-
-FOLLOWING = (commands, log_reader)
-"""What prints a log on a node."""
+from provision.run_on_nodes import send
 
 
 def read_log(
@@ -29,7 +26,7 @@ def read_log(
             f"# reading the log of earlier runs\ncat {paths.root}/log.earlier 2>/dev/null || true"
         )
         head.run(earlier, timeout_s=None, on_text=on_text)
-    program = render_program("reading a log", FOLLOWING, *what, node=node)
+    program = send(log_reader, *what).render("reading a log", node)
     head.run(program, timeout_s=None, on_text=on_text)
 
 

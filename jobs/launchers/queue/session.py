@@ -43,7 +43,8 @@ from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
-from provision.host import Host, on_all
+from provision.host import Host
+from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
 
 

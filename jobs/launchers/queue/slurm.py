@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from cluster.node_program import render_program
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.launchers.job_state import FAILED, JobEnd, parse_end
 from jobs.launchers.mpirun import render_batch_script
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.logs import FOLLOWING
+from jobs.worker.supervisor import log_reader
 from jobs.worker.supervisor.launch import SECRETS, Launch
 from provision.host import Host, TextSink
+from provision.run_on_nodes import send
 
 # Counted from the job's start: the longest that a laptop sleeps or a job runs.
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
@@ -124,7 +124,7 @@ class SlurmLauncher:
 
         def watch() -> bool | None:
             what = (paths.root, "log", paths.job_id, str(seen + 1), mark)
-            program = render_program("following a job", FOLLOWING, *what)
+            program = send(log_reader, *what).render("following a job")
             try:
                 self.head.run(program, timeout_s=None, on_text=take)
             except HostKeyError:

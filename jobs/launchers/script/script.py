@@ -19,8 +19,7 @@ from jobs.launchers.mpirun import rank_environment
 from jobs.launchers.node_shape import NodeShape, Preload, place_on
 from jobs.launchers.placement import Placement
 from jobs.launchers.plan import CHECKPOINT_SECONDS, JobPlan
-from provision.stacks.requirements import pip_options, render_import_check, render_requirements
-from provision.stacks.stack import Stack
+from provision.stacks.stack import Stack, pip_options, render_import_check, render_requirements
 
 SCRIPT, INSTALL, REQUIREMENTS = "job.sbatch", "install.sh", "requirements.txt"
 OURS = (SCRIPT, INSTALL, REQUIREMENTS, "code")

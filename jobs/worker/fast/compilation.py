@@ -18,7 +18,7 @@ from .attention import stop_using_products, use_products
 
 FEWEST_STEPS = 300
 """Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
-step of DistilBERT a third faster: see docs/training.md."""
+step of DistilBERT a third faster: see docs/speed.md."""
 _New = TypeVar("_New", bound=nn.Module)
 
 

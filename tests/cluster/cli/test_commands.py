@@ -61,8 +61,8 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("options", "price"),
     [
-        (["--spot"], "Spot: now from $2.2915 each (r7iz.metal-16xl in us-east-1f"),
-        (["--spot", "--max-price", "2.5"], "At most $2.5 for each machine."),
+        (["--market", "spot"], "Spot: now from $2.2915 each (r7iz.metal-16xl in us-east-1f"),
+        (["--market", "spot", "--max-price", "2.5"], "At most $2.5 for each machine."),
     ],
 )
 def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) -> None:
@@ -266,7 +266,7 @@ def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandL
 
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
-    line.must("up", "--nodes", "2", "--spot", "--yes")
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
 
     text = line.must("status").out
     result = parsed(line.run("status", "--json"))

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.lifecycle import doctor
 from cluster.lifecycle.doctor import Check, Examination
-from cluster.verify.checks.result import CheckResult
+from cluster.verify.results import CheckResult
 from infra.iam.dry_runs import describe_tag_rules, find_tag_conflicts
 from tests.cluster.cli.test_iam_policy import without
 from tests.harness.command_line import ApiCall, CommandLine
@@ -40,7 +40,7 @@ def examine(line: CommandLine, *options: str) -> tuple[int, dict[str, dict[str, 
         ("[network]\nblock_public_access = 'block-bidirectional'", "routes", "is block-bidir"),
         ("[network]\nfirewall = true", "routes", "goes through a firewall endpoint"),
         ("[network]\nacl = 'no-ssh'", "network ACLs", "denies SSH"),
-        ("[network]\nacl = 'no-answers'", "network ACLs", "SSH's answers"),
+        ("[network]\nacl = 'no-answers'", "network ACLs", "SSH responses"),
         ("[network]\nacl = 'no-downloads'", "network ACLs", "downloads"),
         ("[network]\nssh = 'blocked'", "port 22", "an SSH server of AWS: timed out"),
         ("[quota]\non_demand_vcpus = 127", "quota", "L-1216C47A is 127 vCPUs: 2 nodes of r7iz"),
@@ -50,7 +50,14 @@ def examine(line: CommandLine, *options: str) -> tuple[int, dict[str, dict[str, 
 def test_it_names_the_fault_and_no_other(
     line: CommandLine, fault: str, check: str, says: str
 ) -> None:
-    options = ("--spot",) if "spot" in fault else ()
+    options = (
+        (
+            "--market",
+            "spot",
+        )
+        if "spot" in fault
+        else ()
+    )
     line.cloud.faults("[quota]\non_demand_vcpus = 128\nspot_vcpus = 128\n")
     assert examine(line, *options) == (0, {})
     line.cloud.faults(fault)
@@ -192,8 +199,8 @@ def test_a_wrong_option_ends_with_2(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("rule", "conflict"),
     [
-        ({"tag_key": "Name", "tag_value": ["prod-*"]}, "the tag Name is a-head, and has to be prod-*"),
-        ({"tag_key": "NAME"}, "the tag Name has to be NAME"),
+        ({"tag_key": "Name", "tag_value": ["prod-*"]}, "the tag Name is a-head but must be prod-*"),
+        ({"tag_key": "NAME"}, "the tag Name must be NAME"),
         ({"tag_key": "Name", "tag_value": ["prod", "a-*"]}, ""),
         ({"tag_value": ["prod"], "enforced_for": ["s3:bucket"]}, ""),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster import lost_results
+from cluster import job_queue
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
 from jobs.launchers.plan import JobPaths
@@ -123,7 +123,7 @@ def test_a_head_that_fails_does_not_stop_down(tutor: CommandLine) -> None:
 def test_a_head_that_hangs_does_not_stop_down(
     tutor: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lost_results, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(job_queue, "_DEADLINE_S", 0.2)
 
     def hang(_: Any) -> Result:
         time.sleep(3)
@@ -188,7 +188,7 @@ def find(head: Path, queue: str = "", code: int = 0) -> list[str]:
     (head / "squeue").write_text(f"#!/bin/sh\ncat <<'END'\n{queue}END\nexit {code}\n")
     (head / "squeue").chmod(0o755)
     done = subprocess.run(
-        ["sh", "-c", lost_results.SCRIPT],
+        ["sh", "-c", job_queue.SCRIPT],
         env={**os.environ, "HOME": str(head), "PATH": f"{head}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,

@@ -32,7 +32,7 @@ from tests.infra.local.fakes import Endpoint
 # Their absence stops nothing; what the user is told instead.
 _INFORMATIVE = {
     **{
-        f"ec2:{look}": f"The way to the machines is not checked: no permission for {look}."
+        f"ec2:{look}": f"Can't check the route to the machines: no permission for {look}."
         for look in (
             "DescribeInstanceConnectEndpoints",
             "DescribeNetworkAcls",
@@ -41,11 +41,11 @@ _INFORMATIVE = {
             "DescribeVpcBlockPublicAccessOptions",
         )
     },
-    "ssm:GetServiceSetting": "The way to the machines is not checked: no permission for GetServiceSetting.",
+    "ssm:GetServiceSetting": "Can't check the route to the machines: no permission for GetServiceSetting.",
     "ec2:GetConsoleOutput": "its host key was accepted on first contact: no permission for GetConsoleOutput",
     "ec2:DescribeSpotPriceHistory": "Prices: no permission for DescribeSpotPriceHistory.",
     "pricing:GetProducts": "Prices: no permission for GetProducts.",
-    "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
+    "servicequotas:GetServiceQuota": "you have unknown (no permission to read it)",
 }
 _KEY = "arn:aws:kms:us-east-1:123456789012:key/0123"
 _TYPES = ("r7iz.metal-16xl", "m7i.metal-24xl", "c7i.xlarge", "m7i.xlarge")
@@ -429,7 +429,7 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
 
     jumps = {"ec2:DescribeInstanceConnectEndpoints": "eice", "ssm:GetServiceSetting": "ssm"}
     way = ("--jump", jumps[action]) if action in jumps else ()
-    result = line.must("up", "--nodes", "2", "--spot", "--yes", *way)
+    result = line.must("up", "--nodes", "2", "--market", "spot", "--yes", *way)
 
     assert _INFORMATIVE[action] in result.err
 
@@ -497,7 +497,7 @@ def test_a_key_for_disks_that_may_not_be_used_is_named_and_nothing_is_bought_aga
 def test_a_key_for_disks_on_spot_may_need_a_grant(line: CommandLine, tmp_path: Path) -> None:
     allow(line, tmp_path, build_policy(), f"[ebs]\nkms_key = '{_KEY}'\n")
 
-    result = line.run("up", "--nodes", "1", "--spot", "--yes")
+    result = line.run("up", "--nodes", "1", "--market", "spot", "--yes")
 
     assert result.code == 1
     assert "aws kms create-grant --key-id ARN --grantee-principal" in result.message
@@ -513,13 +513,13 @@ def test_spots_role_needs_a_permission_only_where_it_is_missing(
     policy = without("iam:CreateServiceLinkedRole")
     allow(line, tmp_path, policy, "[spot]\nservice_linked_role = false\n")
 
-    result = line.run("up", "--nodes", "2", "--spot", "--yes")
+    result = line.run("up", "--nodes", "2", "--market", "spot", "--yes")
 
     assert result.code == 1
     assert "AuthFailure.ServiceLinkedRoleCreationNotPermitted" in result.message
     assert "aws iam create-service-linked-role" in result.message
     allow(line, tmp_path, policy)
-    line.must("up", "--nodes", "2", "--spot", "--yes")
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
 
 
 # --check
@@ -552,7 +552,7 @@ def test_a_check_by_dry_runs_makes_nothing_and_names_what_is_missing(
 
 def test_a_check_tries_changes_on_what_exists(line: CommandLine, tmp_path: Path) -> None:
     leave_orphans(line)
-    line.must("up", "--nodes", "2", "--spot", "--yes")
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
     before = line.cloud.left()
     allow(line, tmp_path, without("ec2:DeleteVolume"))
 

@@ -33,7 +33,7 @@ _TYPES = (
 )
 _REGIONS = (
     "\n  → `aws account list-regions` lists this account's regions; "
-    "if this one is new, check the network"
+    "if this is a new one, check the network connection"
 )
 _YES = "this needs confirmation, but there is no terminal\n  → --yes confirms"
 _NO_CLUSTER = (
@@ -146,13 +146,13 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --idle-timeout soon", f"--idle-timeout 'soon': {_DURATION}"),
     ("up --idle-timeout 1m", "--idle-timeout 1m: expected from 5m to 30d"),
     ("plan --idle-timeout 31d", "--idle-timeout 31d: expected from 5m to 30d"),
-    ("up --max-price 3", "--max-price requires --spot; on-demand prices are fixed"),
-    ("up --spot --max-price 0", f"--max-price 0: {_PRICE}"),
-    ("up --spot --max-price -1", f"--max-price -1: {_PRICE}"),
-    ("up --spot --max-price nan", f"--max-price nan: {_PRICE}"),
-    ("up --spot --max-price 1001", f"--max-price 1001: {_PRICE}"),
+    ("up --max-price 3", "--max-price requires --market spot; on-demand prices are fixed"),
+    ("up --market spot --max-price 0", f"--max-price 0: {_PRICE}"),
+    ("up --market spot --max-price -1", f"--max-price -1: {_PRICE}"),
+    ("up --market spot --max-price nan", f"--max-price nan: {_PRICE}"),
+    ("up --market spot --max-price 1001", f"--max-price 1001: {_PRICE}"),
     (
-        "up --spot --max-price much",
+        "up --market spot --max-price much",
         "argument --max-price: invalid float value: 'much'" + f.help_of("up"),
     ),
     # Who may enter
@@ -219,8 +219,8 @@ def test_a_usage_error_names_what_is_expected(
 
 
 _NOT_ENABLED = (
-    "→ if `aws sts get-caller-identity --region us-east-1` works, this region is not enabled for your "
-    "account: see the console, Account, AWS Regions; otherwise: "
+    "→ if `aws sts get-caller-identity --region us-east-1` works, your account has not enabled this "
+    "region (in the console: Account, AWS Regions); otherwise: "
 )
 _CREDENTIALS_HINT = (
     "\n  → run `aws configure`, `aws login`, or `aws sso login`, or set AWS_PROFILE; to try the tool "

@@ -76,17 +76,17 @@ _WHILE_BUYING = (
     ),
     f.Row(
         "spot price too low",
-        f"{_UP} --spot --max-price 1",
+        f"{_UP} --market spot --max-price 1",
         "no zone has capacity for 1 machine; tried:\n  r7iz.metal-16xl in us-east-1a, spot, in the placement "
         "group: SpotMaxPriceTooLow: Your Spot request price of 1 is lower than the minimum "
-        "required Spot request fulfillment price of 3.5\n  → raise --max-price, or add "
-        "--spot-or-on-demand",
+        "required Spot request fulfillment price of 3.5\n  → raise --max-price, or use "
+        "--market spot-or-on-demand",
         faults="[spot]\nusd_per_hour = 3.5\n",
         left=f.GROUPS,
     ),
     f.Row(
         "no role for spot",
-        f"{_UP} --spot",
+        f"{_UP} --market spot",
         f"RunInstances failed: AuthFailure.ServiceLinkedRoleCreationNotPermitted: {_NO_ROLE}\n  "
         "→ spot needs a role that is created once per account: aws iam create-service-linked-role "
         "--aws-service-name spot.amazonaws.com; `spr-cluster iam-policy` includes the permission",
@@ -114,7 +114,7 @@ _WHILE_BUYING = (
         "an account on the free plan",
         _UP,
         f"RunInstances failed: InvalidParameterCombination: {_NOT_FREE}\n  → this account is on AWS's "
-        "free plan, which sells only a few small types: upgrade it in the console (Billing and Cost "
+        "free plan, which offers only a few small types: upgrade it in the console (Billing and Cost "
         "Management)",
         faults=f.error("RunInstances", "InvalidParameterCombination", _NOT_FREE),
         left=f.GROUPS,
@@ -130,8 +130,8 @@ _WHILE_BUYING = (
         "purchase not allowed",
         _UP,
         "no permission for RunInstances: told by EC2\n  → ask an administrator to allow "
-        "RunInstances (`spr-cluster iam-policy` prints the full policy, and with --check what is "
-        "missing), or choose another AWS_PROFILE",
+        "RunInstances (`spr-cluster iam-policy` prints the full policy; add --check to see what "
+        "is missing), or choose another AWS_PROFILE",
         faults=f.error("RunInstances", "UnauthorizedOperation"),
         left=f.GROUPS,
     ),

@@ -116,21 +116,21 @@ _ON_A_CLUSTER = (
     f.Row(
         "stack changed",
         "up --stack intel --yes",
-        "--stack intel: cluster 'spr' was created with upstream, and this can't be changed\n  → omit "
+        "--stack intel: cluster 'spr' was created with upstream, which can't be changed\n  → omit "
         f"--stack, {_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(
         "disk changed",
         "up --volume-gib 200 --yes",
-        "--volume-gib 200: cluster 'spr' was created with 100, and this can't be changed\n  → omit "
+        "--volume-gib 200: cluster 'spr' was created with 100, which can't be changed\n  → omit "
         f"--volume-gib, {_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(
         "subnet changed",
         "up --subnet-id subnet-1 --yes",
-        "--subnet-id subnet-1: cluster 'spr' was created without it, and this can't be changed\n  → "
+        "--subnet-id subnet-1: cluster 'spr' was created without it, which can't be changed\n  → "
         f"omit --subnet-id, {_BEGIN_ANEW}",
         code=2,
     ),
@@ -172,7 +172,9 @@ _ON_A_CLUSTER = (
     f.Row(
         "record changed, ssh",
         "ssh",
-        _BROKEN_RECORD.format("market is ''"),
+        _BROKEN_RECORD.replace("spr-cluster:", "", 1).format(
+            "--market '': expected 'on-demand', 'spot' or 'spot-or-on-demand'"
+        ),
         act=f.record("market", ""),
     ),
     f.Row(
@@ -242,7 +244,7 @@ _OF_THE_CLOUD = (
     ),
     f.Row(
         "quota for spot too small",
-        f"{_NEW} --spot",
+        f"{_NEW} --market spot",
         "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → request more in "
         "the console's Service Quotas, or use fewer --nodes or a smaller --instance-type",
         faults="[quota]\nspot_vcpus = 64\n",

@@ -27,7 +27,10 @@ _AGAIN = (
     "\n  → try another --instance-type or --region; `spr-cluster ssh --name spr` into a node may "
     "show more"
 )
-_GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('upstream')))}"
+_MOMENT = {"began": 1.0, "ended": 2.0}
+_HEALTH = json.dumps(health_answer(load_stack("upstream")))
+_GOOD_HEAD = {"node": "node0", "code": 0, "text": _HEALTH, **_MOMENT}
+_LOST_NODE = {"node": "node1", "code": 255, "text": "no route to host", **_MOMENT}
 _CODES = (
     "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
@@ -151,8 +154,15 @@ _WHILE_MAKING = (
         _DID_NOT_COME + f"node1 (i-0): the head can't connect over SSH: no route to host{_AGAIN}",
         act=f.stage(
             "node0",
-            "xargs -P 64",
-            Result(0, f"{_GOOD_HEAD}\nanswer:node1:255:1.0:2.0:no route to host\n", ""),
+            "# querying the health of all nodes",
+            Result(
+                0,
+                "".join(
+                    f"{json.dumps({**row, 'began': 1.0, 'ended': 2.0})}\n"
+                    for row in (_GOOD_HEAD, _LOST_NODE)
+                ),
+                "",
+            ),
         ),
         left=f.BOTH,
     ),
@@ -253,7 +263,7 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
     assert result.message == (
         "1 of 2 clusters not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
         "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints the full "
-        "policy, and with --check what is missing), or choose another AWS_PROFILE"
+        "policy; add --check to see what is missing), or choose another AWS_PROFILE"
     )
     assert len(line.cloud.left()) == 1
 

@@ -99,7 +99,7 @@ def test_a_code_that_was_used_is_reported(
 
     message = capsys.readouterr().err
     assert "the profile's role can't be assumed: MultiFactorAuthentication failed" in message
-    assert "an MFA code is accepted once: wait for the next one" in message
+    assert "AWS accepts an MFA code only once: wait for the next one" in message
 
 
 def test_the_end_of_a_session_in_a_long_command_asks_for_the_command_again(

@@ -75,7 +75,7 @@ def test_the_cost_so_far_has_a_source(line: CommandLine) -> None:
 
 
 def test_the_events_hold_the_price_of_the_zone(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--spot", "--yes")
+    line.must("up", "--nodes", "2", "--market", "spot", "--yes")
 
     events = [json.loads(row) for row in ClusterFiles.of("spr").events.read_text().splitlines()]
     (bought,) = [event for event in events if event["event"] == "bought"]
@@ -89,12 +89,12 @@ def test_the_events_hold_the_price_of_the_zone(line: CommandLine) -> None:
 
 
 def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) -> None:
-    spot = plan(line, "--spot", "--max-price", "3")
+    spot = plan(line, "--market", "spot", "--max-price", "3")
 
     assert next(iter(spot["spot_usd_per_hour"])) == "r7iz.metal-16xl in us-east-1f"
     assert len(spot["spot_usd_per_hour"]) == 5
     assert spot["usd_at_most"] == pytest.approx(8 * (3 + 6.5633 - 6.5472), abs=0.01)
-    either = plan(line, "--spot-or-on-demand", "--max-price", "3")
+    either = plan(line, "--market", "spot-or-on-demand", "--max-price", "3")
     assert either["usd_at_most"] == pytest.approx(8 * 6.5633, abs=0.01)
 
 
@@ -110,7 +110,7 @@ def test_a_denied_price_history_is_one_line(line: CommandLine) -> None:
         '[[error]]\naction = "DescribeSpotPriceHistory"\ncode = "UnauthorizedOperation"\n'
     )
 
-    text = line.must("plan", "--spot").out
+    text = line.must("plan", "--market", "spot").out
 
     assert "Spot: today's price is unknown" in text
     assert "Prices: no permission for DescribeSpotPriceHistory." in text
@@ -202,7 +202,7 @@ def test_idle_connections_are_tracked_for_a_day_where_ec2_forgets_them_in_minute
 
 
 def test_the_maximum_for_spot_is_none_where_on_demand_is_allowed(line: CommandLine) -> None:
-    text = line.must("plan", "--spot-or-on-demand", "--max-price", "2").out
+    text = line.must("plan", "--market", "spot-or-on-demand", "--max-price", "2").out
 
     assert "Spot: now from" in text
     assert "At most $2 " not in text

@@ -10,7 +10,7 @@ from cluster.local_files import ClusterFiles
 from tests.harness.command_line import ApiCall, CommandLine
 
 _NO_REGION = (
-    "no AWS region is configured\n  → --region us-east-1 chooses one, "
+    "no AWS region is configured\n  → --region us-east-1 selects one, "
     "`aws configure set region us-east-1` sets the default"
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.recipe import recipe_digest
+from provision.bake import recipe_digest
 from provision.stacks.load import load_stack
 from tests.cluster.cli.test_stacks import OWN, index, run
 from tests.provision.package_index import PackageIndex

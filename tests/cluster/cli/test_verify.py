@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.verify import PROGRAMS, build_table, list_remedies
-from cluster.verify.checks.result import Verdict
+from cluster.verify.machine import check_governor
+from cluster.verify.results import Verdict
 from infra.errors import HostError
 from provision.host import Result
-from tests.cluster.verify.checks.fleet import NODES, judge
-from tests.cluster.verify.checks.test_nodes import DEFECTS
+from tests.cluster.verify.fleet import NODES, judge
+from tests.cluster.verify.test_nodes import DEFECTS
 from tests.harness.command_line import CommandLine, CommandResult
 
 _UP = "up --nodes 3 --yes"
@@ -76,7 +77,7 @@ def test_a_defect_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> 
 
 
 def test_a_warning_is_not_a_failure(cluster: CommandLine) -> None:
-    change(cluster, 2, health={"power": {"governors": ["powersave"]}})
+    change(cluster, 2, health={"said": {check_governor.command: "powersave"}})
 
     assert wrong(checks(cluster)) == [("node2", "governor", "warn")]
 

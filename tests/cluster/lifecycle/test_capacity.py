@@ -55,13 +55,13 @@ def test_spot_that_is_full_is_bought_on_demand_where_that_is_allowed(
 ) -> None:
     simulated_cloud.faults(no_room(market='"spot"'))
 
-    simulated_cloud.up(nodes=2, spot=True, on_demand_allowed=True)
+    simulated_cloud.up(nodes=2, market="spot-or-on-demand")
 
     assert not any(machine.spot_request for machine in simulated_cloud.found("instances").instances)
 
 
 def test_spot_machines_have_a_request_each(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, spot=True)
+    simulated_cloud.prepared(nodes=2, market="spot")
 
     found = simulated_cloud.found()
     assert len(found.spot_requests) == 2
@@ -74,7 +74,7 @@ def test_a_price_that_is_too_low_is_refused_with_the_way_out(
     simulated_cloud.faults("[spot]\nusd_per_hour = 2.5\n")
 
     with pytest.raises(NoCapacityError, match="SpotMaxPriceTooLow") as caught:
-        simulated_cloud.up(nodes=2, spot=True, max_price=1.0)
+        simulated_cloud.up(nodes=2, market="spot", max_price=1.0)
     assert "--max-price" in str(caught.value)
     assert simulated_cloud.found("instances").instances == ()
 

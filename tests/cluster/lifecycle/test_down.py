@@ -272,7 +272,7 @@ def test_three_calls_of_ten_are_throttled(simulated_cloud: SimulatedCloud) -> No
 
 
 def test_spot_requests_go_with_their_machines(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, spot=True)
+    simulated_cloud.prepared(nodes=2, market="spot")
 
     removed = simulated_cloud.down()
 

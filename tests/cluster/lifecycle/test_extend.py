@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from cluster.lifecycle.extend import extend
+from cluster.lifecycle.deadline import extend
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
 from infra.errors import HostsError, SprError, UsageError

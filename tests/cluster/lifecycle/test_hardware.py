@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.verify.checks.expected import expect
-from cluster.verify.checks.result import Verdict
+from cluster.verify.results import Verdict, expect
 from cluster.verify.verify import verify_cluster
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
@@ -127,7 +126,7 @@ def test_an_impaired_machine_is_replaced_once_it_can_not_be_booting(
 def test_a_worker_that_ec2_takes_back_is_replaced_while_it_still_runs(
     simulated_cloud: SimulatedCloud,
 ) -> None:
-    worker = simulated_cloud.up(nodes=2, spot=True).workers[0].instance.id
+    worker = simulated_cloud.up(nodes=2, market="spot").workers[0].instance.id
     assert simulated_cloud.plan().terminations == ()
     simulated_cloud.faults(f'[spot]\ninterrupt = ["{worker}"]\n')
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.host_identity import check_head_identity, verified_by
+from cluster.lifecycle.host_identity import check_head_identity, verified_by
 from infra.ec2.key_pair import generate_key_pair
 from infra.errors import HostKeyError, SprError
 from infra.files import write_private
@@ -174,7 +174,7 @@ def test_a_changed_key_found_by_the_verification_is_an_error_too(
     def refuse() -> None:
         raise HostKeyError("node0", "another key")
 
-    simulated_cloud.steps.before["xargs"] = refuse
+    simulated_cloud.steps.before["health of all nodes"] = refuse
     with pytest.raises(HostKeyError, match="another key"):
         simulated_cloud.up(nodes=2)
     assert len(simulated_cloud.found("instances").instances) == 2

@@ -12,13 +12,15 @@ import pytest
 from cluster.access import Access
 from cluster.context import Context
 from infra.errors import ConnectionLostError, HostError, NoAnswerError, SprError, UsageError
-from provision.host import on_all
+from provision.run_on_nodes import on_all
 from tests.harness.cloud import CALLER
 from tests.harness.simulated_cloud import SimulatedCloud
 
 OTHER = "198.51.100.9/32"
 MOVED = f'[network]\ncaller = "{OTHER}"\n'
 CUT = '[network]\nssh = "blocked"\n'
+
+HEALTH = "# querying the health of all nodes"
 
 
 def ssh_cidrs(cloud: SimulatedCloud) -> tuple[str, ...]:
@@ -83,19 +85,19 @@ def assert_nothing_was_replaced(cloud: SimulatedCloud) -> None:
     [
         (
             "internet_gateway = false",
-            r"subnet-\w+ and \d more: route table rtb-\w+ has no route for 0.0.0.0/0; no machine",
+            r"subnet-\w+ and \d more: route table rtb-\w+ has no route for 0.0.0.0/0; its machines",
         ),
-        ("nat = true", r"route table rtb-\w+ sends 0.0.0.0/0 to nat-\w+; no machine there can be"),
+        ("nat = true", r"route table rtb-\w+ sends 0.0.0.0/0 to nat-\w+; its machines can't be"),
         (
             'block_public_access = "block-ingress"',
-            r"VPC Block Public Access is block-ingress in us-east-1: no machine in subnet-\w+, ",
+            r"VPC Block Public Access is block-ingress in us-east-1: machines in subnet-\w+, ",
         ),
         (
             'acl = "no-ssh"',
             r"subnet-\w+ and \d more: network ACL acl-\w+ denies SSH \(TCP in from 203.0.113.7/32, port "
             r"22\): rule 1",
         ),
-        ('acl = "no-answers"', r"network ACL acl-\w+ denies SSH's answers \(TCP out to 203"),
+        ('acl = "no-answers"', r"network ACL acl-\w+ denies SSH responses \(TCP out to 203"),
         ('acl = "no-downloads"', r"network ACL acl-\w+ denies downloads \(TCP out to 0.0.0.0/0"),
     ],
 )
@@ -142,7 +144,7 @@ def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
         simulated_cloud.up(nodes=1)
     assert "a firewall endpoint; whether SSH passes is not known" in str(caught.value)
     assert "NO ROUTE" not in str(caught.value)
-    assert "whether SSH passes is not known" in " ".join(simulated_cloud.progress.notes)
+    assert "the firewall may block SSH" in " ".join(simulated_cloud.progress.notes)
     simulated_cloud.faults(firewall)
     simulated_cloud.up()
     assert simulated_cloud.cluster().is_whole
@@ -215,7 +217,7 @@ def test_a_network_acl_that_is_closed_after_the_purchase_is_named(
     when(simulated_cloud, "RunInstances", '[network]\nacl = "no-answers"\n')
     simulated_cloud.clock.pace = 5
 
-    with pytest.raises(SprError, match=r"network ACL acl-\w+ DENIES SSH's answers .*: rule 1\n"):
+    with pytest.raises(SprError, match=r"network ACL acl-\w+ DENIES SSH responses .*: rule 1\n"):
         simulated_cloud.up(nodes=1)
     assert_nothing_was_replaced(simulated_cloud)
 
@@ -380,7 +382,7 @@ def test_a_machine_that_answers_again_while_another_boots_is_kept(
     assert_nothing_was_replaced(simulated_cloud)
 
 
-@pytest.mark.parametrize("step", ["querying the facts", "xargs -P 64"])
+@pytest.mark.parametrize("step", ["querying the facts", HEALTH])
 def test_one_connection_that_breaks_is_opened_again(
     simulated_cloud: SimulatedCloud, step: str
 ) -> None:
@@ -393,7 +395,7 @@ def test_one_connection_that_breaks_is_opened_again(
 
 
 def test_a_head_that_was_just_connected_is_not_replaced(simulated_cloud: SimulatedCloud) -> None:
-    breaks(simulated_cloud, "xargs -P 64", times=9)
+    breaks(simulated_cloud, HEALTH, times=9)
 
     with pytest.raises(HostError, match="the head i-") as caught:
         simulated_cloud.up(nodes=2, bake="none")
@@ -414,7 +416,7 @@ def test_a_connected_head_that_is_lost_leaves_a_way_to_go_on(
             simulated_cloud.clock.now += 2400
         raise NoAnswerError("node0", "the connection broke")
 
-    simulated_cloud.steps.before["xargs -P 64"] = lose
+    simulated_cloud.steps.before[HEALTH] = lose
 
     with pytest.raises(SprError) as caught:
         simulated_cloud.up()
@@ -427,7 +429,7 @@ def test_a_connected_head_that_is_lost_leaves_a_way_to_go_on(
 def test_a_network_that_ends_before_the_last_check_loses_no_head(
     simulated_cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.steps.before["xargs -P 64"] = lambda: cut_and_break(simulated_cloud)
+    simulated_cloud.steps.before[HEALTH] = lambda: cut_and_break(simulated_cloud)
 
     with pytest.raises(SprError, match="none of 1 node answers"):
         simulated_cloud.up(nodes=2)

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from cluster.context import Context
+from cluster.job_queue import find_losses
 from cluster.local_files import ClusterFiles
-from cluster.lost_results import find_losses
 from cluster.nodes import Node
 from infra.errors import JumpError, SprError, UsageError
 from provision.host import Host, Result
@@ -146,9 +146,7 @@ def test_another_jump_can_be_named_later(nat: SimulatedCloud) -> None:
 
 
 def test_without_a_way_out_nothing_is_bought(simulated_cloud: SimulatedCloud) -> None:
-    with pytest.raises(
-        UsageError, match=r"sends 0\.0\.0\.0/0 to igw-\w+; without a public address"
-    ):
+    with pytest.raises(UsageError, match=r"sends 0\.0\.0\.0/0 to igw-\w+; its machines"):
         simulated_cloud.up(nodes=2, private=True)
     assert simulated_cloud.left() == []
 

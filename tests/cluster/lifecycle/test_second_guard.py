@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 from moto.iam.models import iam_backends
 from moto.scheduler.models import scheduler_backends
 
+from cluster.lifecycle.deadline import extend
 from cluster.lifecycle.down import down
-from cluster.lifecycle.extend import extend
 from cluster.local_files import ClusterFiles
 from cluster.overview import list_clusters
 from infra.aws.clients import error_code

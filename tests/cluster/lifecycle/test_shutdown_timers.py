@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from cluster.lifecycle.extend import extend
+from cluster.lifecycle.deadline import extend
 from infra.errors import HostsError
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 

@@ -88,7 +88,7 @@ def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.be("instant")
-    simulated_cloud.up(nodes=2, spot=True)
+    simulated_cloud.up(nodes=2, market="spot")
 
     creating = [
         (operation, params)
@@ -246,12 +246,12 @@ def test_the_same_again_changes_nothing_and_verifies(simulated_cloud: SimulatedC
     again = simulated_cloud.up(nodes=3)
 
     assert len(simulated_cloud.writes()) == before
-    assert simulated_cloud.steps.done[len(steps) :] == ["xargs -P 64"]
+    assert simulated_cloud.steps.done[len(steps) :] == ["# querying the health of all nodes"]
     assert [n.instance.id for n in again.nodes] == [n.instance.id for n in first.nodes]
 
 
 def test_up_without_options_keeps_the_cluster_as_it_is(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=2, spot=True, max_price=3.0, idle_timeout=HOURS, volume_gib=50)
+    simulated_cloud.up(nodes=2, market="spot", max_price=3.0, idle_timeout=HOURS, volume_gib=50)
 
     plan = simulated_cloud.plan()
 

@@ -97,7 +97,7 @@ def test_a_refused_date_is_reported_as_the_clocks_fault(
         error = translate_boto_error(caught.value)
         assert isinstance(error, UsageError)
         assert error.message == (
-            "this machine's clock is 24 h ahead of the cloud's, so requests are refused"
+            "this machine's clock is 24 h ahead of the cloud's, so AWS rejects its requests"
         )
         assert "timedatectl" in str(error.hint)
     assert warnings == [], "the error says it"

@@ -54,8 +54,7 @@ any_wishes = st.fixed_dictionaries(
         "volume_iops": st.none() | st.integers(3000, 10000),
         "volume_init_rate": st.none() | st.integers(100, 300),
         "amx_required": st.booleans(),
-        "spot": st.booleans(),
-        "on_demand_allowed": st.booleans(),
+        "market": st.sampled_from(["on-demand", "spot", "spot-or-on-demand"]),
         # In cents, as prices are: a tag keeps six digits.
         "max_price": st.none() | st.integers(1, 99_999).map(lambda cents: cents / 100),
         "ttl": whole_minutes,
@@ -70,7 +69,6 @@ any_wishes = st.fixed_dictionaries(
 ).map(
     lambda w: {
         **w,
-        "on_demand_allowed": w["spot"] and w["on_demand_allowed"],
         "jump": w["jump"] if w["private"] else None,
     }
 )
@@ -107,7 +105,7 @@ def test_a_record_without_the_speed_of_disks_and_the_ttl_is_read() -> None:
 
 def test_the_longest_record_fits_the_tags_of_one_resource() -> None:
     longest = sorted(INSTANCE_TYPES, key=len)[-12:]
-    labels = labels_of(instance_types=tuple(longest), nodes=256, spot=True)
+    labels = labels_of(instance_types=tuple(longest), nodes=256, market="spot")
 
     # 50 tags a resource; the group has its name and its cluster besides.
     assert len(labels) + 2 <= 50
@@ -166,7 +164,7 @@ def test_no_tags_at_all_end_in_anything_but_a_record_or_a_clear_error(
 
 
 def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defaults() -> None:
-    _, record = make(nodes=5, stack="upstream", spot=True)
+    _, record = make(nodes=5, stack="upstream", market="spot")
 
     spec = merge_options("bert", (CALLER,), {"nodes": 2}, record, {"stack": "intel", "nodes": 9})
 

@@ -163,7 +163,7 @@ def test_the_quota_of_each_market(ec2_cloud: FakeCloud, spot: bool, vcpus: int) 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("AccessDeniedException", "no permission to ask"),
+        ("AccessDeniedException", "no permission to read it"),
         (
             "NoSuchResourceException",
             "GetServiceQuota failed: NoSuchResourceException: An injected fault",

@@ -102,7 +102,7 @@ def test_a_machine_that_ec2_never_shows_is_named(ec2_cloud: FakeCloud) -> None:
     boot = wait_until_running(ec2_cloud.clients.ec2, ["i-0123456789abcdef0"], clock=ec2_cloud.clock)
 
     assert boot.failed == {
-        "i-0123456789abcdef0": "EC2 does not show it; boot timed out after 40 min"
+        "i-0123456789abcdef0": "EC2 does not list it; boot timed out after 40 min"
     }
 
 
@@ -205,7 +205,7 @@ def test_why_a_machine_will_never_answer_again(
     assert why_gone(ec2, there) == ""
     terminate_instances(ec2, [there], clock=ec2_cloud.clock)
     assert why_gone(ec2, there).startswith(f"{there} is terminated")
-    assert why_gone(ec2, "i-0a") == "EC2 no longer shows i-0a"
+    assert why_gone(ec2, "i-0a") == "EC2 no longer lists i-0a"
 
     def refuse(*_: object) -> None:
         raise EndpointConnectionError(endpoint_url="ec2")

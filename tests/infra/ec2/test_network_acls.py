@@ -40,12 +40,12 @@ OUT = entry(100, out=True)
         # Answers go to a port that the client chose.
         (
             [entry(100), entry(100, out=True, ports=(22, 60000))],
-            f"network ACL acl-1 denies SSH's answers (TCP out to {CALLER}, ports 49152-60999): no rule "
+            f"network ACL acl-1 denies SSH responses (TCP out to {CALLER}, ports 49152-60999): no rule "
             "allows it",
         ),
         (
             [entry(100), entry(90, "deny", out=True, ports=(50000, 50001)), OUT],
-            f"network ACL acl-1 denies SSH's answers (TCP out to {CALLER}, ports 49152-60999): rule 90",
+            f"network ACL acl-1 denies SSH responses (TCP out to {CALLER}, ports 49152-60999): rule 90",
         ),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_a_caller_meets(entries: list[Any], denial: str) -> None:
         ([entry(100), OUT, entry(90, "deny", CidrBlock="192.0.2.0/24")], ""),
         ([entry(100), OUT, entry(90, "deny", out=True, ports=(443, 443))], "port 443): rule 90"),
         ([entry(100), entry(90, out=True, ports=(443, 443))], "port 80): no rule"),
-        ([entry(90, ports=(49152, 65535)), OUT], "the answers to downloads"),
+        ([entry(90, ports=(49152, 65535)), OUT], "download responses"),
         (
             [
                 entry(100),

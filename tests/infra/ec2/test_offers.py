@@ -29,7 +29,7 @@ def test_the_group_in_every_zone_then_without_it_then_the_next_type() -> None:
 
 
 def test_spot_first_and_then_all_of_it_again_on_demand() -> None:
-    spec = make_spec(2, instance_types=(SECOND,), spot=True, on_demand_allowed=True)
+    spec = make_spec(2, instance_types=(SECOND,), market="spot-or-on-demand")
 
     assert rendered(offers_of(spec)) == [
         f"{SECOND} in b, spot, in the placement group",
@@ -40,7 +40,7 @@ def test_spot_first_and_then_all_of_it_again_on_demand() -> None:
 
 
 def test_spot_alone_never_becomes_on_demand() -> None:
-    offers = offers_of(make_spec(2, spot=True))
+    offers = offers_of(make_spec(2, market="spot"))
 
     assert {offer.market for offer in offers} == {"spot"}
     assert {offer.market for offer in offers_of(make_spec(2))} == {"on-demand"}
@@ -123,7 +123,7 @@ def test_in_the_group_it_says_so() -> None:
 def test_a_spot_machine_is_bought_once_with_its_ceiling_and_its_request_is_tagged(
     max_price: float | None, ceiling: dict[str, str]
 ) -> None:
-    spec = make_spec(2, spot=True, max_price=max_price)
+    spec = make_spec(2, market="spot", max_price=max_price)
 
     request = render_request(make_purchase(spec), offers_of(spec)[0])
 

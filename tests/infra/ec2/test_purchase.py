@@ -73,12 +73,12 @@ def test_another_zone_has_the_same_quota(code: str) -> None:
 def test_what_spot_refuses_may_be_had_on_demand(code: str) -> None:
     market = Market(lambda r: error(code) if "InstanceMarketOptions" in r else "pending")
 
-    offer, _ = purchase_by(market, make_spec(2, spot=True, on_demand_allowed=True))
+    offer, _ = purchase_by(market, make_spec(2, market="spot-or-on-demand"))
 
     assert offer.market == "on-demand"
     assert [tried[2] for tried in market.tried()] == ["spot", "on-demand"]
     with pytest.raises(NoCapacityError):
-        purchase_by(market, make_spec(2, spot=True))
+        purchase_by(market, make_spec(2, market="spot"))
 
 
 def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
@@ -119,7 +119,7 @@ def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
 )
 def test_the_way_out_fits_the_refusal(code: str, hint: str) -> None:
     with pytest.raises(NoCapacityError) as caught:
-        purchase_by(Market(lambda _: error(code)), make_spec(2, spot=True))
+        purchase_by(Market(lambda _: error(code)), make_spec(2, market="spot"))
     assert hint in str(caught.value)
 
 

@@ -93,7 +93,7 @@ def test_if_no_subnet_is_public_the_table_and_the_remedy_are_named() -> None:
     with pytest.raises(UsageError) as caught:
         usable(Ec2(table("rtb-main", NAT)))
     assert caught.value.message == (
-        "subnet-a and 1 more: route table rtb-main sends 0.0.0.0/0 to nat-1; no machine there can be "
+        "subnet-a and 1 more: route table rtb-main sends 0.0.0.0/0 to nat-1; its machines can't be "
         "reached from the internet"
     )
     assert "aws ec2 create-route --route-table-id rtb-main" in str(caught.value.hint)
@@ -104,7 +104,7 @@ def test_private_machines_need_a_way_out_only_to_install() -> None:
 
     assert usable(ec2, private=True) == ["subnet-b"]
     assert usable(Ec2(table("rtb-main")), private=True, installs=False) == ["subnet-a", "subnet-b"]
-    with pytest.raises(UsageError, match=r"rtb-main sends 0\.0\.0\.0/0 to igw-1; without"):
+    with pytest.raises(UsageError, match=r"rtb-main sends 0\.0\.0\.0/0 to igw-1; its machines"):
         usable(Ec2(table("rtb-main", INTERNET)), private=True)
 
 
@@ -154,7 +154,7 @@ def test_private_machines_install_nothing_if_block_public_access_closes_the_nat_
     if left:
         assert usable(ec2, private=True) == left
         return
-    with pytest.raises(UsageError, match="can install software over a NAT gateway") as caught:
+    with pytest.raises(UsageError, match="can't install software over a NAT gateway") as caught:
         usable(ec2, private=True)
     assert "--private" not in str(caught.value.hint)
 
@@ -175,7 +175,7 @@ def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target
     assert require_ways(client, [A, B], notes.append) == [A]
     (note,) = notes
     (name,) = target.values()
-    assert f"subnet-a goes through a firewall endpoint, {name}; whether SSH" in note
+    assert f"subnet-a goes through a firewall endpoint, {name}; the firewall may block SSH" in note
     assert usable(
         Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
     ) == ["subnet-b"]

@@ -36,7 +36,7 @@ from infra.local.machines.base_image import REPOSITORY, BaseImage
 from infra.local.machines.containers import NodeContainers
 from infra.local.machines.links import LinkLimits
 from infra.local.machines.podman import Container, ContainerSpec, Podman, PodmanNetwork
-from infra.local.state import StateFolder, write_atomically
+from infra.local.state import StateFolder
 
 CREDENTIALS = ("embedded", "embedded")
 """Of every embedded cloud here, because all tests share one set of clients."""
@@ -200,7 +200,7 @@ class FakeCloud:
         """Activate a faults file at once; raises :class:`UsageError` if it is invalid."""
         parse_faults(text)
         with self.application.lock:
-            write_atomically(self.folder.faults, text.encode())
+            write_private(self.folder.faults, text)
             self.application.runtime.faults.refresh()
 
     def fate_of(self, instance_id: str) -> str:

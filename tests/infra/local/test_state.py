@@ -161,5 +161,5 @@ def test_a_damaged_snapshot_is_not_unpickled(
     save_snapshot(folder, {})
     monkeypatch.setattr(pickle, "loads", lambda _: pytest.fail("unpickled"))
     folder.snapshot.write_bytes(folder.snapshot.read_bytes()[:-1])
-    with pytest.raises(CloudError, match="damaged, or of another release"):
+    with pytest.raises(CloudError, match="damaged, or from another release"):
         load_snapshot(folder)

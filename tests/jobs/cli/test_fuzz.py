@@ -260,7 +260,7 @@ def test_every_command_and_option_is_tried() -> None:
     assert options >= {
         "--nodes",
         "--ssh-cidr",
-        "--spot-or-on-demand",
+        "--market",
         "--learning-rate",
         "--version",
     }

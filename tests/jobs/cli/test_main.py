@@ -63,7 +63,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
             "unknown stack 'tensorflow': one of intel, reference, upstream",
         ),
         (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
-        (["up", "--max-price", "2"], "--max-price requires --spot"),
+        (["up", "--max-price", "2"], "--max-price requires --market spot"),
         (["up", "--name", "My Cluster"], "--name My Cluster: expected at most 32 lowercase"),
         (["up", "--cloud", "azure"], "argument --cloud: invalid choice: 'azure'"),
         (["up", "--region", "mars-1"], "unknown region 'mars-1'"),

@@ -367,7 +367,7 @@ def test_only_regular_files_are_read_and_sent(line: CommandLine, command: str) -
         for file, kind in kinds.items():
             path = Path(file).absolute() if command.startswith("run") else file
             message = (
-                f"{path}: is a {kind}\n  → write its content to a file first, and name that file"
+                f"{path}: is a {kind}\n  → save its content to a regular file and use that instead"
             )
             f.expect_refusal(line, command.format(file).split(), message)
 
@@ -386,7 +386,7 @@ def test_a_file_of_any_size_takes_no_memory(line: CommandLine, command: str, lim
     shutil.copy(SAMPLE, "train.json")
     with Path("huge").open("wb") as file:
         file.truncate(200 << 30)  # of holes
-    message = f"huge: has 200.0 GiB; at most {limit} are read"
+    message = f"huge: file is too large: 200.0 GiB, limit {limit}"
     f.expect_refusal(line, command.format("huge").split(), message)
 
 
@@ -396,6 +396,6 @@ def test_a_model_consists_of_regular_files(line: CommandLine, command: str) -> N
     Path("m/config.json").write_text("{}")
     os.mkfifo("m/tokenizer.json")
     message = (
-        "m/tokenizer.json: is a pipe\n  → write its content to a file first, and name that file"
+        "m/tokenizer.json: is a pipe\n  → save its content to a regular file and use that instead"
     )
     f.expect_refusal(line, command.split(), message)

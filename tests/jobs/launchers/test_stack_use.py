@@ -10,8 +10,7 @@ from jobs.launchers.placement import plan_placement
 from jobs.launchers.plan import JobPaths, JobPlan, PlacementOptions
 from jobs.train.request import require_able_stack
 from provision.stacks.load import load_stack
-from provision.stacks.oneccl import environment_lookup
-from provision.stacks.stack import Stack
+from provision.stacks.stack import Stack, environment_lookup
 from tests.jobs.context import whole_cluster
 from tests.jobs.launchers.topologies import machine
 

@@ -27,7 +27,7 @@ def test_a_complete_folder_is_read(tmp_path: Path) -> None:
         (b"", r"results\.json: not JSON: .* \(line 1, column 1\)"),
         (b"[1]", r"results\.json: expected a JSON object"),
         (b"\xff\xfe{", r"results\.json: not UTF-8 \(byte 0\)"),
-        (b"[" * 200_000, r"results\.json: is nested more than 100 levels deep"),
+        (b"[" * 200_000, r"results\.json: nested more than 100 levels deep"),
         (b"{}", r"contains neither results\.json nor metrics/rank-0\.jsonl"),
     ],
 )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.top.collect import COMMAND
 from jobs.top.snapshot import Snapshot, parse_snapshot
+from provision.run_on_nodes import SYSTEM_PYTHON
 
 JOB = "squad-20260731-142501-k3f"
 NOON = 1785499200.0
@@ -118,7 +118,7 @@ class NodeProcess:
     def start(cls, text: str, path: Path | None = None) -> NodeProcess:
         """Start it with its standard input, which stays open. ``path`` comes first in PATH."""
         process = subprocess.Popen(
-            ["sh", "-c", COMMAND],
+            SYSTEM_PYTHON,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ import pytest
 from cluster.nodes import Cluster
 from infra.errors import DeadlineError, HostError, HostKeyError, UsageError
 from jobs.top import collect
-from jobs.top.collect import Collector, Watched, render_input
+from jobs.top.collect import Collector, Watched, send_relay
 from jobs.top.queue_and_logs import CONNECTING
 from jobs.top.snapshot import Snapshot
 from provision.host import Stream
@@ -104,7 +104,7 @@ def test_the_first_snapshot_has_every_node_and_what_ec2_knows(begin: Begin) -> N
     assert (found.cluster, found.ttl_left_s) == ("bert", 8 * 3600)
     assert found.usd == pytest.approx(look(WHOLE).cost(NOW).usd)  # type: ignore[union-attr]
     programs, *beats = stream.sent
-    assert programs == render_input(("node0", "node1", "node2"), 1.0)
+    assert programs == send_relay(("node0", "node1", "node2"), 1.0).stdin
     assert beats == ["\n", "\n"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.top.collect import render_input
+from jobs.top.collect import send_relay
 from jobs.top.queue_and_logs import LogTail, parse_queue_line
 from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
@@ -42,7 +42,7 @@ def begin(tmp_path: Path) -> Begin:
         (tmp_path / name).chmod(0o755)
 
     def begin(*nodes: str, **more: Any) -> NodeProcess:
-        text = render_input(nodes, 0.2, jobs=str(tmp_path / "spr-jobs"), **more)
+        text = send_relay(nodes, 0.2, jobs=str(tmp_path / "spr-jobs"), **more).stdin
         return NodeProcess.start(text, path=tmp_path)
 
     return begin

@@ -9,8 +9,7 @@ import pytest
 from infra.errors import UsageError
 from provision.stacks.compatibility import MATRIX, UBUNTU_PYTHON, check_stack
 from provision.stacks.load import load_stack, shipped_names
-from provision.stacks.stack import Stack
-from provision.stacks.versions import python_minor
+from provision.stacks.stack import Stack, python_minor
 
 # torch, IPEX, the bindings, and a Python with wheels
 GOOD = [

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks.flags import known_flags, training_flags
+from provision.stacks.compatibility import known_flags, training_flags
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 

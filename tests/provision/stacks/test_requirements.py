@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.stacks.load import load_stack
-from provision.stacks.requirements import pip_options, render_import_check, render_requirements
+from provision.stacks.stack import pip_options, render_import_check, render_requirements
 
 
 def test_without_a_lock_pip_chooses_what_the_packages_need() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks.load import load_stack, stack_names
-from provision.stacks.user_stacks import OWN_FILE
+from provision.stacks.load import OWN_FILE, load_stack, stack_names
 
 
 @pytest.fixture

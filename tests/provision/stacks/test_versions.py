@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from provision.stacks.oneccl import BEFORE_1_12, FROM_1_12, binding_module, environment_lookup
-from provision.stacks.versions import fits, parse_requirement, release
+from provision.stacks.stack import (
+    BEFORE_1_12,
+    FROM_1_12,
+    binding_module,
+    environment_lookup,
+    fits,
+    parse_requirement,
+    release,
+)
 
 
 @pytest.mark.parametrize(

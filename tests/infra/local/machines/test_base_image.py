@@ -128,7 +128,7 @@ def test_a_failed_bootstrap_reports_its_last_line(
 ) -> None:
     command = ["sh", "-c", "echo 'E: no mirror' >&2; exit 25"]
     monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: command)
-    with pytest.raises(CloudError, match="could not make the base image: E: no mirror"):
+    with pytest.raises(CloudError, match="could not create the base image: E: no mirror"):
         ensure_base_image(podman, Silent())
     assert podman.existing == set()
 

@@ -13,7 +13,7 @@ from jobs.launchers.kubernetes.image import build_files, render_dockerfile
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.tables import TableOptions
 from provision.stacks.load import load_stack, shipped_names
-from provision.stacks.requirements import render_requirements
+from provision.stacks.stack import render_requirements
 from tests.golden import check_golden
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -23,7 +23,7 @@ from jobs.worker.runtime.pinning import (
     read_plan,
     render_plan,
 )
-from provision.facts import parse_cpu_list
+from provision.on_node.proc import parse_cpus
 
 # The rank's CPUs, threads and policy can't be given back, so a process of its own takes them.
 _RANK = """
@@ -116,7 +116,7 @@ def test_each_local_rank_has_its_own_plan() -> None:
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 400)))
 def test_cpu_lists_have_the_kernels_format(cpus: set[int]) -> None:
-    assert parse_cpu_list(format_cpus(cpus)) == cpus
+    assert parse_cpus(format_cpus(cpus)) == cpus
 
 
 def test_a_kernel_without_numa_has_no_memory_policy(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Verdicts on the answers of the nodes. Pure: nothing here contacts a machine."""

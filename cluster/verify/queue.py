@@ -1,0 +1,95 @@
+"""Does Slurm answer, and can it start jobs on every node? The head is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.job_queue import USABLE
+from cluster.verify.results import CLUSTER, CheckResult, Expected, Verdict
+from infra.words import counted
+from provision.host import Host
+
+_DEADLINE_S = 60
+# Slurm hears from the nodes within seconds of its start, as at the end of `up`.
+_COMMAND = """# asking the queue
+for attempt in 1 2 3 4 5 6 7 8 9 10; do
+  answer=$(timeout 4 sinfo -h -N -o '%N|%T|%E' 2>&1) && case $answer in *'|unknown'*) ;; *) break ;; esac
+  sleep 0.5
+done
+echo "$answer"
+"""
+
+
+@dataclass(frozen=True)
+class QueueNode:
+    """A node as Slurm sees it. ``reason`` says why Slurm does not use it."""
+
+    name: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class QueueReport:
+    """Slurm's nodes, or the ``error`` if it does not answer."""
+
+    nodes: tuple[QueueNode, ...] = ()
+    error: str | None = None
+
+
+def probe_queue(head: Host) -> QueueReport:
+    """Ask the head's Slurm for its nodes."""
+    text = head.run(_COMMAND, timeout_s=_DEADLINE_S, check=False).stdout.strip()
+    nodes = [line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2]
+    if not nodes:
+        last = text.splitlines()[-1] if text else "no answer within 4 s"
+        return QueueReport(error=last.removeprefix("slurm_load_partitions: "))
+    return QueueReport(tuple(QueueNode(*node) for node in nodes))
+
+
+def check_queue(report: QueueReport, nodes: Sequence[str], expected: Expected) -> list[CheckResult]:
+    """Fail for Slurm as a whole, or for each of the nodes that it does not know or use."""
+    if report.error:
+        remedy = "Start it again:\n" + expected.on_node(
+            "node0", "sudo systemctl restart munge slurmctld; systemctl status slurmctld"
+        )
+        found = f"Slurm does not answer on the head: {report.error}"
+        return [CheckResult(CLUSTER, "queue", Verdict.FAIL, found, "Slurm answers", remedy)]
+    known = {node.name: node for node in report.nodes}
+    checked = [_check_node(name, known.get(name), expected) for name in nodes]
+    if failures := [result for result in checked if result]:
+        return failures
+    states = Counter(node.state for node in report.nodes)
+    each = ", ".join(f"{count} {state}" for state, count in states.items())
+    found = f"{counted(len(known), 'node')} in Slurm: {each}"
+    return [CheckResult(CLUSTER, "queue", Verdict.OK, found)]
+
+
+def _check_node(name: str, node: QueueNode | None, expected: Expected) -> CheckResult | None:
+    """Return the failure of a node; ``None`` if Slurm can start jobs there."""
+    if node is None:
+        found = "Slurm does not know it"
+        remedy = f"Connect the nodes again:\n{expected.command('repair')}"
+    elif node.state in USABLE:
+        return None
+    else:
+        reason = "" if node.reason in ("", "none") else f": {node.reason}"
+        found = f"{node.state}{reason}"
+        remedy = _remedy(node, expected)
+    return CheckResult(name, "queue", Verdict.FAIL, found, "Slurm can start jobs there", remedy)
+
+
+def _remedy(node: QueueNode, expected: Expected) -> str:
+    if node.state.startswith("drain") and node.reason.startswith("disk: "):
+        show = expected.on_node(node.name, "df -h ~ /; du -h -d 1 ~/spr-jobs | sort -h")
+        return f"Free space there; it then returns to the queue by itself:\n{show}"
+    if node.state.startswith("drain") and node.reason.startswith("spot: "):
+        return f"Replace the node:\n{expected.command('repair')}"
+    if node.state.startswith("drain"):
+        resume = f"sudo scontrol update nodename={node.name} state=resume"
+        return f"Let it take jobs again:\n{expected.on_node('node0', resume)}"
+    # An asterisk marks a node that does not answer.
+    start = expected.on_node(node.name, "sudo systemctl restart munge slurmd")
+    return f"Start its daemon again, or replace the node:\n{start}\n{expected.command('repair')}"

@@ -1,0 +1,220 @@
+"""Describes a node as one line of JSON: facts, and its health. ``null`` is what a machine does not have.
+
+Its argument is JSON: the paths ``venv`` and ``mark``, and, for the node's health, ``packages`` and
+``modules`` whose versions are reported, shell ``commands`` whose output is, and the systemd unit ``warm``
+that runs while the disk is read for the first time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# Linux gives a process AMX's registers only on request, from 5.16 on. The numbers are those of
+# arch/x86/include/uapi/asm/prctl.h: https://docs.kernel.org/arch/x86/xstate.html
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+# adjtimex(2): the offset of `status` in struct timex on x86-64, and its flag for a clock that runs free.
+_TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
+_ANSWER_S = 15
+
+
+def read(path: str) -> str | None:
+    """A file's text without the space around it; ``None`` if it can't be read."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def output(*argv: str, **env: str) -> str:
+    """What a command prints; empty if it fails or does not exist."""
+    try:
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "LC_ALL": "C", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def ask_tile_data() -> str:
+    """``granted``, or the name of the error with which the kernel refuses AMX's tile registers."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    done = libc.syscall(
+        ctypes.c_long(_SYS_ARCH_PRCTL),
+        ctypes.c_long(_ARCH_REQ_XCOMP_PERM),
+        ctypes.c_long(_XFEATURE_XTILEDATA),
+    )
+    number = ctypes.get_errno()
+    return "granted" if done == 0 else errno.errorcode.get(number, str(number))
+
+
+def is_clock_kept() -> bool | None:
+    """Whether something, such as chrony, synchronizes the clock, by the kernel's flag."""
+    buffer = ctypes.create_string_buffer(_TIMEX_SIZE)
+    if ctypes.CDLL(None).adjtimex(buffer) < 0:
+        return None
+    status = ctypes.c_int.from_buffer(buffer, _TIMEX_STATUS).value
+    return not status & _STA_UNSYNC
+
+
+def describe_processor() -> dict[str, Any]:
+    """What ``lscpu`` reports, which placement uses, and which CPUs this process may use."""
+    text = output("lscpu")
+    model = re.search(r"^Model name:\s*(.*)$", text, re.MULTILINE)
+    status = read("/proc/self/status") or ""
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
+    return {
+        "model": model.group(1).strip() if model else "unknown",
+        "amx": sorted(set(re.findall(r"\bamx_[a-z0-9]+", text))),
+        "tile_data": ask_tile_data() if os.uname().machine == "x86_64" else "not x86-64",
+        "topology": output("lscpu", "--parse=CPU,Core,Socket,Node"),
+        "allowed": allowed.group(1) if allowed else "",
+    }
+
+
+def find_tcmalloc() -> dict[str, str | None]:
+    """The library that jobs preload, and the error if it can't be loaded."""
+    # The file's name changes with the release.
+    patterns = ("*/libtcmalloc.so.*", "*/libtcmalloc_minimal.so.*")
+    names = [str(path) for pattern in patterns for path in Path("/usr/lib").glob(pattern)]
+    if not names:
+        return {"path": None, "error": None}
+    path = sorted(names, key=lambda name: ("minimal" in name, name))[0]
+    done = subprocess.run(
+        ["/bin/true"],
+        env={"LD_PRELOAD": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=_ANSWER_S,
+        check=False,
+    )
+    return {"path": path, "error": done.stderr.decode(errors="replace").strip() or None}
+
+
+def find_versions(packages: list[str]) -> dict[str, str | None]:
+    """Versions of installed packages; ``None`` for a missing one."""
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def find_module_versions(modules: list[str]) -> dict[str, str | None]:
+    """Versions that modules report, read from their files: importing torch takes seconds."""
+    found = {}
+    for module in modules:
+        spec = importlib.util.find_spec(module)
+        folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
+        names = ("version.py", "_version.py", "__init__.py")
+        texts = [read(str(folder / name)) or "" for name in names]
+        lines = (re.search(r"^__version__\s*(?::.*)?=\s*['\"](.+?)['\"]", t, re.M) for t in texts)
+        found[module] = next((line.group(1) for line in lines if line), None)
+    return found
+
+
+def describe_disk() -> dict[str, Any]:
+    """Bytes of the root disk, and the error if a job could not write its files."""
+    disk = os.statvfs("/")
+    error = None
+    try:
+        with tempfile.TemporaryFile(dir=Path.home()) as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    size = disk.f_blocks * disk.f_frsize
+    return {"size": size, "free": disk.f_bavail * disk.f_frsize, "error": error}
+
+
+def describe_memory() -> dict[str, int]:
+    """KiB of memory: total, and available to a job now."""
+    pairs = re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read("/proc/meminfo") or "", re.M)
+    known = {name: int(number) for name, number in pairs}
+    return {"total": known.get("MemTotal", 0), "available": known.get("MemAvailable", 0)}
+
+
+def describe_network() -> dict[str, Any]:
+    """The node's name, and its interfaces by address."""
+    interfaces = json.loads(output("ip", "-j", "-4", "address", "show") or "[]")
+    return {
+        "hostname": socket.gethostname(),
+        "interfaces": {
+            address["local"]: {"name": interface["ifname"], "mtu": interface["mtu"]}
+            for interface in interfaces
+            for address in interface.get("addr_info", ())
+        },
+    }
+
+
+def find_own_addresses(name: str) -> list[str]:
+    """The addresses that the node's own name has on it."""
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(entry[4][0]) for entry in found})
+
+
+def describe_facts(venv: str) -> dict[str, Any]:
+    """What jobs and the mesh need, quickly and without writing anything."""
+    # As PyPI's intel-openmp leaves it.
+    iomp5 = Path(venv, "lib/libiomp5.so")
+    return {
+        "kernel": os.uname().release,
+        "processor": describe_processor(),
+        "memory": describe_memory(),
+        "network": describe_network(),
+        "tcmalloc": find_tcmalloc(),
+        "iomp5": str(iomp5) if iomp5.exists() else None,
+        "host_key": read("/etc/ssh/ssh_host_ed25519_key.pub"),
+    }
+
+
+def describe(question: dict[str, Any]) -> dict[str, Any]:
+    """The facts, and the node's health if packages are asked for."""
+    facts = describe_facts(question["venv"])
+    if "packages" not in question:
+        return facts
+    network = facts["network"]
+    return {
+        **facts,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "in_venv": sys.prefix == question["venv"],
+        "mark": read(question["mark"]),
+        "versions": find_versions(question["packages"]),
+        "modules": find_module_versions(question["modules"]),
+        "network": {**network, "own_addresses": find_own_addresses(network["hostname"])},
+        "clock_kept": is_clock_kept(),
+        "disk": describe_disk(),
+        "reading_disk": output("systemctl", "is-active", question["warm"]).strip() == "active",
+        "said": {each: output("sh", "-c", each).strip() for each in question["commands"]},
+        # Last: the caller compares it with the moment of the answer.
+        "time": time.time(),
+    }
+
+
+def main() -> None:
+    print(json.dumps(describe(json.loads(sys.argv[1]))), flush=True)

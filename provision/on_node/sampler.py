@@ -1,0 +1,229 @@
+"""Sampler: runs on every node while somebody looks, and prints one line of JSON per interval.
+
+The sampler writes nothing. It ends when its standard input ends, or was silent for SILENCE_S, so it never
+outlives the one who looks. Of each rank's metrics file, described in jobs/worker/runtime/output.py, it reads
+the end: a look costs the same for a long file and a short one, for fast steps and slow ones.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from provision.on_node.proc import (
+    RankCpus,
+    RankKey,
+    busy_percent,
+    find_metrics,
+    find_ranks,
+    group_cpus,
+    parse_memory,
+    parse_network,
+    parse_times,
+    read,
+)
+
+SILENCE_S = 30
+_SEARCH_S = 5.0
+"""Between two searches for ranks: they come and go with jobs, and a search reads all of /proc."""
+_NICE = 10
+"""The ranks matter more than their figures."""
+_TAIL_BYTES = 16384
+"""The most that one look parses."""
+_WINDOW_S = 20.0
+"""Of training, over which a rank's figures are averaged."""
+
+
+class TailStep(NamedTuple):
+    """One step: ``own`` of its ``whole`` seconds were not spent waiting for other ranks."""
+
+    step: int
+    time: float
+    loss: float
+    samples: float
+    whole: float
+    own: float
+
+
+def parse_step(line: bytes) -> TailStep:
+    """Parse a line of a metrics file. Raises what a damaged line raises."""
+    row = json.loads(line)
+    seconds = row["seconds"]
+    whole = float(sum(seconds.values()))
+    own = whole - seconds.get("communication", 0.0)
+    found = TailStep(
+        int(row["step"]), float(row["time"]), float(row["loss"]), float(row["samples"]), whole, own
+    )
+    if not all(map(math.isfinite, found._replace(loss=0.0))):
+        raise ValueError(line)
+    return found
+
+
+class MetricsTail:
+    """The last steps of one file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._age_s = 0.0
+        self._mark = (0, 0, 0)
+        self._offset = 0
+        self._steps: deque[TailStep] = deque(maxlen=64)
+
+    def look(self, now: float) -> None:
+        """Read what was added since the last look."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116
+            self._age_s = max(0.0, now - found.st_mtime)
+            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if mark == self._mark:
+                return
+            if found.st_ino != self._mark[0] or found.st_size < self._offset:
+                # A run that is resumed replaces its file.
+                self._offset = 0
+                self._steps.clear()
+            self._mark = mark
+            self._read(found.st_size)
+        except OSError:
+            self._steps.clear()
+
+    def _read(self, size: int) -> None:
+        begin = max(self._offset, size - _TAIL_BYTES)
+        with open(self.path, "rb") as file:  # noqa: PTH123
+            file.seek(begin)
+            text = file.read(_TAIL_BYTES)
+        if begin > self._offset:
+            self._steps.clear()
+            first = text.find(b"\n") + 1
+            begin, text = begin + first, text[first:]
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset = begin + len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                self._steps.append(parse_step(line))
+
+    def figures(self) -> dict[str, Any]:
+        """Return the newest step and averages over the last seconds; nothing before the first step."""
+        if not self._steps:
+            return {}
+        steps, last = list(self._steps), self._steps[-1]
+        recent = [each for each in steps if each.time >= last.time - _WINDOW_S]
+        steps = recent if len(recent) > 1 else steps[-2:]
+        found: dict[str, Any] = {"step": last.step, "age_s": round(self._age_s, 1)}
+        found["loss"] = last.loss if math.isfinite(last.loss) else None
+        passed = last.time - steps[0].time
+        if passed > 0:
+            samples = sum(each.samples for each in steps[1:])
+            found["samples_per_second"] = round(samples / passed, 3)
+        whole, own = sum(each.whole for each in steps), sum(each.own for each in steps)
+        if whole > 0:
+            found["communication"] = round(1 - own / whole, 4)
+            found["own_seconds"] = round(own / len(steps), 6)
+        return found
+
+
+class Sampler:
+    """One node's figures since its last look."""
+
+    def __init__(self, jobs: str, proc: str = "/proc", devices: str = "/sys/class/net") -> None:
+        self._jobs, self._proc = jobs, proc
+        # What the kernel has a device for: not bridges, whose traffic would count twice.
+        self._devices = {path.split("/")[-2] for path in glob.glob(devices + "/*/device")}  # noqa: PTH207
+        self._ranks: dict[RankKey, RankCpus] = {}
+        self._tails: dict[RankKey, MetricsTail] = {}
+        self._searched = float("-inf")
+        self._times = self._read_times()
+        self._traffic = self._read_traffic()
+        self._looked = time.monotonic()
+
+    def _read_times(self) -> dict[int, tuple[int, int]]:
+        return parse_times(read(self._proc + "/stat"))
+
+    def _read_traffic(self) -> tuple[int, int]:
+        return parse_network(read(self._proc + "/net/dev"), self._devices)
+
+    def look(self) -> dict[str, Any]:
+        """Return the figures of the time since the last look, or since the beginning."""
+        tick, now = time.monotonic(), time.time()
+        if tick - self._searched >= _SEARCH_S:
+            self._search(now)
+            self._searched = tick
+        for tail in self._tails.values():
+            tail.look(now)
+        passed, self._looked = max(tick - self._looked, 1e-3), tick
+        return {
+            **self._look_at_cpus(),
+            **parse_memory(read(self._proc + "/meminfo")),
+            **self._look_at_traffic(passed),
+            "ranks": [
+                {"job": key.job, "rank": key.rank, **self._tails[key].figures()}
+                for key in sorted(self._tails)
+            ],
+        }
+
+    def _search(self, now: float) -> None:
+        self._ranks = find_ranks(self._proc, self._jobs, os.getuid())
+        paths = find_metrics(self._jobs, now)
+        for key in self._ranks:
+            paths[key] = f"{self._jobs}/{key.job}/output/metrics/rank-{key.rank}.jsonl"
+        known = self._tails
+        self._tails = {key: known.get(key) or MetricsTail(path) for key, path in paths.items()}
+
+    def _look_at_cpus(self) -> dict[str, Any]:
+        before, self._times = self._times, self._read_times()
+        groups = [
+            {
+                "name": group.name,
+                "ranks": group.ranks,
+                "cpus": group.listed,
+                "count": len(group.cpus),
+                "busy": busy_percent(before, self._times, group.cpus),
+            }
+            for group in group_cpus(self._ranks, set(self._times))
+        ]
+        return {"busy": busy_percent(before, self._times, self._times), "groups": groups}
+
+    def _look_at_traffic(self, passed: float) -> dict[str, int]:
+        before, self._traffic = self._traffic, self._read_traffic()
+        received, sent = (
+            max(0, round((self._traffic[way] - before[way]) / passed)) for way in (0, 1)
+        )
+        return {"received": received, "sent": sent}
+
+
+def main() -> None:
+    """Print figures until standard input ends. Its next line is JSON: ``interval_s``, and ``jobs``."""
+    question = json.loads(sys.stdin.readline())
+    interval = float(question["interval_s"])
+    os.nice(_NICE)
+    sampler = Sampler(os.path.abspath(os.path.expanduser(question["jobs"])))  # noqa: PTH100, PTH111
+    due = time.monotonic() + min(1.0, interval)
+    set_end(interval)
+    while True:
+        if select.select([0], [], [], max(0.0, due - time.monotonic()))[0]:
+            if not os.read(0, 4096):
+                return
+            set_end(interval)
+        if time.monotonic() >= due:
+            try:
+                print(json.dumps(sampler.look()), flush=True)
+            except BrokenPipeError:
+                os._exit(0)
+            # After a pause of the machine, not one line for each second of it.
+            due = max(due + interval, time.monotonic() + interval / 2)
+
+
+def set_end(interval: float) -> None:
+    """End this process after SILENCE_S, and some intervals, unless this is called again until then.
+
+    It ends wherever it waits, also in a write that is not read.
+    """
+    signal.setitimer(signal.ITIMER_REAL, SILENCE_S + 3 * interval)

@@ -1,0 +1,323 @@
+"""Are all parts of a stack available? uv resolves its packages as a node would, before a machine is bought.
+
+Options: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from infra.ec2.images import RELEASES
+from infra.errors import SprError
+from infra.wait import Progress
+from provision.stacks.lock import Pinned, requirements
+from provision.stacks.stack import Stack, parse_requirement
+
+# Of the Ubuntu releases with these Pythons.
+_PYTHON_PATCHES = {"3.8": "3.8.10", "3.10": "3.10.12", "3.12": "3.12.3"}
+_PYPI = "https://pypi.org/simple"
+# Nodes install with pip, so only pip's configuration counts; these change nothing in a resolution.
+_KEPT_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
+_SETTING = re.compile(r"^(global|install|:env:)\.([a-z-]+)=(.*)$", re.MULTILINE)
+# The frame that uv draws around errors.
+_FRAME = str.maketrans(dict.fromkeys("×╰├─▶│", " "))
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine that the packages are for."""
+
+    ubuntu: str
+    python: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        platform = f"x86_64-manylinux_2_{RELEASES[self.ubuntu].glibc_minor}"
+        # Markers can depend on the patch release, too.
+        python = _PYTHON_PATCHES.get(self.python, self.python)
+        return ("--python-version", python, "--python-platform", platform)
+
+    def __str__(self) -> str:
+        return f"Python {self.python} on Ubuntu {self.ubuntu}"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Package indexes, the main one first, and pages of links."""
+
+    indexes: tuple[str, ...]
+    find_links: tuple[str, ...] = ()
+
+    def __add__(self, other: Sources) -> Sources:
+        return Sources(self.indexes + other.indexes, self.find_links + other.find_links)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        main, *others = self.indexes
+        extra = (f"--extra-index-url={url}" for url in others)
+        links = (f"--find-links={url}" for url in self.find_links)
+        # As pip does: the best version of all indexes, not the first index that has the package.
+        return (f"--index-url={main}", *extra, *links, "--index-strategy=unsafe-best-match")
+
+
+@dataclass(frozen=True)
+class PipConfiguration:
+    """This machine's pip configuration: the main index, further sources, and how to connect."""
+
+    index: str = _PYPI
+    sources: Sources = Sources(())
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Packages that fit together, or why there are none. ``unsolvable``: no packages would fit."""
+
+    packages: tuple[Pinned, ...] = ()
+    error: str = ""
+    unsolvable: bool = False
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """uv with a pip configuration. ``answer_s`` limits each request."""
+
+    uv: str
+    configuration: PipConfiguration
+    answer_s: float = 10
+
+    def resolve(
+        self,
+        requirements: Sequence[str],
+        target: Target,
+        sources: Sources,
+        limit_s: float,
+        *options: str,
+    ) -> Resolution:
+        """Find versions that fit together, with everything that they need on the target."""
+        sources += self.configuration.sources
+        argv = [self.uv, "pip", "compile", "-", "--quiet", "--no-config", "--color=never"]
+        argv += ["--no-header", "--no-annotate", "--python", sys.executable]
+        argv += ["--only-binary", ":all:", *target.options, *sources.options]
+        try:
+            done = subprocess.run(
+                [*argv, *self.configuration.options, *options],
+                input="\n".join(requirements),
+                env=self._environment(),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Resolution(error=f"uv did not finish within {limit_s:.0f} s")
+        if done.returncode:
+            return Resolution((), explain(done.stderr), "No solution found" in done.stderr)
+        return Resolution(parse_pins(done.stdout))
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("UV_") or name in _KEPT_VARIABLES
+        }
+        patience = {"UV_HTTP_TIMEOUT": str(math.ceil(self.answer_s)), "UV_HTTP_RETRIES": "0"}
+        return {**self.configuration.environment, **inherited, **patience}
+
+
+def find_resolver(*, isolated: bool = False, answer_s: float = 10) -> Resolver:
+    """Return uv with pip's configuration, or with none if ``isolated``.
+
+    Raises :class:`SprError` if there is no uv.
+    """
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
+    uv = shutil.which("uv", path=path)
+    if not uv:
+        raise SprError("uv is not installed here", hint=f"{sys.executable} -m pip install uv")
+    configuration = PipConfiguration() if isolated else read_pip_configuration()
+    return Resolver(uv, configuration, answer_s)
+
+
+def read_pip_configuration() -> PipConfiguration:
+    """Return the part of pip's configuration that decides what it finds."""
+    has_pip = importlib.util.find_spec("pip") is not None
+    pip = [sys.executable, "-m", "pip"] if has_pip else ["pip3"]
+    try:
+        done = subprocess.run(
+            [*pip, "config", "list"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return PipConfiguration()
+    return parse_pip_configuration(done.stdout)
+
+
+def parse_pip_configuration(text: str) -> PipConfiguration:
+    """Parse the output of ``pip config list``; the environment overrides ``install``, that ``global``."""
+    found = _SETTING.findall(text)
+    known: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        known |= {key: ast.literal_eval(value) for where, key, value in found if where == section}
+
+    def sources(key: str) -> tuple[str, ...]:
+        # pip passes over folders that do not exist; uv would fail.
+        return tuple(url for url in known.get(key, "").split() if not is_missing_folder(url))
+
+    trusted = known.get("trusted-host", "").split()
+    variables = {"SSL_CERT_FILE": known.get("cert", ""), "ALL_PROXY": known.get("proxy", "")}
+    return PipConfiguration(
+        known.get("index-url", _PYPI),
+        Sources(sources("extra-index-url"), sources("find-links")),
+        tuple(f"--allow-insecure-host={host}" for host in trusted),
+        {name: value for name, value in variables.items() if value},
+    )
+
+
+def is_missing_folder(url: str) -> bool:
+    """Whether an address names a local folder that does not exist."""
+    path = url.removeprefix("file://")
+    return "://" not in path and not Path(path).exists()
+
+
+def parse_pins(text: str) -> tuple[Pinned, ...]:
+    """Parse ``uv pip compile``'s output: ``name==version``, with ``--hash`` options on later lines."""
+    pins = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            pin, *hashes = line.split()
+            name, _, version = pin.partition("==")
+            sha256 = (each.removeprefix("--hash=sha256:") for each in hashes if "=sha256:" in each)
+            pins.append(Pinned(name, version, tuple(sha256)))
+    return tuple(pins)
+
+
+def explain(errors: str) -> str:
+    """Return uv's error output as one line."""
+    words = " ".join(errors.translate(_FRAME).split()).removeprefix("error: ")
+    return words.replace(" cause: ", ": ").replace(" Caused by: ", ": ") or "uv failed silently"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One sentence about what is wrong, with the package or the index that it concerns, if any."""
+
+    sentence: str
+    package: str = ""
+    index: str = ""
+
+
+@dataclass(frozen=True)
+class SourcesReport:
+    """The outcome for one stack; ``packages`` are those that a node would install."""
+
+    stack: str
+    target: Target
+    sources: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    packages: tuple[Pinned, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "stack": self.stack,
+            "ok": not self.problems,
+            "ubuntu": self.target.ubuntu,
+            "python": self.target.python,
+            "sources": list(self.sources),
+            "problems": [asdict(problem) for problem in self.problems],
+            "resolved": {package.name: package.version for package in self.packages},
+        }
+
+
+def check_sources(
+    stack: Stack, resolver: Resolver, progress: Progress, *, limit_s: float, hashes: bool = False
+) -> SourcesReport:
+    """Query every address that a stack names, then resolve its packages together.
+
+    Ends within about ``limit_s`` seconds. With ``hashes``, downloads what has none on its index.
+    """
+    end = time.monotonic() + limit_s
+    target = Target(stack.ubuntu, stack.python)
+    sources = Sources((resolver.configuration.index, *stack.indexes), stack.find_links)
+    named = (*sources.indexes, *sources.find_links, *filter(None, [stack.examples]))
+    hosts = dict.fromkeys(urlsplit(url).netloc or url for url in named)
+    progress.note(f"querying {', '.join(hosts)}")
+    # An index may refuse its first page and still serve the packages' pages.
+    strict = {*stack.find_links, stack.examples}
+    problems = probe_all(named, strict, min(resolver.answer_s, limit_s))
+    packages: tuple[Pinned, ...] = ()
+    # Without one index another's build would be chosen, such as PyPI's torch for CUDA.
+    if all(problem.index == stack.examples for problem in problems):
+
+        def resolve(texts: Sequence[str], *options: str) -> Resolution:
+            left = max(end - time.monotonic(), 0.1)
+            return resolver.resolve(texts, target, sources, left, *options)
+
+        progress.note("resolving all packages together")
+        found = resolve(requirements(stack), *(["--generate-hashes"] if hashes else []))
+        packages = found.packages
+        if found.unsolvable:
+            problems += list(_find_unavailable(stack, target, sources, resolve))
+        if found.error and not any(problem.package for problem in problems):
+            index = next((url for url in named if url in found.error), "")
+            problems.append(Problem(found.error, index=index))
+    return SourcesReport(stack.name, target, named, tuple(problems), packages)
+
+
+def _find_unavailable(
+    stack: Stack, target: Target, sources: Sources, resolve: Callable[..., Resolution]
+) -> Iterator[Problem]:
+    """A problem for every requirement of the stack that no source meets, whatever the others are."""
+    where = ", ".join((*sources.indexes, *sources.find_links))
+    for text in requirements(stack):
+        requirement = parse_requirement(text)
+        if requirement and resolve([text], "--no-deps").unsolvable:
+            newest = [
+                package.version for package in resolve([requirement.name], "--no-deps").packages
+            ]
+            there = f"the newest version is {newest[0]}" if newest else "there is no version of it"
+            sentence = f"{text} is not available for {target}: on {where} {there}"
+            yield Problem(sentence, requirement.name)
+
+
+def probe_all(urls: Sequence[str], strict: set[str], limit_s: float) -> list[Problem]:
+    """A problem for every address that does not answer as it should."""
+    distinct = list(dict.fromkeys(urls))
+    with ThreadPoolExecutor(len(distinct)) as pool:
+        reasons = pool.map(lambda url: _probe(url, strict=url in strict, limit_s=limit_s), distinct)
+    found = zip(distinct, reasons, strict=True)
+    return [Problem(f"{url} {why}", index=url) for url, why in found if why]
+
+
+def _probe(url: str, *, strict: bool, limit_s: float) -> str:
+    """Why an address can't be used; empty if it can. ``strict``: refusals count, too."""
+    if url.startswith("file:"):
+        return "does not exist" if is_missing_folder(url) else ""
+    try:
+        urllib.request.urlopen(url, timeout=limit_s).close()
+    except urllib.error.HTTPError as error:
+        refused = error.code >= 500 or strict
+        return f"answers {error.code} {error.reason}" if refused else ""
+    except (OSError, ValueError) as error:
+        why = str(getattr(error, "reason", error))
+        if "timed out" in why:
+            return f"did not answer within {limit_s:g} s"
+        return f"can't be reached: {why}"
+    return ""

@@ -1,0 +1,276 @@
+"""Each defect of a node is found by its own check and by no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.verify import machine
+from cluster.verify.reachability import check_lifetime
+from cluster.verify.results import CommandCheck, NodeAnswer
+from cluster.verify.verify import NODE_CHECKS, check_nodes, summarize_problems
+from tests.cluster.verify.fleet import (
+    IN_CONTAINERS,
+    NODES,
+    ON_AWS,
+    STACK,
+    answers,
+    judge,
+    one,
+    verdicts_of,
+)
+
+_TOPOLOGY = "".join(f"{cpu},{cpu % 16},0,0\n" for cpu in range(32))
+_NO_SMT = "".join(f"{cpu},{cpu},0,0\n" for cpu in range(32))
+_GIB = 1 << 30
+
+
+def said(printed: str, *checks: CommandCheck) -> dict[str, Any]:
+    """A part of a node's answer: what the commands of checks print."""
+    return {"said": {check.command: printed for check in checks}}
+
+
+# Change of node1's answer, the check that finds it, its verdict, and part of its finding.
+DEFECTS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
+    ({"processor": {"amx": []}}, "amx", "fail", "no AMX: Xeon lacks amx_bf16, amx_int8, amx_tile"),
+    ({"processor": {"amx": ["amx_tile", "amx_int8"]}}, "amx", "fail", "lacks amx_bf16"),
+    ({"processor": {"tile_data": "EINVAL"}}, "amx", "fail", "the kernel's permission (EINVAL)"),
+    ({"processor": {"topology": _TOPOLOGY, "allowed": "0-31"}}, "cores", "fail", "16 cores"),
+    ({"processor": {"topology": _NO_SMT, "allowed": "0-31"}}, "cores", "warn", "32 CPUs"),
+    ({"processor": {"allowed": "0-15"}}, "cores", "fail", "16 CPUs"),
+    ({"kernel": "6.8.1"}, "kernel", "warn", "6.8.1"),
+    ({"memory": {"total": 400 << 20}}, "memory", "fail", "400 GiB"),
+    ({"memory": {"available": 50 << 20}}, "memory", "warn", "50 available"),
+    (said("performance\npowersave", machine.check_governor), "governor", "warn", "powersave"),
+    (said("1", machine.check_turbo), "turbo", "warn", "off"),
+    (said("always madvise [never]", machine.check_huge_pages), "huge pages", "warn", "never"),
+    (said("hpet", machine.check_clocksource), "clocksource", "warn", "hpet"),
+    ({"clock_kept": False}, "time service", "warn", "not synchronized"),
+    ({"tcmalloc": {"path": None}}, "tcmalloc", "fail", "missing"),
+    ({"tcmalloc": {"error": "wrong ELF class"}}, "tcmalloc", "fail", "wrong ELF class"),
+    ({"tcmalloc": {"path": "/usr/lib/x/libtcmalloc.so.5"}}, "tcmalloc", "fail", "so.5"),
+    ({"in_venv": False}, "stack", "fail", "no working Python"),
+    ({"mark": None}, "stack", "fail", "incomplete installation"),
+    ({"mark": "0123"}, "stack", "fail", "installation 0123"),
+    ({"versions": {"torch": "2.6.0+cpu"}}, "stack", "fail", "torch 2.6.0+cpu"),
+    ({"versions": {"numpy": "2.4.1"}}, "stack", "fail", "numpy 2.4.1"),
+    ({"versions": {"impi-rt": None}}, "stack", "fail", "no impi-rt"),
+    ({"modules": {"torch": "2.8.0"}}, "stack", "fail", "module torch 2.8.0"),
+    ({"python": "3.10.9"}, "python", "warn", "3.10.9"),
+    ({"disk": {"free": _GIB}}, "disk", "fail", "1 of 100 GiB free"),
+    ({"disk": {"free": 5 * _GIB}}, "disk", "warn", "5 of 100 GiB free"),
+    ({"disk": {"size": 20 * _GIB, "free": 15 * _GIB}}, "disk", "warn", "15 of 20"),
+    ({"disk": {"error": "Read-only file system"}}, "disk", "fail", "Read-only"),
+    ({"network": {"own_addresses": ["127.0.1.1"]}}, "hostname", "fail", "127.0.1.1"),
+    ({"network": {"own_addresses": []}}, "hostname", "fail", "no address"),
+    (
+        {"network": {"interfaces": {"172.31.0.11": {"name": "ens5", "mtu": 1500}}}},
+        *("mtu", "fail", "ens5: 1500"),
+    ),
+    (said("", check_lifetime), "time to live", "fail", "the timer that shuts it down does not run"),
+    (said("1900003600", check_lifetime), "time to live", "fail", "2030-03-17 18:46:40 UTC"),
+    ({"network": {"interfaces": {}}}, "mtu", "fail", "no interface has 172.31.0.11"),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "verdict", "found"), DEFECTS, ids=[str(row[0]) for row in DEFECTS]
+)
+def test_a_defect_is_found_by_its_check_with_a_remedy(
+    change: dict[str, Any], check: str, verdict: str, found: str
+) -> None:
+    results = judge(node1=change)
+
+    assert verdicts_of(results) == [("node1", check, verdict)]
+    result = one(results, "node1", check)
+    assert found in result.found
+    assert result.wanted
+    assert result.remedy
+
+
+def test_the_remedy_for_a_dead_timer_sets_it_again_on_all_nodes() -> None:
+    result = one(judge(node1=said("", check_lifetime)), "node1", "time to live")
+
+    assert result.wanted == "shuts down at 2030-03-17 17:46:40 UTC"
+    assert "spr-cluster extend 1m --name bert" in result.remedy.splitlines()
+
+
+def test_a_cluster_without_a_time_in_its_tags_needs_a_timer_all_the_same() -> None:
+    unknown = replace(ON_AWS, expires={})
+
+    assert verdicts_of(judge(unknown)) == []
+    results = judge(unknown, node2=said("", check_lifetime))
+    assert verdicts_of(results) == [("node2", "time to live", "fail")]
+
+
+def test_healthy_machines_pass_all_checks() -> None:
+    results = judge()
+
+    assert verdicts_of(results, "warn", "fail", "skipped") == []
+    assert len(results) == len(NODES) * len({r.check for r in results})
+    assert len(results) == len(NODES) * (1 + len(NODE_CHECKS))
+
+
+def test_values_that_a_machine_does_not_expose_are_skipped() -> None:
+    settings = (
+        *(machine.check_governor, machine.check_turbo, machine.check_huge_pages),
+        machine.check_clocksource,
+    )
+    results = judge(node1={**said("", *settings), "clock_kept": None})
+
+    assert verdicts_of(results) == []
+    assert [check for _, check, _ in verdicts_of(results, "skipped")] == [
+        *("governor", "turbo", "huge pages", "clocksource", "time service"),
+    ]
+
+
+def test_containers_are_compared_and_their_host_is_not_checked() -> None:
+    one_core = {"topology": "0,0,0,0\n1,1,0,0", "allowed": "0", "amx": [], "tile_data": "ENOTSUP"}
+    host = {**said("powersave", machine.check_governor), "clock_kept": False}
+    small = {"processor": one_core, **host, "memory": {"total": 8 << 20}}
+
+    results = judge(IN_CONTAINERS, **dict.fromkeys(NODES, small))
+
+    assert verdicts_of(results) == [(node, "amx", "warn") for node in NODES]
+    assert one(results, "node1", "amx").found.startswith("no AMX")
+    assert one(results, "node1", "cores").found == "1 core, 1 socket, 1 NUMA node, 1 CPU"
+    assert one(results, "node1", "governor").found == "not checked in a container: powersave"
+    assert one(results, "node1", "memory").verdict.value == "skipped"
+
+
+def test_a_container_with_fewer_cores_than_the_others_fails() -> None:
+    wide = {"topology": "0,0,0,0\n1,1,0,0", "allowed": "0-1"}
+    cut = {**wide, "allowed": "1"}
+
+    results = judge(
+        IN_CONTAINERS,
+        node0={"processor": wide},
+        node1={"processor": cut},
+        node2={"processor": wide},
+    )
+
+    assert verdicts_of(results) == [("node1", "cores", "fail")]
+    assert "as the other nodes: 2 cores" in one(results, "node1", "cores").wanted
+
+
+def test_without_amx_the_check_never_reports_ok() -> None:
+    changes: tuple[dict[str, Any], ...] = ({"amx": []}, {"tile_data": "ENOTSUP"})
+    for change in changes:
+        results = judge(replace(ON_AWS, amx_required=False), node2={"processor": change})
+        assert one(results, "node2", "amx").verdict.value == "warn"
+        assert "no AMX" in one(results, "node2", "amx").found
+
+
+def test_an_unreachable_node_fails_only_the_ssh_check() -> None:
+    lost = NodeAnswer("node1", False, reason="no route")
+
+    results = check_nodes({**answers("node0", "node2"), "node1": lost}, ON_AWS)
+
+    assert [r.check for r in results if r.node == "node1"] == ["ssh"]
+    assert one(results, "node1", "ssh").found == "the head can't connect over SSH: no route"
+    assert "spr-cluster repair --name bert" in one(results, "node1", "ssh").remedy
+
+
+def test_the_command_that_ends_a_node_names_its_region() -> None:
+    wanted = "aws ec2 terminate-instances --region us-east-1 --instance-ids i-1\n"
+    assert wanted in ON_AWS.replacement("node1", "Its software differs")
+
+
+def test_a_node_missing_from_the_heads_list_fails() -> None:
+    results = check_nodes(answers("node0", "node1"), ON_AWS, dict.fromkeys(NODES, (0.0, 0.0)))
+
+    assert verdicts_of(results) == [("node2", "ssh", "fail")]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "verdict"), [(0.3, ""), (1.5, ""), (3.0, "warn"), (90.0, "fail"), (-90.0, "fail")]
+)
+def test_a_clock_is_judged_by_its_offset_minus_the_measurement_error(
+    ahead: float, verdict: str
+) -> None:
+    clocks = {node: (ahead if node == "node1" else 0.0, 1.0) for node in NODES}
+
+    assert verdicts_of(check_nodes(answers(), ON_AWS, clocks)) == (
+        [("node1", "clock", verdict)] if verdict else []
+    )
+
+
+def test_a_wrong_clock_of_the_head_is_blamed_on_the_head() -> None:
+    clocks = {node: (0.0 if node == "node0" else -90.0, 0.0) for node in NODES}
+
+    results = check_nodes(answers(), ON_AWS, clocks)
+
+    assert verdicts_of(results) == [("node0", "clock", "fail")]
+    assert "90.0 s (± 0 us) ahead of the other nodes" in one(results, "node0", "clock").found
+
+
+def test_different_mtus_fail_even_if_the_head_or_most_nodes_have_the_small_one() -> None:
+    def small(node: str) -> dict[str, Any]:
+        interface = {"name": "ens5", "mtu": 1500}
+        return {"network": {"interfaces": {ON_AWS.addresses[node]: interface}}}
+
+    mixed = judge(ON_AWS, **{node: small(node) for node in NODES[:2]})
+    alike = judge(ON_AWS, **{node: small(node) for node in NODES})
+
+    assert verdicts_of(mixed) == [("node0", "mtu", "fail"), ("node1", "mtu", "fail")]
+    assert verdicts_of(alike) == [(node, "mtu", "warn") for node in NODES]
+
+
+def test_with_ena_express_its_mtu_is_right_and_the_usual_one_is_not() -> None:
+    def express(node: str) -> dict[str, Any]:
+        return {"network": {"interfaces": {ON_AWS.addresses[node]: {"name": "ens5", "mtu": 8900}}}}
+
+    expected = replace(ON_AWS, mtu=8900)
+    set_up = judge(expected, **{node: express(node) for node in NODES})
+    one_is_not = judge(expected, **{node: express(node) for node in NODES[:2]})
+
+    assert verdicts_of(set_up) == []
+    assert verdicts_of(one_is_not) == [("node2", "mtu", "fail")]
+    found = one(one_is_not, "node2", "mtu")
+    assert found.wanted == "8900, the MTU of ENA Express"
+    assert found.remedy.endswith("'sudo ip link set ens5 mtu 8900'")
+
+
+def test_a_node_is_not_blamed_for_what_the_others_lack() -> None:
+    lacking: dict[str, Any] = {"tcmalloc": {"path": None}, "mark": None}
+
+    results = judge(node0=lacking, node1=lacking)
+
+    assert verdicts_of(results) == [
+        (node, check, "fail") for check in ("tcmalloc", "stack") for node in NODES[:2]
+    ]
+
+
+def test_another_installation_on_all_nodes_is_only_a_warning() -> None:
+    results = judge(ON_AWS, **{node: {"mark": "0123"} for node in NODES})
+
+    assert verdicts_of(results) == [(node, "stack", "warn") for node in NODES]
+
+
+def test_the_remedy_for_a_wrong_version_is_a_pip_command() -> None:
+    remedy = one(judge(node2={"versions": {"torch": "2.6.0"}}), "node2", "stack").remedy
+
+    assert remedy.startswith("spr-cluster ssh --name bert node2 -- '/opt/spr-cluster/venv/bin/pip ")
+    assert "torch==2.7.0" in remedy
+    assert all(url in remedy for url in STACK.indexes)
+
+
+def test_problems_are_summarized_in_half_a_line() -> None:
+    results = judge(node1={"tcmalloc": {"path": None}}, node2=said("1", machine.check_turbo))
+
+    assert summarize_problems(judge(), ON_AWS) == ""
+    assert summarize_problems(results, ON_AWS) == (
+        "; problems: node1: tcmalloc: missing; node2: turbo: off "
+        "(details: spr-cluster verify --name bert)"
+    )
+
+
+def test_sockets_that_ec2_does_not_tell_are_not_judged() -> None:
+    assert ON_AWS.machine is not None
+    unknown = replace(ON_AWS, machine=replace(ON_AWS.machine, sockets=None))
+
+    assert verdicts_of(judge(unknown)) == []
+    fewer = judge(unknown, node1={"processor": {"topology": _TOPOLOGY, "allowed": "0-31"}})
+    assert ("node1", "cores", "fail") in verdicts_of(fewer)

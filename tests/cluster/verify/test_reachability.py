@@ -1,0 +1,127 @@
+"""The answers of the nodes to the head, and which nodes jobs can't use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.nodes import Cluster
+from cluster.verify.machine import require_amx
+from cluster.verify.reachability import compare_clocks, find_unusable
+from cluster.verify.results import NodeAnswer
+from cluster.verify.verify import probe_nodes
+from infra.errors import HostError
+from provision.facts import parse_facts
+from provision.stacks.load import load_stack
+from tests.cluster.test_ssh_mesh import NODES
+from tests.fakes import AMX, FakeHost, facts_answer, health_answer
+
+CLUSTER = Cluster("bert", NODES, len(NODES))
+STACK = load_stack("upstream")
+
+
+def row(node: str, code: int | None, text: str) -> str:
+    """A line that the head prints."""
+    said = {"node": node, "code": code, "text": text, "began": 10.0, "ended": 12.0}
+    return f"{json.dumps(said)}\n"
+
+
+def answer(node: str, **parts: Any) -> str:
+    """A healthy node's answer, as the head forwards it."""
+    return row(node, 0, json.dumps(health_answer(STACK, time=11.5, **parts)))
+
+
+def ask(text: str) -> dict[str, NodeAnswer]:
+    return probe_nodes(FakeHost("node0", [("^# querying the health of all nodes", text)]), STACK)
+
+
+def unusable(text: str, *, amx_required: bool = True) -> dict[str, str]:
+    return find_unusable(CLUSTER, ask(text), amx_required=amx_required)
+
+
+def test_answers_and_refusals_are_parsed() -> None:
+    refused = row("node2", 255, "ssh: connect to host node2: no route")
+
+    answers = ask(f"{answer('node1')}noise\n{refused}")
+
+    one, two = answers.values()
+    assert (two.node, two.reached, two.value) == ("node2", False, None)
+    assert two.reason == "ssh: connect to host node2: no route"
+    assert (one.node, one.reached, one.reason) == ("node1", True, "")
+    assert one.value is not None
+    assert len(one.value.physical_cores) == 32
+    # The node's time was 11.5 between 10 and 12 by the head's clock.
+    assert compare_clocks(answers) == {"node1": (0.5, 1.0)}
+
+
+def test_a_node_that_hangs_has_another_reason_than_one_that_refuses() -> None:
+    late = ask(row("node1", None, ""))["node1"]
+
+    assert (late.reached, late.reason) == (False, "no answer within 60 s")
+
+
+def test_a_node_without_a_working_python_counts_as_reached() -> None:
+    broken = ask(row("node1", 127, "sh: 1: exec: python3: not found"))["node1"]
+
+    assert (broken.reached, broken.value) == (True, None)
+    assert broken.reason == "sh: 1: exec: python3: not found"
+
+
+def test_the_command_fits_what_linux_takes_as_one_argument() -> None:
+    head = FakeHost("node0", [("", answer("node0"))])
+    probe_nodes(head, STACK)
+
+    assert len(head.commands) == 1
+    # 128 KiB.
+    assert len(head.commands[0]) < 32_000
+
+
+def test_a_healthy_cluster_has_no_unusable_nodes() -> None:
+    assert unusable("".join(answer(node.name) for node in NODES)) == {}
+
+
+def test_silent_and_unreachable_nodes_are_named_with_their_reasons() -> None:
+    text = answer("node0") + row("node2", 255, "Permission denied (publickey).")
+
+    assert unusable(text) == {
+        "node1": "the head got no answer",
+        "node2": "the head can't connect over SSH: Permission denied (publickey).",
+    }
+
+
+def test_a_node_whose_probe_fails_is_named() -> None:
+    text = answer("node0") + answer("node1") + row("node2", 1, "Segmentation fault")
+
+    assert unusable(text) == {"node2": "the probe failed: Segmentation fault"}
+
+
+def test_a_worker_without_amx_is_named_if_amx_is_required() -> None:
+    lacking = answer("node2", processor={"amx": ["amx_tile"]})
+    text = answer("node0") + answer("node1") + lacking
+
+    assert unusable(text) == {"node2": "no AMX: lacks amx_bf16, amx_int8"}
+    assert unusable(text, amx_required=False) == {}
+
+
+def test_amx_that_the_kernel_does_not_grant_counts_as_missing() -> None:
+    lying = answer("node2", processor={"tile_data": "EINVAL"})
+    text = answer("node0") + answer("node1") + lying
+
+    assert unusable(text) == {"node2": "no AMX: lacks the kernel's permission (EINVAL)"}
+
+
+@pytest.mark.parametrize("flag", ["amx_bf16", "amx_tile", "amx_int8"])
+def test_each_amx_flag_is_required(flag: str) -> None:
+    facts = {"node0": parse_facts(facts_answer(flags=AMX.replace(flag, "")))}
+
+    with pytest.raises(HostError, match=f"lacks {flag}"):
+        require_amx(facts, required=True)
+    assert "no AMX" in require_amx(facts, required=False)
+
+
+def test_available_amx_is_reported() -> None:
+    assert require_amx({"node0": parse_facts(facts_answer())}, required=True).startswith(
+        "AMX available"
+    )

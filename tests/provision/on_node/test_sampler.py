@@ -1,0 +1,194 @@
+"""The end of a metrics file: steps, averages, and files that change in every way a run changes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from provision.on_node import sampler
+from provision.on_node.sampler import MetricsTail, Sampler, parse_step
+from provision.run_on_nodes import send
+from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
+
+
+def look(tail: MetricsTail, later: float = 0.0) -> dict[str, object]:
+    tail.look(Path(tail.path).stat().st_mtime + later)
+    return tail.figures()
+
+
+def test_figures_are_averages_over_the_last_steps(tmp_path: Path) -> None:
+    tail = MetricsTail(str(write_metrics(tmp_path, 0, 30)))
+
+    assert look(tail, later=1.5) == {
+        "step": 30,
+        "loss": 2.5,
+        "age_s": 1.5,
+        "samples_per_second": 40.0,
+        "communication": 0.2,
+        "own_seconds": 0.08,
+    }
+
+
+def test_a_long_file_costs_no_more_than_its_end(tmp_path: Path) -> None:
+    path = write_metrics(tmp_path, 0, 20_000)
+    tail = MetricsTail(str(path))
+
+    assert look(tail)["step"] == 20_000
+    assert len(tail._steps) == 64
+    assert tail._offset == path.stat().st_size
+
+
+def test_new_lines_are_read_once_they_are_whole(tmp_path: Path) -> None:
+    path = write_metrics(tmp_path, 0, 3)
+    *_, last = path.read_text().splitlines()
+    tail = MetricsTail(str(path))
+    assert look(tail)["step"] == 3
+
+    line = json.dumps({**json.loads(last), "step": 4}) + "\n"
+    with path.open("a") as file:
+        file.write(line[:20])
+    assert look(tail)["step"] == 3
+    with path.open("a") as file:
+        file.write(line[20:])
+    assert look(tail)["step"] == 4
+
+
+def test_a_resumed_run_replaces_its_file(tmp_path: Path) -> None:
+    path = write_metrics(tmp_path, 0, 40)
+    tail = MetricsTail(str(path))
+    assert look(tail)["step"] == 40
+
+    longer = write_metrics(tmp_path / "new", 0, 50)
+    lines = longer.read_text().splitlines(keepends=True)
+    longer.write_text("".join(lines[:20]))
+    longer.replace(path)
+    assert look(tail)["step"] == 20
+
+    with path.open("a") as file:
+        file.writelines(lines[20:])
+    assert look(tail)["step"] == 50
+
+    path.write_text(lines[0])  # truncated in place
+    assert look(tail)["step"] == 1
+
+
+def test_slow_steps_are_averaged_over_two(tmp_path: Path) -> None:
+    path = write_metrics(tmp_path, 0, 3)
+    rows = [
+        {**json.loads(line), "time": 60.0 * i}
+        for i, line in enumerate(path.read_text().splitlines())
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert look(MetricsTail(str(path)))["samples_per_second"] == pytest.approx(4 / 60, abs=1e-3)
+
+
+def test_jobs_that_do_not_split_their_time_have_no_shares(tmp_path: Path) -> None:
+    figures = look(MetricsTail(str(write_metrics(tmp_path, 0, 3, seconds={}))))
+
+    assert figures["samples_per_second"] == 40.0
+    assert "communication" not in figures
+    assert "own_seconds" not in figures
+
+
+def test_a_missing_file_and_damaged_lines_give_no_figures(tmp_path: Path) -> None:
+    tail = MetricsTail(str(tmp_path / "rank-0.jsonl"))
+    tail.look(0.0)
+    assert tail.figures() == {}
+
+    bad = ["{", "[]", "null", '{"step": 1}', "[" * 5000, '{"step": 1, "time": Infinity}']
+    Path(tail.path).write_text("\n".join(bad) + "\n")
+    assert look(tail) == {}
+    os.unlink(tail.path)  # noqa: PTH108
+    tail.look(0.0)
+    assert tail.figures() == {}
+
+
+def test_an_infinite_loss_is_unknown_and_other_infinite_figures_are_damage(tmp_path: Path) -> None:
+    assert look(MetricsTail(str(write_metrics(tmp_path, 0, 3, loss=float("nan")))))["loss"] is None
+
+    line = write_metrics(tmp_path, 1, 1, samples=float("inf")).read_bytes()
+    with pytest.raises(ValueError, match="Infinity"):
+        parse_step(line)
+
+
+STAT = "cpu 0 0 0 0 0 0 0 0\ncpu0 {} 0 0 {} 0 0 0 0\ncpu1 0 0 0 {} 0 0 0 0\nintr 5\n"
+NET = "h\nh\n lo: 5 0 0 0 0 0 0 0 5\n ens5: {} 0 0 0 0 0 0 0 {}\n br0: 9 0 0 0 0 0 0 0 9\n"
+
+
+def begin(jobs: Path, *, silence_s: float | None = None) -> NodeProcess:
+    question = json.dumps({"interval_s": 0.1, "jobs": str(jobs)})
+    text = send(sampler, lines=[question]).stdin
+    if silence_s is not None:
+        text = text.replace("SILENCE_S = 30", f"SILENCE_S = {silence_s}")
+    return NodeProcess.start(text)
+
+
+def test_a_look_shows_what_changed_since_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc, devices = tmp_path / "proc", tmp_path / "devices"
+    (proc / "net").mkdir(parents=True)
+    (devices / "ens5/device").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 60 kB\n")
+    (proc / "stat").write_text(STAT.format(10, 10, 20))
+    (proc / "net/dev").write_text(NET.format(1000, 500))
+    now = [100.0]
+    monkeypatch.setattr("provision.on_node.sampler.time.monotonic", lambda: now[0])
+    node = Sampler(str(tmp_path / "spr-jobs"), str(proc), str(devices))
+
+    now[0] += 2
+    (proc / "stat").write_text(STAT.format(90, 30, 120))
+    (proc / "net/dev").write_text(NET.format(5000, 1500))
+
+    assert node.look() == {
+        "busy": 40.0,
+        "groups": [{"name": "rest", "ranks": [], "cpus": "", "count": 2, "busy": 40.0}],
+        "memory": 102400,
+        "available": 61440,
+        "received": 2000,
+        "sent": 500,
+        "ranks": [],
+    }
+
+
+def test_the_real_sampler_describes_this_machine_and_a_job_that_runs(tmp_path: Path) -> None:
+    write_metrics(tmp_path, 1, 30)
+    with begin(tmp_path) as node:
+        found = json.loads(next(iter(node)))
+
+    assert [(rank["job"], rank["rank"], rank["step"]) for rank in found["ranks"]] == [(JOB, 1, 30)]
+    assert found["memory"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < found["available"] < found["memory"]
+    assert found["groups"][0]["name"] == "rest"
+    assert 0 <= found["busy"] <= 100
+
+
+def test_it_ends_with_its_standard_input(tmp_path: Path) -> None:
+    with begin(tmp_path) as node:
+        next(iter(node))
+        node.close()
+        assert node.process.wait(5) == 0
+
+
+def test_it_ends_when_its_output_is_not_read_any_more(tmp_path: Path) -> None:
+    with begin(tmp_path) as node:
+        next(iter(node))
+        assert node.process.stdout is not None
+        node.process.stdout.close()
+        assert node.process.wait(5) == 0
+
+
+def test_it_ends_without_beats_and_goes_on_with_them(tmp_path: Path) -> None:
+    """A connection that is cut does not end its standard input."""
+    with begin(tmp_path, silence_s=1.0) as node:
+        for _ in range(3):
+            time.sleep(0.4)
+            node.send("\n")
+        assert node.process.poll() is None
+        assert node.process.wait(5) == -signal.SIGALRM

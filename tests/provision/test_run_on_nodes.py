@@ -1,0 +1,73 @@
+"""Programs that are sent to nodes, and work on many nodes at once."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from infra.errors import HostError, HostKeyError, HostsError
+from jobs.top import relay
+from jobs.worker.supervisor import listing, log_reader
+from provision.on_node import everywhere, facts, network, sampler
+from provision.run_on_nodes import on_all, send
+from tests.fakes import FakeHost
+
+
+@pytest.mark.parametrize(
+    "program", [everywhere, facts, network, sampler, relay, listing, log_reader]
+)
+def test_a_program_travels_with_what_it_imports_and_needs_only_python_3_8(
+    program: ModuleType,
+) -> None:
+    sources: dict[str, str] = dict(json.loads(send(program).stdin))
+    assert [*sources][-1] == program.__name__
+
+    known = set(sys.stdlib_module_names)
+    for name, source in sources.items():
+        # Stack `reference` has Python 3.8 on its nodes.
+        tree = ast.parse(source, feature_version=(3, 8))
+        plain = [n for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names]
+        assert {alias.name.partition(".")[0] for alias in plain} <= known
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                package = name.rpartition(".")[0] + "." if node.level else ""
+                module = f"{package}{node.module}"
+                assert {module, module.partition(".")[0]} & known
+        known.add(name)
+
+
+def test_failures_on_many_machines_carry_every_outcome() -> None:
+    good = FakeHost("node0", [("true", "")])
+    bad = [FakeHost(f"node{n}", [("true", HostError(f"node{n}", f"broken {n}"))]) for n in (1, 2)]
+
+    with pytest.raises(HostsError) as caught:
+        on_all("checking", [good, *bad], lambda host: host.run("true"))
+
+    assert caught.value.outcomes == {"node1": "broken 1", "node2": "broken 2"}
+    assert str(caught.value).startswith("checking failed on 2 of 3 nodes:\n  [node1] broken 1")
+
+
+def test_a_changed_host_key_outweighs_every_other_failure() -> None:
+    changed = HostKeyError("node1", "another key", hint="look into known_hosts")
+    hosts = [
+        FakeHost("node0", [("true", HostError("node0", "no SSH"))]),
+        FakeHost("node1", [("true", changed)]),
+    ]
+
+    with pytest.raises(HostKeyError) as caught:
+        on_all("asking", hosts, lambda host: host.run("true"), hint="something else")
+
+    assert caught.value is changed
+
+
+def test_results_come_by_name_in_the_order_of_the_machines() -> None:
+    hosts = [FakeHost(f"node{n}", [("hostname", str(n))]) for n in range(5)]
+
+    done = on_all("asking", hosts, lambda host: host.run("hostname").stdout)
+
+    assert done == {f"node{n}": str(n) for n in range(5)}
+    assert on_all("asking", [], lambda host: host.name) == {}

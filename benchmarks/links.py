@@ -27,8 +27,7 @@ from benchmarks.common import finish
 from benchmarks.namespaces import connected_nodes, run_ranks
 from benchmarks.squad_speed import ALLOCATORS
 from infra.local.machines.links import LinkLimits
-from jobs.worker.fast.all_reduce import choose_all_reduce, sum_in_ring
-from jobs.worker.fast.communication import Replica
+from jobs.worker.fast.communication import Replica, choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.ranks import join
 
 LIMITS = {10.0: 0.90, 25.0: 0.95}

@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import finish
-from jobs.worker.tasks.squad.answers import Batch, answers
+from jobs.worker.tasks.squad.answers import MAX_ANSWER_TOKENS, Batch, answers, best_spans
 from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
 from jobs.worker.tasks.squad.features import Features, build_features
-from jobs.worker.tasks.squad.options import SAMPLE
-from jobs.worker.tasks.squad.scoring import score
-from jobs.worker.tasks.squad.spans import MAX_ANSWER_TOKENS, best_spans
+from jobs.worker.tasks.squad.task import SAMPLE, score
 from jobs.worker.training.evaluation import plan_batches
 
 LIMIT_S = 10.0

@@ -45,13 +45,10 @@ from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.squad.answers import predict
 from jobs.worker.tasks.squad.dataset import Question, read_dataset
 from jobs.worker.tasks.squad.features import build_features
-from jobs.worker.tasks.squad.options import SquadOptions
-from jobs.worker.tasks.squad.scoring import score
-from jobs.worker.tasks.squad.task import HEAD, Squad
-from jobs.worker.training.batches import TrainingRun
+from jobs.worker.tasks.squad.task import HEAD, Squad, SquadOptions, score
+from jobs.worker.training.batches import TrainingRun, batches, plan_schedule
 from jobs.worker.training.model import load_model
 from jobs.worker.training.optimizer_step import prepare, take_step
-from jobs.worker.training.schedule import batches, plan_schedule
 from jobs.worker.training.task import Loaded
 
 MOST_WORSE, LEAST_FASTER = 0.5, 2.5

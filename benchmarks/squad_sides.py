@@ -40,11 +40,9 @@ from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.features import Feature
-from jobs.worker.tasks.squad.options import SquadOptions
-from jobs.worker.tasks.squad.task import Squad
-from jobs.worker.training.batches import SampleList, TrainingRun
+from jobs.worker.tasks.squad.task import Squad, SquadOptions
+from jobs.worker.training.batches import SampleList, Schedule, TrainingRun, batches
 from jobs.worker.training.optimizer_step import prepare, take_step
-from jobs.worker.training.schedule import Schedule, batches
 from jobs.worker.training.task import Loaded
 
 SIDES = ("baseline", "grouped", "published", "fast", "run_qa")

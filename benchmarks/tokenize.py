@@ -42,7 +42,7 @@ from jobs.worker.tasks.squad.features import (
     collect_texts,
     cut_windows,
 )
-from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks.squad.task import SAMPLE
 
 MAX_LENGTH, STRIDE = 384, 128
 

@@ -108,7 +108,7 @@ def sample_node(folder: Path) -> Iterator[int]:
 
     def train() -> None:
         paths = [write_metrics(folder, rank, 2000) for rank in (0, 1)]
-        while not ended.wait(5):  # as seldom as jobs/worker/runtime/metrics.py
+        while not ended.wait(5):  # as seldom as jobs/worker/runtime/output.py
             for path in paths:
                 with path.open("a") as file:
                     file.write(100 * line)

@@ -31,11 +31,9 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
-from jobs.worker.tasks.squad.options import SquadOptions
-from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training import optimizer_step as steps
-from jobs.worker.training.batches import SampleList, TrainingRun
-from jobs.worker.training.schedule import Schedule, batches
+from jobs.worker.training.batches import SampleList, Schedule, TrainingRun, batches
 from jobs.worker.training.task import Loaded
 
 LIMIT = 0.55

@@ -54,17 +54,15 @@ from jobs.train.train import apply_tuned, read_results
 from jobs.train.tuned import TuningKey, TuningResult, read_tuned, render_tuned
 from jobs.worker.data.token_cache import TokenCache
 from jobs.worker.data.tokens import Tokens
-from jobs.worker.program.__main__ import read_words
-from jobs.worker.program.environment import program_environment
+from jobs.worker.program.__main__ import program_environment, read_words
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import parse_event
-from jobs.worker.runtime.metrics import Metrics
+from jobs.worker.runtime.output import Metrics
 from jobs.worker.tasks import predict
 from jobs.worker.tasks.squad.features import Encoded
-from jobs.worker.tasks.squad.options import SAMPLE, SquadOptions
+from jobs.worker.tasks.squad.task import SAMPLE, SquadOptions
 from jobs.worker.training import checkpoints
-from jobs.worker.training.divergence import DivergenceDetector
-from jobs.worker.training.state import TrainingProgress
+from jobs.worker.training.state import DivergenceDetector, TrainingProgress
 from provision.facts import gather_facts
 from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_keys
 from provision.on_node.sampler import MetricsTail

@@ -34,7 +34,7 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
 from jobs.launchers.queue.session import attach
 from jobs.launchers.record import claim_results
-from jobs.worker.supervisor.conclusion import SUCCEEDED, choose_cause
+from jobs.worker.supervisor.attempt import SUCCEEDED, choose_cause
 
 _ATTACH_EXAMPLES = """\
   spr-cluster attach

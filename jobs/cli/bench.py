@@ -21,7 +21,7 @@ from infra.words import counted
 from jobs.cli.chosen_job import open_job_context
 from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
 from jobs.experiments.bench_results import BenchResult, NodeSpeed
-from jobs.worker.bench.options import LONGEST, SECONDS, SHORTEST
+from jobs.worker.bench import LONGEST, SECONDS, SHORTEST
 
 _EXAMPLES = """\
   spr-cluster bench                   about a minute

@@ -15,7 +15,7 @@ from infra.words import counted
 from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.launchers.job_state import QUEUED, REQUEUED, RUNNING
 from jobs.launchers.launcher import JobSummary, Launcher, choose_job
-from jobs.worker.supervisor.conclusion import FAILED
+from jobs.worker.supervisor.attempt import FAILED
 
 _NEWEST = 10
 _EXAMPLES = """\

@@ -25,7 +25,7 @@ from infra.words import counted
 from jobs.launchers.job_state import Outcome
 from jobs.launchers.queue.session import JobContext
 from jobs.train.train import resume_command, task_of
-from jobs.worker.supervisor.conclusion import SUCCEEDED
+from jobs.worker.supervisor.attempt import SUCCEEDED
 
 # A job has written how it ended while Slurm still clears its nodes, for at most its `KillWait`.
 _LEAVES_QUEUE_S = 60.0

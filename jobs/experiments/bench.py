@@ -17,7 +17,7 @@ from jobs.launchers.files import save_on_head
 from jobs.launchers.plan import JobPlan
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.train.request import require_able_stack
-from jobs.worker.bench.options import BenchOptions
+from jobs.worker.bench import BenchOptions
 from provision.host import Host
 from provision.stacks.stack import Stack
 

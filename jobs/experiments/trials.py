@@ -13,7 +13,7 @@ from jobs.launchers.queue.job_output import Event, explain
 from jobs.launchers.queue.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest
 from jobs.train.train import plan_training
-from jobs.worker.supervisor.conclusion import SUCCEEDED
+from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.training.options import TrainOptions
 
 

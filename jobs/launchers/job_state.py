@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jobs.worker.supervisor.conclusion import CANCELLED, FAILED, SUCCEEDED, describe
+from jobs.worker.supervisor.attempt import CANCELLED, FAILED, SUCCEEDED, describe
 
 __all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
 SUBMITTING, QUEUED, RUNNING = "submitting", "queued", "running"

@@ -1,7 +1,7 @@
 """Sampler: runs on every node while somebody looks, and prints one line of JSON per interval.
 
 The sampler writes nothing. It ends when its standard input ends, or was silent for SILENCE_S, so it never
-outlives the one who looks. Of each rank's metrics file, described in jobs/worker/runtime/metrics.py, it reads
+outlives the one who looks. Of each rank's metrics file, described in jobs/worker/runtime/output.py, it reads
 the end: a look costs the same for a long file and a short one, for fast steps and slow ones.
 """
 

@@ -16,7 +16,7 @@ from benchmarks.squad_sides import RUN_STEPS, Round
 from benchmarks.squad_speed import Played
 from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.features import Feature
-from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks.squad.task import SAMPLE
 
 SCRIPT = """
 import json, pathlib, sys

@@ -20,7 +20,7 @@ from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import JobRecord
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.events import parse_event
-from jobs.worker.supervisor.conclusion import choose_cause
+from jobs.worker.supervisor.attempt import choose_cause
 from jobs.worker.supervisor.launch import build_argv, parse_launch
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES

@@ -22,7 +22,7 @@ from jobs.launchers.kubernetes.resources import JobView, PodView
 from jobs.launchers.kubernetes.results_reader import ResultsReader
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.record import claim_results, write_record_text
-from jobs.worker.supervisor.conclusion import FAILED, SUCCEEDED
+from jobs.worker.supervisor.attempt import FAILED, SUCCEEDED
 
 if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi

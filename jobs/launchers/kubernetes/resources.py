@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jobs.launchers.job_state import DELETING, QUEUED, RUNNING, SUSPENDED
 from jobs.launchers.kubernetes.kinds import TRAIN_JOB, JobKind
 from jobs.launchers.kubernetes.manifests import STACK, Manifest
-from jobs.worker.supervisor.conclusion import FAILED, SUCCEEDED
+from jobs.worker.supervisor.attempt import FAILED, SUCCEEDED
 
 _CONTAINERS = ("node", "pytorch")
 _DONE = {"Complete": SUCCEEDED, "Succeeded": SUCCEEDED, "Failed": FAILED, "Suspended": SUSPENDED}

@@ -21,7 +21,7 @@ from jobs.launchers.job_state import (
 )
 from jobs.launchers.launcher import NAME, JobSummary
 from jobs.worker.supervisor import listing
-from jobs.worker.supervisor.conclusion import FAILED
+from jobs.worker.supervisor.attempt import FAILED
 from provision.host import Host
 from provision.run_on_nodes import send
 

@@ -41,7 +41,7 @@ from jobs.launchers.queue.job_output import (
 )
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
-from jobs.worker.supervisor.conclusion import SUCCEEDED
+from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host

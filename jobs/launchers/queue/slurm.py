@@ -12,7 +12,7 @@ from jobs.launchers.mpirun import render_batch_script
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.worker.supervisor import log_reader
-from jobs.worker.supervisor.conclusion import FAILED
+from jobs.worker.supervisor.attempt import FAILED
 from jobs.worker.supervisor.launch import SECRETS, Launch
 from provision.host import Host, TextSink
 from provision.run_on_nodes import send

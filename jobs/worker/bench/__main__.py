@@ -2,8 +2,80 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from ..runtime.context import RankContext
+from ..runtime.job import RunSettings, run_job
 from ..runtime.process import leave
-from .job import main
+from . import BenchOptions, measure, parse_argv
+from .onednn import ask_onednn
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure as this rank. Returns its exit code."""
+    options = parse_argv(argv)
+    return run_job(measure_all, options, RunSettings(options.backend, output=None))
+
+
+def measure_all(context: RankContext[BenchOptions]) -> dict[str, Any]:
+    """Measure products and memory on all ranks at the same time, then the exchange between hosts."""
+    mine, size = _measure_alone(context)
+    return {
+        "ranks": context.ranks.gather(mine),
+        "matrix_size": size,
+        "all_reduce": _measure_together(context),
+        "torch": str(torch.__version__),
+    }
+
+
+def _measure_alone(context: RankContext[BenchOptions]) -> tuple[dict[str, Any], int]:
+    """Return this rank's own figures and the matrices' size; all ranks measure the same in step."""
+    options, ranks, events = context.options, context.ranks, context.events
+    facts, dtype = context.hardware[ranks.rank].facts, context.precision.dtype
+    events.emit("phase", name="which instructions oneDNN uses")
+    said = ask_onednn()
+    events.emit("phase", name="matrix products")
+    # One size for all, or their figures could not be compared.
+    size = min(ranks.gather(measure.choose_size(dtype)))
+    ranks.gather(None)  # all ranks start together
+    products = measure.repeat(measure.make_product(size, dtype), options.seconds)
+    events.emit("phase", name="memory")
+    neighbors = context.hosts.count(facts.hostname)
+    cache = max(ranks.gather(measure.read_cache_bytes(os.sched_getaffinity(0))))
+    array = measure.choose_array_bytes(cache, measure.read_available_bytes(), neighbors)
+    memory = measure.measure_memory(array, options.seconds)
+    mine = {
+        "rank": ranks.rank,
+        "hostname": facts.hostname,
+        "threads": facts.threads,
+        "gemm_tflops": measure.tflops(size, products.seconds),
+        "gemm_repeats": products.repeats,
+        "memory_gb_s": memory.gb_per_second,
+        "memory_array_bytes": memory.array_bytes,
+        "amx": said.amx,  # what oneDNN ran, not what the CPU has
+        "onednn": said.verdict,
+    }
+    return mine, size
+
+
+def _measure_together(context: RankContext[BenchOptions]) -> list[dict[str, Any]]:
+    """Time all-reduce by size; on one node nothing, because no network is between its ranks."""
+    ranks = context.ranks
+    if len(set(context.hosts)) < 2:
+        return []
+    context.events.emit("phase", name="all-reduce")
+    found, sizes = [], measure.MESSAGE_SIZES
+    for size in sizes:
+        done = measure.measure_exchange(ranks, size, context.options.seconds / len(sizes))
+        speed = measure.bus_gb_per_second(size, done.seconds, ranks.size)
+        found.append({**asdict(done), "bus_gb_s": speed})
+    return found
+
 
 if __name__ == "__main__":
     leave(main())

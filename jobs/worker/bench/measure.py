@@ -1,4 +1,4 @@
-"""The measurements of a single rank: matrix products and memory."""
+"""The measurements: matrix products and memory of a single rank, and all-reduce among all ranks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,58 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+
+from ..runtime.ranks import Ranks
+from ..runtime.steps import how_many
 
 SIZES = (1024, 2048, 4096, 8192)
 """Rows and columns of the matrices; :func:`choose_size` chooses one."""
 LONG_ENOUGH_S = 0.02
 WARM_UPS = 2
 FEWEST = 5
-"""Least number of products (or triads) for a median, however long one takes."""
+"""Least number of products, triads, or messages for a median, however long one takes."""
 _CACHES = Path("/sys/devices/system/cpu")
 _MEMORY = Path("/proc/meminfo")
 _SMALLEST_ARRAY = 64 << 20
+MESSAGE_SIZES = tuple(kib << 10 for kib in (4, 64, 1024, 16 * 1024, 64 * 1024))
+"""Bytes per message. DDP's buckets have 25 MiB; small messages show the latency."""
+MESSAGE_WARM_UPS, MOST_MESSAGES = 3, 500
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All-reduce of ``bytes`` in ``seconds``: the slowest rank's median."""
+
+    bytes: int
+    seconds: float
+    repeats: int
+
+
+def bus_gb_per_second(size: int, seconds: float, ranks: int) -> float:
+    """Return the bandwidth of each link, in GB/s, for any number of ranks.
+
+    In the best algorithm, every byte leaves and reaches a rank 2 (n - 1) / n times; source:
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    return 2 * (ranks - 1) / ranks * size / seconds / 1e9
+
+
+def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
+    """Time all-reduce of fp32 numbers over the job's backend; all ranks must call it."""
+    message = torch.zeros(size // 4)
+
+    def once() -> float:
+        start = time.perf_counter()
+        dist.all_reduce(message)
+        return time.perf_counter() - start
+
+    trials = [once() for _ in range(MESSAGE_WARM_UPS)]
+    # The same number on all ranks, or some would wait forever.
+    repeats = ranks.share(how_many(seconds, trials[-1], FEWEST, MOST_MESSAGES))
+    dist.barrier(group=ranks.control)
+    taken = [once() for _ in range(repeats)]
+    return Exchange(size, max(ranks.gather(statistics.median(taken))), repeats)
 
 
 @dataclass(frozen=True)
@@ -51,7 +93,7 @@ def tflops(size: int, seconds: float) -> float:
 
 def make_product(size: int, dtype: str) -> Callable[[], object]:
     """Return a function that multiplies two random square matrices in bf16 or fp32."""
-    kind = _torch_dtype(dtype)
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     left, right = torch.randn(2, size, size).to(kind)
     out = torch.empty(size, size, dtype=kind)
     return lambda: torch.mm(left, right, out=out)
@@ -67,15 +109,6 @@ def choose_size(dtype: str, clock: Callable[[], float] = time.perf_counter) -> i
         if clock() - start >= LONG_ENOUGH_S:
             return size
     return SIZES[-1]
-
-
-def measure_products(size: int, dtype: str, seconds: float) -> Timing:
-    """Time products of that size."""
-    return repeat(make_product(size, dtype), seconds)
-
-
-def _torch_dtype(dtype: str) -> torch.dtype:
-    return torch.bfloat16 if dtype == "bf16" else torch.float32
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
@@ -77,7 +78,8 @@ def _read_file(path: Path, limit: int | None = None) -> Table:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             table = _READERS[kind[0]](str(path), file, limit)
     except UnicodeDecodeError as error:
-        raise DatasetError(f"{path}: is not UTF-8 ({_where(error)})") from error
+        byte = f"a byte {error.object[error.start]:#04x}, {error.reason}"
+        raise DatasetError(f"{path}: is not UTF-8 ({byte})") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DatasetError(f"{path}: is not gzip, or is cut off: {first_line(error)}") from error
     except OSError as error:
@@ -87,17 +89,19 @@ def _read_file(path: Path, limit: int | None = None) -> Table:
     return table
 
 
-def _where(error: UnicodeDecodeError) -> str:
-    return f"a byte {error.object[error.start]:#04x}, {error.reason}"
+def _all_lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
+    for number in count(1):
+        line = file.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise DatasetError(f"{source}: line {number}: is longer than {LONGEST_LINE} characters")
+        if not line:
+            return
+        yield number, line
 
 
 def _lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
     """Yield the numbered lines that are not blank."""
-    number = 0
-    while line := file.readline(LONGEST_LINE + 1):
-        number += 1
-        if len(line) > LONGEST_LINE:
-            raise DatasetError(f"{source}: line {number}: is longer than {LONGEST_LINE} characters")
+    for number, line in _all_lines(source, file):
         if "\0" in line:
             raise DatasetError(f"{source}: line {number}: contains NUL bytes")
         if line.strip():
@@ -137,10 +141,6 @@ def _require_names(source: str, header: Sequence[str]) -> None:
     if "" in header or len(set(header)) < len(header):
         shown = ", ".join(map(show, header[:10]))
         raise DatasetError(f"{source}: line 1: needs a different name for each column: {shown}")
-
-
-def _read_tsv(source: str, file: TextIO, limit: int | None) -> Table:
-    return _read_csv(source, file, limit, "\t")
 
 
 def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
@@ -215,10 +215,7 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
         tags.clear()
 
     number = 0
-    while line := file.readline(LONGEST_LINE + 1):
-        number += 1
-        if len(line) > LONGEST_LINE:
-            raise DatasetError(f"{source}: line {number}: is longer than {LONGEST_LINE} characters")
+    for number, line in _all_lines(source, file):
         cells = line.split()
         if not cells or cells[0] == "-DOCSTART-":
             end(number)
@@ -339,7 +336,7 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
 
 _READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
     ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".tsv": partial(_read_csv, mark="\t"),
     ".json": _read_json,
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,

@@ -1,4 +1,4 @@
-"""Bad records of a data set: which, where, and what to do. Standard library only: the laptop uses it, too."""
+"""Bad records of a data set: which, where, and what to do. Standard library only: the laptop also uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of a data set's texts, as a few flat arrays.
+"""The tokens of a data set's texts, as a few flat arrays, and samples of one or two of these texts.
 
 Every text is tokenized once and alone; a sample is assembled from the tokens of its one or two texts. A fast
 tokenizer does the same: it encodes both texts of a pair separately and joins them by its template of special
@@ -7,7 +7,9 @@ tokens (https://huggingface.co/docs/tokenizers/pipeline#post-processing).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -79,18 +81,14 @@ class Column(NamedTuple):
     offsets: bool = False
 
 
-def tokenize(texts: Sequence[str], tokenizer: Any, *, with_offsets: bool = False) -> Tokens:
-    """Return each text's tokens, without special tokens. Raises :class:`DatasetError`."""
-    parts = [
-        _tokenize(texts[first : first + CHUNK], tokenizer, with_offsets)
-        for first in range(0, len(texts), CHUNK)
-    ]
-    return join_tokens(parts)
-
-
 def encode(columns: Sequence[Column], tokenizer: Any) -> list[Tokens]:
-    """Return each column's tokens. Raises :class:`DatasetError`."""
-    return [tokenize(texts, tokenizer, with_offsets=offsets) for texts, offsets in columns]
+    """Return each column's tokens, without special tokens. Raises :class:`DatasetError`."""
+
+    def tokenize(texts: Sequence[str], offsets: bool) -> Tokens:
+        chunks = (texts[first : first + CHUNK] for first in range(0, len(texts), CHUNK))
+        return join_tokens([_tokenize(each, tokenizer, offsets) for each in chunks])
+
+    return [tokenize(*column) for column in columns]
 
 
 def join_tokens(parts: Sequence[Tokens]) -> Tokens:
@@ -154,3 +152,71 @@ def read_template(tokenizer: Any, *, pair: bool = True) -> Template:
     kinds = [np.array(joined["token_type_ids"][part], dtype=np.int32) for part in parts]
     types = (kinds[0], kinds[1][:1], kinds[2], kinds[3][:1], kinds[4])
     return Template(prefix, middle, suffix, types)
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """One sample: the model's inputs, and what it is to learn, such as the number of a class.
+
+    ``front`` is the number of special tokens before the first text.
+    """
+
+    inputs: Mapping[str, Ints]
+    target: Any
+    front: int
+
+    def __len__(self) -> int:
+        return len(self.inputs["input_ids"])
+
+
+@dataclass(frozen=True)
+class TextSamples:
+    """Samples of one text each, or of two.
+
+    ``targets`` has an entry per sample; if that is an array, an entry per token of a single text.
+    """
+
+    columns: Sequence[Tokens]
+    template: Template
+    targets: Sequence[Any]
+    max_length: int
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def room(self) -> int:
+        """The most tokens of texts in a sample."""
+        return self.max_length - self.template.specials
+
+    @property
+    def lengths(self) -> Ints:
+        """Every sample's number of tokens, with special tokens."""
+        specials = self.template.specials
+        counts = sum(column.counts for column in self.columns)
+        return np.minimum(counts + specials, self.max_length).astype(np.int32)
+
+    def __getitem__(self, index: int) -> TextSample:
+        texts = [column.ids[slice(*column.bounds[index : index + 2])] for column in self.columns]
+        room, target = self.room, self.targets[index]
+        if len(texts) == 2:  # each keeps its half, and what the other does not need
+            kept = max(room // 2, room - len(texts[1]))
+            texts = [texts[0][:kept], texts[1]]
+            room -= len(texts[0])
+        texts[-1] = texts[-1][:room]
+        inputs = self.template.join(*texts)
+        if isinstance(target, np.ndarray):
+            target = target[:room]
+        return TextSample(inputs, target, len(self.template.prefix))
+
+    def digest(self) -> str:
+        """Return a digest of all samples."""
+        found = blake2b(digest_size=16)
+        for index in range(len(self)):
+            sample = self[index]
+            found.update(sample.inputs["input_ids"].tobytes())
+            target = sample.target
+            found.update(
+                f"{target.tolist() if isinstance(target, np.ndarray) else target};".encode()
+            )
+        return found.hexdigest()

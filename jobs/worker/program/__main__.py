@@ -13,15 +13,14 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..runtime.errors import BackendError, PlacementError, WorkerError, first_line
 from ..runtime.events import Events, take_mark
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.pinning import take_place
-from ..runtime.process import leave, read_identity
-from .environment import program_environment
+from ..runtime.process import leave, read_identity, read_local_place
 
 _NO_PROGRAM = 127
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -64,6 +63,31 @@ def read_words(path: Path) -> list[str]:
     if not isinstance(words, list) or not all(isinstance(w, str) and "=" in w for w in words):
         raise BackendError(f"{path} is not a list of NAME=VALUE")
     return words
+
+
+def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torch's ``env://`` variables of this rank, from those of its launcher.
+
+    https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
+    Raises :class:`BackendError` if these are incomplete.
+    """
+    identity, local = read_identity(environ), read_local_place(environ)
+    return {
+        "RANK": str(identity.rank),
+        "WORLD_SIZE": str(identity.size),
+        "LOCAL_RANK": str(local.rank),
+        "LOCAL_WORLD_SIZE": str(local.size),
+    }
+
+
+def program_environment(
+    environ: Mapping[str, str], output: str, own: Sequence[str]
+) -> dict[str, str]:
+    """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence."""
+    # Without the path to this code, which must not hide the program's own modules.
+    kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
+    chosen = dict(word.split("=", 1) for word in own)
+    return {**kept, **rank_variables(environ), "SPR_OUTPUT": output, **chosen}
 
 
 def _run(

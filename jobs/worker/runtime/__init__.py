@@ -1,1 +1,1 @@
-"""What every rank needs, whatever it computes: placement, ranks, phases, events, results."""
+"""What every rank needs for any computation: placement, ranks, phases, events, results."""

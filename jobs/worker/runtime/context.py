@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .events import Events
-from .metrics import Metrics
-from .pace import Pace
+from .output import Metrics
 from .pinning import RankPlacement
 from .precision import AMX_FLAGS, Precision, autocast
+from .process import listen
 from .ranks import Ranks
-from .steps import StepReporter
-from .stopping import listen
+from .steps import Pace, StepReporter
 
 _PACKAGES = {
     "torch": "torch",

@@ -1,21 +1,10 @@
-"""Failures that a job explains in one line. Any other exception is a bug and shows its traceback.
-
-WorkerError         exit code 1
-├── DatasetError    a data file or hub dataset can't be used; also a ValueError
-├── ModelError      a model or its tokenizer can't be used
-├── BackendError    the ranks can't work together as requested
-├── PlacementError  a rank does not run where it was planned to
-├── CheckpointError a run can't be resumed, or its state can't be saved
-└── TrainingError   training or writing its result failed
-
-StoppedError        exit code 143: no failure; the run was asked to stop
-"""
+"""Failures that a job explains in one line. Any other exception is a bug and shows its traceback."""
 
 from __future__ import annotations
 
 
 class WorkerError(Exception):
-    """A failure with a message for the user and, if possible, a hint that names the fix."""
+    """A failure, exit code 1, with a message for the user and, if possible, a hint that names the fix."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -48,7 +37,7 @@ class TrainingError(WorkerError):
 
 
 class StoppedError(Exception):
-    """SIGTERM stopped the run in good order, on all ranks after the same step."""
+    """No failure: SIGTERM stopped the run in good order, on all ranks after the same step; exit code 143."""
 
 
 def first_line(error: BaseException) -> str:

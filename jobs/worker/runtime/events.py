@@ -151,10 +151,6 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 53
 
 
-def _is_total(value: Any) -> bool:
-    return _is_count(value) and value > 0
-
-
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e15
 
@@ -163,29 +159,23 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-def _are_shares(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
 def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
 _SPEED = ("samples_per_second", "tokens_per_second", "eta_seconds")
-_STEP: dict[str, Callable[[Any], bool]] = {"step": _is_count, "total": _is_total}
+_STEP: dict[str, Callable[[Any], bool]] = {
+    "step": _is_count,
+    "total": lambda value: _is_count(value) and value > 0,
+}
 _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "start": {
-        "world_size": _is_count,
-        "hosts": _are_texts,
-        "backend": _is_text,
-        "dtype": _is_text,
-    },
+    "start": {"world_size": _is_count, "hosts": _are_texts, "backend": _is_text, "dtype": _is_text},
     "phase": {"name": _is_text},
     "resumed": _STEP,
     "step": {
         **_STEP,
         **dict.fromkeys(("epoch", "loss", *_SPEED), _is_number),
-        "shares": _are_shares,
+        "shares": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
     },
     "checkpoint": {"step": _is_count, "name": _is_text},
     "stopped": {**_STEP, "checkpoint": _is_text},

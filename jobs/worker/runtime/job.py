@@ -35,14 +35,11 @@ from .context import Hardware, Phases, RankContext, RankFacts, package_versions
 from .errors import StoppedError, WorkerError, first_line
 from .events import Events, take_mark
 from .heartbeat import Heartbeat
-from .logs import keep_log
-from .output import RESULTS, prepare_output, save_json
-from .own_place import explain_unpinned
-from .pinning import RankPlacement, take_place
+from .output import RESULTS, keep_log, prepare_output, save_json
+from .pinning import RankPlacement, explain_unpinned, take_place
 from .precision import choose_precision, read_cpu_flags
-from .process import RankIdentity, read_identity
+from .process import STOPPED, RankIdentity, read_identity
 from .ranks import Ranks, join, lost_peer
-from .stopping import EXIT_CODE
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) 
             _run(main, options, settings or RunSettings(), events)
     except StoppedError as stopped:
         events.note(str(stopped))
-        return EXIT_CODE
+        return STOPPED
     except WorkerError as error:
         events.error(error.message, error.hint)
     except Exception as error:
@@ -160,13 +157,6 @@ def _announce(context: RankContext[Own], model: str | None) -> None:
 
 
 def _this_machine(ranks: Ranks, planned: RankPlacement | None, found: RankPlacement) -> Hardware:
-    facts = RankFacts(
-        rank=ranks.rank,
-        hostname=socket.gethostname(),
-        pid=os.getpid(),
-        threads=found.threads,
-        cpus=len(os.sched_getaffinity(0)),
-        planned=planned,
-        found=found,
-    )
+    host, cpus = socket.gethostname(), len(os.sched_getaffinity(0))
+    facts = RankFacts(ranks.rank, host, os.getpid(), found.threads, cpus, planned, found)
     return Hardware(facts, read_cpu_flags())

@@ -2,20 +2,30 @@
 
 model/          what was trained, if the job saves it
 checkpoints/    the state to resume from; on rank 0's machine
-metrics/        see :mod:`.metrics`; each rank's file is on its own machine
-logs/           what rank N printed, as rank-N.log; likewise
+metrics/        rank-N.jsonl, each on its rank's machine: a JSON object per step (:class:`StepFigures`)
+logs/           rank-N.log, likewise: what the rank printed, in addition to the merged log of all ranks
 results.json    written last: if it is there, so is the rest
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import TrainingError
 
-CHECKPOINTS, RESULTS = "checkpoints", "results.json"
+CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results.json"
+FLUSH_SECONDS = 5.0
+"""Least time between two writes of metrics: what a killed process loses at most, and a checkpoint never."""
 
 
 def prepare_output(folder: Path, *, resume: bool) -> None:
@@ -52,3 +62,135 @@ def _write(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def keep_log(output: Path, rank: int, *, append: bool) -> None:
+    """Copy everything that this process prints from now on to ``logs/rank-N.log``.
+
+    A separate process copies it and outlives this one, so that a crash's last lines are kept. If the
+    folder can't be written, there is no log; :func:`prepare_output` reports the error.
+    """
+    path = output / LOGS / f"rank-{rank}.log"
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not append:
+            path.write_bytes(b"")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        copier = _start_copier(path)
+        assert copier.stdin is not None
+        for descriptor in (1, 2):
+            os.dup2(copier.stdin.fileno(), descriptor)
+        copier.stdin.close()
+        # It ends last, so nobody waits for it. (Popen would warn of that.)
+        copier.returncode = 0
+
+
+def _start_copier(path: Path) -> subprocess.Popen[bytes]:
+    """Start a process that a signal to the job's processes does not end before them.
+
+    It has its own session, but Slurm finds it all the same. It inherits a blocked signal from its first
+    moment on; this process gets one that arrives meanwhile afterward.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return subprocess.Popen(
+            ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class StepFigures(NamedTuple):
+    """One rank's figures of one step.
+
+    ``time`` is in seconds since training began, without interruptions; ``loss`` is the mean of all ranks;
+    ``padded`` counts tokens with padding, ``tokens`` without; ``seconds`` are those of the step by activity.
+    """
+
+    step: int
+    time: float
+    loss: float
+    lr: float
+    samples: int
+    tokens: int
+    padded: int
+    seconds: Mapping[str, float]
+
+
+class Metrics:
+    """One rank's file, flushed at the end of a ``with`` block.
+
+    A full disk does not stop training: ``note`` gets one warning, and the lines are kept until there
+    is room.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        rank: int,
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._note, self._warned = note, False
+        self._path = output / METRICS / f"rank-{rank}.jsonl"
+        self._clock = clock
+        self._lines: list[str] = []
+        self._written = clock()
+
+    def begin(self, step: int) -> None:
+        """Keep the lines up to that step, and drop later ones, whose steps will be repeated.
+
+        Raises :class:`TrainingError` if the file can't be written.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            kept = _lines_until(self._path, step) if step and self._path.exists() else []
+            _write(self._path, "".join(kept))
+        except OSError as error:
+            raise TrainingError(f"{self._path} can't be written: {error.strerror}") from error
+
+    def add(self, figures: StepFigures) -> None:
+        """Add one step's figures, to be written within seconds."""
+        times = {name: round(value, 6) for name, value in figures.seconds.items()}
+        fields = {**figures._asdict(), "time": round(figures.time, 4), "seconds": times}
+        self._lines.append(json.dumps(fields) + "\n")
+        if self._clock() - self._written >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added, if the disk has room."""
+        self._written = self._clock()
+        size = None
+        try:
+            with self._path.open("ab") as file:
+                size = file.tell()
+                file.write("".join(self._lines).encode())
+            self._lines = []
+        except OSError as error:
+            if size is not None:
+                with suppress(OSError):  # no line twice, and no half line
+                    os.truncate(self._path, size)
+            if not self._warned:
+                self._note(f"warning: {self._path} can't be written: {error.strerror}")
+            self._warned = True
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    """Return the whole lines up to that step; a killed process may have left half a line."""
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            known = json.loads(line)["step"] <= step
+        except (ValueError, KeyError, TypeError, RecursionError):
+            break
+        if not known or not line.endswith("\n"):
+            break
+        kept.append(line)
+    return kept

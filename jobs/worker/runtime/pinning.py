@@ -1,8 +1,13 @@
-"""A rank's actual placement compared with the plan: CPUs, threads, memory.
+"""A rank's place on its machine: CPUs, threads, and memory, as planned and as found.
 
-The environment variable :data:`VARIABLE` holds the plan of a node's ranks, a JSON list by local rank. With
-a bad mask, Intel MPI prints a line and uses its own pinning, and a library may bind its threads again. So
-each rank asks the kernel, and a difference ends the run before it trains.
+mpirun pins its ranks as they were planned: the environment variable :data:`VARIABLE` holds the plan of a
+node's ranks, a JSON list by local rank. With a bad mask, Intel MPI prints a line and uses its own pinning,
+and a library may bind its threads again. So each rank asks the kernel, and a difference ends the run before
+it trains.
+
+torchrun doesn't pin, and which cores a pod gets is known only there: with the static CPU manager, kubelet
+chooses them. So every rank divides what it finds by the rule that also plans clusters, and as each finds
+the same, no two take the same core. Runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -10,13 +15,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+import socket
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .cores import CoreShare, LocalCore, divide, group_by_node, read_cores, share_cores
 from .errors import PlacementError
-from .own_place import take_own_cores
-from .process import by_torchrun
+from .process import by_torchrun, read_local_place
 
 VARIABLE = "SPR_PLACEMENT"
 _NODES = Path("/sys/devices/system/node")
@@ -77,37 +83,42 @@ def take_place(
     The main thread must call it before it starts others, which inherit its policy. Raises
     :class:`PlacementError` if they differ.
     """
-    plan = _plan_own_place(environ) if by_torchrun(environ) else read_plan(environ)
+    plan = _take_own_cores(environ) if by_torchrun(environ) else read_plan(environ)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)
-    found = _inspect(plan, count_threads)
+    # First: OpenMP may bind the main thread when it starts, and that has to show.
+    threads = count_threads()
+    # oneCCL starts and pins its workers with its first collective.
+    workers = plan.workers if plan else ""
+    cpus = format_cpus(os.sched_getaffinity(0))
+    found = RankPlacement(cpus, threads, read_memory_policy(), workers)
     if plan is not None:
         _require_equal(plan, found)
     return plan, found
 
 
-def _plan_own_place(environ: MutableMapping[str, str]) -> RankPlacement | None:
-    asked = environ.get("OMP_NUM_THREADS", "")
+def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:
+    """Pin the calling thread to this rank's cores, and return that as its plan; ``None`` without threads.
+
+    Threads that it starts later inherit them. oneCCL, which mpirun would tell about the ranks, learns the
+    same from ``environ``. Raises :class:`BackendError` for variables that are not torchrun's.
+    """
+    asked, workers = environ.get("OMP_NUM_THREADS", ""), environ.get("CCL_WORKER_COUNT", "")
     if not asked.isdecimal():
         return None
-    threads = int(asked)
-    own = take_own_cores(environ, threads)
-    if own is None:
+    threads, local = int(asked), read_local_place(environ)
+    if "CCL_PROCESS_LAUNCHER" in environ:
+        environ.update(CCL_LOCAL_RANK=str(local.rank), CCL_LOCAL_SIZE=str(local.size))
+    each = int(workers) if workers.isdecimal() else 0
+    shares = share_out(_find_cores(), local.size, threads, each)
+    if not shares:
         return RankPlacement(None, threads, None)
+    own = shares[local.rank]
+    os.sched_setaffinity(0, own.cpus)
+    if pinned := [str(cpu) for share in shares for cpu in share.workers]:
+        environ["CCL_WORKER_AFFINITY"] = ",".join(pinned)
     # Memory is allocated where it is first written: on the NUMA node of these CPUs.
     return RankPlacement(format_cpus(own.cpus), threads, None, format_cpus(own.workers))
-
-
-def _inspect(plan: RankPlacement | None, count_threads: Callable[[], int]) -> RankPlacement:
-    # First: OpenMP may bind the main thread when it starts, and that has to show.
-    threads = count_threads()
-    return RankPlacement(
-        cpus=format_cpus(os.sched_getaffinity(0)),
-        threads=threads,
-        memory=read_memory_policy(),
-        # oneCCL starts and pins them with its first collective.
-        workers=plan.workers if plan else "",
-    )
 
 
 def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
@@ -116,7 +127,8 @@ def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
         wrong.append(f"CPUs {plan.cpus} planned, {found.cpus} found")
     if plan.threads != found.threads:
         wrong.append(f"{plan.threads} threads planned, {found.threads} found")
-    if plan.memory not in (None, found.memory) and not _only_one_numa_node():
+    # With only one NUMA node, there is no choice of memory, so that a container may forbid the policy.
+    if plan.memory not in (None, found.memory) and len(list(_NODES.glob("node[0-9]*"))) > 1:
         wrong.append(f"memory policy {plan.memory} planned, {found.memory} found")
     if wrong:
         raise PlacementError(
@@ -135,7 +147,7 @@ def read_memory_policy(path: Path = _NUMA_MAPS) -> str | None:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    # The stack has no policy of its own, so it shows the thread's.
+    # The stack has no separate policy, so it shows the thread's.
     return next((line.split()[1] for line in lines if " stack" in line), None)
 
 
@@ -155,6 +167,39 @@ def _prefer_memory(policy: str) -> None:
         return
 
 
-def _only_one_numa_node() -> bool:
-    """Return whether there is no choice of memory, so that a container may forbid the policy."""
-    return len(list(_NODES.glob("node[0-9]*"))) <= 1
+def explain_unpinned(environ: Mapping[str, str], threads: int) -> str:
+    """Return a warning for ranks of a Slurm job that could not take cores; "" on all but a node's first.
+
+    The job has whole nodes, so the cores that were planned for are not those that its nodes have. A pod may
+    have been meant to share its node.
+    """
+    local, cores = read_local_place(environ), len(_find_cores())
+    if not by_torchrun(environ) or "SLURM_JOB_ID" not in environ or local.rank or not cores:
+        return ""
+    return (
+        f"warning: {socket.gethostname()}: the ranks are not pinned, and slow: {local.size} x {threads} "
+        f"threads do not fit its {cores} cores; write the job again with --cores {cores}"
+    )
+
+
+def _find_cores() -> Sequence[LocalCore]:
+    try:
+        return read_cores(os.sched_getaffinity(0))
+    except OSError:  # a sandbox that hides the processor
+        return ()
+
+
+def share_out(
+    cores: Sequence[LocalCore], ranks: int, threads: int, workers: int
+) -> tuple[CoreShare, ...]:
+    """Return the ranks' cores. Empty if there are too few, or if they may be others' as well. Pure."""
+    each = threads + workers
+    # Without the static CPU manager, a pod sees the whole node. If it uses less than half of it, another
+    # pod like this one may be there, and would take the same cores.
+    if not len(cores) // 2 < ranks * each <= len(cores):
+        return ()
+    groups = divide(cores, ranks)
+    if not groups or len(groups[0]) < each:
+        in_order = [core for node in group_by_node(cores) for core in node]
+        groups = tuple(tuple(in_order[i * each : (i + 1) * each]) for i in range(ranks))
+    return share_cores(groups, each, workers)

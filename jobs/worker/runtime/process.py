@@ -1,27 +1,31 @@
-"""This process among the ranks: its number, as its launcher gives it, and its end. Runs on Python 3.8."""
+"""This process among the ranks: its number, as its launcher gives it, requests to stop, and its end.
+
+Runs on Python 3.8.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .errors import BackendError
-from .stopping import EXIT_CODE
 
+STOPPED = 128 + signal.SIGTERM
+"""143: the exit code of a run that stopped in good order after a request."""
 ABORT_SECONDS = 0.5
 """Time for this rank's last output to travel through mpirun before all ranks end."""
-
-
 _MPIRUN = ("PMI_RANK", "PMI_SIZE")
 """Hydra (Intel MPI, MPICH) sets both in every process, whether it uses MPI or not."""
 _TORCHRUN = ("RANK", "WORLD_SIZE")
 PLANNED = "SPR_PLANNED_RANKS"
-"""The environment variable with the number of ranks of a job that goes on with fewer."""
+"""The environment variable with the number of ranks of a job that continues with fewer."""
 
 
 class RankIdentity(NamedTuple):
@@ -77,12 +81,40 @@ def by_torchrun(environ: Mapping[str, str]) -> bool:
     return not {*_MPIRUN} & environ.keys() and "LOCAL_RANK" in environ
 
 
+@dataclass
+class StopRequest:
+    """Whether SIGTERM asked this process to stop, after a step on which all ranks agree (:mod:`.steps`)."""
+
+    stop: bool = False
+
+
+@contextmanager
+def listen() -> Iterator[StopRequest]:
+    """Record a SIGTERM instead of ending by it, for the duration of a ``with`` block.
+
+    If one arrived and the block ends normally, the process ends by it then. mpirun (Hydra) forwards
+    the SIGTERM that it gets to every rank of every node, and waits for them [tried: 2021.18].
+    """
+    request = StopRequest()
+
+    def note(_number: int, _frame: object) -> None:
+        request.stop = True
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if request.stop:
+        signal.raise_signal(signal.SIGTERM)
+
+
 def leave(code: int) -> None:
-    """End the process at once; after a failure, together with all other ranks."""
+    """End the process immediately; after a failure, together with all other ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # what libraries printed, such as oneDNN
-    if code not in (0, EXIT_CODE):  # after a stop request, every rank ends by itself
+    if code not in (0, STOPPED):  # after a stop request, every rank ends by itself
         abort_all()
     # During a normal exit, torch's threads may wait for ranks that are gone, or abort the process after
     # a good run ("terminate called without an active exception", seen with torch 2.13 on a busy machine).

@@ -1,16 +1,135 @@
-"""Reports of training steps: to the metrics file, to the other ranks, and to the user."""
+"""Reports of training steps: to the metrics file, the user, and the other ranks.
+
+The ranks learn their speed, and agree on when to stop and when to save a checkpoint, by messages of a
+few bytes, about once a second. On fast steps a message per step would cost too much.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from .errors import StoppedError
 from .events import Events
-from .metrics import Metrics, StepFigures
-from .pace import Consensus, Pace
-from .stopping import StopRequest
+from .output import Metrics, StepFigures
+from .process import StopRequest
+from .ranks import Ranks
+
+TALK_SECONDS = 1.0
+_WINDOW = 20
+"""Messages over which the speed is averaged."""
+
+
+class RankReport(NamedTuple):
+    """A rank's report on the steps since its last one. Only rank 0's ``save`` counts."""
+
+    tokens: int
+    busy: float
+    """Seconds spent computing, not waiting for other ranks."""
+    stop: bool
+    save: bool
+    next_in: int
+    """Steps until the next message."""
+
+
+class Consensus(NamedTuple):
+    """What all ranks know after a message. ``tokens`` are those of all ranks since the last one."""
+
+    tokens: int = 0
+    stop: bool = False
+    save: bool = False
+
+
+class Throughput(NamedTuple):
+    """Of all ranks together; ``eta_seconds`` is the time to the last step."""
+
+    samples_per_second: float
+    tokens_per_second: float
+    eta_seconds: float
+
+
+class Mark(NamedTuple):
+    """What all ranks had done at a moment."""
+
+    time: float
+    step: int
+    samples: int
+    tokens: int
+
+
+@dataclass
+class Pace:
+    """This rank's part in the messages. ``hosts`` are the ranks' host names."""
+
+    ranks: Ranks
+    hosts: Sequence[str]
+    clock: Callable[[], float] = time.perf_counter
+    next_talk: int = 0
+    shares: dict[str, float] = field(default_factory=dict)
+    """Each host's share of the computing power: of the tokens per second that all ranks would reach
+    if none had to wait for another."""
+    _tokens: int = 0
+    _busy: float = 0.0
+    _since: tuple[float, int] | None = None
+    _marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def begin(self, mark_step: int, samples: int, tokens: int) -> None:
+        """Count from here; a message follows the first step."""
+        now = self.clock()
+        self._since = (now, mark_step)
+        self._marks.append(Mark(now, mark_step, samples, tokens))
+        self.next_talk = mark_step + 1
+
+    def count(self, tokens: int, busy: float) -> None:
+        """Add one step of this rank."""
+        self._tokens += tokens
+        self._busy += busy
+
+    def talk(self, step: int, *, stop: bool, save: bool) -> Consensus:
+        """Exchange reports. All ranks must call it, after the same step."""
+        assert self._since is not None
+        now = self.clock()
+        before, first = self._since
+        one = (now - before) / max(1, step - first)
+        own = RankReport(self._tokens, self._busy, stop, save, how_many(TALK_SECONDS, one, 1, 1000))
+        reports: list[RankReport] = self.ranks.gather(own)
+        self._tokens, self._busy, self._since = 0, 0.0, (self.clock(), step)
+        self.next_talk = step + reports[0].next_in
+        self.shares = host_shares(self.hosts, reports)
+        tokens = sum(report.tokens for report in reports)
+        return Consensus(tokens, any(report.stop for report in reports), reports[0].save)
+
+    def mark(self, step: int, samples: int, tokens: int) -> None:
+        """Record what all ranks have done so far, after a message."""
+        self._marks.append(Mark(self.clock(), step, samples, tokens))
+
+    def speed(self, total: int) -> Throughput:
+        """Return the latest speed; valid after the first mark."""
+        first, last = self._marks[0], self._marks[-1]
+        seconds = max(last.time - first.time, 1e-9)
+        left = (total - last.step) * seconds / max(1, last.step - first.step)
+        return Throughput(
+            round((last.samples - first.samples) / seconds, 2),
+            round((last.tokens - first.tokens) / seconds, 1),
+            round(left, 1),
+        )
+
+
+def how_many(seconds: float, one: float, least: int, most: int) -> int:
+    """Return how many steps of ``one`` second fit into the time, within bounds."""
+    return max(least, min(most, int(seconds / max(one, 1e-6))))
+
+
+def host_shares(hosts: Sequence[str], reports: Sequence[RankReport]) -> dict[str, float]:
+    """Return each host's share of what all ranks could do without waiting; together 1."""
+    speeds = dict.fromkeys(hosts, 0.0)
+    for host, report in zip(hosts, reports, strict=True):
+        speeds[host] += report.tokens / max(report.busy, 1e-9)
+    whole = sum(speeds.values())
+    return {host: round(speed / whole, 4) for host, speed in speeds.items()} if whole else {}
 
 
 @dataclass

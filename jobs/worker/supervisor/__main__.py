@@ -14,15 +14,12 @@ import time
 import traceback
 from pathlib import Path
 
-from .conclusion import conclude, describe, describe_dead, find_cause
-from .copies import CheckpointCopier
+from .attempt import Attempt, conclude, describe, describe_dead, find_cause
+from .commands import REQUEUED, SlurmJob
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
-from .nodes import send_end
-from .notices import NoticeWatch
-from .preparation import Preparation, prepare
-from .slurm import REQUEUED, SlurmJob
-from .supervise import Attempt, LogWatch, announce
+from .nodes import prepare, send_end
+from .watch import LogWatch, NoticeWatch, announce
 
 _LOG = Path("log")
 # A shell's exit codes above are those of processes that were killed.
@@ -51,9 +48,13 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)
-    ready = prepare(launch, job)
-    attempt.launch = ready.launch
-    return _finish(_run(attempt, ready), attempt, head, began)
+    attempt.launch, copier = prepare(launch, job, lambda: attempt.notices.found)
+    attempt.notices.start()
+    if attempt.launch.again:
+        copier.start()
+    code = attempt.run()
+    copier.finish()
+    return _finish(code, attempt, head, began)
 
 
 def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
@@ -71,21 +72,17 @@ def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
 
 def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> int:
     """Put the job back into the queue, or write its end."""
-    launch, job = attempt.launch, attempt.job
-    end = conclude(code, attempt, job, launch.retries, cancelled=head.exists(CANCELLED))
+    end = conclude(code, attempt, cancelled=head.exists(CANCELLED))
     if end is None and _start_again(attempt, head, began):
         return code
     head.finish(results=True)
-    end = end or conclude(code, attempt, job, 0, cancelled=False)
-    _end(launch, head, {**began, "ended": time.time(), **(end or {})})
-    return code
-
-
-def _end(launch: Launch, head: HeadFolder, content: dict[str, object]) -> None:
-    """Write the job's end on the head, which is what others wait for, and on the other nodes."""
+    end = end or conclude(code, attempt, last=True)
+    content, launch = {**began, "ended": time.time(), **(end or {})}, attempt.launch
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)
+    # Last and on the head: this is what others wait for.
     head.write(END, content)
+    return code
 
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:
@@ -110,19 +107,6 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
     return began
 
 
-def _run(attempt: Attempt, ready: Preparation) -> int:
-    notices = attempt.notices
-    copier = CheckpointCopier(
-        attempt.launch.folder, ready.others, lambda: notices.found, ready.copied
-    )
-    notices.start()
-    if attempt.launch.again:
-        copier.start()
-    code = attempt.run()
-    copier.finish()
-    return code
-
-
 def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> bool:
     """Say why, and put the job back into the queue, unless Slurm did; return whether it is there."""
     job, cause = attempt.job, find_cause(attempt)
@@ -132,7 +116,7 @@ def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -
     known = {name: cause.get(name) for name in ("rank", "host", "message")}
     head.write(BEGIN, {**began, **known})
     head.finish(results=False)
-    # Slurm ends this process, and its child that asks for that, too.
+    # Slurm also ends this process, and its child that asks for that.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return job.fate() == REQUEUED or job.requeue()
 

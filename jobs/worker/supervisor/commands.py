@@ -1,30 +1,113 @@
-"""Commands that may fail, hang, or be missing: what they print, and whether they succeed."""
+"""Commands that may fail, hang, or be missing: what they print, and whether they succeed. And Slurm's: its
+queue from outside of a job, and this job from inside its batch script.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _TIMEOUT_S = 30.0
+FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
+# Slurm's reasons that do not say which node is missing, nor why.
+_MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
+_GONE = "--states=drain,down,no_respond"
 
 
 def ask(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> str | None:
     """Return what a command prints; ``None`` if it fails. ``options`` are those of ``subprocess.run``."""
     options.update(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    done = _run(argv, timeout_s, options)
-    return done.stdout.decode(errors="replace") if done and done.returncode == 0 else None
+    printed = _run(argv, timeout_s, options)
+    return None if printed is None else printed.decode(errors="replace")
 
 
 def succeeds(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> bool:
     """Return whether a command succeeds."""
-    done = _run(argv, timeout_s, options)
-    return done is not None and done.returncode == 0
+    return _run(argv, timeout_s, options) is not None
 
 
-def _run(
-    argv: list[str], timeout_s: float, options: dict[str, Any]
-) -> subprocess.CompletedProcess[bytes] | None:
+def _run(argv: list[str], timeout_s: float, options: dict[str, Any]) -> bytes | None:
     try:
-        return subprocess.run(argv, timeout=timeout_s, check=False, **options)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(argv, timeout=timeout_s, check=True, **options).stdout or b""
+    except (OSError, subprocess.SubprocessError):
         return None
+
+
+def ask_slurm(argv: list[str]) -> str | None:
+    """Return what a command of Slurm prints; ``None`` if Slurm does not answer."""
+    text = ask(argv, stderr=subprocess.DEVNULL)
+    return None if text is None else text.strip()
+
+
+def find_missing(reason: str) -> str:
+    """Return which nodes get no jobs and why, if that is the reason; "None" if it is over."""
+    if not reason.startswith(_MISSING):
+        return reason
+    nodes = ask_slurm(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
+    if nodes is None:
+        return reason
+    drained = [line.split(" ", 1)[1] for line in nodes.splitlines() if line.startswith("dr")]
+    return "; ".join(drained) or (reason if nodes else "None")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The job's number in the queue, its nodes in the order of their ranks, and how often it started."""
+
+    id: str
+    nodes: tuple[str, ...]
+    attempt: int
+
+    @staticmethod
+    def from_environ(environ: Mapping[str, str] = os.environ) -> SlurmJob:
+        """Return the job of this process."""
+        names = _ask(["scontrol", "show", "hostnames", environ["SLURM_JOB_NODELIST"]]).split()
+        again = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        return SlurmJob(environ["SLURM_JOB_ID"], tuple(names), again + 1)
+
+    def fate(self) -> str:
+        """Return how Slurm ends the job, a word of :data:`FATES`; "" if it lets it run, or does not answer.
+
+        While something of the job is left, Slurm's own word for all of them is COMPLETING.
+        """
+        known = dict(re.findall(r"(\w+)=(\S+)", _ask(["scontrol", "-o", "show", "job", self.id])))
+        if known.get("JobState", "RUNNING") == "RUNNING":
+            return ""
+        if int(known.get("Restarts", 0)) >= self.attempt:
+            return REQUEUED
+        return NODE_FAIL if known.get("Reason") == "NodeDown" else CANCELLED
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return the job's nodes that do not answer Slurm."""
+        asked = f"--nodes={','.join(self.nodes)}"
+        down = ["--states=down,no_respond", "--format=%N"]
+        return tuple(_ask(["sinfo", "--noheader", "--Node", asked, *down]).split())
+
+    @staticmethod
+    def drained_nodes() -> str:
+        """Return a line for each node of the cluster that gets no more jobs: its name and the reason."""
+        return _ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E"])
+
+    def kill_steps(self) -> None:
+        """Kill the processes of the job's steps on all nodes: mpirun starts one to reach its nodes."""
+        found = _ask(["squeue", "--noheader", "--steps", f"--job={self.id}", "--format=%i"]).split()
+        # Not all steps together by the job's number: without a step, that would end the job itself.
+        for step in (each for each in found if each.rpartition(".")[2].isdecimal()):
+            succeeds(["scancel", "--quiet", "--signal=KILL", step])
+
+    def requeue(self) -> bool:
+        """Put the job back into the queue, which ends this process; return whether Slurm agreed."""
+        return succeeds(["scontrol", "requeue", self.id])
+
+    def keep_from_requeueing(self) -> None:
+        """Let the loss of a node end the job from now on."""
+        succeeds(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
+
+
+def _ask(argv: list[str]) -> str:
+    # Without Slurm's own errors: callers ask again, and a job's log is for the job.
+    return ask_slurm(argv) or ""

@@ -6,7 +6,6 @@ import json
 import shlex
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -77,10 +76,8 @@ class HeadFolder:
         if not self.remote:
             return
         if results and not any(self._send_results() for _ in range(_RESULT_TRIES)):
-            print(
-                f"The results are on {socket.gethostname()}; copying them to {self.remote} failed."
-            )
-            sys.stdout.flush()
+            here = socket.gethostname()
+            print(f"The results are on {here}; copying them to {self.remote} failed.", flush=True)
         self._ended.set()
         if self._copier:
             self._copier.join(_SSH_S)

@@ -10,7 +10,7 @@ import re
 import time
 from pathlib import Path
 
-from .slurm_queue import ask_slurm, find_missing
+from .commands import ask_slurm, find_missing
 
 # How long a job's files take at most, and then Slurm.
 _SENT_S, _QUEUED_S = 1800, 10

@@ -15,19 +15,14 @@ import sys
 import time
 from pathlib import Path
 
-from .slurm_queue import ask_slurm, find_missing
+from .commands import ask_slurm, find_missing
 
-# squeue costs the head some milliseconds, so it is asked less often than the log is read.
+# squeue costs the head some milliseconds, so it runs less often than the log is read.
 _READ_S, _ASK_S = 0.2, 1.0
 _BLOCK = 1 << 20
 LONGEST = 1 << 16
 """Longer lines come in pieces of so many bytes."""
 _STATE = 1000
-
-
-def ask_queue(job: str) -> str | None:
-    """Return Slurm's state and reason, "" if the job is not in its queue; ``None`` if it does not answer."""
-    return ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
 
 
 def put(text: bytes) -> None:
@@ -106,7 +101,8 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
             put(mark.encode() + b"\t" + shown + b"\n")
         if time.monotonic() - asked >= _ASK_S:
             asked = time.monotonic()
-            state = ask_queue(job)
+            # "" if the job is not in the queue; None if Slurm does not answer.
+            state = ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
             over = state == ""
             if mark and state and state.startswith("PENDING "):
                 put(f"{mark}{find_missing(state.partition(' ')[2])}\n".encode())

@@ -1,17 +1,26 @@
-"""What the nodes have of a job before an attempt: its files, their CPUs, and their newest checkpoint."""
+"""What the nodes have of a job: its files, their CPUs, and checkpoints.
+
+Before an attempt, every node gets what it lacks, such as one that `repair` has replaced. During it, another
+node gets a second copy of each checkpoint: no single node's loss may take all of them.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from . import commands
+from ..runtime.cores import CoreShare
+from .commands import SlurmJob, ask, succeeds
 from .head import SSH
-from .launch import CHECKPOINTS, END, SECRETS
+from .launch import CHECKPOINTS, END, SECRETS, Launch, fit_pinning
+from .watch import announce
 
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
@@ -21,6 +30,16 @@ PARTS = f"code data model work {SECRETS} job.json run.sh output/.keep"
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls
 sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status
+"""
+_LOOK_S, _AGAIN_S, _COPY_S, _LAST_S = 1.0, 15.0, 900, 60
+_KEPT = 2
+# The checkpoint gets its name when it is complete; then older copies are removed.
+_TAKE = """set -e
+mkdir -p {folder}; cd {folder}
+rm -rf {name}.copy; mkdir {name}.copy; nice tar -C {name}.copy -xf -
+[ -s {name}.copy/checkpoint.json ] && [ -s {name}.copy/state.pt ]
+rm -rf {name}; mv {name}.copy {name}
+ls | grep -x 'step-[0-9]*' | sort -V | head -n -{kept} | xargs -r rm -rf
 """
 
 
@@ -37,14 +56,14 @@ def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeSta
     """Return the states of the nodes that answer. ``here`` is this node."""
     script = _ASK.format(folder=shlex.quote(folder), checkpoints=CHECKPOINTS)
 
-    def ask(name: str) -> NodeState | None:
-        # The last line is that of the CPUs, whatever the folders hold.
-        text = commands.ask(["sh", "-c", script] if name == here else [*SSH, name, script])
+    def look(name: str) -> NodeState | None:
+        # The last line is that of the CPUs, for any content of the folders.
+        text = ask(["sh", "-c", script] if name == here else [*SSH, name, script])
         return None if text is None else parse_state(text)
 
     asked = list(dict.fromkeys(names))
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        found = list(pool.map(ask, asked))
+        found = list(pool.map(look, asked))
     return {name: state for name, state in zip(asked, found) if state is not None}  # noqa: B905 - 3.8
 
 
@@ -81,7 +100,7 @@ def send_end(folder: str, names: Iterable[str], content: str) -> None:
     script = f"cd {shlex.quote(folder)} 2>/dev/null || exit 0; rm -f {SECRETS}; cat > {END}"
 
     def send(name: str) -> None:
-        commands.succeeds([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)
+        succeeds([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         list(pool.map(send, names))
@@ -107,4 +126,118 @@ def newest_copy(states: Mapping[str, NodeState], here: str) -> str:
 
 
 def _succeeds(script: str) -> bool:
-    return commands.succeeds(["bash", "-c", script], _SEND_S)
+    return succeeds(["bash", "-c", script], _SEND_S)
+
+
+def order_nodes(nodes: Iterable[str], here: str, head: str) -> list[str]:
+    """Return which of the nodes may have copies: the head, then the other ones in their order. Pure."""
+    return sorted((name for name in nodes if name != here), key=lambda name: name != head)
+
+
+def prepare(
+    launch: Launch, job: SlurmJob, leaving: Callable[[], Collection[str]]
+) -> tuple[Launch, CheckpointCopier]:
+    """Send the job's files and the newest checkpoint to where they are missing.
+
+    Return the launch that fits the attempt's nodes, and what copies its checkpoints to nodes not ``leaving``.
+    """
+    here = job.nodes[0]
+    known = launch.pinning if launch.again else ()
+    states = ask_nodes(launch.folder, (*job.nodes, *known), here)
+    lacking = [name for name, state in states.items() if not state.has_files]
+    for name in send_files(launch.folder, lacking):
+        announce(event="note", text=f"warning: {name} does not take the job's files")
+    newest = max((state.newest for state in states.values()), default=-1)
+    if launch.again and (source := newest_copy(states, here)):
+        step = states[source].newest
+        what = f"checkpoint step-{step:06d} from {source}"
+        done = fetch_checkpoint(launch.folder, step, source)
+        announce(event="note", text=what if done else f"warning: {what} can't be fetched")
+    others = order_nodes(filter(states.__contains__, launch.pinning), here, launch.head)
+    copied = states[others[0]].newest if others else -1
+    has_state = job.attempt > 1 or newest >= 0
+    ready = launch.prepared(again=has_state, pinning=fit_all(launch, job.nodes, states))
+    return ready, CheckpointCopier(launch.folder, others, leaving, copied)
+
+
+def fit_all(
+    launch: Launch, nodes: tuple[str, ...], states: Mapping[str, NodeState]
+) -> dict[str, tuple[CoreShare, ...]]:
+    """Return the nodes' pinning, as it fits their CPUs. A node without a plan gets that of another. Pure."""
+    other = next(iter(launch.pinning.values()), ())
+    return {
+        name: fit_pinning(launch.pinning.get(name, other), states.get(name, NodeState()).cpus)
+        for name in nodes
+    }
+
+
+@dataclass
+class CheckpointCopier:
+    """Copies each new checkpoint to another node, one at a time, with low priority."""
+
+    folder: str
+    to: list[str]
+    """The nodes that may have them. The first one has; if it fails, it becomes the last one."""
+    leaving: Callable[[], Collection[str]] = tuple
+    """Returns the nodes that can't keep a copy, such as those that EC2 takes back."""
+    newest: int = -1
+    """The step of the newest checkpoint that is there."""
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _warned: bool = False
+
+    def start(self) -> None:
+        """Copy what comes from now on."""
+        if self.to:
+            self._thread = threading.Thread(target=self._copy_all, daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the newest one is copied, for a limited time."""
+        self._ended.set()
+        if self._thread:
+            self._thread.join(_LAST_S)
+
+    def _copy_all(self) -> None:
+        last, pause = False, _LOOK_S
+        while not last:
+            last, pause = self._ended.wait(pause), _LOOK_S
+            self._prefer_staying()
+            step = self._find_newest()
+            if step <= self.newest:
+                continue
+            if self._copy(f"step-{step:06d}"):
+                self.newest = step
+            else:
+                self.to.append(self.to.pop(0))
+                pause = _AGAIN_S
+
+    def _prefer_staying(self) -> None:
+        """Copy to a node that is leaving only if there is no other."""
+        gone, first = self.leaving(), self.to[0]
+        self.to.sort(key=gone.__contains__)
+        if self.to[0] != first:
+            self.newest = -1
+
+    def _find_newest(self) -> int:
+        with suppress(OSError):
+            names = [path.name for path in Path(self.folder, CHECKPOINTS).iterdir()]
+            return parse_state("\n".join(names)).newest
+        return -1
+
+    def _copy(self, name: str) -> bool:
+        folder = f"{self.folder}/{CHECKPOINTS}"
+        take = _TAKE.format(folder=shlex.quote(folder), name=name, kept=_KEPT)
+        pack = ["nice", "-n", "19", "tar", "-C", f"{folder}/{name}", "-cf", "-", "."]
+        argv = ["nice", "-n", "19", *SSH, self.to[0], take]
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=quiet) as source:
+            if succeeds(argv, _COPY_S, stdin=source.stdout, stderr=quiet):
+                return True
+            source.kill()
+        # One that was removed meanwhile has a newer one after it.
+        if Path(folder, name).exists() and not self._warned:
+            self._warned = True
+            text = f"warning: no second copy of checkpoint {name}: {self.to[0]} does not take it"
+            announce(event="note", text=text)
+        return False

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
-from ..training.tables import TableOptions, TableTask
-from ..training.task import Data, Loaded
-from ..training.text_task import Row
+from ..training.tables import TableOptions, TableTask, class_settings, require_known
+from ..training.task import Data, Loaded, Row
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ..data.texts import TextSample, TextSamples
-    from ..data.tokens import Longs
+    from ..data.tokens import Longs, TextSample, TextSamples
     from ..training.state import TrainContext
 
 HEAD = "SequenceClassification"
@@ -112,16 +110,12 @@ class Classify(TableTask[ClassifyOptions]):
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
         found = {label for record in data.train for label in record.labels}
-        self.classes = sorted(found, key=_numbers_first)
+        numbers = sorted(filter(str.isdecimal, found), key=lambda label: (int(label), label))
+        self.classes = numbers + sorted(found.difference(numbers))
         if len(self.classes) < 2:
             only = f"only the label {show(self.classes[0])}" if self.classes else "no labels"
             raise DatasetError(f"{data.train_source}: has {only}, and classification needs two")
-        for record in data.eval:
-            if unknown := [label for label in record.labels if label not in found]:
-                raise DatasetError(
-                    f"{record.place}: the training data has no label {show(unknown[0])}",
-                    hint="correct the label, or leave the row out of the evaluation data",
-                )
+        require_known(data, "label", found)
         note(f"{len(self.classes)} classes{', several per text' if self._several else ''}")
         return data
 
@@ -129,12 +123,7 @@ class Classify(TableTask[ClassifyOptions]):
         from ..training.model import load_model
 
         kind = "multi_label_classification" if self._several else "single_label_classification"
-        settings = {
-            "num_labels": len(self.classes),
-            "id2label": dict(enumerate(self.classes)),
-            "label2id": {name: number for number, name in enumerate(self.classes)},
-            "problem_type": kind,
-        }
+        settings = {**class_settings(self.classes), "problem_type": kind}
         texts = (text for record in data.train for text in record.texts)
         return load_model(self.options, HEAD, texts, context.ranks, settings)
 
@@ -184,12 +173,10 @@ class Classify(TableTask[ClassifyOptions]):
         logits = np.concatenate([each for _, each in parts])
         logits = logits[np.argsort(np.concatenate([chosen for chosen, _ in parts]))]
         predicted = logits > 0 if self._several else logits.argmax(axis=1)
+        chosen = [np.flatnonzero(each) if self._several else [each] for each in predicted]
         rows = [
-            {
-                "labels": list(record.labels),
-                "predicted": [self.classes[each] for each in np.atleast_1d(_chosen(found))],
-            }
-            for record, found in zip(records, predicted, strict=True)
+            {"labels": list(record.labels), "predicted": [self.classes[each] for each in found]}
+            for record, found in zip(records, chosen, strict=True)
         ]
         save_json(context.output / "predictions.json", rows)
         return self._score(samples, predicted)
@@ -237,12 +224,3 @@ def _texts_of(row: Row) -> list[str]:
     values = row.values if isinstance(row.values, dict) else {}
     columns = ["text", *(["pair"] if "pair" in values else [])]
     return [require_text(values.get(each), f"{row.place}: {each!r}").strip() for each in columns]
-
-
-def _numbers_first(label: str) -> tuple[int, int, str]:
-    return (0, int(label), "") if label.isdecimal() else (1, 0, label)
-
-
-def _chosen(found: Any) -> Any:
-    """Return the classes of one text: one number, or those that are true."""
-    return found if found.ndim == 0 else found.nonzero()[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL
-from ..training.tables import TableOptions, TableTask
-from ..training.task import Data, Loaded, Samples
-from ..training.text_task import Row
+from ..training.tables import TableOptions, TableTask, class_settings, require_known
+from ..training.task import Data, Loaded, Row, Samples
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ..data.texts import TextSample, TextSamples
-    from ..data.tokens import Longs
+    from ..data.tokens import Longs, TextSample, TextSamples
     from ..training.state import TrainContext
 
 HEAD = "TokenClassification"
@@ -91,28 +89,17 @@ class Tag(TableTask[TagOptions]):
 
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
-        found = {tag for record in data.train for tag in record.tags}
-        self.tags = sorted(found)
+        self.tags = sorted({tag for record in data.train for tag in record.tags})
         if len(self.tags) < 2:
             raise DatasetError(f"{data.train_source}: has only the tag {show(self.tags[0])}")
-        for record in data.eval:
-            if unknown := [tag for tag in record.tags if tag not in found]:
-                raise DatasetError(
-                    f"{record.place}: the training data has no tag {show(unknown[0])}",
-                    hint="correct the tag, or leave the row out of the evaluation data",
-                )
+        require_known(data, "tag", self.tags)
         return data
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ..training.model import load_model
 
-        settings = {
-            "num_labels": len(self.tags),
-            "id2label": dict(enumerate(self.tags)),
-            "label2id": {name: number for number, name in enumerate(self.tags)},
-        }
         texts = (record.text for record in data.train)
-        return load_model(self.options, HEAD, texts, context.ranks, settings)
+        return load_model(self.options, HEAD, texts, context.ranks, class_settings(self.tags))
 
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Sentence]
@@ -133,7 +120,7 @@ class Tag(TableTask[TagOptions]):
                 raise DatasetError(f"{record.place}: has no words that the tokenizer knows")
             tags = np.array([numbers[tag] for tag in record.tags])
             targets.append(np.where(first, tags[word], UNLABELED))
-        return samples.with_targets(targets)
+        return replace(samples, targets=targets)
 
     def weights(self, samples: Samples) -> np.ndarray[Any, Any]:
         import numpy as np

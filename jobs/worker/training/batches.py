@@ -1,4 +1,4 @@
-"""Batches: the samples that each rank computes in each step, and their tensors.
+"""Batches: the schedule of a run, the samples that each rank computes in each step, and their tensors.
 
 Every rank calls these functions with the same arguments except its rank, and gets as many batches, of the
 same sizes, as the others: a rank with one more step would wait forever.
@@ -6,8 +6,9 @@ same sizes, as the others: a rank with one more step would wait forever.
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..data.tokens import Ints
+from .options import TrainOptions
 from .state import TrainContext
 from .task import Loaded, Samples, Task
 
@@ -30,15 +32,8 @@ ALIGN = 8
 
 
 def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
-    """Return the number of batches in one epoch of :func:`epoch_batches`."""
+    """Return the number of batches in one epoch of :func:`global_batches`."""
     return -(-_share(count, ranks) // batch_size)
-
-
-def epoch_batches(
-    lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...]
-) -> list[Indices]:
-    """Return one rank's batches of one epoch, as indices; see :func:`global_batches`."""
-    return [batch[rank::ranks] for batch in global_batches(lengths, batch_size, ranks, seed)]
 
 
 def global_batches(
@@ -167,3 +162,40 @@ class TrainingRun:
         padded = tokens if mask is None else mask.numel()
         weights = [int(each) for each in self._weights[own]]
         return StepBatch(tensors, weights, int(self._weights[chosen].sum()), tokens, padded)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The optimizer steps of one run, the same number on every rank."""
+
+    per_epoch: int
+    total: int
+    warmup: int
+
+    def rate(self, step: int) -> float:
+        """Return the share of the peak learning rate for a step (from 0); always above 0."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        return max(self.total - step, 1) / (self.total - self.warmup)
+
+
+def plan_schedule(options: TrainOptions, samples: int, ranks: int) -> Schedule:
+    """Return the schedule of a run."""
+    per_epoch = steps_per_epoch(samples, options.batch_size, ranks)
+    total = per_epoch * options.epochs
+    if options.max_steps is not None:
+        total = min(total, options.max_steps)
+    # At most total - 1: the last step must not divide by zero.
+    return Schedule(per_epoch, total, min(math.ceil(total * options.warmup_ratio), total - 1))
+
+
+def batches(context: TrainContext, lengths: Ints, schedule: Schedule) -> Iterator[Indices]:
+    """Yield all ranks' samples of each step of the schedule, as indices.
+
+    With fewer ranks than planned, they share the same samples per step among them.
+    """
+    options, ranks = context.options, context.ranks
+    for first in range(0, schedule.total, schedule.per_epoch):
+        seed = (options.seed, first)
+        epoch = global_batches(lengths, options.batch_size, ranks.planned, seed)
+        yield from epoch[: schedule.total - first]

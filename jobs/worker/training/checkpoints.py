@@ -26,13 +26,7 @@ from ..runtime.errors import CheckpointError, first_line
 from ..runtime.output import CHECKPOINTS
 from ..runtime.ranks import Ranks
 from .options import ANY_RUN, BEFORE, MAY_CHANGE, TrainOptions, flag
-from .state import (
-    State,
-    TrainingProgress,
-    random_state,
-    set_random_state,
-    share_tensors,
-)
+from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
 from .task import Samples
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -55,17 +49,6 @@ class RunIdentity(NamedTuple):
     options: dict[str, Any]
     ground: Mapping[str, str]
     """What the last bit of the results depends on. A change is reported, not refused."""
-
-    @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> RunIdentity:
-        """Restore the result of ``_asdict`` from JSON."""
-        return RunIdentity(
-            world_size=int(content["world_size"]),
-            dtype=str(content["dtype"]),
-            features=str(content["features"]),
-            options=dict(**content["options"]),
-            ground=dict(**content.get("ground", {})),
-        )
 
 
 @dataclass(frozen=True)
@@ -104,11 +87,7 @@ class CheckpointTimer:
 
 
 def identify(
-    options: TrainOptions,
-    ranks: Ranks,
-    dtype: str,
-    samples: Samples,
-    ground: Mapping[str, str],
+    options: TrainOptions, ranks: Ranks, dtype: str, samples: Samples, ground: Mapping[str, str]
 ) -> RunIdentity:
     """Return this run's identity."""
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
@@ -126,7 +105,7 @@ def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: R
     if ranks.first:
         try:
             _write(target, checkpoint, state, randoms)
-        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
+        except (OSError, RuntimeError) as error:  # torch's writer also raises others
             shutil.rmtree(_partial_path(target), ignore_errors=True)
             trouble = f"checkpoint {target} can't be written: {first_line(error)}"
     trouble = ranks.share(trouble)
@@ -202,7 +181,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Return a checkpoint's description. Raises :class:`CheckpointError`."""
     try:
         content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-        identity = RunIdentity.from_dict(content["identity"])
+        identity = RunIdentity(**{"ground": {}, **content["identity"]})
         return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
     # A damaged file can raise anything.
     except Exception as error:

@@ -17,9 +17,9 @@ import torch
 
 from ..fast.compilation import count_compiled, plain_layers
 from ..runtime.errors import CheckpointError, TrainingError
-from ..runtime.metrics import StepFigures
+from ..runtime.output import StepFigures
 from ..runtime.steps import StepReporter
-from .batches import TrainingRun
+from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .checkpoints import (
     Checkpoint,
     CheckpointTimer,
@@ -32,14 +32,12 @@ from .checkpoints import (
     save_checkpoint,
 )
 from .optimizer_step import Step, count_parts, prepare, take_step
-from .options import TrainOptions
-from .schedule import Schedule, batches, plan_schedule
 from .state import State, TrainContext, TrainingProgress
 
 FEW_STEPS = 200
 """With fewer steps, a pretrained model has hardly begun to learn."""
 CURVE_POINTS = 500
-"""Approximate number of points in the loss curve, whatever the number of steps."""
+"""Approximate number of points in the loss curve, for any number of steps."""
 
 
 @dataclass
@@ -87,15 +85,12 @@ def train(run: TrainingRun) -> TrainingProgress:
         "compiled layers": str(count_compiled(model)),
     }
     identity = identify(options, ranks, context.precision.dtype, run.samples, ground)
-    loop = Loop(
-        run,
-        schedule,
-        State(model, optimizer),
-        trained,
+    start, timer = (
         Checkpoint(identity, TrainingProgress()),
         CheckpointTimer(options.checkpoint_every),
-        optimizer.param_groups[0]["lr"],
     )
+    rate = optimizer.param_groups[0]["lr"]
+    loop = Loop(run, schedule, State(model, optimizer), trained, start, timer, rate)
     if options.resume:
         _resume(loop)
     _take_steps(loop)
@@ -106,15 +101,11 @@ def train(run: TrainingRun) -> TrainingProgress:
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
     total, options = schedule.total, context.options
     if total < FEW_STEPS and options.max_steps is None:
+        enough = min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
         context.events.note(
             f"{total} steps are few to learn from (less than {FEW_STEPS}): --epochs "
-            f"{_enough(schedule, options)}, a smaller --batch-size, or fewer ranks give more"
+            f"{enough}, a smaller --batch-size, or fewer ranks give more"
         )
-
-
-def _enough(schedule: Schedule, options: TrainOptions) -> int:
-    """Return the epochs with enough steps, at most ten times as many as were asked for."""
-    return min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
 
 
 def _note_fewer_ranks(context: TrainContext) -> None:
@@ -190,34 +181,20 @@ def _take_steps(loop: Loop) -> None:
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()
         for number, chosen in enumerate(rest, start=progress.step + 1):
-            rate = _set_rate(loop, number)
+            rate = loop.highest_rate * schedule.rate(number - 1)
+            for group in loop.state.optimizer.param_groups:
+                group["lr"] = rate
             batch = run.batch(chosen)
             fetched = time.perf_counter()
             step = take_step(run, loop.trained, loop.state.optimizer, batch)
             seconds = {"data": fetched - ended, **step.seconds}
             ended = time.perf_counter()
             progress.step, progress.seconds = number, ended - begin
-            figures = StepFigures(
-                number,
-                progress.seconds,
-                step.loss,
-                rate,
-                len(batch),
-                batch.tokens,
-                batch.padded,
-                seconds,
-            )
+            counts = len(batch), batch.tokens, batch.padded
+            figures = StepFigures(number, progress.seconds, step.loss, rate, *counts, seconds)
             _check_loss(loop, step)
             _after_step(loop, reporter, figures)
             ended = time.perf_counter()  # the time of a checkpoint is not that of data
-
-
-def _set_rate(loop: Loop, number: int) -> float:
-    """Set the optimizer's learning rate for a step (from 1), and return it."""
-    rate: float = loop.highest_rate * loop.schedule.rate(number - 1)
-    for group in loop.state.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
 
 
 def _check_loss(loop: Loop, step: Step) -> None:

@@ -206,12 +206,8 @@ def new_tokenizer(serialized: str) -> Any:
 
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(serialized),
-        unk_token="[UNK]",
-        sep_token="[SEP]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        mask_token="[MASK]",
         model_input_names=["input_ids", "attention_mask"],
+        **{f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS},
     )
 
 

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..fast.all_reduce import choose_all_reduce
-from ..fast.communication import Replica
-from ..fast.compilation import choose_compilation, compile_layers, why_no_compiler
-from ..fast.dropout import draw_seeds
+from ..fast.communication import Replica, choose_all_reduce
+from ..fast.compilation import choose_compilation, compile_layers, draw_seeds, why_no_compiler
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TrainOptions
@@ -78,7 +76,10 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     if options.ipex:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
     _compile(context, model, steps)
-    return share_gradients(context, model), optimizer
+    if context.ranks.size == 1:
+        return model, optimizer
+    wire = torch.bfloat16 if options.wire == "bf16" else torch.float32
+    return Replica(model, wire, context.ranks.control, choose_all_reduce(context.ranks)), optimizer
 
 
 def find_idle(run: TrainingRun) -> list[Any]:
@@ -94,14 +95,6 @@ def find_idle(run: TrainingRun) -> list[Any]:
     finally:
         model.zero_grad(set_to_none=True)
         torch.set_rng_state(state)
-
-
-def share_gradients(context: TrainContext, model: Any) -> Any:
-    """Return the model with gradients averaged over all ranks, or unchanged if there is only one."""
-    if context.ranks.size == 1:
-        return model
-    wire = torch.bfloat16 if context.options.wire == "bf16" else torch.float32
-    return Replica(model, wire, context.ranks.control, choose_all_reduce(context.ranks))
 
 
 def _compile(context: TrainContext, model: Any, steps: int) -> None:

@@ -180,23 +180,13 @@ class TrainOptions:
         for each in _in_order_of_help(cls):
             if each.name in without:
                 continue
-            kind = each.metadata["kind"]
-            text = each.metadata["help"]
-            if kind is bool:
-                parser.add_argument(
-                    flag(each.name), action="store_true", default=argparse.SUPPRESS, help=text
-                )
-                continue
-            if each.default is not None and each.name != "model":
-                text += f" (default: {each.default})"
-            parser.add_argument(
-                flag(each.name),
-                type=kind,
-                default=argparse.SUPPRESS,
-                choices=each.metadata["choices"],
-                metavar=each.metadata["metavar"],
-                help=text,
-            )
+            known, how = each.metadata, dict[str, Any](action="store_true")
+            text = known["help"]
+            if known["kind"] is not bool:
+                how = {"type": known["kind"], **{k: known[k] for k in ("choices", "metavar")}}
+                if each.default is not None and each.name != "model":
+                    text += f" (default: {each.default})"
+            parser.add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
 
     def changed_by(self: Own, namespace: argparse.Namespace) -> Own:
         """Return these options changed by a command line. Raises ``ValueError`` as the constructor does."""

@@ -1,33 +1,42 @@
-"""One training run from its options to its results: the phases, in their order."""
+"""One training run from its options to its results, or a trial of its speed, for `spr-cluster tune`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from ..runtime.job import RunSettings, run_job
-from .batches import TrainingRun
+from ..runtime.steps import how_many
+from .batches import Indices, Schedule, TrainingRun, batches, steps_per_epoch
 from .loop import train
 from .model import save_model
-from .optimizer_step import load_ipex
+from .optimizer_step import load_ipex, prepare, take_step
 from .options import TrainOptions
-from .speed_trial import enough_for_trial, measure
 from .state import TrainContext, TrainingProgress
 from .task import Task
+
+WARM_UPS = 2
+"""Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads."""
+GAUGED = 2
+"""Steps whose time decides how many steps are measured."""
+_FEWEST, _MOST = 5, 2000
+_STEPS_OF_RECORDS = 50
+
+Record = TypeVar("Record")
 
 
 def run_task(kind: type[Task[Any]], argv: Sequence[str] | None = None) -> int:
     """Run a task as this rank; returns its exit code."""
     options = kind.Options.parse(argv, kind.name)
+    output = Path(options.output) if options.trial_seconds is None else None
     settings = RunSettings(
-        backend=options.backend,
-        dtype=options.dtype,
-        output=Path(options.output) if options.trial_seconds is None else None,
-        resume=options.resume,
-        model=options.model_name,
+        options.backend, options.dtype, output, options.resume, options.model_name
     )
     return run_job(lambda context: train_task(kind(options), context), options, settings)
 
@@ -64,7 +73,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     run = TrainingRun(context, task, loaded, samples)
     if options.trial_seconds is not None:
         with context.phase("measure"):
-            speed = measure(run, options.trial_seconds)
+            speed = measure_speed(run, options.trial_seconds)
         events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
@@ -104,3 +113,67 @@ def _describe_training(
         "model": options.model_name,
         "recipe": "fast",
     }
+
+
+class TrialSpeed(NamedTuple):
+    """The speed of all ranks, in samples per second, without the warm-up.
+
+    ``gradient_bytes`` are those that a rank sends per step; 0 for a single rank.
+    """
+
+    samples_per_second: float
+    steps: int
+    seconds: float
+    gradient_bytes: int
+
+
+def enough_for_trial(
+    options: TrainOptions, records: Sequence[Record], ranks: int
+) -> Sequence[Record]:
+    """Return all records, or for a trial a random part: tokenizing SQuAD takes longer than it."""
+    wanted = _STEPS_OF_RECORDS * options.batch_size * ranks
+    if options.trial_seconds is None or len(records) <= wanted:
+        return records
+    return random.Random(options.seed).sample(records, wanted)
+
+
+def measure_speed(run: TrainingRun, seconds: float) -> TrialSpeed:
+    """Train for about ``seconds`` on all ranks and return the speed; the model becomes useless."""
+    context, samples = run.context, run.samples
+    options, ranks = context.options, context.ranks
+    # 0 steps: automatic compilation would take longer than the trial.
+    model, optimizer = prepare(run, steps=0)
+
+    def take(steps: Iterable[Indices]) -> tuple[int, float]:
+        count, begin = 0, time.perf_counter()
+        for chosen in steps:
+            take_step(run, model, optimizer, run.batch(chosen))
+            count += len(chosen)
+        return count, time.perf_counter() - begin
+
+    per_epoch = steps_per_epoch(len(samples), options.batch_size, ranks.size)
+    take(batches(context, samples.lengths, Schedule(per_epoch, WARM_UPS, 0)))
+    _, taken = take(batches(context, samples.lengths, Schedule(per_epoch, GAUGED, 0)))
+    # The same number on all ranks, or some would wait forever.
+    steps: int = ranks.share(how_many(seconds, taken / GAUGED, _FEWEST, _MOST))
+    chosen, schedule = plan_measure(len(samples), options, ranks.size, steps)
+    before = getattr(model, "sent_bytes", 0)
+    part = batches(context, samples.lengths[chosen], schedule)
+    count, taken = take(chosen[batch] for batch in part)
+    sent = (getattr(model, "sent_bytes", 0) - before) // schedule.total
+    return TrialSpeed(round(count / taken, 3), schedule.total, round(taken, 3), sent)
+
+
+def plan_measure(
+    count: int, options: TrainOptions, ranks: int, steps: int
+) -> tuple[Indices, Schedule]:
+    """Return samples, as indices, and a schedule of whole epochs, with about ``steps`` steps.
+
+    Batches have samples of similar length: with parts of epochs, a trial might be faster only because
+    its texts were shorter.
+    """
+    per_epoch = steps_per_epoch(count, options.batch_size, ranks)
+    if steps >= per_epoch:
+        return np.arange(count), Schedule(per_epoch, -(-steps // per_epoch) * per_epoch, 0)
+    wanted = random.Random(options.seed).sample(range(count), steps * options.batch_size * ranks)
+    return np.array(wanted), Schedule(steps, steps, 0)

@@ -1,7 +1,8 @@
-"""The state of a training run: its progress, and its tensors shared among the ranks."""
+"""The state of a training run: its progress, signs of divergence, and tensors shared among the ranks."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,51 @@ import torch.distributed as dist
 
 from ..runtime.context import RankContext
 from ..runtime.ranks import Ranks
-from .divergence import DivergenceDetector
 from .options import TrainOptions
 
 TrainContext = RankContext[TrainOptions]
+SMOOTHING = 0.05
+"""A step's weight in the running mean, which thus covers about the last 20 steps."""
+PATIENCE = 100
+"""Steps in a row with too high a mean. Peaks of a few steps are normal."""
+MARGIN = 2.0
+"""The mean may rise above the best one by this much, or by the best one itself if that is more.
+
+A model that answers at random has a loss of about the logarithm of its tokens, 5.9 for 384, and a good one
+less than 1.5: they differ by more than this, and two good epochs by much less."""
+
+
+@dataclass
+class DivergenceDetector:
+    """Follows the loss of each step, the same on all ranks: a diverged run costs as much as a good one."""
+
+    level: float | None = None
+    """The loss's running mean."""
+    best: float = math.inf
+    """The lowest running mean so far."""
+    high: int = 0
+    """The number of steps in a row in which it was above :attr:`limit`."""
+
+    def see(self, loss: float) -> None:
+        """Add the next step's loss."""
+        self.level = loss if self.level is None else self.level + SMOOTHING * (loss - self.level)
+        self.best = min(self.best, self.level)
+        self.high = self.high + 1 if self.level > self.limit else 0
+
+    @property
+    def limit(self) -> float:
+        """The running mean above which a loss is suspicious."""
+        return self.best + max(MARGIN, self.best)
+
+    @property
+    def suspicious(self) -> bool:
+        """The running mean is too high now, so that no good checkpoint should be replaced."""
+        return self.high > 0
+
+    @property
+    def diverged(self) -> bool:
+        """The running mean has been too high for :data:`PATIENCE` steps."""
+        return self.high >= PATIENCE
 
 
 class State(NamedTuple):
@@ -46,18 +88,11 @@ class TrainingProgress:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TrainingProgress:
         """Restore the result of ``asdict``, also from JSON."""
-        watch = content["watch"]
-        return TrainingProgress(
-            **{name: int(content[name]) for name in ("step", "samples", "tokens")},
-            seconds=float(content["seconds"]),
-            curve=[(int(a), float(b)) for a, b in content["curve"]],
-            resumed=[(int(a), float(b)) for a, b in content["resumed"]],
-            watch=DivergenceDetector(
-                level=None if watch["level"] is None else float(watch["level"]),
-                best=float(watch["best"]),
-                high=int(watch["high"]),
-            ),
-        )
+        pairs = {
+            name: [(int(a), float(b)) for a, b in content[name]] for name in ("curve", "resumed")
+        }
+        watch = DivergenceDetector(**content["watch"])
+        return TrainingProgress(**{**content, **pairs, "watch": watch})
 
 
 class TensorShape(NamedTuple):
@@ -82,11 +117,9 @@ def share_tensors(value: Any, ranks: Ranks) -> Any:
             dist.broadcast(tensor, src=0, group=ranks.control)
             return tensor
         if isinstance(part, dict):
-            return {
-                key: fill(each, own[key] if ranks.first else None) for key, each in part.items()
-            }
+            return {key: fill(each, own and own[key]) for key, each in part.items()}
         if isinstance(part, list):
-            return [fill(each, own[n] if ranks.first else None) for n, each in enumerate(part)]
+            return [fill(each, own and own[n]) for n, each in enumerate(part)]
         return part
 
     return fill(outline, value)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_records, read_table
-from ..data.records import skip_note
+from ..data.records import show, skip_note
 from ..runtime.errors import DatasetError
 from .options import Range, TextOptions, option
-from .task import Data
-from .text_task import TextTask
+from .task import Data, TextTask
 
 _LOOK_AT = 1000
 """Rows that the laptop reads before anything is sent."""
@@ -103,10 +102,7 @@ class TableTask(TextTask[OwnTable]):
         return self.options.data
 
     def _records(
-        self,
-        table: Table,
-        skipped: list[DatasetError] | None,
-        note: Callable[[str], None],
+        self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
     ) -> list[Any]:
         options = self.options
         text = choose_column(table, options.text_column, self.text_columns, "--text-column")
@@ -117,13 +113,27 @@ class TableTask(TextTask[OwnTable]):
         )
 
 
+def require_known(data: Data, kind: str, known: Collection[str]) -> None:
+    """Raise :class:`DatasetError` for a record to evaluate on with an unknown label, or tag, its ``kind``."""
+    for record in data.eval:
+        if unknown := [name for name in getattr(record, f"{kind}s") if name not in known]:
+            raise DatasetError(
+                f"{record.place}: the training data has no {kind} {show(unknown[0])}",
+                hint=f"correct the {kind}, or leave the row out of the evaluation data",
+            )
+
+
+def class_settings(names: Sequence[str]) -> dict[str, Any]:
+    """Return the classes as a model's configuration has them."""
+    numbers = {name: number for number, name in enumerate(names)}
+    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": numbers}
+
+
 def split_off(records: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
     """Return two parts, the second with about this share, chosen at random but equal on every rank."""
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
     count = min(max(1, round(share * len(records))), len(records) - 1)
     chosen = set(random.Random(seed).sample(range(len(records)), count))
-    parts: tuple[list[Any], list[Any]] = ([], [])
-    for number, record in enumerate(records):
-        parts[number in chosen].append(record)
-    return parts
+    kept = [record for number, record in enumerate(records) if number not in chosen]
+    return kept, [records[number] for number in sorted(chosen)]

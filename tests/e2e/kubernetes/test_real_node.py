@@ -16,7 +16,7 @@ import pytest
 
 from jobs.cli import main
 from jobs.launchers.kubernetes.resources import core_path
-from jobs.worker.tasks.squad.options import DEMO
+from jobs.worker.tasks.squad.task import DEMO
 from tests.e2e.kubernetes.conftest import MARKS, Space
 from tests.e2e.kubernetes.control_plane import NODE, ControlPlane, wait_for
 from tests.e2e.kubernetes.images import JOB, save_images

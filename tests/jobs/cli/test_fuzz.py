@@ -25,7 +25,7 @@ from infra.errors import SprError, UsageError
 from infra.iam.policy import build_policy
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import COMMANDS, build_parser
-from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks.squad.task import SAMPLE
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.harness.failures import one_for_all

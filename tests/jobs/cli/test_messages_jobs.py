@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks.squad.task import SAMPLE
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint

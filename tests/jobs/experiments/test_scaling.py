@@ -19,7 +19,7 @@ from jobs.experiments.step_model import StepModel
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launchers.record import CloudInfo
 from jobs.train.request import TrainRequest
-from jobs.worker.tasks.squad.options import DEMO
+from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, ended, event, job_context, make_hosts, mpirun_line
 

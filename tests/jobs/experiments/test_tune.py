@@ -17,7 +17,7 @@ from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.train.request import TrainRequest
 from jobs.train.train import train
 from jobs.train.tuned import FILE, TuningResult
-from jobs.worker.tasks.squad.options import DEMO
+from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     NOW,

@@ -26,7 +26,7 @@ from jobs.launchers.queue.job_output import JobOutput, explain, note_silence, st
 from jobs.launchers.queue.session import JobSession
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.runtime.events import mark_of, render_event
-from jobs.worker.supervisor.supervise import LogWatch
+from jobs.worker.supervisor.watch import LogWatch
 from provision.host import Host
 from provision.ssh import LINE_BYTES, whole_lines
 from tests.fakes import FakeHost

@@ -13,7 +13,7 @@ from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths, PlacementOptions
 from jobs.launchers.record import JobRecord
 from jobs.train.resume import ResumeRequest, choose_unfinished, resume
-from jobs.worker.tasks.squad.options import DEMO
+from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     PATHS,

@@ -18,7 +18,7 @@ from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.queue.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
 from jobs.train.train import train
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import (

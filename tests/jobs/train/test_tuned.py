@@ -23,7 +23,7 @@ from jobs.train.tuned import (
     save_tuned,
     tuning_key,
 )
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.launchers.topologies import machine

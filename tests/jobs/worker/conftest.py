@@ -11,7 +11,7 @@ import pytest
 
 from jobs.launchers.files import worker_files
 from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
-from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks.squad.task import SAMPLE
 from tests.jobs.worker.forked_ranks import end_server
 
 

@@ -150,14 +150,14 @@ def _be_rank(run: Run, rank: int, port: int, descriptor: int) -> None:
 def _work(run: Run, rank: int) -> int:
     import torch
 
-    from jobs.worker.runtime import pace
+    from jobs.worker.runtime import steps
     from jobs.worker.tasks import TASKS
     from jobs.worker.training import checkpoints, loop, model
     from jobs.worker.training import run as job
     from jobs.worker.training.optimizer_step import Step, take_step
 
     torch.set_num_threads(1)
-    pace.TALK_SECONDS = 0.0  # after every step
+    steps.TALK_SECONDS = 0.0  # after every step
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
     seen = {"step": 0, "disk": 0}
 

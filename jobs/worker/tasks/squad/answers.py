@@ -1,4 +1,4 @@
-"""A model's answers to every question of a data set."""
+"""Answers from logits: the best span of every window and of every question, of a data set or of a user."""
 
 from __future__ import annotations
 
@@ -7,14 +7,107 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...data.tokens import Longs
-from ...training.evaluation import compute_together, run_batches
+from ...data.tokens import Ints, Longs
+from ...runtime.precision import autocast, choose_precision, read_cpu_flags
+from ...training.evaluation import compute_together, plan_batches, run_batches
+from ...training.model import longest_input
 from ...training.state import TrainContext
 from ...training.task import Loaded
-from .dataset import Question
-from .features import Features
-from .spans import Floats, Spans, best_per_question, best_spans
+from .dataset import Answer, Question, read_text
+from .features import Features, build_features
+
+MAX_ANSWER_TOKENS = 30
+"""Longer answers are not considered, as in BERT's recipe for SQuAD."""
+MAX_LENGTH, STRIDE = 384, 128
+"""Tokens of a window and of the overlap of two, as in training; fewer if the model takes fewer."""
+
+Floats = NDArray[np.float32]
+
+
+class Spans(NamedTuple):
+    """Windows' best answers: characters ``begin`` to ``end`` of the passage, shape (windows,).
+
+    ``score`` is the sum of both logits, or -inf for a window without a passage or a number.
+    """
+
+    score: Floats
+    begin: Ints
+    end: Ints
+
+    @classmethod
+    def join(cls, parts: Sequence[Spans]) -> Spans:
+        """Return the parts' windows, one part after the other."""
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def take(self, chosen: Longs) -> Spans:
+        """Return some of them, by their indices."""
+        return Spans(self.score[chosen], self.begin[chosen], self.end[chosen])
+
+
+def best_spans(start: Floats, end: Floats, features: Features) -> Spans:
+    """Return the best answer inside each window, from logits of shape (windows, tokens).
+
+    It is the best of all spans of up to MAX_ANSWER_TOKENS, not only of the n best starts and ends; the
+    first of equal ones. A row's result does not depend on the rest of its batch.
+    """
+    first, last, score = best_tokens(*(within(side, features) for side in (start, end)))
+    windows, offsets = features.windows, features.encoded.passages.offsets
+    found = score > -np.inf
+    # Without an answer, any token will do; there may be none at all.
+    places = [np.where(found, windows.first + side - windows.front, 0) for side in (first, last)]
+    if not len(offsets):
+        offsets = np.zeros((1, 2), dtype=np.int32)
+    begin, stop = offsets[places[0], 0] * found, offsets[places[1], 1] * found
+    return Spans(np.where(found, score, -np.inf).astype(np.float32), begin, stop)
+
+
+def within(logits: Floats, features: Features) -> Floats:
+    """Return the logits with -inf at all tokens outside the passage."""
+    column = np.arange(logits.shape[1])
+    front, width = features.windows.front[:, None], features.windows.width[:, None]
+    inside = (column >= front) & (column < front + width) & ~np.isnan(logits)
+    return np.where(inside, logits, np.float32(-np.inf))
+
+
+def best_tokens(start: Floats, end: Floats) -> tuple[Longs, Longs, Floats]:
+    """Return every row's best first and last token, and their score; -inf excludes a token."""
+    rows = np.arange(len(start))
+    # For every start, the best end in reach: six passes over the batch, not thirty.
+    reach = _sliding_maximum(end, MAX_ANSWER_TOKENS)
+    first = (start + reach).argmax(axis=1)
+    ends = first[:, None] + np.arange(MAX_ANSWER_TOKENS)
+    near = np.where(
+        ends < end.shape[1], end[rows[:, None], np.minimum(ends, end.shape[1] - 1)], -np.inf
+    )
+    last = first + near.argmax(axis=1)
+    return first, last, start[rows, first] + end[rows, last]
+
+
+def _sliding_maximum(values: Floats, width: int) -> Floats:
+    """Return the maximum of each value and up to ``width - 1`` values after it in its row."""
+    best, reach = values, 1
+    while reach < width:
+        # Windows may overlap: the last pass adds what is left of the width.
+        step = min(reach, width - reach)
+        longer = best.copy()
+        np.maximum(best[:, :-step], best[:, step:], out=longer[:, :-step])
+        best, reach = longer, reach + step
+    return best
+
+
+def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
+    """Return every question's best window, shape (questions,); -1 for no answer.
+
+    Of equally good windows, it is the first, in any order of computation.
+    """
+    best = np.full(questions, -1, dtype=np.int64)
+    # From worst to best, later windows first: the last assignment stays.
+    order = np.lexsort((-np.arange(len(owner)), spans.score))
+    order = order[spans.score[order] > -np.inf]
+    best[owner[order]] = order
+    return best
 
 
 class Batch(NamedTuple):
@@ -70,3 +163,55 @@ def run_windows(
     for chosen, output in run_batches(loaded, features, batches, autocast):
         start, end = output.start_logits.float().numpy(), output.end_logits.float().numpy()
         yield Batch(chosen, start, end)
+
+
+class PredictedAnswer(NamedTuple):
+    """A span of the question's context, or ""; ``start`` counts characters.
+
+    ``score`` is the model's probability, 0 to 1, that the answer has this first and last word, among all
+    words of the context, for any cut into windows.
+    """
+
+    text: str
+    score: float
+    start: int
+
+
+def ask(
+    loaded: Loaded, questions: Sequence[Question], dtype: str = "auto"
+) -> list[PredictedAnswer]:
+    """Return a loaded model's answers, computed in ``dtype``; the questions' own are ignored."""
+    if not questions:
+        return []
+    dtype = choose_precision(dtype, {"this machine": read_cpu_flags()}).dtype
+    size = min(MAX_LENGTH, longest_input(loaded) or MAX_LENGTH)
+    features = build_features(questions, loaded.tokenizer, size, min(STRIDE, size // 3))
+    owner = features.windows.question
+    # Sums over all windows of a question, to normalize its spans' probabilities.
+    starts, ends = np.full((2, len(questions)), -np.inf)
+    found, order = [], []
+    for batch in run_windows(loaded, features, plan_batches(features.lengths), autocast(dtype)):
+        chosen = features.take(batch.chosen)
+        found.append(best_spans(batch.start, batch.end, chosen))
+        order.append(batch.chosen)
+        for total, logits in ((starts, batch.start), (ends, batch.end)):
+            inside = within(logits, chosen).astype(np.float64)
+            np.logaddexp.at(total, owner[batch.chosen], np.logaddexp.reduce(inside, axis=1))
+    spans = Spans.join(found).take(np.argsort(np.concatenate(order)))
+    best = best_per_question(spans, owner, len(questions))
+    return [
+        PredictedAnswer(
+            question.context[spans.begin[window] : spans.end[window]],
+            float(np.exp(min(0.0, spans.score[window] - starts[number] - ends[number]))),
+            int(spans.begin[window]),
+        )
+        if window >= 0
+        else PredictedAnswer("", 0.0, 0)
+        for number, (question, window) in enumerate(zip(questions, best, strict=True))
+    ]
+
+
+def parse_question(place: str, record: Any) -> Question:
+    """Return a row as a question. Raises :class:`DatasetError`, beginning with its place."""
+    text, context = (read_text(place, record, key) for key in ("question", "context"))
+    return Question(place, text, context, (Answer("", 0),))

@@ -11,7 +11,7 @@ The layout, from https://rajpurkar.github.io/SQuAD-explorer/explore/1.1/dev/:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -52,9 +52,7 @@ def read_dataset(path: str | Path, skipped: list[DatasetError] | None = None) ->
 
     A bad record refuses the file; with a list ``skipped``, it is left out and added to the list.
     """
-    problems: list[DatasetError] = []
-    questions = _questions(str(path), _read_json(Path(path)), problems)
-    return _judge(str(path), questions, problems, skipped)
+    return _judge(str(path), _questions, _read_json(Path(path)), skipped)
 
 
 def load_hub_dataset(
@@ -76,20 +74,20 @@ def load_hub_dataset(
             hint="give a SQuAD v1.1 file with --data, or check the name and the network",
         ) from error
     return (
-        _hub_questions(f"{name} (train)", train, skipped),
-        _hub_questions(f"{name} (validation)", validation, skipped),
+        _judge(f"{name} (train)", _row_questions, train, skipped),
+        _judge(f"{name} (validation)", _row_questions, validation, skipped),
     )
 
 
 def _judge(
     source: str,
-    questions: Iterable[Question],
-    problems: list[DatasetError],
+    read: Callable[[str, Any, list[DatasetError]], Iterator[Question]],
+    content: Any,
     skipped: list[DatasetError] | None,
 ) -> list[Question]:
-    """Return the usable questions; reading them adds to ``problems``."""
-    good: dict[str, Question] = {}
-    for question in questions:
+    """Return the usable questions; ``read`` adds to a list of problems."""
+    problems, good = list[DatasetError](), dict[str, Question]()
+    for question in read(source, content, problems):
         if question.id in good:
             problems.append(DatasetError(f"{source}: the id {show(question.id)} is used twice"))
         else:
@@ -169,11 +167,6 @@ def _asked(place: str, paragraph: Any, problems: list[DatasetError]) -> Iterator
             yield _question(f"{place}, qas[{k}]", context, record)
 
 
-def _hub_questions(source: str, rows: Any, skipped: list[DatasetError] | None) -> list[Question]:
-    problems: list[DatasetError] = []
-    return _judge(source, _row_questions(source, rows, problems), problems, skipped)
-
-
 def _row_questions(source: str, rows: Any, problems: list[DatasetError]) -> Iterator[Question]:
     for i, row in enumerate(rows):
         with noting(problems):
@@ -206,31 +199,22 @@ def _answer(place: str, context: str, record: Any) -> Answer:
     if isinstance(start, bool) or start < 0 or context[start : start + len(text)] != text:
         elsewhere = context.find(text)
         there = f"it is at {elsewhere}" if elsewhere >= 0 else "it is not in the context"
-        raise DatasetError(
-            f"{place}: answer_start {_number(start)} does not point at {show(text)}: {there}"
-        )
+        # Python refuses to print integers of thousands of digits.
+        shown = start if abs(start) < 10**18 else "beyond all texts"
+        raise DatasetError(f"{place}: answer_start {shown} does not point at {show(text)}: {there}")
     return Answer(text, start)
-
-
-def _number(value: int) -> str:
-    # Python refuses to print integers of thousands of digits.
-    return str(value) if abs(value) < 10**18 else "beyond all texts"
 
 
 def _get(place: str, record: Any, key: str, kind: type, wanted: str) -> Any:
     if not isinstance(record, dict):
         raise DatasetError(f"{place}: is not an object with {key!r}")
     if key not in record:
-        raise DatasetError(f"{place}: has no {key!r}", hint=_layout_hint(record, key))
+        is_row = key in ("data", "paragraphs") and "context" in record
+        hint = "SQuAD nests data, paragraphs, and qas; this looks like a table row"
+        raise DatasetError(f"{place}: has no {key!r}", hint=hint if is_row else None)
     if not isinstance(record[key], kind):
         raise DatasetError(f"{place}: {key!r} is not {wanted}")
     return record[key]
-
-
-def _layout_hint(record: dict[str, Any], key: str) -> str | None:
-    if key in ("data", "paragraphs") and "context" in record:
-        return "SQuAD nests data, paragraphs, and qas; this looks like a table row"
-    return None
 
 
 def _list(place: str, record: Any, key: str) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.launchers.kubernetes.image import sample_in_image
-from jobs.worker.tasks.squad.options import SAMPLE, SquadOptions
+from jobs.worker.tasks.squad.task import SAMPLE, SquadOptions
 from tests.jobs.launchers.kubernetes.rendering import parse, rendered
 
 

@@ -16,7 +16,7 @@ from jobs.launchers.node_shape import NodeShape
 from jobs.launchers.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script
 from jobs.train.request import TrainRequest
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.golden import check_golden
 

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.bench.exchange import bus_gb_per_second, choose_repeats
+from jobs.worker.bench import BenchOptions, parse_argv
 from jobs.worker.bench.measure import (
     FEWEST,
     WARM_UPS,
     Timing,
     Triad,
+    bus_gb_per_second,
     choose_array_bytes,
     read_available_bytes,
     read_cache_bytes,
     repeat,
     tflops,
 )
-from jobs.worker.bench.options import BenchOptions, parse_argv
 
 
 class Watch:
@@ -102,11 +102,6 @@ def test_available_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "share"), [(2, 1.0), (4, 1.5), (1, 0.0)])
 def test_bus_bandwidth(ranks: int, share: float) -> None:
     assert bus_gb_per_second(10**9, 0.5, ranks) == pytest.approx(2 * share)
-
-
-@pytest.mark.parametrize(("one", "expected"), [(0.0, 500), (0.01, 100), (5.0, 5)])
-def test_repeats_fit_into_the_time_within_bounds(one: float, expected: int) -> None:
-    assert choose_repeats(1.0, one) == expected
 
 
 @pytest.mark.parametrize("options", [BenchOptions(), BenchOptions("ccl", 0.25)])

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.fast.all_reduce import choose_all_reduce, sum_in_ring
-from jobs.worker.fast.communication import word_embeddings
+from jobs.worker.fast.communication import choose_all_reduce, sum_in_ring, word_embeddings
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from tests.jobs.worker.training.test_run import TIMEOUT, free_port
@@ -20,7 +19,7 @@ from tests.jobs.worker.training.test_run import TIMEOUT, free_port
 RANK = """
 import os, sys, torch
 from jobs.worker.runtime.ranks import join, lost_peer
-from jobs.worker.fast.all_reduce import choose_all_reduce
+from jobs.worker.fast.communication import choose_all_reduce
 from jobs.worker.fast.communication import Replica
 from tests.jobs.worker.fast.test_communication import IDS, small_model
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from infra.wait import wait_until
-from jobs.worker.program.environment import program_environment, rank_variables
+from jobs.worker.program.__main__ import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan

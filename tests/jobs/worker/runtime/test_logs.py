@@ -11,7 +11,7 @@ from pathlib import Path
 _RANK = """
 import os, signal, sys
 from pathlib import Path
-from worker.runtime.logs import keep_log
+from worker.runtime.output import keep_log
 
 signal.signal(signal.SIGTERM, lambda *_: print("a checkpoint is saved"))
 keep_log(Path(sys.argv[1]), 0, append=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.runtime.errors import TrainingError
-from jobs.worker.runtime.metrics import FLUSH_SECONDS, Metrics, StepFigures
+from jobs.worker.runtime.output import FLUSH_SECONDS, Metrics, StepFigures
 from tests.fakes import FakeClock
 
 

@@ -17,8 +17,7 @@ from jobs.launchers.kubernetes.pod_size import place_pod
 from jobs.launchers.node_shape import NodeShape, Preload
 from jobs.launchers.plan import PlacementOptions
 from jobs.worker.runtime.cores import LocalCore, read_cores
-from jobs.worker.runtime.own_place import share_out
-from jobs.worker.runtime.pinning import format_cpus
+from jobs.worker.runtime.pinning import format_cpus, share_out
 
 CPUS = sorted(os.sched_getaffinity(0))
 _RANK = """

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from jobs.worker.runtime.pace import Pace, RankReport, host_shares, steps_until_next
 from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.runtime.steps import Pace, RankReport, host_shares, how_many
 from tests.fakes import FakeClock
 
 
@@ -19,9 +19,12 @@ def test_host_shares_ignore_waiting() -> None:
     assert shares == {"a": pytest.approx(6 / 7, abs=1e-3), "b": pytest.approx(1 / 7, abs=1e-3)}
 
 
-@pytest.mark.parametrize(("one", "steps"), [(0.0, 1000), (0.01, 100), (0.4, 2), (5.0, 1)])
-def test_messages_are_about_a_second_apart(one: float, steps: int) -> None:
-    assert steps_until_next(one) == steps
+@pytest.mark.parametrize(
+    ("seconds", "one", "steps"),
+    [(1.0, 0.0, 1000), (1.0, 0.01, 100), (1.0, 0.4, 2), (10.0, 0.4, 25), (1.0, 5.0, 1)],
+)
+def test_steps_fit_into_the_time_within_bounds(seconds: float, one: float, steps: int) -> None:
+    assert how_many(seconds, one, 1, 1000) == steps
 
 
 @dataclass

@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 
 from jobs.worker.runtime.errors import StoppedError
-from jobs.worker.runtime.stopping import listen
+from jobs.worker.runtime.process import listen
 
 
 def test_an_unhandled_sigterm_is_not_lost() -> None:

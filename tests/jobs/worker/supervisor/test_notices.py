@@ -14,9 +14,9 @@ from jobs.launchers.job_state import JobEnd
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.slurm import SlurmLauncher
-from jobs.worker.supervisor.conclusion import describe
-from jobs.worker.supervisor.copies import CheckpointCopier
-from jobs.worker.supervisor.notices import describe_notice, parse_notices
+from jobs.worker.supervisor.attempt import describe
+from jobs.worker.supervisor.nodes import CheckpointCopier
+from jobs.worker.supervisor.watch import describe_notice, parse_notices
 from tests.jobs.context import event
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 
@@ -170,7 +170,7 @@ def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.M
     head.connect("node1", "node2")
     for name, value in head.environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("jobs.worker.supervisor.copies._LOOK_S", 0.05)
+    monkeypatch.setattr("jobs.worker.supervisor.nodes._LOOK_S", 0.05)
     folder = head.home / "spr-jobs/squad-1"
     gone = dict[str, Any]()
     copier = CheckpointCopier(str(folder), ["node1", "node2"], lambda: gone)

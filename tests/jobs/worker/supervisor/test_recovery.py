@@ -12,20 +12,24 @@ import pytest
 
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
-from jobs.worker.supervisor import supervise
-from jobs.worker.supervisor.conclusion import (
+from jobs.worker.supervisor import attempt
+from jobs.worker.supervisor.attempt import (
+    Attempt,
     describe,
     describe_killed,
     describe_lost_nodes,
     name_nodes,
 )
-from jobs.worker.supervisor.copies import order_nodes
-from jobs.worker.supervisor.nodes import NodeState, newest_copy, parse_cpus, parse_state
-from jobs.worker.supervisor.notices import NoticeWatch
-from jobs.worker.supervisor.pinning import fit_pinning, render_pinning
-from jobs.worker.supervisor.slurm import SlurmJob
-from jobs.worker.supervisor.stall import StallDetector
-from jobs.worker.supervisor.supervise import Attempt, LogWatch
+from jobs.worker.supervisor.commands import SlurmJob
+from jobs.worker.supervisor.launch import fit_pinning, render_pinning
+from jobs.worker.supervisor.nodes import (
+    NodeState,
+    newest_copy,
+    order_nodes,
+    parse_cpus,
+    parse_state,
+)
+from jobs.worker.supervisor.watch import LogWatch, NoticeWatch, StallDetector
 
 
 def training(*steps: float) -> StallDetector:
@@ -96,15 +100,15 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, code: int
 ) -> None:
     script = "trap '' TERM; sleep 0.5; exit 7" if stopped else "exit 1"
-    monkeypatch.setattr(supervise, "render_script", lambda *_: script)
-    monkeypatch.setattr(supervise, "LEAVE_S", 0)
-    monkeypatch.setattr(SlurmJob, "steps", lambda _: ())
+    monkeypatch.setattr(attempt, "render_script", lambda *_: script)
+    monkeypatch.setattr(attempt, "LEAVE_S", 0)
+    monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
     launch: Any = SimpleNamespace(nproc_per_node=1)
     notices, watch = NoticeWatch(str, {"node1": "disk: full"}), LogWatch(tmp_path / "log")
-    attempt = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
-    assert attempt.run() == code
-    assert bool(attempt.leaving) is not stopped
+    run = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
+    assert run.run() == code
+    assert bool(run.leaving) is not stopped
 
 
 def test_a_lost_node_is_named_by_its_first_rank() -> None:

@@ -8,8 +8,9 @@ from jobs.worker.data.tokens import Ints
 from jobs.worker.tasks.squad.features import Feature
 from jobs.worker.training.batches import (
     ALIGN,
+    Indices,
     StepBatch,
-    epoch_batches,
+    global_batches,
     pad_inputs,
     steps_per_epoch,
 )
@@ -17,6 +18,13 @@ from jobs.worker.training.batches import (
 
 def some_lengths(count: int) -> Ints:
     return np.random.default_rng(1).integers(20, 384, count).astype(np.int32)
+
+
+def epoch_batches(
+    lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...]
+) -> list[Indices]:
+    """Return one rank's batches of one epoch."""
+    return [batch[rank::ranks] for batch in global_batches(lengths, batch_size, ranks, seed)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 97, 1000])

@@ -15,7 +15,7 @@ import torch
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks.squad.task import SquadOptions
 from jobs.worker.training.batches import SampleList
 from jobs.worker.training.checkpoints import (
     EVERY_SECONDS,
@@ -31,8 +31,7 @@ from jobs.worker.training.checkpoints import (
     require_same,
     save_checkpoint,
 )
-from jobs.worker.training.divergence import DivergenceDetector
-from jobs.worker.training.state import State, TrainingProgress
+from jobs.worker.training.state import DivergenceDetector, State, TrainingProgress
 from tests.fakes import FakeClock
 from tests.jobs.worker.threaded_ranks import run_threaded
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.worker.training.divergence import PATIENCE, DivergenceDetector
+from jobs.worker.training.state import PATIENCE, DivergenceDetector
 
 
 def watched(*losses: float) -> DivergenceDetector:

@@ -17,8 +17,7 @@ from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.process import PLANNED
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.options import SquadOptions
-from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training.batches import SampleList, TrainingRun
 from jobs.worker.training.optimizer_step import count_parts
 from jobs.worker.training.task import Loaded, Samples

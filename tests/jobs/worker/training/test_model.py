@@ -14,8 +14,7 @@ from jobs.worker.runtime.errors import BackendError, ModelError, TrainingError
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Question, all_texts
-from jobs.worker.tasks.squad.options import DEMO
-from jobs.worker.tasks.squad.task import HEAD
+from jobs.worker.tasks.squad.task import DEMO, HEAD
 from jobs.worker.training.model import (
     load_model,
     load_pretrained,

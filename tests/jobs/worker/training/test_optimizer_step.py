@@ -15,19 +15,18 @@ from jobs.worker.fast.compilation import (
     choose_compilation,
     compile_layers,
     count_compiled,
+    draw_seeds,
     find_layers,
     plain_layers,
     why_no_compiler,
 )
-from jobs.worker.fast.dropout import draw_seeds
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.features import build_features
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
-from jobs.worker.tasks.squad.task import HEAD, Squad
+from jobs.worker.tasks.squad.task import DEMO, HEAD, Squad, SquadOptions
 from jobs.worker.training import optimizer_step as step_module
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.worker.tasks.squad.options import DEMO, SAMPLE, SquadOptions
+from jobs.worker.tasks.squad.task import DEMO, SAMPLE, SquadOptions
 
 EVERYTHING = SquadOptions(
     model="-odd name",
@@ -91,8 +91,8 @@ def test_the_demo_trains_from_scratch_on_the_sample() -> None:
 
 
 def test_the_laptop_needs_no_installed_package(node_environ: dict[str, str]) -> None:
-    modules = "worker.bench.options, worker.tasks.squad.options, worker.tasks.squad.dataset"
-    modules += ", worker.runtime.events, worker.runtime.pinning, worker.runtime.stopping"
+    modules = "worker.bench, worker.tasks, worker.tasks.squad.dataset"
+    modules += ", worker.runtime.events, worker.runtime.pinning, worker.runtime.process"
     # -S leaves site-packages out.
     check = f"import {modules}; worker.tasks.squad.dataset.read_dataset({str(SAMPLE)!r})"
     subprocess.run([sys.executable, "-S", "-c", check], env=node_environ, check=True, timeout=60)

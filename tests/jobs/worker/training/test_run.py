@@ -23,11 +23,10 @@ from jobs.worker.runtime.events import Events, parse_event
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.tasks.squad.answers import MAX_ANSWER_TOKENS
 from jobs.worker.tasks.squad.dataset import Question
 from jobs.worker.tasks.squad.features import build_features
-from jobs.worker.tasks.squad.options import DEMO, SAMPLE, SquadOptions
-from jobs.worker.tasks.squad.spans import MAX_ANSWER_TOKENS
-from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.tasks.squad.task import DEMO, SAMPLE, Squad, SquadOptions
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import find_idle
 from jobs.worker.training.task import Loaded

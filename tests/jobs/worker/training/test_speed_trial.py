@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
-from jobs.worker.training.batches import epoch_batches
-from jobs.worker.training.speed_trial import choose_steps, enough_for_trial, plan_measure
+from jobs.worker.tasks.squad.task import DEMO, SquadOptions
+from jobs.worker.training.run import enough_for_trial, plan_measure
+from tests.jobs.worker.training.test_batches import epoch_batches
 from tests.jobs.worker.training.test_run import run_ranks, small
 
 TRIAL = replace(DEMO, batch_size=4, trial_seconds=5)
@@ -19,11 +19,6 @@ TRIAL = replace(DEMO, batch_size=4, trial_seconds=5)
 
 def questions(count: int) -> list[Question]:
     return [Question(str(n), "?", "a b", (Answer("a", 0),)) for n in range(count)]
-
-
-@pytest.mark.parametrize(("one", "steps"), [(0.5, 20), (100.0, 5), (0.0, 2000)])
-def test_trial_steps_fit_into_the_time_within_bounds(one: float, steps: int) -> None:
-    assert choose_steps(10, one) == steps
 
 
 def test_a_trial_reads_part_of_many_questions() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.worker.runtime.events import parse_event
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks.squad.task import SquadOptions
 from tests.jobs.worker.training.test_run import Ended, finish, free_port, run_ranks, small
 
 

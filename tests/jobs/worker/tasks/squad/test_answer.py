@@ -15,7 +15,7 @@ import torch
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.precision import autocast
 from jobs.worker.tasks.predict import predict
-from jobs.worker.tasks.squad.answer import PredictedAnswer, ask
+from jobs.worker.tasks.squad.answers import PredictedAnswer, ask
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.training.batches import ALIGN
 from jobs.worker.training.task import Loaded

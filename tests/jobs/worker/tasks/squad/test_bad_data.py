@@ -18,7 +18,7 @@ from jobs.train.request import check_inputs
 from jobs.worker.data.records import skip_note
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.squad.dataset import Question, read_dataset
-from jobs.worker.tasks.squad.options import DEMO
+from jobs.worker.tasks.squad.task import DEMO
 from tests.jobs.worker.tasks.squad.test_dataset import document, write
 
 Change = Callable[[dict[str, Any]], object]

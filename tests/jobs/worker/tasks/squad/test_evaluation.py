@@ -14,12 +14,10 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.answers import answers, predict, run_windows
+from jobs.worker.tasks.squad.answers import Spans, answers, best_spans, predict, run_windows
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.features import Features, build_features
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
-from jobs.worker.tasks.squad.spans import Spans, best_spans
-from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.tasks.squad.task import DEMO, Squad, SquadOptions
 from jobs.worker.training.evaluation import BATCH_TOKENS, deal_batches, plan_batches
 from jobs.worker.training.options import NO_CACHE
 from jobs.worker.training.task import Loaded

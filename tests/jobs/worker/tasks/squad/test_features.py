@@ -9,7 +9,7 @@ from jobs.worker.data.tokens import read_template
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.tasks.squad.dataset import Answer, Question, all_texts
 from jobs.worker.tasks.squad.features import Feature, build_features
-from jobs.worker.tasks.squad.scoring import normalize
+from jobs.worker.tasks.squad.task import normalize
 from tests.jobs.worker.tokenizer_families import KINDS
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
-from jobs.worker.tasks.squad.scoring import Scores, exact_match, f1, normalize, score
+from jobs.worker.tasks.squad.task import Scores, exact_match, f1, normalize, score
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.worker.data.tokens import Template, Tokens
-from jobs.worker.tasks.squad.features import Encoded, Features, Windows
-from jobs.worker.tasks.squad.spans import (
+from jobs.worker.tasks.squad.answers import (
     MAX_ANSWER_TOKENS,
     Spans,
     best_per_question,
     best_spans,
     best_tokens,
 )
+from jobs.worker.tasks.squad.features import Encoded, Features, Windows
 
 NONE = np.zeros(0, dtype=np.int32)
 

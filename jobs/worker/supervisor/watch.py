@@ -1,0 +1,205 @@
+"""What the supervisor watches: the job's log, its steps, and the nodes that Slurm gives no more jobs.
+
+EC2 takes such a node back, or its disk is full. The nodes' health check, which takes them out of the queue,
+says so in Slurm's reason: ``spot: …`` or ``disk: …``. A node drained for another reason keeps its jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..runtime.events import MARK, PREFIX, parse_event, render_event
+
+ASK_S = 5.0
+WAIT_S = 12.0
+"""After this time, the health check has seen what a rank has seen."""
+_TEXTS = {
+    "spot": "its node, {node}, goes: {text}",
+    "disk": "its node, {node}, has a full disk: {text}",
+}
+_NO_ROOM_BYTES = 1 << 20
+LEAST_S, FACTOR = 180.0, 10.0
+"""A run hangs after this time without a step, or after so many times its longest step so far."""
+# Hydra's words when it can't start its ranks. Under Slurm it may then wait forever [tried: 2021.18].
+_NOT_STARTED = re.compile(
+    rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
+)
+# Hydra's report of a rank that ended by a signal, in two lines.
+_RANK = re.compile(rb"RANK (\d{1,9}) PID \d+ RUNNING AT (\S+)")
+# Its words when the connection to a node breaks, which may be before Slurm notices.
+_LOST = re.compile(rb"Downstream from host (\S+) exited abnormally")
+_KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
+_FULL = b"No space left on device"
+_PREFIX = PREFIX.encode()
+_BLOCK = 1 << 18
+_WORDS = (_PREFIX, b"RANK ", b"exited abnormally", b"KILLED BY SIGNAL")
+
+
+@dataclass
+class StallDetector:
+    """Follows a run's events. Only the phase with steps counts: others, such as saving, print nothing."""
+
+    longest: float = 0.0
+    _since: float | None = None
+    """The last sign of progress in the phase with steps."""
+    _stepping: bool = False
+
+    def see(self, kind: str, name: str, now: float) -> None:
+        """Take an event; ``name`` is that of a phase."""
+        if kind == "phase":
+            # The first step may compile the model: it counts as the longest, and has no bound itself.
+            self._since, self._stepping = (now if name == "train" else None), False
+        elif kind == "step" and self._since is not None:
+            self.longest = max(self.longest, now - self._since)
+            self._since, self._stepping = now, True
+        elif kind == "checkpoint" and self._since is not None:
+            self._since = now
+
+    def stalled(self, now: float) -> float:
+        """Return the seconds without a step if they are too many; else 0."""
+        if self._since is None or not self._stepping:
+            return 0.0
+        silent = now - self._since
+        return silent if silent > max(LEAST_S, FACTOR * self.longest) else 0.0
+
+
+@dataclass
+class LogWatch:
+    """Reads a growing log from where it ends now; keeps the errors that ranks report."""
+
+    path: Path
+    offset: int = 0
+    mark: str = field(default_factory=lambda: os.environ.get(MARK, ""))
+    """The mark of the job's events."""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    failed_at: float | None = None
+    """When the first failure was seen, by the monotonic clock."""
+    start: dict[str, Any] = field(default_factory=dict)
+    """The ranks' own report of where they run."""
+    killed: dict[str, Any] = field(default_factory=dict)
+    """The first rank that mpirun reports as killed, its node, and the signal."""
+    disk_full: bool = False
+    """Whether anything said that it could not write."""
+    lost: tuple[str, ...] = ()
+    """The nodes that mpirun has lost."""
+    steps: StallDetector = field(default_factory=StallDetector)
+    has_begun: bool = False
+    """Whether ranks run: from now on, the log may contain anything that looks like mpirun's words."""
+    _partial: bytes = b""
+
+    @property
+    def ends_amid_line(self) -> bool:
+        """Whether a line was cut off, as by a full disk."""
+        return bool(self._partial)
+
+    def poll(self) -> None:
+        """Read what is new."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            while new := file.read(_BLOCK):
+                self._read(new)
+
+    def _read(self, new: bytes) -> None:
+        self.offset += len(new)
+        self.disk_full = self.disk_full or _FULL in new
+        whole, end, self._partial = (self._partial + new).rpartition(b"\n")
+        # All together: a program may print millions of lines per second.
+        is_ours = not self.has_begun or any(word in whole for word in _WORDS)
+        for line in whole.split(b"\n") if end and is_ours else ():
+            text = line.decode(errors="replace") if _PREFIX in line else ""
+            if event := parse_event(text, self.mark):
+                self._take(event)
+            else:
+                self._take_report(line)
+
+    def _take_report(self, line: bytes) -> None:
+        if not self.has_begun and _NOT_STARTED.search(line):
+            self._note_failure()
+        if lost := _LOST.search(line):
+            self.lost += (lost[1].decode(errors="replace"),)
+        if "signal" in self.killed:
+            return
+        if rank := _RANK.search(line):
+            self.killed = {"rank": int(rank[1]), "node": rank[2].decode(errors="replace")}
+        elif self.killed and (signal_ := _KILLED.search(line)):
+            self.killed["signal"] = signal_[1].decode(errors="replace")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "error":
+            self.errors.append(event)
+            self._note_failure()
+        elif kind == "start":
+            self.start = event
+        self.has_begun = self.has_begun or kind in ("start", "running")
+        self.steps.see(kind, str(event.get("name", "")), time.monotonic())
+
+    def _note_failure(self) -> None:
+        self.failed_at = self.failed_at or time.monotonic()
+
+
+def parse_notices(text: str) -> dict[str, str]:
+    """Return the reasons of the nodes in sinfo's lines, without other reasons. Pure."""
+    rows = (line.split("|", 1) for line in text.splitlines() if "|" in line)
+    return {node: reason for node, reason in rows if reason.partition(":")[0] in _TEXTS}
+
+
+def describe_notice(
+    notices: Mapping[str, str], nodes: Sequence[str], ranks_per_node: int
+) -> dict[str, Any]:
+    """Return the first of a job's nodes that leaves as the error of its first rank; {} for none. Pure."""
+    node = next((name for name in nodes if name in notices), None)
+    if node is None:
+        return {}
+    kind, _, text = notices[node].partition(": ")
+    rank, message = nodes.index(node) * ranks_per_node, _TEXTS[kind].format(node=node, text=text)
+    return {"rank": rank, "host": node, "message": message, "lost_peer": True}
+
+
+def has_no_room(folder: str = ".") -> bool:
+    """Return whether the disk of a folder is full."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < _NO_ROOM_BYTES
+
+
+@dataclass
+class NoticeWatch:
+    """Asks Slurm every few seconds, in a thread: it may take long to answer."""
+
+    ask: Callable[[], str]
+    """Returns sinfo's lines."""
+    found: dict[str, str] = field(default_factory=dict)
+    """The reasons of the nodes that leave, of the whole cluster."""
+    _asked: threading.Condition = field(default_factory=threading.Condition)
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def wait(self, nodes: Sequence[str], seconds: float) -> None:
+        """Wait for a notice about one of these nodes."""
+        with self._asked:
+            self._asked.wait_for(lambda: any(name in self.found for name in nodes), seconds)
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while True:
+            found = parse_notices(self.ask())
+            with self._asked:
+                self.found = found
+                self._asked.notify_all()
+            pause.wait(ASK_S)
+
+
+def announce(*, amid_line: bool = False, **fields: object) -> None:
+    """Print an event to the job's log, as a rank does; ``amid_line``, on a separate line."""
+    # The log's disk may be full.
+    with suppress(OSError):
+        print("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")), flush=True)

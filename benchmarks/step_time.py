@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from benchmarks.common import finish
-from jobs.experiments.published import EPOCH_S, FLOWS_GBIT_S, compare_with_published
+from jobs.experiments.step_model import EPOCH_S, FLOWS_GBIT_S, compare_with_published
 
 _NOT_EXPLAINED = (
     "which flow it was: the article does not say whether the nodes shared a placement group",

@@ -35,16 +35,15 @@ from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_sn
 from jobs.cli import main
 from jobs.cli.bench import render
 from jobs.cli.job_display import render_result
-from jobs.experiments.bench import read_last_speeds
-from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed
+from jobs.experiments.bench import AllReduce, BenchResult, NodeSpeed, read_last_speeds
 from jobs.launchers.files import fetch
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.record import read_job_id, read_record
 from jobs.reference import plan as reference
-from jobs.reference.presets import PRESETS
+from jobs.reference.plan import PRESETS
+from jobs.top.live import read_recording
 from jobs.top.prometheus import render_prometheus
-from jobs.top.recording import read_recording
 from jobs.top.screen import render as render_screen
 from jobs.train import predict as asking
 from jobs.train.predict import read_context

@@ -26,10 +26,9 @@ from jobs.cli.chosen_job import (
 )
 from jobs.cli.job_display import JobDisplay, render_end
 from jobs.cli.when_done import add_end_options, with_ends
-from jobs.launchers.job_state import JobEnd
-from jobs.launchers.kubernetes.errors import KubernetesError
+from jobs.launchers.kubernetes.api import KubernetesError
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
-from jobs.launchers.launcher import JobSummary, Launcher, choose_active, choose_several
+from jobs.launchers.launcher import JobEnd, JobSummary, Launcher, choose_active, choose_several
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
 from jobs.launchers.queue.session import attach

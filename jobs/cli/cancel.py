@@ -12,9 +12,8 @@ from cluster.console.parser import SubParsers, add_command, add_yes_option
 from infra.errors import UsageError
 from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.cli.job_display import JobDisplay
-from jobs.launchers.job_state import DELETED, RUNNING
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
-from jobs.launchers.launcher import JobSummary, Launcher, choose_several
+from jobs.launchers.launcher import DELETED, RUNNING, JobSummary, Launcher, choose_several
 from jobs.train.train import resume_command, task_of
 
 _EXAMPLES = """\

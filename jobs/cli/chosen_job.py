@@ -172,7 +172,7 @@ def open_kubernetes(access: KubernetesAccess, args: argparse.Namespace) -> Kuber
 def open_api(access: KubernetesAccess | argparse.Namespace) -> KubernetesApi:
     """Return the API of the chosen cluster. Raises :class:`UsageError` without the client library."""
     try:
-        found: KubernetesApi = import_module("jobs.launchers.kubernetes.kubeconfig").connect(
+        found: KubernetesApi = import_module("jobs.launchers.kubernetes.api").connect(
             access.kubeconfig, access.context, access.namespace
         )
     except ModuleNotFoundError as error:

@@ -19,8 +19,7 @@ from jobs.cli.chosen_job import (
     object_name,
     open_launcher,
 )
-from jobs.launchers.job_state import RUNNING
-from jobs.launchers.launcher import choose_job
+from jobs.launchers.launcher import RUNNING, choose_job
 from jobs.train.push import push_results
 from jobs.train.request import check_writable, expand_home
 

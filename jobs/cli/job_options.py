@@ -14,12 +14,12 @@ from cluster.console.output import emit
 from cluster.console.parser import Parser, SubParsers, add_command, positive_int
 from infra.errors import UsageError
 from jobs.cli.when_done import add_end_options, with_ends
-from jobs.launchers.job_state import QUEUED
-from jobs.launchers.node_shape import NodeShape
+from jobs.launchers.launcher import QUEUED
+from jobs.launchers.placement import NodeShape
 from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launchers.queue.job_output import how_to_come_back
 from jobs.launchers.queue.session import DetachedError
-from jobs.reference.presets import PRESETS
+from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, flag

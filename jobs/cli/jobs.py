@@ -13,8 +13,7 @@ from cluster.job_queue import describe_reason
 from cluster.local_files import utc_now
 from infra.words import counted
 from jobs.cli.chosen_job import add_job_options, open_launcher
-from jobs.launchers.job_state import QUEUED, REQUEUED, RUNNING
-from jobs.launchers.launcher import JobSummary, Launcher, choose_job
+from jobs.launchers.launcher import QUEUED, REQUEUED, RUNNING, JobSummary, Launcher, choose_job
 from jobs.worker.supervisor.attempt import FAILED
 
 _NEWEST = 10

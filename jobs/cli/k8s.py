@@ -24,17 +24,14 @@ from jobs.cli.chosen_job import (
 from jobs.cli.job_display import render_end
 from jobs.cli.job_options import add_tasks
 from jobs.cli.pod_options import add_pod_options, build_rendered
-from jobs.launchers.job_state import QUEUED
-from jobs.launchers.kubernetes.errors import ConflictError
-from jobs.launchers.kubernetes.job_files import Rendered
-from jobs.launchers.kubernetes.jobs import require_kinds
-from jobs.launchers.kubernetes.kinds import JOB_KINDS, JobKind
+from jobs.launchers.kubernetes.api import ConflictError
+from jobs.launchers.kubernetes.jobs import refuse, require_kinds
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
-from jobs.launchers.kubernetes.manifests import Manifest
+from jobs.launchers.kubernetes.manifests import Manifest, Rendered
 from jobs.launchers.kubernetes.preflight import Preflight, find_missing_rights
-from jobs.launchers.kubernetes.problems import refuse
-from jobs.launchers.kubernetes.request import CLAIM_PATH
+from jobs.launchers.kubernetes.request import CLAIM_PATH, JOB_KINDS, JobKind
 from jobs.launchers.kubernetes.resources import core_path
+from jobs.launchers.launcher import QUEUED
 
 if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi

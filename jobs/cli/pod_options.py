@@ -15,13 +15,11 @@ from jobs.cli.job_options import (
     read_shape,
     refuse_own_settings,
 )
-from jobs.launchers.forms import check_forms
-from jobs.launchers.kubernetes.job_files import Rendered, render
-from jobs.launchers.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
-from jobs.launchers.kubernetes.manifests import HUB_TOKEN
-from jobs.launchers.kubernetes.request import CLAIM_PATH, Claim, PodOptions
+from jobs.launchers.kubernetes.manifests import HUB_TOKEN, Rendered, render
+from jobs.launchers.kubernetes.request import CLAIM_PATH, JOB_KINDS, TRAIN_JOB, Claim, PodOptions
+from jobs.launchers.launcher import check_forms
 from jobs.launchers.plan import PlacementOptions, new_job_id
-from jobs.reference.presets import PRESETS
+from jobs.reference.plan import PRESETS
 from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
 from provision.stacks.load import DEFAULT_STACK, load_stack
 

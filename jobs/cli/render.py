@@ -20,11 +20,11 @@ from jobs.cli.job_options import (
     read_shape,
 )
 from jobs.cli.pod_options import add_pod_options, build_rendered
-from jobs.launchers.kubernetes.job_files import Rendered
+from jobs.launchers.kubernetes.manifests import Rendered
 from jobs.launchers.mpirun import warn_ignored
 from jobs.launchers.plan import PlacementOptions, new_job_id
 from jobs.launchers.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
-from jobs.reference.presets import PRESETS
+from jobs.reference.plan import PRESETS
 from jobs.train.elsewhere import plan_for_script
 from jobs.train.request import TrainRequest, check_inputs, check_writable, expand_home
 from provision.stacks.load import DEFAULT_STACK, load_stack

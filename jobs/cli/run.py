@@ -23,8 +23,7 @@ from jobs.cli.job_options import (
 )
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord
-from jobs.program.files import collect_files
-from jobs.program.plan import ProgramRequest, check_variables, plan_program
+from jobs.program.plan import ProgramRequest, check_variables, collect_files, plan_program
 from jobs.train.request import check_results
 
 _EXAMPLES = """\

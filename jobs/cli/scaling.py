@@ -24,7 +24,6 @@ from jobs.cli.job_options import (
     read_options,
     results_folder,
 )
-from jobs.experiments.published import SQUAD_FEATURES, published_speedups
 from jobs.experiments.scaling import (
     ScalingRequest,
     ScalingRow,
@@ -32,7 +31,7 @@ from jobs.experiments.scaling import (
     batch_per_rank,
     scaling,
 )
-from jobs.experiments.step_model import StepModel
+from jobs.experiments.step_model import SQUAD_FEATURES, StepModel, published_speedups
 from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs, check_results
 

@@ -17,9 +17,8 @@ from cluster.console.parser import SubParsers, add_command
 from cluster.overview import look_up_prices
 from jobs.cli.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
-from jobs.top.live import Source, show_live
+from jobs.top.live import Recording, Source, show_live
 from jobs.top.prometheus import render_prometheus
-from jobs.top.recording import Recording
 from jobs.top.screen import render
 from jobs.top.snapshot import SLOWER, Snapshot
 

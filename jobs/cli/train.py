@@ -28,8 +28,7 @@ from jobs.cli.job_options import (
 )
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import read_job_id
-from jobs.reference.plan import ReferenceRequest, check_script, train_reference
-from jobs.reference.presets import PRESETS
+from jobs.reference.plan import PRESETS, ReferenceRequest, check_script, train_reference
 from jobs.train.request import (
     TrainRequest,
     check_inputs,

@@ -22,8 +22,15 @@ from jobs.cli.job_options import (
     numbers,
     read_options,
 )
-from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, as_row, estimate_minutes
-from jobs.experiments.tune import TuneRequest, tune
+from jobs.experiments.tune import (
+    Trial,
+    TrialGrid,
+    TrialResult,
+    TuneRequest,
+    as_row,
+    estimate_minutes,
+    tune,
+)
 from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.tuned import TuningResult

@@ -22,7 +22,7 @@ from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import DeadlineError, JobError, SprError, UsageError
 from infra.wait import wait_until
 from infra.words import counted
-from jobs.launchers.job_state import Outcome
+from jobs.launchers.launcher import Outcome
 from jobs.launchers.queue.session import JobContext
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED

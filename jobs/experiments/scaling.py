@@ -11,10 +11,14 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.experiments.published import SQUAD_FEATURES, published_speedups
-from jobs.experiments.step_model import StepModelFit, StepTiming, fit_step_model
-from jobs.experiments.trial_grid import TrialResult
-from jobs.experiments.trials import TrialSeries, all_failed, open_trials
+from jobs.experiments.step_model import (
+    SQUAD_FEATURES,
+    StepModelFit,
+    StepTiming,
+    fit_step_model,
+    published_speedups,
+)
+from jobs.experiments.tune import TrialResult, TrialSeries, all_failed, open_trials
 from jobs.launchers.files import save_on_head
 from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.queue.session import JobContext, JobSession

@@ -1,16 +1,219 @@
-"""``tune``: short trials of a training job; the fastest placement is kept for later jobs."""
+"""The grid of trials that `tune` runs, and the choice of the fastest. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from infra.ec2.tags import render_time
-from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, choose_best, plan_trials
-from jobs.experiments.trials import TrialSeries, all_failed, open_trials
-from jobs.launchers.queue.session import JobContext, JobSession
+from infra.errors import JobError, UsageError
+from jobs.launchers.launcher import CANCELLED
+from jobs.launchers.placement import even_splits, no_ccl_workers
+from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.launchers.queue.job_output import Event, explain
+from jobs.launchers.queue.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest, require_able_stack
+from jobs.train.train import plan_training
 from jobs.train.tuned import TuningResult, save_tuned, tuning_key
+from jobs.worker.supervisor.attempt import SUCCEEDED
+from jobs.worker.training.options import TrainOptions
+from provision.facts import HostFacts
+
+MAX_TRIALS = 64
+START_UP_S = 30
+"""Approximate start-up of a trial: ranks start, load the model, and read the data."""
+
+
+@dataclass(frozen=True)
+class TrialGrid:
+    """What to vary; ``None`` uses what suits the nodes. ``batch_sizes`` are per rank."""
+
+    ppn: tuple[int, ...] | None
+    ccl_workers: tuple[int, ...] | None
+    batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One placement and batch size of the ranks; ``ccl_workers`` is 0 without oneCCL."""
+
+    nproc_per_node: int
+    ccl_workers: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        workers = f", {self.ccl_workers} oneCCL workers" if self.ccl_workers else ""
+        return f"{self.nproc_per_node} per node{workers}, batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The speed of a trial: features per second of all ranks and seconds per step, or why it failed.
+
+    ``nproc_per_node`` is the number of ranks per node, ``threads`` that of a rank's computing threads,
+    ``gradient_bytes`` what a rank exchanges per step.
+    """
+
+    nproc_per_node: int | None = None
+    threads: int | None = None
+    samples_per_second: float | None = None
+    step_s: float | None = None
+    gradient_bytes: int = 0
+    failure: str = ""
+
+
+def plan_trials(grid: TrialGrid, facts: Iterable[HostFacts], backend: str) -> tuple[Trial, ...]:
+    """Return every combination, the nodes' default first.
+
+    Raises :class:`UsageError` for more than :data:`MAX_TRIALS`, and for workers without oneCCL.
+    """
+    workers = _workers(grid, backend)
+    trials = tuple(
+        Trial(ppn, count, batch)
+        for ppn in grid.ppn or suggest_ppn(facts, min(workers))
+        for count in workers
+        for batch in grid.batch_sizes
+    )
+    if len(trials) > MAX_TRIALS:
+        raise UsageError(
+            f"{len(trials)} trials: expected at most {MAX_TRIALS}",
+            hint="give shorter lists: the trials are all combinations of them",
+        )
+    return trials
+
+
+def _workers(grid: TrialGrid, backend: str) -> tuple[int, ...]:
+    if backend == "ccl":
+        return grid.ccl_workers or (1, 2)
+    if grid.ccl_workers:
+        raise no_ccl_workers(backend)
+    return (0,)
+
+
+def suggest_ppn(facts: Iterable[HostFacts], workers: int) -> tuple[int, ...]:
+    """Return ranks per node to try: one per NUMA node (the default), one in all, two and four per NUMA node.
+
+    Only numbers that divide every node's cores evenly and leave a core to compute.
+    """
+    nodes = list(facts)
+    numa = min(len(fact.numa_nodes) for fact in nodes)
+    fitting = set.intersection(*(set(even_splits(fact)) for fact in nodes))
+    cores = min(len(fact.physical_cores) for fact in nodes)
+    candidates = dict.fromkeys((numa, 1, 2 * numa, 4 * numa))
+    return tuple(n for n in candidates if n in fitting and cores // n > workers) or (1,)
+
+
+def estimate_minutes(trials: int, seconds: float) -> float:
+    """Return about how long the trials take, including start-up."""
+    return trials * (seconds + START_UP_S) / 60
+
+
+def choose_best(results: Mapping[Trial, TrialResult]) -> Trial | None:
+    """Return the fastest trial, the first of equal ones; ``None`` if all failed."""
+    speeds = {
+        t: r.samples_per_second for t, r in results.items() if r.samples_per_second is not None
+    }
+    return max(speeds, key=lambda trial: speeds[trial], default=None)
+
+
+def as_row(trial: Trial, result: TrialResult) -> Mapping[str, object]:
+    """Return a trial and its result for ``--json``."""
+    return {
+        "ppn": trial.nproc_per_node,
+        "ccl_workers": trial.ccl_workers,
+        "threads": result.threads,
+        "batch_size": trial.batch_size,
+        "samples_per_second": result.samples_per_second,
+        "failure": result.failure,
+    }
+
+
+@dataclass(frozen=True)
+class TrialSeries:
+    """Trials of one training job, which share a session and the files on the nodes."""
+
+    session: JobSession
+    training: TrainRequest
+    seconds: int
+
+    def run(
+        self,
+        options: TrainOptions,
+        placement: PlacementOptions,
+        title: str,
+        nodes: int | None = None,
+    ) -> TrialResult:
+        """Run one trial on ``nodes`` nodes. A failure is a result, too.
+
+        Raises :class:`JobError` if the trial was cancelled: that ends the series.
+        """
+        progress = self.session.context.progress
+        with progress.phase(title):
+            request = replace(
+                self.training,
+                options=replace(options, trial_seconds=self.seconds),
+                placement=placement,
+                nodes=nodes or self.training.nodes,
+            )
+            done = self._run(request)
+            speed = done.samples_per_second
+            progress.note(f"failed: {done.failure}" if speed is None else f"{speed:.1f} samples/s")
+            return done
+
+    def _run(self, request: TrainRequest) -> TrialResult:
+        plan = replace(plan_training(request, self.session.context.stack), results=None)
+        try:
+            placed = self.session.plan_placement(plan.placement, plan.backend)
+        except UsageError as error:
+            return TrialResult(failure=error.message)
+        plan = replace(plan, resume_command=())
+        record = self.session.submit(plan, placed)
+        result = self.session.follow(plan, record, quiet=True)
+        if result.end.state == CANCELLED:
+            raise JobError(f"job {result.record.job} was cancelled")
+        done = TrialResult(placed.nproc_per_node, placed.omp_threads)
+        trial = result.last_event("trial")
+        if result.end.state != SUCCEEDED or trial is None:
+            return replace(done, failure=explain(result.end, result.output, "").message)
+        return replace(
+            done,
+            samples_per_second=float(trial["samples_per_second"]),
+            step_s=float(trial["seconds"]) / max(int(trial["steps"]), 1),
+            gradient_bytes=int(trial["gradient_bytes"]),
+        )
+
+
+def open_trials(
+    context: JobContext,
+    kind: str,
+    training: TrainRequest,
+    seconds: int,
+    check: Callable[[JobSession], None],
+) -> TrialSeries:
+    """Check the cluster and place the files of a series of trials.
+
+    ``check`` receives the session before anything is sent, and may raise.
+    """
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "phase":
+            context.progress.note(event["name"])
+
+    job_id = new_job_id(kind, context.now)
+    with context.progress.phase(f"Prepare {job_id}"):
+        session = open_session(replace(context, on_event=on_event), job_id)
+        session.facts()
+        check(session)
+        session.place(replace(plan_training(training, context.stack), resume_command=()))
+    return TrialSeries(session, training, seconds)
+
+
+def all_failed(session: JobSession, failures: list[str]) -> JobError:
+    """Return the error for a series in which every trial failed; equal failures appear once."""
+    return JobError(
+        f"every trial failed: {'; '.join(dict.fromkeys(failures))}",
+        hint=f"the last log is {session.paths.log} on node0",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,40 @@
-"""Placement: ranks, threads, and CPUs of each node, planned from what the nodes are. Pure."""
+"""A node's cores divided among its ranks, for nodes that are planned from here. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
-from jobs.launchers.cores import core_groups, require_even_groups
 from jobs.launchers.plan import PlacementOptions
-from jobs.worker.runtime.cores import CoreShare, share_cores
-from provision.facts import HostFacts
+from jobs.worker.runtime.cores import CoreShare, divide, group_by_node, share_cores
+from provision.facts import Cpu, HostFacts
+
+
+def core_groups(facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
+    """Divide the node's physical cores into ``ranks`` equal groups; empty if impossible."""
+    return divide(facts.physical_cores, ranks)
+
+
+def even_splits(facts: HostFacts) -> tuple[int, ...]:
+    """Return the numbers of ranks that divide the node's cores evenly."""
+    return tuple(n for n in range(1, len(facts.physical_cores) + 1) if core_groups(facts, n))
+
+
+def require_even_groups(name: str, facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
+    """Return :func:`core_groups`. Raises :class:`UsageError` with the numbers of ranks that work."""
+    groups = core_groups(facts, ranks)
+    if not groups:
+        sizes = " and ".join(str(len(cores)) for cores in group_by_node(facts.physical_cores))
+        raise UsageError(
+            f"--ppn {ranks}: the cores of {name} (by NUMA node: {sizes}) can't be divided evenly "
+            f"among {ranks} ranks",
+            hint=f"use one of: {', '.join(map(str, even_splits(facts)))}",
+        )
+    return groups
+
 
 T = TypeVar("T")
 
@@ -163,3 +186,65 @@ def _common(what: str, by_node: Mapping[str, T]) -> T:
         found = ", ".join(f"{name}: {value}" for name, value in by_node.items())
         raise SprError(f"the nodes differ in their {what}: {found}")
     return values.pop()
+
+
+_NODE = "a node"
+_MOST = {"cores": 4096, "memory_gib": 1 << 20, "numa": 64, "threads_per_core": 8}
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """A node of the cluster. The default is an r7iz.metal-16xl, the published recipe's machine."""
+
+    cores: int = 32
+    """Physical ones, of the whole node."""
+    memory_gib: int = 512
+    numa: int = 1
+    threads_per_core: int = 2
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            flag, value = f"--{name.removesuffix('_gib').replace('_', '-')}", getattr(self, name)
+            least = 2 if name == "memory_gib" else 1
+            if not least <= value <= most:
+                raise UsageError(f"{flag} {value} is out of range: {least} to {most}")
+        if self.cores % self.numa:
+            raise UsageError(f"--cores {self.cores}: not a multiple of --numa {self.numa}")
+
+
+class Preload(NamedTuple):
+    """Libraries that every rank preloads, by their paths on the node."""
+
+    tcmalloc: str | None = None
+    iomp5: str | None = None
+
+
+def place_on(
+    shape: NodeShape, usable: int, options: PlacementOptions, backend: str, preload: Preload
+) -> Placement:
+    """Return the placement of ranks on a node, of whose NUMA nodes each has so many ``usable`` cores."""
+    facts = _describe(shape, usable, preload)
+    return plan_placement({_NODE: facts}, {_NODE: ""}, options, backend)
+
+
+def _describe(shape: NodeShape, usable: int, preload: Preload) -> HostFacts:
+    each = shape.cores // shape.numa
+    cpus = tuple(
+        Cpu(node * each + core, node * each + core, node, node)
+        for node in range(shape.numa)
+        for core in range(usable)
+    )
+    return HostFacts(
+        hostname=_NODE,
+        kernel="",
+        model="",
+        amx=frozenset(),
+        tile_data="",
+        cpus=cpus,
+        memory_total=shape.memory_gib << 20,
+        # The ranks use the interface of their host's name, so none needs to be named.
+        interfaces={"": ""},
+        tcmalloc=preload.tcmalloc,
+        iomp5=preload.iomp5,
+        host_key="",
+    )

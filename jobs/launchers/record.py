@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 
 from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_object, read_text
-from jobs.launchers.job_state import JobEnd, parse_end
+from jobs.launchers.launcher import JobEnd, parse_end
 from jobs.launchers.placement import Placement
 from jobs.launchers.plan import RECORD, JobPaths, PlacementOptions
 from provision.host import Host

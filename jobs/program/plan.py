@@ -1,18 +1,130 @@
-"""``run``: any program on the nodes of a cluster, placed like a training job."""
+"""A program's files: its script and what ``--files`` names, checked before they are sent."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.files import check_file
+from infra.words import counted, format_size
 from jobs.launchers.plan import JobPlan, PlacementOptions
-from jobs.program.files import ProgramFiles
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
+
+MAX_BYTES = 256 << 20
+"""Largest total without ``--large-files``: minutes over a laptop's connection."""
+_LEFT_OUT = frozenset(
+    {".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+)
+_SHELLS = frozenset({"python", "python3", "bash", "sh"})
+
+
+@dataclass(frozen=True)
+class ProgramFiles:
+    """Files by name, relative to the folder in which the program starts."""
+
+    files: Mapping[str, Path]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(path.stat().st_size for path in self.files.values())
+
+    def __str__(self) -> str:
+        return f"{counted(len(self.files), 'file')}, {format_size(self.size)}"
+
+
+def collect_files(
+    command: Sequence[str], named: Iterable[str], folder: Path, *, large: bool = False
+) -> ProgramFiles:
+    """Return the command's script and the files and folders in ``named``.
+
+    A path inside ``folder`` keeps its relative path on the nodes; any other keeps only its last part.
+    Raises :class:`UsageError` if a file is missing, if two have one name, and, unless ``large``, if
+    they exceed :data:`MAX_BYTES`.
+    """
+    found: dict[str, Path] = {}
+    script = find_script(command, folder)
+    for given in dict.fromkeys([*([script] if script else []), *named]):
+        for name, path in _expand(given, folder):
+            if found.setdefault(name, path) != path:
+                raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
+    files = ProgramFiles(found)
+    if files.size > MAX_BYTES and not large:
+        raise _too_large(files)
+    return files
+
+
+def find_script(command: Sequence[str], folder: Path) -> str | None:
+    """Return the first word that names a file here. Raises :class:`UsageError` if a script is missing.
+
+    An absolute path, such as ``/usr/bin/env``, is on the nodes.
+    """
+    for word in command:
+        if not word.startswith(("/", "-")) and (folder / word).is_file():
+            _require_inside(word, folder)
+            return word
+    program, *rest = command
+    first = rest[0] if rest else ""
+    meant = Path(program).name in _SHELLS and first.endswith((".py", ".sh"))
+    missing = program if program.startswith("./") else first if meant else None
+    if missing is not None and not missing.startswith("/"):
+        raise UsageError(
+            f"{missing}: no such file in {folder}",
+            hint="the command's script must be in the working folder",
+        )
+    return None
+
+
+def _absolute(path: Path) -> Path:
+    """Return the path without ``..``; a link keeps its own name, which the command uses."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib's keeps the dots
+
+
+def _require_inside(script: str, folder: Path) -> None:
+    if not _absolute(folder / script).is_relative_to(_absolute(folder)):
+        raise UsageError(
+            f"{script} is outside the working folder {folder}",
+            hint="run the command from a folder that contains the script and its files",
+        )
+
+
+def _expand(given: str, folder: Path) -> Iterable[tuple[str, Path]]:
+    root = _absolute(folder / os.path.expanduser(given))  # noqa: PTH111 - pathlib's fails for unknown users
+    if not root.exists():
+        raise UsageError(f"--files {given}: no such file or folder")
+    check_file(root)
+    base = _absolute(folder)
+    place = root.relative_to(base) if root.is_relative_to(base) else Path(root.name)
+    if root.is_file():
+        yield place.as_posix(), root.resolve()
+        return
+    for below, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        for name in sorted(names):
+            file = Path(below, name)
+            if file.is_file():
+                yield (place / file.relative_to(root)).as_posix(), file.resolve()
+
+
+def _too_large(files: ProgramFiles) -> UsageError:
+    parts: dict[str, int] = {}
+    for name, path in files.files.items():
+        top = name.partition("/")[0]
+        parts[top] = parts.get(top, 0) + path.stat().st_size
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    sizes = ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
+    return UsageError(
+        f"{files} for every node exceed {format_size(MAX_BYTES)}; the largest: {sizes}",
+        hint="name fewer with --files, or send them with --large-files",
+    )
+
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
 # Set by the placement and the launcher.

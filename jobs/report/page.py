@@ -7,11 +7,9 @@ from html import escape
 from pathlib import Path
 
 from infra.errors import UsageError
-from jobs.report.charts import BarChart, LineChart
-from jobs.report.contents import Report, Section, Table, Tile
-from jobs.report.figures import published_costs
-from jobs.report.formatting import format_duration, format_usd
-from jobs.report.svg import render_svg
+from jobs.report.charts import BarChart, LineChart, render_svg
+from jobs.report.figures import format_duration, format_usd, published_costs
+from jobs.report.sections import Report, Section, Table, Tile
 
 PAGE = "report.html"
 _STYLE = Path(__file__).with_name("style.css")

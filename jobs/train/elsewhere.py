@@ -11,10 +11,8 @@ from infra.errors import UsageError
 from jobs.launchers.kubernetes.image import sample_in_image
 from jobs.launchers.kubernetes.request import CLAIM_PATH, PodOptions
 from jobs.launchers.plan import JobPlan, PlacementOptions
-from jobs.program.files import ProgramFiles
-from jobs.program.plan import ProgramRequest, plan_program
-from jobs.reference.plan import OUTPUT, SCRIPT, locate_script, reference_argv
-from jobs.reference.presets import Preset
+from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
+from jobs.reference.plan import OUTPUT, SCRIPT, Preset, locate_script, reference_argv
 from jobs.train.request import (
     TrainRequest,
     local_data,

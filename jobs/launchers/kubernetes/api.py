@@ -1,28 +1,108 @@
-"""The one door to a cluster's API, through the official client: every request passes :meth:`_open`."""
+"""Failures of calls to a Kubernetes cluster's API."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from logging.handlers import BufferingHandler
+from pathlib import Path
 from typing import Any
 
-from kubernetes.client import ApiClient
+import yaml
+from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
-from urllib3.exceptions import HTTPError, ReadTimeoutError
-
-from infra.wait import Clock, SystemClock
-from jobs.launchers.kubernetes.errors import (
-    BY_STATUS,
-    ForbiddenError,
-    KubernetesError,
-    NotFoundError,
+from kubernetes.config import ConfigException
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+from kubernetes.stream.ws_client import (
+    ERROR_CHANNEL,
+    STDERR_CHANNEL,
+    STDOUT_CHANNEL,
+    V4_CHANNEL_PROTOCOL,
+    create_websocket,
+    get_websocket_url,
 )
-from jobs.launchers.kubernetes.exec_stream import run_in_pod
+from urllib3.exceptions import HTTPError, ReadTimeoutError
+from websocket import ABNF, WebSocket, WebSocketException
+
+from infra.errors import SprError, UsageError
+from infra.wait import Clock, SystemClock
 from jobs.launchers.kubernetes.manifests import Manifest
 from jobs.launchers.kubernetes.resources import dig_list
+
+
+class KubernetesError(SprError):
+    """A call to the cluster failed. ``status`` is HTTP's; 0 means that there was no answer."""
+
+    def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class ForbiddenError(KubernetesError):
+    """Status 403: the user's role does not allow the call, or a quota is used up."""
+
+
+class NotFoundError(KubernetesError):
+    """Status 404: there is no such object, or no such type of object."""
+
+
+class ConflictError(KubernetesError):
+    """Status 409: an object with this name exists."""
+
+
+BY_STATUS = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}
+
+
+_SILENCE_S = 60.0
+
+
+def run_in_pod(client: ApiClient, path: str, query: list[tuple[str, str]]) -> Iterator[bytes]:
+    """Run a command, and yield what it prints. Raises :class:`KubernetesError` unless it succeeds."""
+    headers: dict[str, str] = {}
+    client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+    headers["sec-websocket-protocol"] = V4_CHANNEL_PROTOCOL
+    url = get_websocket_url(client.configuration.host + path, query)
+    try:
+        socket = create_websocket(client.configuration, url, headers)
+    except (WebSocketException, OSError) as error:
+        raise KubernetesError(f"no command can be run in the pod: {error}") from error
+    socket.settimeout(_SILENCE_S)
+    try:
+        yield from _read_stdout(socket)
+    except (WebSocketException, OSError, ValueError) as error:
+        raise KubernetesError(f"the connection to the pod broke off: {error}") from error
+    finally:
+        socket.close()
+
+
+def _read_stdout(socket: WebSocket) -> Iterator[bytes]:
+    errors = b""
+    while True:
+        code, frame = socket.recv_data_frame(True)
+        if code == ABNF.OPCODE_CLOSE:
+            raise KubernetesError("the connection to the pod broke off")
+        channel, data = frame.data[0:1], frame.data[1:]
+        if channel == bytes([STDOUT_CHANNEL]) and data:
+            yield data
+        elif channel == bytes([STDERR_CHANNEL]):
+            errors += data
+        elif channel == bytes([ERROR_CHANNEL]):
+            # It comes last, so all output has arrived.
+            _require_success(json.loads(data), errors)
+            return
+
+
+def _require_success(status: dict[str, Any], errors: bytes) -> None:
+    if status.get("status") != "Success":
+        text = " ".join(errors.decode(errors="replace").split()) or str(status.get("message"))
+        # A status makes it final: the command ran, and would fail again.
+        raise KubernetesError(f"in the pod: {text}", status=int(status.get("code") or 500))
+
 
 _TIMEOUT_S = (10.0, 60.0)
 # Reading or deleting again does no harm; anything else is sent once.
@@ -175,3 +255,70 @@ def _message(body: bytes) -> str:
         return " ".join(str(json.loads(body)["message"]).split())
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+_DEFAULT = "~/.kube/config"
+# What the client raises for a file with another content.
+_DAMAGE = (ConfigException, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> KubernetesApi:
+    """Return the API of a context, by default the current one. It sends nothing.
+
+    Raises :class:`UsageError` for a kubeconfig that is missing or damaged, and for a credentials plugin
+    that fails.
+    """
+    path = kubeconfig or os.environ.get("KUBECONFIG") or _DEFAULT
+    files = [Path(each).expanduser() for each in path.split(os.pathsep) if each]
+    if not any(file.is_file() for file in files):
+        raise UsageError(
+            f"no kubeconfig: {path} doesn't exist",
+            hint="your cluster's provider makes one; name it with --kubeconfig or KUBECONFIG",
+        )
+    configuration = Configuration()
+    # urllib3 would repeat requests that are not ours to repeat.
+    configuration.retries = False
+    with _errors_of_plugins() as errors:
+        found = _load(path, context, configuration)
+    if errors:
+        reason = " ".join(errors[0].getMessage().split())
+        raise UsageError(
+            f"context {found['name']}: its credentials plugin failed: {reason}",
+            hint="log in to the cluster again",
+        )
+    chosen = namespace or (found.get("context") or {}).get("namespace") or "default"
+    return KubernetesApi(ApiClient(configuration), str(found["name"]), str(chosen))
+
+
+def _load(path: str, context: str | None, configuration: Configuration) -> Any:
+    """Fill the client's configuration; return the context."""
+    try:
+        merged = KubeConfigMerger(path)
+        known = [each["name"] for each in merged.config.value["contexts"]]
+        if context and context not in known:
+            hint = f"it has {', '.join(map(str, known)) or 'none'}"
+            raise UsageError(f"--context {context}: {path} has no such context", hint=hint)
+        loader = KubeConfigLoader(
+            merged.config, context, config_base_path=None, config_persister=merged.save_changes
+        )
+        loader.load_and_set(configuration)
+        if not loader.current_context["context"].get("cluster"):
+            raise ConfigException("the context names no cluster")
+        return loader.current_context
+    except _DAMAGE as error:
+        raise UsageError(
+            f"{path}: {' '.join(str(error).split()) or type(error).__name__}",
+            hint="`kubectl config get-contexts` lists the contexts, --context chooses one",
+        ) from error
+
+
+@contextmanager
+def _errors_of_plugins() -> Iterator[list[logging.LogRecord]]:
+    """Collect what the client logs about a plugin that fails: it raises nothing."""
+    collector, root = BufferingHandler(capacity=1000), logging.getLogger()
+    collector.setLevel(logging.ERROR)
+    root.addHandler(collector)
+    try:
+        yield collector.buffer
+    finally:
+        root.removeHandler(collector)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobs import worker
 from jobs.launchers.files import worker_files
-from jobs.launchers.node_shape import Preload
+from jobs.launchers.placement import Preload
 from jobs.worker.tasks import TASKS
 from provision.install import EXAMPLES, VENV
 from provision.stacks.stack import Stack, pip_options, render_import_check, render_requirements

@@ -1,30 +1,252 @@
-"""The jobs of a namespace: found, followed, and deleted."""
+"""What keeps a job from running: found before it starts, or in its pods, conditions, and events. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from infra.errors import DeadlineError, JobError, UsageError
 from infra.wait import wait_until
 from infra.words import counted
-from jobs.launchers.kubernetes.errors import ForbiddenError
-from jobs.launchers.kubernetes.kinds import JOB_KINDS, JobKind
+from jobs.launchers.kubernetes.api import ForbiddenError
 from jobs.launchers.kubernetes.manifests import Manifest
 from jobs.launchers.kubernetes.pod_log import PodLog
-from jobs.launchers.kubernetes.problems import KubernetesProblem, find_problems, select_warnings
+from jobs.launchers.kubernetes.request import JOB_KINDS, TRAIN_JOB, JobKind
 from jobs.launchers.kubernetes.resources import (
     JobView,
     PodView,
+    as_int,
     claims_of,
     core_path,
     dig,
     dig_list,
     parse_job,
+    parse_time,
 )
 
 if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi
+
+
+_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+_STARTING = {"", "ContainerCreating", "PodInitializing"}
+_SIGKILL = 137
+# How kubelet and the container runtime speak with each other.
+_RPC = re.compile(r"^rpc error: code = \w+ desc = ")
+_NO_LABEL = "no node has the label for AMX: install node-feature-discovery, or use --any-cpu"
+# By a word of the scheduler's message.
+_UNSCHEDULABLE = {
+    "selector": _NO_LABEL,
+    "pod's node affinity": _NO_LABEL,  # Kubernetes 1.20
+    "insufficient": "describe the nodes with --cores, --numa, --threads-per-core, and --memory",
+    "persistentvolumeclaim": "`kubectl describe pvc` says why the claim has no volume",
+}
+
+
+class KubernetesProblem(NamedTuple):
+    """What is wrong, and what to do about it; ``fix`` may be empty. A warning does not stop the job."""
+
+    text: str
+    fix: str = ""
+    is_warning: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text}\n  → {self.fix}" if self.fix else self.text
+
+
+def refuse(found: Iterable[KubernetesProblem]) -> None:
+    """Raise :class:`UsageError` with all of them, if there are any."""
+    problems = [*found]
+    if len(problems) == 1:
+        raise UsageError(problems[0].text, hint=problems[0].fix)
+    if problems:
+        lines = "\n".join(f"  {each.text}\n    → {each.fix}" for each in problems)
+        raise UsageError(f"{counted(len(problems), 'problem')}; nothing was created:\n{lines}")
+
+
+def find_problems(job: JobView, events: Sequence[Manifest]) -> list[KubernetesProblem]:
+    """Return why a job waits or has failed, each reason once: many pods may have the same.
+
+    ``events`` are warnings, the newest last; those of an earlier job with this name do not count.
+    """
+    found = _explain_pods(job.pods)
+    recent = [each for each in events if not _is_older(each, job)]
+    if recent and not job.pods:
+        # Whoever makes the pods says only in an event why it can't.
+        message = _line(recent[-1].get("message"))
+        fix = "ask for less, or have the quota raised" if "exceeded quota" in message else ""
+        found.append(KubernetesProblem(f"no pods: {message}", fix))
+    if not found:
+        failed = [each for each in job.conditions if each.type == "Failed"]
+        found = [KubernetesProblem(_line(each.message) or each.reason) for each in failed]
+    return found
+
+
+def _explain_pods(pods: Iterable[PodView]) -> list[KubernetesProblem]:
+    groups: dict[KubernetesProblem, list[KubernetesProblem]] = {}
+    for pod in pods:
+        if problem := explain_pod(pod):
+            alike = problem._replace(text=problem.text.replace(pod.name, ""))
+            groups.setdefault(alike, []).append(problem)
+    return [
+        first._replace(text=f"{first.text} (and {counted(len(others), 'other pod')})")
+        if others
+        else first
+        for first, *others in groups.values()
+    ]
+
+
+def _is_older(event: Manifest, job: JobView) -> bool:
+    at = parse_time(_event_time(event))
+    return bool(at and job.created and at < job.created)
+
+
+def select_warnings(events: Sequence[Manifest], about: JobView | PodView) -> list[Manifest]:
+    """Return the warnings about a pod, or about a job and what makes its pods, the newest last."""
+    parts = _parts(about) if isinstance(about, JobView) else ()
+    found = []
+    for each in events:
+        what = dig(each, "involvedObject")
+        is_part = (what.get("kind"), what.get("name")) in parts
+        if each.get("type") == "Warning" and (is_part or what.get("uid") == about.uid):
+            found.append(each)
+    return sorted(found, key=_event_time)
+
+
+def _parts(job: JobView) -> Sequence[tuple[str, str]]:
+    """Return the kinds and names of what Trainer makes of a job; a PyTorchJob makes its pods itself."""
+    return (("JobSet", job.name), ("Job", f"{job.name}-node-0")) if job.kind == TRAIN_JOB else ()
+
+
+def _event_time(event: Manifest) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime"))
+
+
+def explain_pod(pod: PodView) -> KubernetesProblem | None:
+    """Return why a pod does not run or has failed."""
+    status = dig(pod.raw, "status")
+    message = _line(status.get("message"))
+    if status.get("reason") == "Evicted":
+        fix = "the job's operator may start it again; describe smaller nodes with --memory"
+        text = f"pod {pod.name} was evicted from node {pod.node}: {message}"
+        return KubernetesProblem(text, fix)
+    for each in dig_list(status, "conditions"):
+        why = _line(each.get("message"))
+        if each.get("reason") == "Unschedulable" and each.get("status") == "False":
+            words = (word for word in _UNSCHEDULABLE if word in why.lower())
+            fix = _UNSCHEDULABLE.get(next(words, ""), "")
+            return KubernetesProblem(f"no node can take pod {pod.name}: {why}", fix)
+        if each.get("type") == "DisruptionTarget" and each.get("status") == "True":
+            return KubernetesProblem(f"pod {pod.name} was removed: {why}")
+    for each in pod.statuses:
+        if problem := _explain_container(pod, each):
+            return problem
+    if pod.phase == "Failed":
+        return KubernetesProblem(f"pod {pod.name} failed: {message}".rstrip(": "))
+    return None
+
+
+def _explain_container(pod: PodView, found: Manifest) -> KubernetesProblem | None:
+    waiting, ended = dig(found, "state", "waiting"), dig(found, "state", "terminated")
+    reason = str(waiting.get("reason") or "")
+    message = _RPC.sub("", _line(waiting.get("message")))
+    if reason in _IMAGE:
+        return KubernetesProblem(
+            f"pod {pod.name}: image {found.get('image')} can't be pulled: {message}",
+            "push it to a registry that the nodes reach; --pull-secret if that needs a login",
+        )
+    if reason == "CrashLoopBackOff":
+        ended = dig(found, "lastState", "terminated") or ended
+    elif reason not in _STARTING:
+        return KubernetesProblem(f"pod {pod.name} can't start: {reason}: {message}")
+    if ended.get("reason") == "OOMKilled":
+        return KubernetesProblem(
+            f"pod {pod.name} was killed on node {pod.node}: its memory ran out",
+            "give it nodes with more --memory, or use a smaller --batch-size",
+        )
+    code = as_int(ended.get("exitCode"))
+    killed = " (killed)" if code == _SIGKILL else ""
+    return (
+        KubernetesProblem(f"pod {pod.name} ended with exit code {code}{killed}") if code else None
+    )
+
+
+def exit_code(pod: PodView) -> int | None:
+    """Return a pod's exit code, once it has ended."""
+    ended = [dig(each, "state", "terminated") for each in pod.statuses]
+    return next((as_int(each.get("exitCode")) for each in ended if each), None)
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text or "").split())
+
+
+_STATES = ("running", "terminated")
+
+
+def describe_record(job: JobView, context: str, namespace: str) -> dict[str, Any]:
+    """Return the fields of :class:`jobs.launchers.record.JobRecord` that a job on Kubernetes has."""
+    pods = [pod for index in range(job.nodes) if (pod := job.pod(index * job.node_ranks))]
+    words = [[str(word) for word in job.container.get(key) or ()] for key in ("command", "args")]
+    # With oneCCL, a shell runs torchrun.
+    argv = [*words[0][-1:], *words[1]]
+    return {
+        "job": job.name,
+        "kind": "squad",
+        "cluster": context,
+        "cloud": "kubernetes",
+        "command": shlex.join(argv),
+        "argv": argv,
+        "nodes": [{"name": pod.node, "pod": pod.name} for pod in pods],
+        "nnodes": job.nodes,
+        "placement": _describe_placement(job),
+        "stack": job.stack,
+        "when": job.created.isoformat() if job.created else None,
+        **(_describe_end(job) if job.is_over else {}),
+        "more": {
+            "kind": job.kind.name,
+            "namespace": namespace,
+            "image": job.image,
+            "claim": job.claim,
+        },
+    }
+
+
+def _describe_placement(job: JobView) -> dict[str, int]:
+    env = {str(each.get("name")): each.get("value") for each in dig_list(job.container, "env")}
+    return {
+        "nproc_per_node": job.node_ranks,
+        "omp_threads": as_int(env.get("OMP_NUM_THREADS")),
+        "ccl_workers": as_int(env.get("CCL_WORKER_COUNT")),
+    }
+
+
+def _describe_end(job: JobView) -> dict[str, Any]:
+    """Return how and when the job ended, as far as its pods still say so."""
+    began, ended = find_times(job)
+    codes = [code for pod in job.pods if (code := exit_code(pod)) is not None]
+    return {
+        "state": job.state,
+        "ended": ended.isoformat() if ended else None,
+        "seconds": (ended - began).total_seconds() if began and ended else None,
+        "exit_code": next(filter(None, codes), 0 if codes else None),
+    }
+
+
+def find_times(job: JobView) -> tuple[datetime | None, datetime | None]:
+    """Return when the first pod of a job began and the last one ended, as far as they still say so."""
+    states = [
+        dig(each, "state", name) for pod in job.pods for each in pod.statuses for name in _STATES
+    ]
+    began, ended = (
+        [time for each in states if (time := parse_time(each.get(key)))]
+        for key in ("startedAt", "finishedAt")
+    )
+    return min(began, default=None), max(ended, default=None)
+
 
 _Found = TypeVar("_Found")
 _EVERY_S = 2.0

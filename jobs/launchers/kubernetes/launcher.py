@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from infra.errors import SprError, UsageError
 from infra.words import counted
-from jobs.launchers.job_state import DELETED, QUEUED
 from jobs.launchers.kubernetes import jobs
-from jobs.launchers.kubernetes.errors import KubernetesError
+from jobs.launchers.kubernetes.api import KubernetesError
+from jobs.launchers.kubernetes.jobs import describe_record, exit_code, find_times
 from jobs.launchers.kubernetes.pod_log import read_log
-from jobs.launchers.kubernetes.problems import exit_code
-from jobs.launchers.kubernetes.record import describe_record, find_times
 from jobs.launchers.kubernetes.resources import JobView, PodView
 from jobs.launchers.kubernetes.results_reader import ResultsReader
-from jobs.launchers.launcher import JobSummary
+from jobs.launchers.launcher import DELETED, QUEUED, JobSummary
 from jobs.launchers.record import claim_results, write_record_text
 from jobs.worker.supervisor.attempt import FAILED, SUCCEEDED
 

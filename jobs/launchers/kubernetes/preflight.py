@@ -8,11 +8,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from infra.words import counted
-from jobs.launchers.kubernetes.kinds import TRAIN_JOB, JobKind
+from jobs.launchers.kubernetes.jobs import KubernetesProblem
 from jobs.launchers.kubernetes.manifests import AMX_LABEL, HUB_TOKEN, Manifest
-from jobs.launchers.kubernetes.pod_size import PodSize
-from jobs.launchers.kubernetes.problems import KubernetesProblem
-from jobs.launchers.kubernetes.request import PodOptions
+from jobs.launchers.kubernetes.request import TRAIN_JOB, JobKind, PodOptions, PodSize
 from jobs.launchers.kubernetes.resources import core_path, dig, dig_list, parse_quantity
 
 if TYPE_CHECKING:

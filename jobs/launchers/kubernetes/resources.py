@@ -9,9 +9,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from jobs.launchers.job_state import DELETING, QUEUED, RUNNING, SUSPENDED
-from jobs.launchers.kubernetes.kinds import TRAIN_JOB, JobKind
 from jobs.launchers.kubernetes.manifests import STACK, Manifest
+from jobs.launchers.kubernetes.request import TRAIN_JOB, JobKind
+from jobs.launchers.launcher import DELETING, QUEUED, RUNNING, SUSPENDED
 from jobs.worker.supervisor.attempt import FAILED, SUCCEEDED
 
 _CONTAINERS = ("node", "pytorch")

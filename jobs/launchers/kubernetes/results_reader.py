@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from infra.errors import DeadlineError, JobError, UsageError
 from infra.wait import wait_until
 from jobs.launchers.files import unpack_results
-from jobs.launchers.kubernetes.errors import KubernetesError
-from jobs.launchers.kubernetes.jobs import find_warnings
+from jobs.launchers.kubernetes.api import KubernetesError
+from jobs.launchers.kubernetes.jobs import explain_pod, find_warnings, refuse
 from jobs.launchers.kubernetes.manifests import (
     CONTAINER_SECURITY,
     LABEL,
@@ -22,7 +22,6 @@ from jobs.launchers.kubernetes.manifests import (
     Manifest,
 )
 from jobs.launchers.kubernetes.preflight import MANY, find_missing_rights
-from jobs.launchers.kubernetes.problems import explain_pod, refuse
 from jobs.launchers.kubernetes.request import CLAIM_PATH
 from jobs.launchers.kubernetes.resources import PodView, claims_of, core_path, dig, parse_pod
 

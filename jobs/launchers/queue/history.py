@@ -1,29 +1,109 @@
-"""The jobs on a cluster's head: state, disk use, model, and newest checkpoint."""
+"""The end of a cluster's time to live, which ends its jobs: said before, and warned of while a job runs."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from cluster.job_queue import PENDING
-from infra.errors import UsageError
+from cluster.local_files import utc_now
+from infra.errors import JobError, UsageError
 from infra.files import parse_object
-from jobs.launchers.job_state import (
+from infra.words import spoken_day, spoken_time
+from jobs.launchers.launcher import (
     CANCELLED,
     LOST,
+    NAME,
     QUEUED,
     REQUEUED,
     RUNNING,
     SUBMITTING,
+    JobSummary,
     parse_end,
 )
-from jobs.launchers.launcher import NAME, JobSummary
-from jobs.worker.supervisor import listing
+from jobs.launchers.plan import JobPaths
+from jobs.worker.supervisor import listing, log_reader
 from jobs.worker.supervisor.attempt import FAILED
-from provision.host import Host
+from provision.host import Host, TextSink
 from provision.run_on_nodes import send
+
+_SOON = timedelta(minutes=10)
+_MARGIN_H = 0.5
+
+
+def describe_expiry(expires: datetime, now: datetime, flags: str) -> str:
+    """Return when the nodes shut down, and how to change it."""
+    when = spoken_time(expires, now)
+    return f"Nodes shut down automatically at {when}. To extend: spr-cluster extend 2h {flags}"
+
+
+def explain_expiry(
+    job: str, expires: datetime | None, now: datetime, flags: str, why: str
+) -> JobError | None:
+    """Return the error for a job whose nodes shut down at their time; ``None`` if that is to come."""
+    if expires is None or now < expires:
+        return None
+    return JobError(
+        f"job {job} ended with its cluster, whose time to live was over at "
+        f"{spoken_day(expires, now.date())}: {why}",
+        hint=f"`spr-cluster up {flags}` creates new nodes; --ttl keeps them longer",
+    )
+
+
+@dataclass
+class ExpiryWatch:
+    """Warns once if a job will not be done in time, and once when the end is near.
+
+    ``find`` asks EC2 for the end: `extend` may have changed it since.
+    """
+
+    expires: datetime | None
+    flags: str
+    show: Callable[[str], None]
+    find: Callable[[], datetime | None] = lambda: None
+    now: Callable[[], datetime] = utc_now
+    _warned_late: bool = False
+    _warned_soon: bool = False
+
+    def see_eta(self, seconds: float) -> None:
+        """Take note of the time that training still needs."""
+        done = self.now() + timedelta(seconds=seconds)
+        if not self._warned_late and self._ends_before(done) and self.expires:
+            self._warned_late = True
+            hours = math.ceil((done - self.expires).total_seconds() / 3600 + _MARGIN_H)
+            self._warn(
+                f"training would end at about {spoken_day(done, self.now().date())}, after that",
+                hours,
+            )
+
+    def tick(self) -> None:
+        """Warn if it is time to."""
+        if not self._warned_soon and self._ends_before(self.now() + _SOON):
+            self._warned_soon = True
+            self._warn("the job and its checkpoints end with them", 2)
+
+    def explain(self, job: str, why: str) -> JobError | None:
+        """Return the error for a job that failed because the end has come, if it has."""
+        over = self._ends_before(self.now())
+        return explain_expiry(job, self.expires, self.now(), self.flags, why) if over else None
+
+    def _ends_before(self, time: datetime) -> bool:
+        if self.expires and self.expires <= time:
+            self.expires = self.find() or self.expires
+        return self.expires is not None and self.expires <= time
+
+    def _warn(self, why: str, hours: int) -> None:
+        assert self.expires
+        self.show(
+            f"warning: the nodes shut down at {spoken_time(self.expires, self.now())}; {why}\n"
+            f"  to keep them longer: spr-cluster extend {hours}h {self.flags}"
+        )
 
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
@@ -74,3 +154,33 @@ def _state(row: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:
     if row["cancelled"]:
         return CANCELLED, ""
     return (SUBMITTING if row.get("coming") else LOST), ""
+
+
+def read_log(
+    head: Host, job: JobSummary, on_text: TextSink, rank: int | None = None, *, follow: bool = False
+) -> None:
+    """Pass on the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
+
+    Raises :class:`UsageError` if the job has no such rank.
+    """
+    paths = JobPaths(job.job)
+    name = "log" if rank is None else f"output/logs/rank-{rank}.log"
+    what = (paths.root, name, job.job if follow and job.is_active else "", "1", "")
+    node = "" if rank is None else find_node(job, rank)
+    if rank is None:  # of a job that was resumed
+        earlier = (
+            f"# reading the log of earlier runs\ncat {paths.root}/log.earlier 2>/dev/null || true"
+        )
+        head.run(earlier, timeout_s=None, on_text=on_text)
+    program = send(log_reader, *what).render("reading a log", node)
+    head.run(program, timeout_s=None, on_text=on_text)
+
+
+def find_node(job: JobSummary, rank: int) -> str:
+    """Return the name of the node on which a rank runs or ran. Raises :class:`UsageError`."""
+    if not job.nodes or not job.ranks_per_node:
+        raise UsageError(f"job {job.job} has not started yet: it is {job.state}")
+    if not 0 <= rank < job.ranks_per_node * len(job.nodes):
+        last = job.ranks_per_node * len(job.nodes) - 1
+        raise UsageError(f"--rank {rank}: job {job.job} has the ranks 0 to {last}")
+    return job.nodes[rank // job.ranks_per_node]

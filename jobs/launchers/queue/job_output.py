@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.job_queue import describe_reason, how_to_end
 from infra.errors import HangupError, HostError, JobError
-from jobs.launchers.job_state import JobEnd
+from jobs.launchers.launcher import JobEnd
 from jobs.launchers.plan import STOP_SECONDS, JobPaths
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.runtime.events import mark_of, parse_event, prefix_of

@@ -11,11 +11,10 @@ from typing import Any
 from cluster.context import Context
 from infra.errors import HostError, HostKeyError, JobError, SprError
 from jobs.launchers import files
-from jobs.launchers.job_state import LOST, RUNNING, JobEnd
-from jobs.launchers.launcher import JobSummary
+from jobs.launchers.launcher import LOST, RUNNING, JobEnd, JobSummary
 from jobs.launchers.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
-from jobs.launchers.queue import history, logs
-from jobs.launchers.queue.expiry import describe_expiry, explain_expiry
+from jobs.launchers.queue import history
+from jobs.launchers.queue.history import describe_expiry, explain_expiry
 from jobs.launchers.queue.job_output import stop_job
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.launchers.record import claim_results
@@ -68,7 +67,7 @@ class QueueLauncher:
         self, job: JobSummary, on_text: TextSink, rank: int | None = None, *, follow: bool
     ) -> None:
         try:
-            logs.read_log(self.head, job, on_text, rank, follow=follow)
+            history.read_log(self.head, job, on_text, rank, follow=follow)
         finally:
             self.head.close()
 

@@ -18,7 +18,7 @@ from infra.errors import HangupError, HostError, JobError, SprError
 from infra.wait import Progress, Silent
 from infra.words import counted
 from jobs.launchers import files
-from jobs.launchers.job_state import CANCELLED, JobEnd, Outcome
+from jobs.launchers.launcher import CANCELLED, JobEnd, Outcome
 from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import (
@@ -29,8 +29,7 @@ from jobs.launchers.plan import (
     PlacementOptions,
     new_job_id,
 )
-from jobs.launchers.queue.expiry import ExpiryWatch, describe_expiry
-from jobs.launchers.queue.history import list_jobs
+from jobs.launchers.queue.history import ExpiryWatch, describe_expiry, list_jobs
 from jobs.launchers.queue.job_output import (
     Event,
     JobOutput,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
-from jobs.launchers.job_state import JobEnd, parse_end
+from jobs.launchers.launcher import JobEnd, parse_end
 from jobs.launchers.mpirun import render_batch_script
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from jobs.launchers.files import worker_files
-from jobs.launchers.forms import check_forms
+from jobs.launchers.launcher import check_forms
 from jobs.launchers.mpirun import rank_environment
-from jobs.launchers.node_shape import NodeShape, Preload, place_on
-from jobs.launchers.placement import Placement
+from jobs.launchers.placement import NodeShape, Placement, Preload, place_on
 from jobs.launchers.plan import CHECKPOINT_SECONDS, JobPlan
 from provision.stacks.stack import Stack, pip_options, render_import_check, render_requirements
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
-from jobs.experiments.bench_results import BenchResult
+from jobs.experiments.bench import BenchRequest, BenchResult, bench, read_last_speeds
 from jobs.launchers.files import worker_files
 from jobs.launchers.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost

@@ -9,7 +9,7 @@ import pytest
 
 from infra.files import parse_as
 from infra.instance_types import INSTANCE_TYPES
-from jobs.experiments.bench_results import (
+from jobs.experiments.bench import (
     AllReduce,
     BenchResult,
     NodeSpeed,

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.experiments.published import (
+from jobs.experiments.step_model import (
+    BACKWARD,
     EPOCH_S,
     FLOWS_GBIT_S,
+    StepModel,
+    StepTiming,
     compare_with_published,
+    fit_step_model,
     published_speedups,
 )
-from jobs.experiments.step_model import BACKWARD, StepModel, StepTiming, fit_step_model
 
 BYTES = 265e6
 MODEL = StepModel(0.02, BYTES, 1.25e9, fixed_s=0.1, latency_s=0.0, ranks_per_node=2)

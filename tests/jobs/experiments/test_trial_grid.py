@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import UsageError
-from jobs.experiments.trial_grid import (
+from jobs.experiments.tune import (
     Trial,
     TrialGrid,
     TrialResult,

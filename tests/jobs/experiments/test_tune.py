@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import HostError, JobError
-from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult
-from jobs.experiments.tune import TuneRequest, tune
+from jobs.experiments.tune import Trial, TrialGrid, TrialResult, TuneRequest, tune
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.train.request import TrainRequest
 from jobs.train.train import train

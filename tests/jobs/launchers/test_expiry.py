@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import HostError, JobError
-from jobs.launchers.queue.expiry import ExpiryWatch
+from jobs.launchers.queue.history import ExpiryWatch
 from jobs.launchers.queue.session import attach
 from tests.jobs.context import PATHS, event, job_context, make_hosts
 

@@ -20,7 +20,7 @@ import pytest
 
 from cluster.console.output import printable
 from infra.errors import HangupError, HostError, JobError
-from jobs.launchers.job_state import JobEnd
+from jobs.launchers.launcher import JobEnd
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.job_output import JobOutput, explain, note_silence, stop_job
 from jobs.launchers.queue.session import JobSession
@@ -45,7 +45,7 @@ import jobs.cli as cli
 from cluster.cli import status
 from jobs.cli.job_display import JobDisplay
 from cluster.console.display import make_progress
-from jobs.launchers.job_state import JobEnd
+from jobs.launchers.launcher import JobEnd
 from jobs.launchers.queue.job_output import JobOutput
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.session import JobSession

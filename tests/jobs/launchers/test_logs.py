@@ -12,8 +12,7 @@ import pytest
 from infra.errors import UsageError
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.logs import find_node, read_log
+from jobs.launchers.queue.history import find_node, list_jobs, read_log
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 
 AT = datetime(2026, 7, 31, tzinfo=timezone.utc)
@@ -37,7 +36,7 @@ def write_log(head: ThisMachine, job: JobSummary, text: str) -> None:
 @pytest.fixture(autouse=True)
 def home(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "jobs.launchers.queue.logs.JobPaths", lambda job: JobPaths(job, str(head.home))
+        "jobs.launchers.queue.history.JobPaths", lambda job: JobPaths(job, str(head.home))
     )
 
 

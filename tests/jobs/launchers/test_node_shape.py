@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import UsageError
-from jobs.launchers.node_shape import NodeShape, Preload, place_on
+from jobs.launchers.placement import NodeShape, Preload, place_on
 from jobs.launchers.plan import PlacementOptions
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from infra.errors import HostError, HostKeyError, JobError
 from jobs.launchers.files import place_files, worker_files
-from jobs.launchers.job_state import JobEnd
+from jobs.launchers.launcher import JobEnd
 from jobs.launchers.plan import STOP_SECONDS, JobPaths
 from jobs.launchers.queue import slurm as queue
 from jobs.launchers.queue.history import list_jobs

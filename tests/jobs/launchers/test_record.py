@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.launchers.job_state import JobEnd, parse_end
+from jobs.launchers.launcher import JobEnd, parse_end
 from jobs.launchers.plan import RECORD
 from jobs.launchers.record import complete_record, read_job_id
 from tests.jobs.context import SUBMITTED

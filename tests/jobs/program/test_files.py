@@ -8,7 +8,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.words import format_size
-from jobs.program.files import MAX_BYTES, collect_files, find_script
+from jobs.program.plan import MAX_BYTES, collect_files, find_script
 
 
 @pytest.fixture

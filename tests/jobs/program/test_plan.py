@@ -20,8 +20,7 @@ from jobs.cli.run import add_parser, build_request
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord, read_job_id
-from jobs.program.files import ProgramFiles
-from jobs.program.plan import ProgramRequest, check_variables, plan_program
+from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, interrupt, job_context, make_hosts, mpirun_line
 

@@ -19,6 +19,7 @@ from jobs.cli.train import add_parser, build_reference, build_request
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.reference.plan import (
     _FOR_A_MINUTE,
+    PRESETS,
     ReferenceRequest,
     check_script,
     describe_smoke,
@@ -27,7 +28,6 @@ from jobs.reference.plan import (
     reference_placement,
     train_reference,
 )
-from jobs.reference.presets import PRESETS
 from jobs.train.request import TrainRequest
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jobs.report.metrics import PARTS
+from jobs.report.results_folder import PARTS
 
 
 def make_results(ranks: int = 2, per_node: int = 1, **changes: Any) -> dict[str, Any]:

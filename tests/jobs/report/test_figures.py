@@ -11,8 +11,7 @@ import pytest
 from infra.errors import UsageError
 from jobs.report import figures
 from jobs.report.figures import RunSpeed
-from jobs.report.metrics import RankMetrics, parse_lines
-from jobs.report.results_folder import Run, read_run
+from jobs.report.results_folder import RankMetrics, Run, parse_lines, read_run
 from tests.jobs.report.sample_runs import make_folder, make_results
 
 

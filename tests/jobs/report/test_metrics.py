@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.report.metrics import parse_lines, read_metrics
+from jobs.report.results_folder import parse_lines, read_metrics
 from tests.jobs.report.sample_runs import make_row
 
 

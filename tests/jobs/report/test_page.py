@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
-from jobs.report.contents import Report
 from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import render_page, write_page
 from jobs.report.results_folder import read_run
-from jobs.report.sections import build_report
+from jobs.report.sections import Report, build_report
 from tests.jobs.report.sample_runs import make_folder, make_row
 
 _VOID = {"meta", "link"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.top.recording import Recording
+from jobs.top.live import Recording
 from tests.fakes import FakeClock
 from tests.jobs.top.samples import make_node, make_snapshot
 

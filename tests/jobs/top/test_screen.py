@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from jobs.top.screen import render
+from jobs.top.screen import format_rate, format_step, render
 from jobs.top.snapshot import Snapshot
-from jobs.top.text_lines import format_rate, format_step
 from tests.golden import check_golden
 from tests.jobs.top.samples import JOB, make_node, make_rank, make_snapshot
 

@@ -99,9 +99,7 @@ def test_a_credentials_plugin_that_fails_is_named(
 def test_without_the_client_library_it_says_how_to_install_it(
     k8s: K8s, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [
-        name for name in sys.modules if name.startswith("jobs.launchers.kubernetes.kubeconfig")
-    ]:
+    for name in [name for name in sys.modules if name.startswith("jobs.launchers.kubernetes.api")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes.client", None)
     monkeypatch.setitem(sys.modules, "kubernetes", None)

@@ -8,7 +8,7 @@ from itertools import product
 
 from cluster.console.parser import Parser
 from jobs.cli.pod_options import add_pod_options, build_rendered
-from jobs.launchers.kubernetes.job_files import Rendered
+from jobs.launchers.kubernetes.manifests import Rendered
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 _ON_CLAIM = ("--recipe", "reference", "--run-qa", "/workspace/run_qa", "--stack")

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
-from jobs.launchers.kubernetes.pod_size import PodSize, place_pod
-from jobs.launchers.node_shape import NodeShape, Preload
-from jobs.launchers.placement import Placement
+from jobs.launchers.kubernetes.request import PodSize, place_pod
+from jobs.launchers.placement import NodeShape, Placement, Preload
 from jobs.launchers.plan import PlacementOptions
 from tests.jobs.launchers.kubernetes.rendering import KINDS, rendered
 from tests.jobs.launchers.kubernetes.test_manifests import pod_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.launchers.kubernetes.kinds import JOB_KINDS
+from jobs.launchers.kubernetes.request import JOB_KINDS
 from jobs.launchers.kubernetes.resources import parse_job, parse_pods, parse_quantity
 from tests.jobs.launchers.kubernetes.rendering import rendered
 

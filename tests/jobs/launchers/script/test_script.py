@@ -12,7 +12,7 @@ import pytest
 import jobs.launchers.script
 from jobs.cli import build_parser
 from jobs.cli.render import build_script, write_files
-from jobs.launchers.node_shape import NodeShape
+from jobs.launchers.placement import NodeShape
 from jobs.launchers.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script
 from jobs.train.request import TrainRequest

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
-from jobs.launchers.kubernetes.pod_size import place_pod
-from jobs.launchers.node_shape import NodeShape, Preload
+from jobs.launchers.kubernetes.request import place_pod
+from jobs.launchers.placement import NodeShape, Preload
 from jobs.launchers.plan import PlacementOptions
 from jobs.worker.runtime.cores import LocalCore, read_cores
 from jobs.worker.runtime.pinning import format_cpus, share_out

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.job_queue import describe_reason
-from jobs.launchers.job_state import JobEnd
+from jobs.launchers.launcher import JobEnd
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.slurm import SlurmLauncher

@@ -1,4 +1,4 @@
-"""Results of `bench`: share of peak, slow nodes, and nodes without AMX. Pure."""
+"""``bench``: measure the nodes of a cluster, find slow ones, and keep the result on its head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grid of trials that `tune` runs, and the choice of the fastest. Pure."""
+"""``tune``: short trials of a training job over a grid; the fastest placement is kept for later jobs."""
 
 from __future__ import annotations
 

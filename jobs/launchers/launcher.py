@@ -1,4 +1,4 @@
-"""The states of a job, and how it ended, as its first node wrote it on the head: ``end.json``. Pure."""
+"""The protocol of launchers; the jobs that they list, their states, and how they ended."""
 
 from __future__ import annotations
 

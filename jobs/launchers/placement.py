@@ -1,4 +1,4 @@
-"""A node's cores divided among its ranks, for nodes that are planned from here. Pure."""
+"""Placement: ranks, threads, and CPUs of each node, planned from what the nodes are. Pure."""
 
 from __future__ import annotations
 

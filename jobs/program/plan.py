@@ -1,4 +1,4 @@
-"""A program's files: its script and what ``--files`` names, checked before they are sent."""
+"""``run``: any program and its files on the nodes of a cluster, placed like a training job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Models with their published settings, for both recipes."""
+"""The published recipe: transformers' own ``run_qa.py`` with the published flags, and its models.
+
+The script comes with the stack (key ``examples``: the source archive of its transformers), or from a
+local folder. It runs like any program of ``run``, and its results are converted to the format of our
+``results.json``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts as data, drawn by :mod:`.svg`. Pure."""
+"""Charts as data, and as SVG. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text for numbers, money, and durations. Pure."""
+"""Figures computed from a run's files (time by part, speed by rank, scaling, cost), and their text. Pure."""
 
 from __future__ import annotations
 

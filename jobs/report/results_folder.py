@@ -1,4 +1,7 @@
-"""Metrics of each rank's steps: ``metrics/rank-N.jsonl``, one JSON object per step."""
+"""A run's folder: ``results.json``, ``job.json``, and each rank's ``metrics/rank-N.jsonl``, each optional.
+
+The files may be of any origin and version. Missing values and values of another type count as unknown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contents of the report page, as data."""
+"""The report as data: tiles, charts with their tables, or the reason why there is none. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded snapshots: a file with one line of ``spr-cluster top --json`` per snapshot."""
+"""The live view in a terminal, and its recording: one line of ``spr-cluster top --json`` per snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Parts of lines of text for a terminal: styles, bars, short figures. Pure."""
+"""A snapshot as text for a terminal of any size: the table of nodes and ranks, bars, and styles. Pure.
+
+From top to bottom: the cluster, its jobs, its nodes, the queue, and a legend. Each node has a row, and one
+for each of its ranks if there is room. If there is not even room for all nodes, those with problems come
+first, and the last row counts the rest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures of calls to a Kubernetes cluster's API."""
+"""The API of a Kubernetes cluster, through the official client: every request passes :meth:`_open`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a job from running: found before it starts, or in its pods, conditions, and events. Pure."""
+"""The jobs of a namespace: found, followed, and deleted; and the problems that keep them from running."""
 
 from __future__ import annotations
 

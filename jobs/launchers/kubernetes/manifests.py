@@ -1,4 +1,4 @@
-"""A job as Kubernetes' API takes it: a claim, and a TrainJob or PyTorchJob. Pure."""
+"""A job as Kubernetes' API takes it, a claim and a TrainJob or PyTorchJob, and as commented YAML. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TrainJob and PyTorchJob: where a cluster's API has them, and how their pods name their job."""
+"""What a job on Kubernetes requests of the cluster: its kind, options, and the size of its pods. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a cluster's time to live, which ends its jobs: said before, and warned of while a job runs."""
+"""The jobs on a cluster's head: state, newest checkpoint, log; and the deadline that ends them."""
 
 from __future__ import annotations
 

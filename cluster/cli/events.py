@@ -6,12 +6,20 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.cli.chosen_cluster import NAME_HELP, choose_cluster
-from cluster.console.output import emit, wrap
-from cluster.console.parser import SubParsers, add_command, add_json_option
-from cluster.local_files import ClusterFiles, EventLog, nearest_cluster
-from infra.ec2.tags import parse_time
-from infra.errors import UsageError
+from cluster.cli.chosen_cluster import (
+    MADE_THERE,
+    NAME_HELP,
+    add_cloud_options,
+    choose_cluster,
+    open_chosen_cloud,
+)
+from cluster.console.output import emit, say, wrap
+from cluster.console.parser import SubParsers, add_command
+from cluster.local_files import ClusterFiles, EventLog, nearest_cluster, remembered_cloud
+from infra.aws.clients import connect
+from infra.ec2 import tags
+from infra.ec2.inventory import describe_inventory
+from infra.errors import SprError, UsageError
 
 _EXAMPLES = """\
   spr-cluster events
@@ -26,14 +34,15 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "events",
         "Show what commands on this machine did to a cluster, and why: plans, purchases, nodes\n"
-        "replaced, zones left, and errors. The log survives `down`. Times are in UTC.",
+        "replaced, zones left, and errors. The log survives `down`. Machines that another computer\n"
+        "bought are listed from their tags. Times are in UTC.",
         _EXAMPLES,
         run=run,
     )
     parser.add_argument("cluster", nargs="?", metavar="NAME", help=NAME_HELP)
     parser.add_argument("--name", help="the cluster's name, as for other commands")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N events")
-    add_json_option(parser)
+    add_cloud_options(parser, *MADE_THERE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +50,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--tail {args.tail}: expected a whole number from 1 on")
     name = args.cluster or choose_cluster(args)
     files = ClusterFiles.of(name)
-    events = EventLog(files.events).read()
+    events: list[Mapping[str, Any]] = [*EventLog(files.events).read()]
+    args.name = name
+    if args.region or args.cloud or (remembered_cloud(name) or ("local",))[0] == "aws":
+        try:
+            events = sorted(
+                [*events, *_bought_elsewhere(args, events)], key=lambda e: str(e["time"])
+            )
+        except SprError as error:
+            say(f"machines that another computer bought are not listed: {error}")
     last = slice(-(args.tail or 0), None)
     none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
 
@@ -51,6 +68,25 @@ def run(args: argparse.Namespace) -> int:
 
     emit(args, render, {"cluster": name, "events": events[last]})
     return 0
+
+
+def _bought_elsewhere(
+    args: argparse.Namespace, events: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the purchase of each machine that the log lacks, with the reason in its tags."""
+    logged = {id_ for event in events for id_ in event.get("resources") or ()}
+    found = describe_inventory(connect(open_chosen_cloud(args)).ec2, args.name, ("instances",))
+    return [
+        {
+            "time": tags.render_time(instance.launch_time),
+            "event": "bought",
+            "what": f"1 x {instance.instance_type}, by another computer",
+            "reason": instance.tags.get(tags.REPLACES, ""),
+            "resources": [instance.id],
+        }
+        for instance in found.instances
+        if instance.id not in logged
+    ]
 
 
 def _without_begun(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -76,6 +112,6 @@ def _line(event: Mapping[str, Any]) -> str:
 
 def _time(text: str) -> str:
     try:
-        return f"{parse_time(text):%b %d %H:%M:%S}"
+        return f"{tags.parse_time(text):%b %d %H:%M:%S}"
     except ValueError:
         return text

@@ -12,6 +12,7 @@ import pytest
 
 from cluster.context import Context
 from cluster.local_files import ClusterFiles, EventLog, cluster_names, remembered_cloud
+from infra.aws.clients import connect
 from infra.ec2 import tags
 from infra.plan.actions import Action, ActionKind
 from tests.harness.command_line import CommandLine
@@ -202,3 +203,17 @@ def test_context_and_log_have_the_same_time_and_command(simulated_cloud: Simulat
     (event,) = ctx.events.read()
     assert event["time"] == f"{ctx.now():%Y-%m-%dT%H:%M:%SZ}"
     assert os.fspath(ctx.events.path) == os.fspath(ctx.files.events)
+
+
+def test_a_replacement_by_another_computer_is_listed_from_its_tags(line: CommandLine) -> None:
+    line.must("up", "--nodes", "1", "--yes")
+    log = ClusterFiles.of("spr").events
+    (bought,) = [e for e in EventLog(log).read() if e["event"] == "bought"]
+    ec2 = connect(line.open_cloud("aws", None, None)).ec2
+    label = {"Key": tags.REPLACES, "Value": "replaces i-1: no answer"}
+    ec2.create_tags(Resources=bought["resources"], Tags=[label])
+    log.unlink()
+
+    (event,) = json.loads(line.must("events", "--json").out)["events"]
+    assert (event["event"], event["resources"]) == ("bought", bought["resources"])
+    assert "reason: replaces i-1: no answer" in " ".join(line.must("events").out.split())

@@ -15,7 +15,7 @@ from infra.errors import HostError
 from provision.host import Host
 from provision.on_node import network
 from provision.on_node.network import STAGES
-from provision.run_on_nodes import Program, send
+from provision.run_on_nodes import STACK_PYTHON, Program, send
 
 ALL_PAIRS_UP_TO = 16
 _STAGE, _RESULT = "stage:", "links:"
@@ -102,7 +102,7 @@ def plan_peers(nodes: Sequence[str], *, bandwidth: bool) -> dict[str, Pairs]:
 
 def send_agent(nodes: Sequence[str], *, bandwidth: bool) -> Program:
     """Return the agent for the head, with the plan by which it starts agents on all nodes."""
-    plan = {**asdict(send(network)), "nodes": nodes}
+    plan = {**asdict(send(network, python=STACK_PYTHON)), "nodes": nodes}
     plan |= {"peers": plan_peers(nodes, bandwidth=bandwidth)}
     return send(network, lines=[json.dumps(plan)])
 

@@ -14,7 +14,7 @@ from kubernetes_validate.utils import validate
 
 from jobs.launchers.kubernetes.manifests import AMX_LABEL, Manifest
 from jobs.launchers.kubernetes.resources import claims_of
-from tests.golden import check_golden
+from tests.golden import check_golden, compare
 from tests.jobs.launchers.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
 from tests.jobs.launchers.kubernetes.schemas import read_schemas
 
@@ -26,14 +26,27 @@ DOCUMENTATION = Path(__file__).parents[4] / "docs" / "kubernetes.md"
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*Job-*.yaml")))
 def test_the_yaml_of_each_kind_recipe_and_stack(name: str) -> None:
-    kind, _, recipe = name.partition("-")
-    found = rendered(*RECIPES[recipe], "--kind", kind, "--namespace", "training")
+    # A PyTorchJob's workers repeat its master.
+    check_golden(GOLDEN / f"{name}.yaml", render_golden(name).partition("    Worker:\n")[0])
 
-    check_golden(GOLDEN / f"{name}.yaml", "---\n".join(found.yaml_files().values()))
+
+def test_how_the_yaml_of_the_published_stack_differs() -> None:
+    base, text = map(render_golden, ("TrainJob-reference-intel", "TrainJob-reference-reference"))
+
+    check_golden(GOLDEN / "TrainJob-reference-reference.diff", compare(base, text))
+
+
+@pytest.mark.parametrize("words", [each for each in EVERY if "PyTorchJob" in each], ids=" ".join)
+def test_workers_are_like_the_master_without_its_comments(words: tuple[str, ...]) -> None:
+    text = rendered(*words).yaml_files()["job.yaml"]
+
+    replicas = yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Worker"] == {**replicas["Master"], "replicas": 3}
+    assert "#" not in text.partition("    Worker:\n")[2]
 
 
 def test_each_kind_and_each_recipe_has_its_yaml() -> None:
-    names = [path.stem.partition("-") for path in GOLDEN.glob("*Job-*.yaml")]
+    names = [path.stem.partition("-") for path in GOLDEN.glob("*Job-*")]
     assert {kind for kind, _, _ in names} == set(KINDS)
     assert {recipe for _, _, recipe in names} == set(RECIPES)
 
@@ -176,6 +189,13 @@ def test_one_node_needs_no_worker_and_no_shared_storage() -> None:
     assert [*found.job["spec"]["pytorchReplicaSpecs"]] == ["Master"]
     assert found.claim is not None
     assert found.claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def render_golden(name: str) -> str:
+    """Return the manifests of ``TrainJob-fast-intel``: a kind, a recipe, and a stack."""
+    kind, _, recipe = name.partition("-")
+    found = rendered(*RECIPES[recipe], "--kind", kind, "--namespace", "training")
+    return "---\n".join(found.yaml_files().values())
 
 
 def pod_of(job: Manifest) -> Manifest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +15,9 @@ import provision.probe
 from cluster.verify.network_probe import NetworkReport, probe_network
 from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from infra.errors import HostError
-from provision.host import Result, TextSink
+from provision.host import Result
 from provision.stacks.load import load_stack
-from tests.fakes import FakeHost
+from tests.fakes import FakeHost, run_here
 
 STACK = load_stack("upstream")
 # Each of these addresses is a name that resolves to this machine.
@@ -49,29 +48,9 @@ class LocalShell(FakeHost):
     def close_node(self, node: str) -> None:
         (self.folder / f"closed-{node}").touch()
 
-    def run(
-        self,
-        command: str,
-        *,
-        timeout_s: float | None = 120,
-        check: bool = True,
-        on_text: TextSink | None = None,
-    ) -> Result:
+    def answer(self, command: str, timeout_s: float | None) -> Result:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", "-c", command],
-            env={"HOME": str(self.folder), "PATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        for line in (done.stdout + done.stderr).splitlines() if on_text else ():
-            assert on_text is not None
-            on_text(line)
-        if check and done.returncode:
-            raise HostError(self.name, done.stderr)
-        return Result(done.returncode, done.stdout, done.stderr)
+        return run_here(command, {"HOME": str(self.folder), "PATH": path}, timeout_s)
 
 
 @pytest.fixture

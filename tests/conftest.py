@@ -25,6 +25,7 @@ from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced
 if TYPE_CHECKING:
     from tests.infra.local.fakes import Endpoint
 
+_REPOSITORY = Path(__file__).parents[1]
 # The same examples on every machine; slow ones are a matter of the machine.
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
@@ -74,6 +75,20 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("BOTO_CONFIG", os.devnull)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_here(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test adds files to the repository's folder, such as a job's ``output``."""
+    before = _list_repository()
+    yield
+    assert _list_repository() <= before, f"a test wrote {_list_repository() - before}"
+
+
+def _list_repository() -> set[Path]:
+    # Tools' caches have names with a dot; `build` has what this run reports.
+    found = (path for path in _REPOSITORY.iterdir() if path.name != "build")
+    return {path for path in found if not path.name.startswith(".")}
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,14 +127,13 @@ class FakeStream:
         return None
 
 
-@dataclass
-class FakeHost:
-    """A machine with scripted answers; an unexpected command fails the test."""
+class StandInHost:
+    """A :class:`provision.host.Host` that is not one: a subclass answers commands, and may do more."""
 
     name: str
-    answers: list[tuple[str, str | Exception | Callable[[str], str]]]
-    commands: list[str] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
+
+    def answer(self, command: str, timeout_s: float | None) -> Result:
+        raise NotImplementedError
 
     def run(
         self,
@@ -143,26 +143,69 @@ class FakeHost:
         check: bool = True,
         on_text: TextSink | None = None,
     ) -> Result:
-        self.commands.append(command)
-        for pattern, answer in self.answers:
-            if re.search(pattern, command):
-                if isinstance(answer, Exception):
-                    raise answer
-                text = marked(answer(command) if callable(answer) else answer, command)
-                for line in text.splitlines() if on_text else ():
-                    assert on_text is not None
-                    on_text(line)
-                return Result(0, text, "")
-        raise AssertionError(f"unexpected command on {self.name}: {command}")
+        done = self.answer(command, timeout_s)
+        if on_text:
+            for line in (done.stdout + done.stderr).splitlines():
+                on_text(line)
+        if check and done.exit_code:
+            text = f"ended with {done.exit_code}: {done.stdout}{done.stderr}"
+            raise HostError(self.name, text)
+        return done
 
     def open_stream(self, command: str) -> FakeStream:
         return FakeStream(self.run(command).stdout.splitlines())
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
-        self.files[path] = content
+        raise NotImplementedError
 
     def upload(self, source: Path, path: str) -> None:
-        self.files[path] = source.read_bytes()
+        self.put(source.read_bytes(), path)
+
+    def download(self, command: str) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return None
+
+    def why_gone(self) -> str:
+        return ""
+
+
+def run_here(command: str, env: dict[str, str], timeout_s: float | None) -> Result:
+    """Run a shell command on this machine."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=timeout_s,
+        text=True,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass
+class FakeHost(StandInHost):
+    """A machine with scripted answers; an unexpected command fails the test."""
+
+    name: str
+    answers: list[tuple[str, str | Exception | Callable[[str], str]]]
+    commands: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def answer(self, command: str, timeout_s: float | None) -> Result:
+        self.commands.append(command)
+        for pattern, answer in self.answers:
+            if re.search(pattern, command):
+                if isinstance(answer, Exception):
+                    raise answer
+                return Result(
+                    0, marked(answer(command) if callable(answer) else answer, command), ""
+                )
+        raise AssertionError(f"unexpected command on {self.name}: {command}")
+
+    def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
+        self.files[path] = content
 
     def download(self, command: str) -> Iterator[bytes]:
         """A job's files, which a test puts at ``results.tar``; no worker answers."""
@@ -170,12 +213,6 @@ class FakeHost:
         if "ssh " in command:
             raise HostError(self.name, "ended with 255")
         yield self.files["results.tar"]
-
-    def close(self) -> None:
-        return None
-
-    def why_gone(self) -> str:
-        return ""
 
 
 @dataclass

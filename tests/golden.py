@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
@@ -12,3 +13,10 @@ def check_golden(path: Path, text: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text(), f"{path.name} changed; if it should, run with UPDATE_GOLDEN=1"
+
+
+def compare(base: str, text: str) -> str:
+    """Return how a text differs from its base, with a line around, and without line numbers."""
+    lines = difflib.unified_diff(base.splitlines(), text.splitlines(), n=1, lineterm="")
+    changed = [*lines][2:]
+    return "".join("@@\n" if line.startswith("@@") else f"{line}\n" for line in changed)

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from infra.local.machines.podman import choose_runtime
+
 _DEADLINE_S = 900
 
 
@@ -87,6 +89,11 @@ class CommandLine:
         return done.stdout
 
 
+def podman(*arguments: str) -> str:
+    argv = ["podman", *choose_runtime(), *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 @dataclass(frozen=True)
 class LiveCluster:
     """A cluster that runs, with what ``up --json`` said of it."""
@@ -106,6 +113,19 @@ class LiveCluster:
     def hostnames(self) -> list[str]:
         addresses = [node["private_ip"] for node in self.up_result["nodes"]]
         return [f"ip-{address.replace('.', '-')}" for address in addresses]
+
+    def container(self, node: str) -> str:
+        """The name of a node's container."""
+        (found,) = [found for found in self.up_result["nodes"] if found["name"] == node]
+        names = podman("ps", "--format={{.Names}}").split()
+        (name,) = [name for name in names if name.endswith(found["instance"])]
+        return name
+
+    def in_network(self, node: str, *command: str) -> None:
+        """Run a program of this machine in a node's network."""
+        pid = podman("inspect", "--format={{.State.Pid}}", self.container(node)).strip()
+        argv = ["nsenter", f"--target={pid}", "--net", *command]
+        subprocess.run(argv, capture_output=True, check=True, timeout=60)
 
     def wait_until_idle(self) -> None:
         """Wait until Slurm can use all nodes: their last job is over, and their daemons answer."""

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import CommandLine, LiveCluster
-from tests.e2e.test_lies import container, podman
+from tests.e2e.conftest import CommandLine, LiveCluster, podman
 
 _WHEEL = os.environ.get("SPR_TEST_ONECCL_WHEEL", "")
 _HAS_AMX = "amx_bf16" in Path("/proc/cpuinfo").read_text()
@@ -38,7 +37,7 @@ def intel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 def give_cpus(cluster: LiveCluster, cpus: list[int]) -> None:
     for node in cluster.names:
-        podman("update", f"--cpuset-cpus={','.join(map(str, cpus))}", container(cluster, node))
+        podman("update", f"--cpuset-cpus={','.join(map(str, cpus))}", cluster.container(node))
         # Its affinity, which jobs inherit, is that of its start.
         cluster.cli.ssh(node, "sudo systemctl restart slurmd")
     cluster.wait_until_idle()

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEMO_JOB, Baked, CommandLine, LiveCluster, Trained
-from tests.e2e.test_lies import container, in_network, podman
+from tests.e2e.conftest import DEMO_JOB, Baked, CommandLine, LiveCluster, Trained, podman
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -101,7 +100,7 @@ def model(results: Path) -> bytes:
 
 def cut_off(cluster: LiveCluster) -> None:
     for chain in ("INPUT", "OUTPUT"):
-        in_network(cluster, "node1", "iptables", "-I", chain, "-j", "DROP")
+        cluster.in_network("node1", "iptables", "-I", chain, "-j", "DROP")
 
 
 def freeze(cluster: LiveCluster) -> None:
@@ -109,7 +108,7 @@ def freeze(cluster: LiveCluster) -> None:
 
 
 def kill_node(cluster: LiveCluster) -> None:
-    podman("kill", container(cluster, "node1"))
+    podman("kill", cluster.container("node1"))
 
 
 def replace_node(cluster: LiveCluster) -> None:
@@ -226,7 +225,7 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
 
 def in_mounts(cluster: LiveCluster, node: str, *command: str) -> None:
     """Run a command of a node that its own root may not run."""
-    pid = podman("inspect", "--format={{.State.Pid}}", container(cluster, node)).strip()
+    pid = podman("inspect", "--format={{.State.Pid}}", cluster.container(node)).strip()
     argv = ["nsenter", f"--target={pid}", "--mount", "--pid", *command]
     subprocess.run(argv, capture_output=True, check=True, timeout=60)
 

@@ -1,4 +1,8 @@
-"""Nodes that lie: on real containers, one lie at a time, each found by `verify` with check and remedy."""
+"""Nodes that lie: on real containers, one lie at a time, each found by `verify` with check and remedy.
+
+The table of all defects is ``DEFECTS`` in test_nodes.py, with the tests of cluster/verify: there they are
+the probe's answers; here the probe meets some of them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.machines.podman import choose_runtime
-from tests.e2e.conftest import LiveCluster
+from tests.e2e.conftest import LiveCluster, podman
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = "spr"
@@ -35,28 +38,6 @@ _LSCPU = f"""#!/bin/sh
 echo "Model name: Intel(R) Xeon(R) Gold 6455B"
 echo "Flags: fpu avx512f {"" if _HAS_AMX else "amx_bf16 amx_tile amx_int8"}"
 """
-
-
-def container(cluster: LiveCluster, node: str) -> str:
-    """The name of a node's container."""
-    (result,) = [result for result in cluster.up_result["nodes"] if result["name"] == node]
-    names = subprocess.run(
-        ["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    (name,) = [name for name in names if name.endswith(result["instance"])]
-    return name
-
-
-def podman(*arguments: str) -> str:
-    argv = ["podman", *choose_runtime(), *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-def in_network(cluster: LiveCluster, node: str, *command: str) -> None:
-    """Run a program of this machine in a node's network."""
-    pid = podman("inspect", "--format={{.State.Pid}}", container(cluster, node)).strip()
-    argv = ["nsenter", f"--target={pid}", "--net", *command]
-    subprocess.run(argv, capture_output=True, check=True, timeout=60)
 
 
 def verify(cluster: LiveCluster, *options: str, code: int) -> list[dict[str, Any]]:
@@ -151,11 +132,11 @@ def test_a_wrong_number_of_cores(cluster: LiveCluster) -> None:
         for node in cluster.names:
             take = cpus[:1] if node == "node1" else cpus
             cpuset = f"--cpuset-cpus={','.join(map(str, take))}"
-            podman("update", cpuset, container(cluster, node))
+            podman("update", cpuset, cluster.container(node))
         found = caught(cluster, "node1", "cores")
     finally:
         for node, cpuset in before.items():
-            podman("update", f"--cpuset-cpus={cpuset}", container(cluster, node))
+            podman("update", f"--cpuset-cpus={cpuset}", cluster.container(node))
 
     assert found["found"].startswith("1 core,")
     assert "as the other nodes" in found["wanted"]
@@ -164,11 +145,11 @@ def test_a_wrong_number_of_cores(cluster: LiveCluster) -> None:
 @pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
 def test_a_blocked_port(cluster: LiveCluster) -> None:
     rule = ["INPUT", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "DROP"]
-    in_network(cluster, "node2", "iptables", "-A", *rule)
+    cluster.in_network("node2", "iptables", "-A", *rule)
     try:
         found = failures(verify(cluster, "--no-bandwidth", code=1))
     finally:
-        in_network(cluster, "node2", "iptables", "-D", *rule)
+        cluster.in_network("node2", "iptables", "-D", *rule)
         cluster.wait_until_idle()
 
     assert ("node2", "ports") in found
@@ -183,11 +164,11 @@ def test_a_blocked_port(cluster: LiveCluster) -> None:
 def test_ssh_that_is_blocked_between_two_workers(cluster: LiveCluster) -> None:
     address = cluster.up_result["nodes"][1]["private_ip"]
     rule = ["INPUT", "-p", "tcp", "--source", address, "--dport", "22", "-j", "DROP"]
-    in_network(cluster, "node2", "iptables", "-A", *rule)
+    cluster.in_network("node2", "iptables", "-A", *rule)
     try:
         found = caught(cluster, "node2", "ssh pairs")
     finally:
-        in_network(cluster, "node2", "iptables", "-D", *rule)
+        cluster.in_network("node2", "iptables", "-D", *rule)
 
     assert found["found"].startswith("node1 can't reach it: ")
 
@@ -278,18 +259,18 @@ def test_links_are_as_fast_as_the_faults_file_says(cluster: LiveCluster, tmp_pat
 @pytest.mark.full
 def test_a_network_with_another_mtu(cluster: LiveCluster) -> None:
     before = cluster.cli.ssh("node1", "cat /sys/class/net/eth0/mtu").strip()
-    in_network(cluster, "node1", "ip", "link", "set", "eth0", "mtu", "1280")
+    cluster.in_network("node1", "ip", "link", "set", "eth0", "mtu", "1280")
     try:
         found = caught(cluster, "node1", "mtu")
     finally:
-        in_network(cluster, "node1", "ip", "link", "set", "eth0", "mtu", before)
+        cluster.in_network("node1", "ip", "link", "set", "eth0", "mtu", before)
 
     assert (found["found"], found["wanted"]) == ("eth0: 1280", before)
 
 
 @pytest.mark.full
 def test_a_node_that_hangs(cluster: LiveCluster) -> None:
-    name = container(cluster, "node2")
+    name = cluster.container("node2")
     signal = ("systemctl", "kill", "--kill-who=main", "ssh", "--signal")
     podman("exec", name, *signal, "STOP")
     try:

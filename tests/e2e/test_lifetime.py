@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Baked, CommandLine, LiveCluster, kill_when
-from tests.e2e.test_lies import podman
+from tests.e2e.conftest import Baked, CommandLine, LiveCluster, kill_when, podman
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

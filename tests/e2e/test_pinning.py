@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.local.machines.podman import choose_runtime
 from provision.facts import parse_topology
 from provision.on_node.proc import parse_cpus
-from tests.e2e.conftest import TWO, LiveCluster, ssh_two
+from tests.e2e.conftest import TWO, LiveCluster, podman, ssh_two
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 _PACKAGES = "/opt/spr-cluster/venv/lib/python3*/site-packages"
@@ -69,15 +67,10 @@ def test_one_rank_per_node_has_all_its_cores(two: LiveCluster, tmp_path: Path) -
 
 def set_cpus(cluster: LiveCluster, cpus: dict[str, str]) -> None:
     """Let each node use these CPUs of this machine."""
-    names = subprocess.run(
-        ["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    for node in cluster.up_result["nodes"]:
-        (name,) = [name for name in names if name.endswith(node["instance"])]
-        argv = ["podman", *choose_runtime(), "update", f"--cpuset-cpus={cpus[node['name']]}", name]
-        subprocess.run(argv, capture_output=True, check=True, timeout=60)
+    for node in cluster.names:
+        podman("update", f"--cpuset-cpus={cpus[node]}", cluster.container(node))
         # Its jobs inherit the CPUs that it was started with.
-        ssh_two(cluster, node["name"], "sudo systemctl restart slurmd")
+        ssh_two(cluster, node, "sudo systemctl restart slurmd")
 
 
 @pytest.fixture(scope="module")

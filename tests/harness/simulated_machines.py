@@ -14,7 +14,7 @@ import re
 import struct
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,14 +23,14 @@ from typing import Any
 
 from cluster.local_files import ClusterFiles
 from cluster.nodes import Node
-from infra.errors import HostError, HostKeyError, NoAnswerError
-from provision.host import Host, Result, TextSink
+from infra.errors import HostKeyError, NoAnswerError
+from provision.host import Host, Result
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.install import stack_digest
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
 from provision.user_data import SHOW_EXPIRY
-from tests.fakes import AMX, FakeStream, facts_answer, health_answer
+from tests.fakes import AMX, StandInHost, facts_answer, health_answer
 from tests.infra.local.fakes import FakeTime
 
 # Takes the step's name and "before" or "after".
@@ -174,8 +174,8 @@ def _left_to_read_s(state: dict[str, Any], mib: int, now: float) -> float:
     return max(0, min(mib / rate, ahead) if state["reads_ahead"] else mib / rate)
 
 
-class SimulatedHost:
-    """A :class:`provision.host.Host` on one simulated machine."""
+class SimulatedHost(StandInHost):
+    """A host on one simulated machine."""
 
     def __init__(self, machines: SimulatedMachines, node: Node, files: ClusterFiles) -> None:
         self._machines, self._node, self._files = machines, node, files
@@ -205,14 +205,7 @@ class SimulatedHost:
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 
-    def run(
-        self,
-        command: str,
-        *,
-        timeout_s: float | None = 120,
-        check: bool = True,
-        on_text: TextSink | None = None,
-    ) -> Result:
+    def answer(self, command: str, timeout_s: float | None) -> Result:
         state = self._state()
         if state["fate"] == "no-ssh":
             raise NoAnswerError(self.name, f"no SSH at {state['address']}: connection refused")
@@ -221,10 +214,6 @@ class SimulatedHost:
                 self._machines.on_step(pattern, "before")
                 done = answer(command)
                 self._machines.on_step(pattern, "after")
-                for line in done.stdout.splitlines() if on_text else ():
-                    (on_text or str)(line)
-                if check and done.exit_code:
-                    raise HostError(self.name, f"ended with {done.exit_code}: {done.stderr}")
                 return done
         raise AssertionError(f"unexpected command on {self.name}: {command}")
 
@@ -241,26 +230,11 @@ class SimulatedHost:
     def _change(self, **values: Any) -> None:
         write_state(self._machines.root / self._id / "state.json", {**self._state(), **values})
 
-    def open_stream(self, command: str) -> FakeStream:
-        return FakeStream(self.run(command).stdout.splitlines())
-
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self._state()
         self._machines.on_step(f"put {path}", "before")
         (self._machines.root / self._id / Path(path).name).write_bytes(content)
         self._machines.on_step(f"put {path}", "after")
-
-    def upload(self, source: Path, path: str) -> None:
-        self.put(source.read_bytes(), path)
-
-    def download(self, command: str) -> Iterator[bytes]:
-        raise HostError(self.name, f"unexpected command: {command}")
-
-    def close(self) -> None:
-        return None
-
-    def why_gone(self) -> str:
-        return ""
 
     def _greet(self, _: str) -> Result:
         known, key = self._files.known_hosts, host_key_of(self._id)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import HostError
-from provision.host import Result, TextSink
-from tests.fakes import FakeStream
+from provision.host import Result
+from tests.fakes import StandInHost
 
 LOCK_FILE = "/opt/spr-cluster/lock.txt"
 """What a node's environment was installed from, with hashes, unless its pip is too old to report it."""
@@ -90,42 +88,15 @@ class Machine:
 
 
 @dataclass
-class ShellHost:
-    """A :class:`provision.host.Host` whose commands run in a folder."""
+class ShellHost(StandInHost):
+    """A host whose commands run in a folder."""
 
     machine: Machine
     name: str = "node0"
 
-    def run(
-        self,
-        command: str,
-        *,
-        timeout_s: float | None = 120,
-        check: bool = True,
-        on_text: TextSink | None = None,
-    ) -> Result:
+    def answer(self, command: str, timeout_s: float | None) -> Result:
         done = self.machine.shell(command)
-        for line in (done.stdout + done.stderr).splitlines() if on_text else ():
-            assert on_text is not None
-            on_text(line)
-        if check and done.returncode != 0:
-            raise HostError(self.name, f"ended with {done.returncode}: {done.stderr}")
         return Result(done.returncode, done.stdout, done.stderr)
-
-    def open_stream(self, command: str) -> FakeStream:
-        return FakeStream(self.run(command).stdout.splitlines())
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self.machine.path(path).write_bytes(self.machine.move(content.decode()).encode())
-
-    def upload(self, source: Path, path: str) -> None:
-        raise NotImplementedError
-
-    def download(self, command: str) -> Iterator[bytes]:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        return None
-
-    def why_gone(self) -> str:
-        return ""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.ec2.instances import label_instances
 from infra.iam.policy import build_policy
-from tests.harness.command_line import CommandLine, open_command_line
-from tests.infra.local.fakes import Endpoint
+from tests.harness.command_line import CommandLine
 
 # AWS asks for these in calls that are named otherwise.
 _IMPLIED = {
@@ -21,14 +19,6 @@ _IMPLIED = {
     "scheduler:TagResource",
 }
 _SERVICES = ("iam:", "scheduler:")
-
-
-@pytest.fixture
-def line(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[CommandLine]:
-    with open_command_line(endpoint, tmp_path, monkeypatch) as line:
-        yield line
 
 
 def allow(line: CommandLine, folder: Path, *, second_guard: bool) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from cluster.verify.reachability import check_lifetime, compare_clocks
 from cluster.verify.results import NodeAnswer
 from cluster.verify.verify import probe_directly, probe_nodes
 from infra.errors import HostError
-from provision.host import Result, TextSink
+from provision.host import Result
 from provision.stacks.load import load_stack
-from tests.fakes import FakeHost
+from tests.fakes import FakeHost, run_here
 
 STACK = load_stack("upstream")
 # Each of these addresses is a name that resolves to this machine.
@@ -47,29 +46,9 @@ class LocalShell(FakeHost):
     def close_node(self, node: str) -> None:
         (self.folder / f"closed-{node}").touch()
 
-    def run(
-        self,
-        command: str,
-        *,
-        timeout_s: float | None = 120,
-        check: bool = True,
-        on_text: TextSink | None = None,
-    ) -> Result:
+    def answer(self, command: str, timeout_s: float | None) -> Result:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", "-c", command],
-            env={"HOME": str(self.folder), "PATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        for line in (done.stdout + done.stderr).splitlines() if on_text else ():
-            assert on_text is not None
-            on_text(line)
-        if check and done.returncode:
-            raise HostError(self.name, done.stderr)
-        return Result(done.returncode, done.stdout, done.stderr)
+        return run_here(command, {"HOME": str(self.folder), "PATH": path}, timeout_s)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 from kubernetes.client import CoreV1Api
 
 from jobs.launchers.kubernetes.api import KubernetesApi
@@ -18,14 +17,12 @@ from tests.e2e.kubernetes.control_plane import BINARIES, PROGRAMS, ControlPlane,
 from tests.e2e.kubernetes.operator import make_pods
 from tests.harness.command_line import CommandResult
 from tests.jobs.cli.test_main import run
-from tests.jobs.launchers.kubernetes.scenes import SCHEMAS
+from tests.jobs.launchers.kubernetes.schemas import DEFINITION, read_definition
 
-DEFINITION = SCHEMAS / "kubeflow.org_pytorchjobs.yaml"
 BUILD = Path(__file__).with_name("build.sh")
 MARKS = [
     pytest.mark.full,
     pytest.mark.xdist_group("kubernetes"),
-    pytest.mark.skipif(not DEFINITION.is_file(), reason=f"no {DEFINITION}"),
     pytest.mark.skipif(
         not all((BINARIES / name).is_file() for name in PROGRAMS),
         reason=f"no Kubernetes in {BINARIES}: {BUILD} builds it",
@@ -55,8 +52,8 @@ RULES = [
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with PyTorchJobs and a default storage class. Only ada may use the namespaces."""
-    definition = yaml.load(DEFINITION.read_text(), Loader=yaml.CSafeLoader)
-    with running(tmp_path_factory.mktemp("plane"), ("ada", "bob"), definition) as plane:
+    folder = tmp_path_factory.mktemp("plane")
+    with running(folder, ("ada", "bob"), read_definition(DEFINITION)) as plane:
         default = {"storageclass.kubernetes.io/is-default-class": "true"}
         found = {"name": "nfs", "annotations": default}
         plane.admin.create(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.local.state import StateFolder
 from tests.infra.local.fakes import (
     Endpoint,
     FakeCloud,
@@ -24,11 +25,9 @@ def podman() -> FakePodman:
     return FakePodman()
 
 
-@pytest.fixture(scope="session")
-def endpoint() -> Iterator[Endpoint]:
-    endpoint = Endpoint()
-    yield endpoint
-    endpoint.close()
+@pytest.fixture
+def folder(tmp_path: Path) -> StateFolder:
+    return state_folder(tmp_path)
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import pytest
 from infra.errors import ConnectionLostError
 from jobs.worker.runtime.events import mark_of, render_event
 from provision.host import Result
-from tests.harness.command_line import CommandLine, StagedHost, open_command_line
-from tests.infra.local.fakes import Endpoint
+from tests.harness.command_line import CommandLine, StagedHost
 from tests.jobs.context import ended, event, listed, pack_output
 
 _BEGUN = {"began": 1800000000, "nodes": ["node0"], "ranks_per_node": 2, "attempt": 1}
@@ -65,17 +64,6 @@ class Head:
             on_text(line)
         self.over = True
         return Result(0, "", "")
-
-
-@pytest.fixture(scope="module")
-def one(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """A cluster of one node, for all tests here."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("attach")
-        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
-        with open_command_line(endpoint, folder, patch) as line:
-            line.must("up", "--nodes", "1", "--yes")
-            yield line
 
 
 @pytest.fixture

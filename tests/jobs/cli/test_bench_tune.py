@@ -4,46 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provision.host import Result
-from tests.harness.command_line import CommandLine, open_command_line
-from tests.infra.local.fakes import Endpoint
+from tests.harness.command_line import CommandLine
 from tests.jobs.context import ended, event
 
 AMX = "AMX ran (brg_matmul:avx10_1_512_amx)"
 NONE = "no AMX (Intel AVX2; oneDNN ran nothing in bf16)"
 
 
-@pytest.fixture(scope="module")
-def two(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """A cluster of two nodes, for all tests here."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("bench")
-        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
-        with open_command_line(endpoint, folder, patch) as line:
-            line.must("up", "--nodes", "2", "--yes")
-            yield line
-
-
 @pytest.fixture
 def line(two: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
     """The same, with nothing staged but what every job needs."""
-    monkeypatch.setenv("SPR_CLUSTER_HOME", str(two_home(two)))
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(two.cloud.ctx.files.folder.parent))
     monkeypatch.chdir(tmp_path)
     two.machines.staged.clear()
     for pattern in ("# distributing", "# submitting", "mkdir -p ~/spr-bench"):
         two.stage("node0", pattern, Result(0, "", ""))
     two.stage("node0", r"cat \S*/end.json", Result(0, ended(), ""))
     return two
-
-
-def two_home(line: CommandLine) -> Path:
-    return line.cloud.ctx.files.folder.parent
 
 
 def figures(*onednn: str, gemm: tuple[float, ...] = (100.0, 100.0), dtype: str = "bf16") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 from infra.aws.s3 import S3Location
 from infra.errors import CloudError
 from provision.host import Result
-from tests.harness.command_line import CommandLine, open_command_line
-from tests.infra.local.fakes import Endpoint
+from tests.harness.command_line import CommandLine
 from tests.jobs.context import listed
 from tests.jobs.report.sample_runs import make_folder
 
@@ -30,17 +28,6 @@ _LISTED = listed(
     begin=_BEGUN,
     end={**_DONE, "state": "failed", "exit_code": 1, **_CAUSE},
 )
-
-
-@pytest.fixture(scope="module")
-def one(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """A cluster of one node, for all tests here."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("results")
-        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
-        with open_command_line(endpoint, folder, patch) as line:
-            line.must("up", "--nodes", "1", "--yes")
-            yield line
 
 
 @pytest.fixture

@@ -56,17 +56,6 @@ class StagedJob:
         return Result(0, answer, "")
 
 
-@pytest.fixture(scope="module")
-def two(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """A billed cluster of two machines, for all tests that only look who removes it."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("ends")
-        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
-        with open_command_line(endpoint, folder, patch) as line:
-            line.must("up", "--nodes", "2", "--yes")
-            yield line
-
-
 @pytest.fixture
 def removed(monkeypatch: pytest.MonkeyPatch) -> Removed:
     found: Removed = []

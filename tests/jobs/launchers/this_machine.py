@@ -21,7 +21,7 @@ from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.launch import Launch
 from provision.host import Result, TextSink
-from tests.fakes import FakeStream, marked
+from tests.fakes import StandInHost, marked, run_here
 from tests.jobs.launchers import fake_slurm
 
 NODES = ("node0", "node1", "node2")
@@ -83,7 +83,7 @@ exit $code
 
 
 @dataclass
-class ThisMachine:
+class ThisMachine(StandInHost):
     """The head of a cluster: a host whose commands run here, with a separate home folder."""
 
     root: Path
@@ -126,21 +126,13 @@ class ThisMachine:
             command = command.replace(patient, hasty)
         if on_text:
             return self._run_followed(command, on_text)
-        argv = ["bash", "-c", command]
+        return super().run(command, timeout_s=timeout_s, check=check)
+
+    def answer(self, command: str, timeout_s: float | None) -> Result:
         try:
-            done = subprocess.run(
-                argv,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout_s,
-                text=True,
-            )
+            return run_here(command, self.environ, timeout_s)
         except subprocess.TimeoutExpired:
             raise HostError(self.name, f"did not finish within {timeout_s} s") from None
-        if check and done.returncode:
-            raise HostError(self.name, done.stdout + done.stderr)
-        return Result(done.returncode, done.stdout, done.stderr)
 
     def _run_followed(self, command: str, on_text: TextSink) -> Result:
         if self.refuse:
@@ -169,21 +161,12 @@ class ThisMachine:
         Path(path).write_bytes(content)
         Path(path).chmod(mode)
 
-    def open_stream(self, command: str) -> FakeStream:
-        return FakeStream(self.run(command).stdout.splitlines())
-
-    def upload(self, source: Path, path: str) -> None:
-        Path(path).write_bytes(source.read_bytes())
-
     def download(self, command: str) -> Iterator[bytes]:
         argv = ["bash", "-c", command]
         done = subprocess.run(argv, env=self.environ, stdout=subprocess.PIPE)
         yield from (done.stdout[at : at + 1000] for at in range(0, len(done.stdout), 1000))
         if done.returncode:
             raise HostError(self.name, f"ended with {done.returncode}")
-
-    def close(self) -> None:
-        return None
 
     def why_gone(self) -> str:
         return self.gone

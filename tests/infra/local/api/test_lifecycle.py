@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.local.state import StateFolder
-from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal, state_folder
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> StateFolder:
-    return state_folder(tmp_path)
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,17 +18,11 @@ from tests.infra.local.fakes import (
     FakePodman,
     FakeTime,
     refusal,
-    state_folder,
     tags,
 )
 
 START = datetime.fromtimestamp(1_800_000_000, timezone.utc)
 GROUP = "spr-cluster-bert"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> StateFolder:
-    return state_folder(tmp_path)
 
 
 @pytest.fixture

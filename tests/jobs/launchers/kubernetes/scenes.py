@@ -13,8 +13,6 @@ from tests.jobs.launchers.kubernetes.server import OPERATOR, TRAINER, Kubernetes
 
 K8s = Callable[..., CommandResult]
 """Runs a subcommand of ``spr-cluster k8s``."""
-# Kubeflow's custom resource definitions, too large for the repository: see docs/status.md.
-SCHEMAS = Path(__file__).parents[5] / "shared" / "kubernetes"
 IMAGE = ("--image", "ghcr.io/me/spr:1")
 JOB = f"{OPERATOR}/namespaces/ml/pytorchjobs/bert"
 TRAIN_JOB = f"{TRAINER}/namespaces/ml/trainjobs/bert"

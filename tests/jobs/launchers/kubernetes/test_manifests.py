@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
+import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 import yaml
-from kubernetes_validate.utils import ValidationError, validate
+from jsonschema import ValidationError
+from kubernetes_validate.utils import ValidationError as PodError
+from kubernetes_validate.utils import validate
 
 from jobs.launchers.kubernetes.manifests import AMX_LABEL, Manifest
 from jobs.launchers.kubernetes.resources import claims_of
-from tests.golden import check_golden
+from tests.golden import check_golden, compare
 from tests.jobs.launchers.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
-from tests.jobs.launchers.kubernetes.scenes import SCHEMAS
+from tests.jobs.launchers.kubernetes.schemas import read_schemas
 
 GOLDEN = Path(__file__).with_name("golden")
 NEWEST = "1.33"
@@ -26,14 +26,27 @@ DOCUMENTATION = Path(__file__).parents[4] / "docs" / "kubernetes.md"
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*Job-*.yaml")))
 def test_the_yaml_of_each_kind_recipe_and_stack(name: str) -> None:
-    kind, _, recipe = name.partition("-")
-    found = rendered(*RECIPES[recipe], "--kind", kind, "--namespace", "training")
+    # A PyTorchJob's workers repeat its master.
+    check_golden(GOLDEN / f"{name}.yaml", render_golden(name).partition("    Worker:\n")[0])
 
-    check_golden(GOLDEN / f"{name}.yaml", "---\n".join(found.yaml_files().values()))
+
+def test_how_the_yaml_of_the_published_stack_differs() -> None:
+    base, text = map(render_golden, ("TrainJob-reference-intel", "TrainJob-reference-reference"))
+
+    check_golden(GOLDEN / "TrainJob-reference-reference.diff", compare(base, text))
+
+
+@pytest.mark.parametrize("words", [each for each in EVERY if "PyTorchJob" in each], ids=" ".join)
+def test_workers_are_like_the_master_without_its_comments(words: tuple[str, ...]) -> None:
+    text = rendered(*words).yaml_files()["job.yaml"]
+
+    replicas = yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Worker"] == {**replicas["Master"], "replicas": 3}
+    assert "#" not in text.partition("    Worker:\n")[2]
 
 
 def test_each_kind_and_each_recipe_has_its_yaml() -> None:
-    names = [path.stem.partition("-") for path in GOLDEN.glob("*Job-*.yaml")]
+    names = [path.stem.partition("-") for path in GOLDEN.glob("*Job-*")]
     assert {kind for kind, _, _ in names} == set(KINDS)
     assert {recipe for _, _, recipe in names} == set(RECIPES)
 
@@ -63,23 +76,44 @@ def test_comments_do_not_change_what_is_submitted(words: tuple[str, ...]) -> Non
     assert "__comment" not in "".join(found.yaml_files().values())
 
 
-@pytest.mark.skipif(not SCHEMAS.is_dir(), reason=f"no custom resource definitions in {SCHEMAS}")
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_kubeflows_schemas_accept_every_job(words: tuple[str, ...]) -> None:
     job = rendered(*words, *SECRETS).job
 
-    jsonschema.validate(job, read_schema(job["kind"]), format_checker=jsonschema.FormatChecker())
+    for schema in read_schemas(job["kind"]):
+        schema.validate(job)
 
 
-@pytest.mark.skipif(not SCHEMAS.is_dir(), reason=f"no custom resource definitions in {SCHEMAS}")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
     job = rendered("--kind", kind).job
-    schema = read_schema(kind)
 
-    for spec in ({**job["spec"], "unknown": 1}, {"numProcPerNode": "auto"}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**job, "spec": spec}, schema)
+    for schema in read_schemas(kind):
+        for spec in ({**job["spec"], "unknown": 1}, {"numProcPerNode": "auto"}):
+            with pytest.raises(ValidationError):
+                schema.validate({**job, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        *product(KINDS, ["apiVersion", "imagePullSecrets", "claimName", "runAsNonRoot"]),
+        ("PyTorchJob", "nprocPerNode"),
+        ("PyTorchJob", "cleanPodPolicy"),
+        ("PyTorchJob", "restartPolicy"),
+        ("TrainJob", "runtimeRef"),
+        ("TrainJob", "resourcesPerNode"),
+        ("TrainJob", "replicatedJobs"),
+    ],
+)
+def test_kubeflows_models_refuse_a_misspelled_field(kind: str, field: str) -> None:
+    text = json.dumps(rendered("--kind", kind, *SECRETS).job)
+    models = read_schemas(kind)[0]
+    models.validate(json.loads(text))
+
+    assert f'"{field}":' in text
+    with pytest.raises(ValidationError, match=field.lower()):
+        models.validate(json.loads(text.replace(f'"{field}":', f'"{field.lower()}":')))
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
@@ -94,7 +128,7 @@ def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None
 
     for document in (pod, *filter(None, [found.claim])):
         validate(document, NEWEST, strict=True)
-    with pytest.raises(ValidationError):
+    with pytest.raises(PodError):
         validate({**pod, "spec": {**pod["spec"], "x": 1}}, NEWEST, strict=True)
 
 
@@ -157,6 +191,13 @@ def test_one_node_needs_no_worker_and_no_shared_storage() -> None:
     assert found.claim["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
+def render_golden(name: str) -> str:
+    """Return the manifests of ``TrainJob-fast-intel``: a kind, a recipe, and a stack."""
+    kind, _, recipe = name.partition("-")
+    found = rendered(*RECIPES[recipe], "--kind", kind, "--namespace", "training")
+    return "---\n".join(found.yaml_files().values())
+
+
 def pod_of(job: Manifest) -> Manifest:
     """The pod that an operator makes: for a TrainJob, the runtime's with our patch and trainer."""
     spec = job["spec"]
@@ -171,25 +212,3 @@ def pod_of(job: Manifest) -> Manifest:
     (container,) = pod["containers"]
     own = {key: trainer[key] for key in ("image", "command", "args", "env")}
     return {**pod, "containers": [{**container, **own, "resources": trainer["resourcesPerNode"]}]}
-
-
-@cache
-def read_schema(kind: str) -> dict[str, Any]:
-    """The schema of a custom resource. Like the API server, it refuses unknown fields."""
-    (path,) = SCHEMAS.glob(f"*_{kind.lower()}s.yaml")
-    definition = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-    (version,) = definition["spec"]["versions"]
-    schema: dict[str, Any] = _closed(version["schema"]["openAPIV3Schema"])
-    schema["properties"]["metadata"] = {"type": "object"}
-    return schema
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
-    if schema.get("type") == "object" and "properties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed

@@ -6,7 +6,7 @@ import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +17,6 @@ from infra.ec2 import tags
 from infra.plan.actions import Action, ActionKind
 from tests.harness.command_line import CommandLine
 from tests.harness.simulated_cloud import SimulatedCloud
-
-if TYPE_CHECKING:
-    from mypy_boto3_ec2.type_defs import TagTypeDef
 
 PRIVATE_KEY = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----"
@@ -213,8 +210,8 @@ def test_a_replacement_by_another_computer_is_listed_from_its_tags(line: Command
     log = ClusterFiles.of("spr").events
     (bought,) = [e for e in EventLog(log).read() if e["event"] == "bought"]
     ec2 = connect(line.open_cloud("aws", None, None)).ec2
-    label: TagTypeDef = {"Key": tags.REPLACES, "Value": "replaces i-1: no answer"}
-    ec2.create_tags(Resources=bought["resources"], Tags=[label])
+    why = "replaces i-1: no answer"
+    ec2.create_tags(Resources=bought["resources"], Tags=[{"Key": tags.REPLACES, "Value": why}])
     log.unlink()
 
     (event,) = json.loads(line.must("events", "--json").out)["events"]

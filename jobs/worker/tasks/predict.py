@@ -19,7 +19,8 @@ from typing import Any, TextIO
 
 from ..runtime.errors import DatasetError, ModelError, WorkerError
 from ..training.model import load_pretrained
-from ..training.task import Loaded, Row, TextTask
+from ..training.task import Loaded
+from ..training.text_task import Row, TextTask
 from . import TASKS
 
 LINES = 256

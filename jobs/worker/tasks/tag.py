@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL
-from ..training.tables import TableOptions, TableTask, class_settings, require_known
-from ..training.task import Data, Loaded, Row, Samples
+from ..training.task import Data, Loaded, Samples
+from ..training.text_task import Row, TableOptions, TableTask, class_settings, require_known
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
 from ...training.options import SMALL, Range, TextOptions, option
-from ...training.task import Data, Loaded, Row, TextTask
+from ...training.task import Data, Loaded
+from ...training.text_task import Row, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.launchers.kubernetes.image import build_files, render_dockerfile
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.tables import TableOptions
+from jobs.worker.training.text_task import TableOptions
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import render_requirements
 from tests.golden import check_golden

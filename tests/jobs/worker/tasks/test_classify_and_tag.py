@@ -23,7 +23,7 @@ from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, sco
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import StepTimer, average_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
-from jobs.worker.training.task import Row
+from jobs.worker.training.text_task import Row
 from tests.jobs.worker.threaded_ranks import run_threaded
 
 

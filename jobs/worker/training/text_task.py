@@ -1,4 +1,4 @@
-"""Tasks that learn from tables: a row is a record, a column its text or its label."""
+"""Tasks whose model reads texts, among them those that learn from tables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,90 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_records, read_table
 from ..data.records import show, skip_note
-from ..runtime.errors import DatasetError
-from .options import Range, TextOptions, option
-from .task import Data, TextTask
+from ..runtime.errors import DatasetError, ModelError
+from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
+from .task import Data, Loaded, Task
+
+if TYPE_CHECKING:
+    from ..data.tokens import Column, TextSamples, Tokens
+    from .state import TrainContext
 
 _LOOK_AT = 1000
 """Rows that the laptop reads before anything is sent."""
+
+
+OwnText = TypeVar("OwnText", bound=TextOptions)
+
+
+class Row(NamedTuple):
+    """A row to predict for, and its place, such as ``line 3``."""
+
+    place: str
+    values: Any
+
+
+class TextTask(Task[OwnText]):
+    """A task of a model that reads texts."""
+
+    head: ClassVar[str]
+    """What transformers calls the task, such as "SequenceClassification"."""
+
+    def download(self) -> None:
+        from .model import load_pretrained  # noqa: PLC0415
+
+        name = self.options.model
+        if name != SCRATCH and not Path(name).is_dir():
+            load_pretrained(name, self.head)
+
+    @classmethod
+    def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:  # noqa: ARG003
+        """Return a trained model's prediction for each row. Raises :class:`DatasetError` with its place."""
+        raise ModelError(f"`predict` can't use models of `train {cls.name}`")
+
+    def encode_samples(
+        self,
+        context: TrainContext,
+        loaded: Loaded,
+        texts: Sequence[Sequence[str]],
+        targets: Sequence[Any],
+        *,
+        offsets: bool = False,
+    ) -> TextSamples:
+        """Return samples of one text each, or of two: ``texts`` has one column, or two.
+
+        What is beyond ``max_length`` is cut off, and counted in a note.
+        """
+        from ..data.tokens import (  # noqa: PLC0415
+            Column,
+            TextSamples,
+            read_template,
+        )
+
+        columns = [Column(list(each), offsets) for each in texts]
+        tokens = self.encode(context, loaded, columns)
+        template = read_template(loaded.tokenizer, pair=len(texts) == 2)
+        samples = TextSamples(tokens, template, targets, self.options.max_length)
+        counts = zip(*(each.counts for each in tokens), strict=True)
+        cut = sum(sum(each) > samples.room for each in counts)
+        if cut:
+            text = f"{cut} of {len(samples)} samples are longer than {samples.max_length} tokens and are cut"
+            context.events.note(f"{text}; --max-length keeps more")
+        return samples
+
+    def encode(
+        self, context: TrainContext, loaded: Loaded, columns: Sequence[Column]
+    ) -> list[Tokens]:
+        """Return each column's tokens, made by all ranks together or from the nodes' caches."""
+        from ..data.token_cache import TokenCache, encode_together  # noqa: PLC0415
+
+        name = self.options.token_cache
+        cache = None if name == NO_CACHE else TokenCache(name)
+        note = context.events.note
+        return encode_together(context.ranks, columns, loaded.tokenizer, cache, note)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ WARM_FACTOR, WARM_EXTRA_S = 1.25, 5.0
 
 def spr_cluster(home: Path, *argv: str) -> tuple[float, dict[str, float]]:
     """Return the seconds of a command and of its phases."""
-    command = [sys.executable, "-m", "jobs.cli", *argv, "--cloud", "local"]
+    command = [sys.executable, "-m", "jobs", *argv, "--cloud", "local"]
     seconds, text = run_timed(command, ROOT, DEADLINE_S, SPR_CLUSTER_HOME=str(home))
     phases = {
         title: 60 * int(minutes or 0) + float(rest) for minutes, rest, title in _PHASE.findall(text)
@@ -69,7 +69,7 @@ def main() -> None:
         try:
             times = summarize([run_round(home, args.nodes) for _ in range(args.rounds)])
         finally:
-            reset = [sys.executable, "-m", "jobs.cli", "local", "reset", "--keep-base"]
+            reset = [sys.executable, "-m", "jobs", "local", "reset", "--keep-base"]
             run_timed(reset, ROOT, DEADLINE_S, SPR_CLUSTER_HOME=str(home))
     cold, warm, boot = times["cold head"], times["warm"], times["warm one"]["Nodes"]
     plain_sum = sum(cold[phase] for phase in ("Head node", "Software", "Image", "Workers"))

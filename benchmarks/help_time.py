@@ -18,7 +18,7 @@ RUNS = 15
 def main() -> None:
     """Run both commands in turn, so that a slow moment of the machine affects both."""
     commands = {
-        "help_s": [sys.executable, "-m", "jobs.cli", "--help"],
+        "help_s": [sys.executable, "-m", "jobs", "--help"],
         "python_s": [sys.executable, "-c", "pass"],
     }
     seconds: dict[str, list[float]] = {name: [] for name in commands}

@@ -24,7 +24,7 @@ from benchmarks.common import ROOT
 from infra.local.machines.podman import choose_runtime
 
 LOSSES = ("rank", "freeze", "daemons", "worker", "elastic", "spot", "disk", "head")
-_CLI = (sys.executable, "-m", "jobs.cli")
+_CLI = (sys.executable, "-m", "jobs")
 _JOB = ("train", "squad", "--demo", "--epochs", "60", "--checkpoint-every", "15", "--retries", "1")
 _LOSE_AT, _LIMIT_S = 40, 900
 _JOBS = "/home/ubuntu/spr-jobs"

@@ -74,7 +74,7 @@ def _train(home: str, name: str) -> list[str]:
 
 def _caller(home: Path) -> Callable[..., str]:
     def call(*arguments: str) -> str:
-        argv = [sys.executable, "-m", "jobs.cli", *arguments]
+        argv = [sys.executable, "-m", "jobs", *arguments]
         return run_timed(argv, ROOT, DEADLINE_S, SPR_CLUSTER_HOME=str(home))[1]
 
     return call

@@ -154,7 +154,7 @@ def show_nodes(folder: Path) -> Iterator[int]:
     """Show the recording on a terminal."""
     terminal, end = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-    argv = [sys.executable, "-m", "jobs.cli", "top", "--replay", str(folder / "record.jsonl")]
+    argv = [sys.executable, "-m", "jobs", "top", "--replay", str(folder / "record.jsonl")]
     environ = {**os.environ, "TERM": "xterm-256color"}
     process = subprocess.Popen(argv, stdin=end, stdout=end, stderr=end, cwd=ROOT, env=environ)
     os.close(end)

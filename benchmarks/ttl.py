@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _run(environment: dict[str, str], *arguments: str) -> str:
-    argv = [sys.executable, "-m", "jobs.cli", *arguments]
+    argv = [sys.executable, "-m", "jobs", *arguments]
     done = subprocess.run(
         argv, env=environment, cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -48,7 +48,7 @@ def _resources(environment: dict[str, str]) -> dict[str, Any]:
 def measure(environment: dict[str, str]) -> None:
     """Create, kill, wait, and clean up; print the result."""
     _run(environment, "list", "--cloud", "local")  # the embedded cloud is there
-    argv = [sys.executable, "-m", "jobs.cli", "up", "--cloud", "local", "--ttl", "1m"]
+    argv = [sys.executable, "-m", "jobs", "up", "--cloud", "local", "--ttl", "1m"]
     start = time.monotonic()
     with subprocess.Popen(
         argv, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True

@@ -1,6 +1,6 @@
 """The step that connects the nodes: SSH between them, as in the reference recipe, and Slurm.
 
-A fresh key, ``~/.ssh/config``, names, ``~/hosts``; Slurm's part is :mod:`cluster.slurm`.
+A fresh key, ``~/.ssh/config``, names, ``~/hosts``; Slurm's part is :mod:`cluster.slurm.configuration`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 
-from cluster import slurm
 from cluster.nodes import Cluster, HostOpener, Node
+from cluster.slurm import configuration
 from infra.ec2.key_pair import KeyPair, generate_key_pair
 from provision.facts import HostFacts
 from provision.host import SSH_USER, Host
@@ -35,7 +35,7 @@ chmod 644 ~/hosts
 {{ sed '/^{_BEGIN}$/,/^{_END}$/d' /etc/hosts; cat ~/.spr-cluster-hosts; }} > /tmp/spr-cluster-hosts
 sudo cp --no-preserve=all /tmp/spr-cluster-hosts /etc/hosts
 rm -f ~/.spr-cluster-hosts /tmp/spr-cluster-hosts
-{slurm.CONFIGURE}"""
+{configuration.CONFIGURE}"""
 
 
 def render_ssh_config(nodes: Sequence[Node]) -> str:
@@ -118,7 +118,7 @@ def bundle_mesh(cluster: Cluster, facts: Mapping[str, HostFacts], key: KeyPair) 
         ".spr-cluster-hosts": render_hosts_block(nodes, hostnames),
     }
     contents = {name: text.encode() for name, text in files.items()}
-    contents |= slurm.slurm_files(cluster.name, nodes, facts)
+    contents |= configuration.slurm_files(cluster.name, nodes, facts)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in contents.items():

@@ -34,7 +34,7 @@ from infra.local.machines.host import merge_pip_config, render_pip_config, used_
 from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
 from jobs.cli import main
 from jobs.cli.bench import render
-from jobs.cli.job_display import render_result
+from jobs.cli.shared.job_display import render_result
 from jobs.experiments.bench import AllReduce, BenchResult, NodeSpeed, read_last_speeds
 from jobs.launchers.files import fetch
 from jobs.launchers.plan import JobPaths

@@ -20,13 +20,20 @@ from cluster.local_files import (
 )
 from infra.aws.caller import Caller, is_same_owner
 from infra.aws.clients import connect, has_credentials, translate_boto_error
-from infra.aws.cloud import Cloud, MissingCredentialsError, NoRegionError, find_profile
+from infra.aws.cloud import (
+    DEFAULT_REGION,
+    Cloud,
+    MissingCredentialsError,
+    NoRegionError,
+    find_profile,
+    open_aws_cloud,
+)
 from infra.ec2.inventory import Inventory
 from infra.errors import SprError, UsageError
-from infra.open_cloud import open_cloud
 from infra.spec import AUTO, DEFAULT_NAME, parse_ssh_cidr
 from infra.wait import Progress, Silent
 
+CLOUD_NAMES = ("aws", "local")
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
 CONFIGURED_REGION = "AWS_REGION, else your AWS configuration"
 MADE_THERE = (
@@ -51,7 +58,7 @@ def add_cloud_options(
     """``--cloud`` and ``--region``, whose defaults are these, and ``--json``."""
     parser.add_argument(
         "--cloud",
-        choices=("aws", "local"),
+        choices=CLOUD_NAMES,
         help=f"aws, or local: the embedded cloud on this machine (default: {cloud})",
     )
     parser.add_argument("--region", help=f"AWS region (default: {region})")
@@ -117,6 +124,21 @@ def open_chosen_cloud(
         if not is_unknown:
             raise
     raise _unknown_cluster(args.name)
+
+
+def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
+    """Return the named cloud; start the embedded one if necessary.
+
+    With ``buys``, assumed-role credentials stay valid until the machines are installed.
+    Raises :class:`UsageError` if the name is unknown or the embedded cloud cannot run here.
+    """
+    if name == "local":
+        from infra.local import open_local_cloud  # noqa: PLC0415 - optional: needs moto
+
+        return open_local_cloud(region or DEFAULT_REGION, progress)
+    if name == "aws":
+        return open_aws_cloud(region, buys=buys)
+    raise UsageError(f"unknown cloud {name!r}: one of {', '.join(CLOUD_NAMES)}")
 
 
 def open_place(cloud: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:

@@ -18,10 +18,10 @@ from cluster.console.display import make_progress
 from cluster.console.output import confirm, emit, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
-from cluster.job_queue import find_losses
 from cluster.lifecycle.deadline import extend
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
+from cluster.slurm.job_queue import find_losses
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.ec2.tags import render_time
 from infra.errors import UsageError

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from cluster.cli.chosen_cluster import add_cloud_options
+from cluster.cli.chosen_cluster import add_cloud_options, open_cloud
 from cluster.console.display import make_progress
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command
@@ -16,7 +16,6 @@ from infra.errors import SprError
 from infra.iam.dry_runs import judge
 from infra.iam.policy import build_policy, parse_key, parse_types, render_policy
 from infra.iam.simulation import Finding, State
-from infra.open_cloud import open_cloud
 from infra.words import counted
 
 _EXAMPLES = """\

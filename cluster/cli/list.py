@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cluster.cli.chosen_cluster import CONFIGURED_REGION, add_cloud_options, find_other_owner
+from cluster.cli.chosen_cluster import (
+    CONFIGURED_REGION,
+    add_cloud_options,
+    find_other_owner,
+    open_cloud,
+)
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.output import confirm, emit, say
 from cluster.console.parser import SubParsers, add_command, add_yes_option
@@ -20,7 +25,6 @@ from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import DEFAULT_REGION, Cloud, MissingCredentialsError, NoRegionError
 from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
-from infra.open_cloud import open_cloud
 from infra.wait import Progress
 from infra.words import counted
 

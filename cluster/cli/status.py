@@ -13,11 +13,11 @@ from cluster.console.display import format_seconds, format_table
 from cluster.console.output import ask, emit, wrap
 from cluster.console.parser import SubParsers, add_command
 from cluster.context import Context
-from cluster.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
 from cluster.nodes import Node, is_unconnected, rank_nodes
 from cluster.overview import Overview, look_up_prices, show_cost
+from cluster.slurm.job_queue import NoAnswer, QueueSummary, ask_head, summarize_queue
 from infra.ec2 import tags
 from infra.ec2.instances import describe_spot_notices
 from infra.ec2.inventory import describe_inventory

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster import job_queue, ssh_mesh
+from cluster import ssh_mesh
 from cluster.context import Context
 from cluster.lifecycle.deadline import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
+from cluster.slurm import job_queue
 from cluster.verify.reachability import find_unusable
 from cluster.verify.results import NodeAnswer, expect
 from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cluster.context import Context
-from cluster.job_queue import job_is_running, list_queue
 from cluster.nodes import Node, rank_nodes
+from cluster.slurm.job_queue import job_is_running, list_queue
 from infra.ec2 import tags
 from infra.errors import HostError
 from infra.plan.actions import Plan

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.job_queue import USABLE
+from cluster.slurm.job_queue import USABLE
 from cluster.verify.results import CLUSTER, CheckResult, Expected, Verdict
 from infra.words import counted
 from provision.host import Host

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from cluster.job_queue import find_running_job
 from cluster.nodes import Cluster, HostOpener
+from cluster.slurm.job_queue import find_running_job
 from cluster.verify import machine, reachability, software
 from cluster.verify.launcher import check_launcher, probe_launcher
 from cluster.verify.network import NetworkReport, check_network, probe_network

@@ -25,17 +25,19 @@ _JOBS = {
     "jobs": Command("jobs.cli.jobs", "list a cluster's jobs: queued, running, and ended"),
     "top": Command("jobs.cli.top", "watch nodes, ranks, and the queue live"),
     "attach": Command("jobs.cli.attach", "follow a job, and fetch its results at its end"),
-    "logs": Command("jobs.cli.logs", "print the log of a job or of one rank"),
+    "logs": Command("jobs.cli.jobs", "print the log of a job or of one rank"),
     "wait": Command("jobs.cli.attach", "wait until a job ends"),
-    "cancel": Command("jobs.cli.cancel", "end a job on all nodes"),
-    "fetch": Command("jobs.cli.fetch", "download a job's model, log, and results"),
-    "report": Command("jobs.cli.report", "write a one-page report of a run"),
-    "predict": Command("jobs.cli.predict", "answer questions with a trained model"),
+    "cancel": Command("jobs.cli.jobs", "end a job on all nodes"),
+    "fetch": Command("jobs.cli.results.fetch", "download a job's model, log, and results"),
+    "report": Command("jobs.cli.results.report", "write a one-page report of a run"),
+    "predict": Command("jobs.cli.results.predict", "answer questions with a trained model"),
     "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
     "tune": Command("jobs.cli.tune", "find the fastest placement of a training job"),
-    "scaling": Command("jobs.cli.scaling", "measure a training job on more and more nodes"),
-    "k8s": Command("jobs.cli.k8s", "the same training job on Kubernetes"),
-    "render": Command("jobs.cli.render", "the same training job as YAML or a Slurm script"),
+    "scaling": Command("jobs.cli.tune", "measure a training job on more and more nodes"),
+    "k8s": Command("jobs.cli.elsewhere.k8s", "the same training job on Kubernetes"),
+    "render": Command(
+        "jobs.cli.elsewhere.render", "the same training job as YAML or a Slurm script"
+    ),
 }
 GROUPS = {
     "cluster": CLUSTER_GROUPS["cluster"],

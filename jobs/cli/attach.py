@@ -15,7 +15,7 @@ from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
 from infra.wait import Progress, wait_until
-from jobs.cli.chosen_job import (
+from jobs.cli.shared.chosen_job import (
     add_job_options,
     add_results_option,
     choose_results,
@@ -24,8 +24,8 @@ from jobs.cli.chosen_job import (
     open_kubernetes,
     open_launcher,
 )
-from jobs.cli.job_display import JobDisplay, render_end
-from jobs.cli.when_done import add_end_options, with_ends
+from jobs.cli.shared.job_display import JobDisplay, render_end
+from jobs.cli.shared.when_done import add_end_options, with_ends
 from jobs.launchers.kubernetes.api import KubernetesError
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.launcher import JobEnd, JobSummary, Launcher, choose_active, choose_several

@@ -18,7 +18,7 @@ from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import counted
-from jobs.cli.chosen_job import open_job_context
+from jobs.cli.shared.chosen_job import open_job_context
 from jobs.experiments.bench import BenchRequest, BenchResult, NodeSpeed, bench, read_last_speeds
 from jobs.worker.bench import LONGEST, SECONDS, SHORTEST
 

@@ -1,23 +1,42 @@
-"""``spr-cluster jobs``."""
+"""``spr-cluster jobs``, ``logs``, and ``cancel``."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
-from cluster.console.display import format_seconds, format_table
-from cluster.console.output import emit, wrap
-from cluster.console.parser import SubParsers, add_command
-from cluster.job_queue import describe_reason
+from cluster.console.display import format_seconds, format_table, make_progress
+from cluster.console.output import confirm, emit, printable, wrap
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.local_files import utc_now
-from infra.words import counted
-from jobs.cli.chosen_job import add_job_options, open_launcher
-from jobs.launchers.launcher import QUEUED, REQUEUED, RUNNING, JobSummary, Launcher, choose_job
+from cluster.slurm.job_queue import describe_reason
+from infra.errors import UsageError
+from infra.words import counted, parse_duration
+from jobs.cli.shared.chosen_job import add_job_options, open_launcher
+from jobs.cli.shared.job_display import JobDisplay, render_event
+from jobs.launchers.kubernetes.launcher import KubernetesLauncher
+from jobs.launchers.launcher import (
+    DELETED,
+    QUEUED,
+    REQUEUED,
+    RUNNING,
+    JobSummary,
+    Launcher,
+    choose_job,
+    choose_several,
+    choose_shown,
+)
+from jobs.train.train import resume_command, task_of
+from jobs.worker.runtime.events import mark_of, parse_event
 from jobs.worker.supervisor.attempt import FAILED
 
 _NEWEST = 10
-_EXAMPLES = """\
+_JOBS_EXAMPLES = """\
   spr-cluster jobs
   spr-cluster jobs --name bert --json
   spr-cluster jobs squad-20261122-142501-k3f
@@ -34,16 +53,18 @@ def add_parser(subparsers: SubParsers) -> None:
         "again), or lost (it left the queue and nothing says how it ended, for example because the head was\n"
         "shut down). A job with a checkpoint and without a model can be resumed:\n"
         "`spr-cluster train squad --resume JOB`.",
-        _EXAMPLES,
-        run=run,
+        _JOBS_EXAMPLES,
+        run=run_jobs,
     )
     add_job_options(parser, "show only this one, with its pods if it is on Kubernetes")
     parser.add_argument(
         "--all", action="store_true", help=f"list all jobs, not only the newest {_NEWEST}"
     )
+    _add_logs(subparsers)
+    _add_cancel(subparsers)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_jobs(args: argparse.Namespace) -> int:
     launcher, now = open_launcher(args), utc_now()
     found = launcher.list_jobs()
     if args.job:
@@ -112,3 +133,165 @@ def _describe(job: JobSummary) -> str:
     if job.state in (QUEUED, REQUEUED) and job.waits_for:
         return f"waits: {describe_reason(job.waits_for)}"
     return job.cause if job.state == FAILED else ""
+
+
+_LOGS_EXAMPLES = """\
+  spr-cluster logs -f
+  spr-cluster logs squad-20260731-142501-k3f --rank 3
+  spr-cluster logs --since 10m
+"""
+
+
+def _add_logs(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "logs",
+        "Print the log of a job, with the events that its ranks report as text. --rank prints what one\n"
+        "rank wrote, from its own node; on Kubernetes, its pod.",
+        _LOGS_EXAMPLES,
+        run=run_logs,
+    )
+    text = "(default: the only one that runs or waits, or else the newest)"
+    add_job_options(parser, text, json=False)
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="go on until the job ends; Ctrl-C ends only this",
+    )
+    parser.add_argument("--rank", type=int, metavar="R", help="the log of this rank, from 0")
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        help="only what was written in the last, for example, 10m or 2h; by the times that the "
+        "ranks' events have, so not for programs of `run`",
+    )
+
+
+def run_logs(args: argparse.Namespace) -> int:
+    since = parse_duration(args.since, "--since") if args.since else None
+    launcher = open_launcher(args)
+    found = choose_shown(launcher.list_jobs(), args.job, launcher.place)
+    printer = LogPrinter(found.job, utc_now() - since if since else None)
+    launcher.read_log(found, printer.take, args.rank, follow=args.follow)
+    return 0
+
+
+class LogPrinter:
+    """Prints the lines of a job's log, from the first event at or after ``since``.
+
+    An event is printed as text, or not at all if it has none.
+    """
+
+    def __init__(self, job: str, since: datetime | None = None) -> None:
+        self._mark, self._is_marked = mark_of(job), False
+        self._since = since.timestamp() if since else 0.0
+        self._has_begun = since is None
+
+    def take(self, text: str) -> None:
+        for line in text.split("\n"):
+            self._print(line)
+        sys.stdout.flush()
+
+    def _print(self, line: str) -> None:
+        event = self._parse(line)
+        if not self._has_begun:
+            self._has_begun = event is not None and event.get("at", 0.0) >= self._since
+        text = line if event is None else render_event(event)
+        if text and self._has_begun:
+            print(printable(text, sys.stdout))
+
+    def _parse(self, line: str) -> dict[str, Any] | None:
+        event = parse_event(line, self._mark)
+        self._is_marked = self._is_marked or event is not None
+        # The events of earlier versions have no mark.
+        return event if self._is_marked else parse_event(line)
+
+
+_CANCEL_EXAMPLES = """\
+  spr-cluster cancel
+  spr-cluster cancel --now                       do not wait for a checkpoint
+  spr-cluster cancel --all
+  spr-cluster cancel squad-20260731-142501-k3f --name bert
+"""
+
+
+def _add_cancel(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "cancel",
+        "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
+        "What is left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if\n"
+        "nodes are gone. If there is no job, nothing happens. On Kubernetes, the job is deleted; its files\n"
+        "stay on the claim, so a job with the same name and options resumes from its newest checkpoint.",
+        _CANCEL_EXAMPLES,
+        run=run_cancel,
+    )
+    add_job_options(parser)
+    parser.add_argument("--all", action="store_true", help="end all jobs that run or wait")
+    parser.add_argument("--now", action="store_true", help="kill it without waiting")
+    text = "on Kubernetes: also delete its claim, with the files of all jobs on it, unless others use it"
+    parser.add_argument("--delete-claim", action="store_true", help=text)
+    add_yes_option(parser, "delete the claim without asking")
+
+
+def run_cancel(args: argparse.Namespace) -> int:
+    progress = make_progress()
+    launcher = open_launcher(args, progress)
+    chosen = choose_several(launcher.list_jobs(), args.job, launcher.place, every=args.all)
+    if chosen and not args.job and isinstance(launcher, KubernetesLauncher):
+        raise UsageError(
+            f"name the job to end: others may use the namespace, where {chosen[0].job} is active",
+            hint="`spr-cluster jobs` lists them",
+        )
+    claim = _choose_claim(launcher, chosen, args) if args.delete_claim else ""
+    results = []
+    # Those that wait first: they would start on the nodes of the others.
+    ordered = sorted(chosen, key=lambda job: job.state == RUNNING)
+    for found in (*ordered,) or (None,):
+        now, silent = found, tuple[str, ...]()
+        ends = found is not None and launcher.can_cancel(found)
+        if found and ends:
+            with progress.phase(f"End {found.job}"):
+                silent = launcher.cancel(found, JobDisplay(progress).log, now=args.now)
+            left = [job for job in launcher.list_jobs() if job.job == found.job]
+            now = left[0] if left else replace(found, state=DELETED)
+        result = {**launcher.where, "cancelled": ends, "unreachable": silent}
+        results.append({**result, **(now.as_dict() if now else {"job": None})})
+        if not args.json:
+            print(_render_cancel(now, launcher, ended=ends))
+    if claim and isinstance(launcher, KubernetesLauncher):
+        with progress.phase(f"Delete claim {claim}"):
+            launcher.delete_claim(claim, progress.note)
+        results[0]["claim"] = claim
+        if not args.json:
+            print(f"Claim {claim} is gone.")
+    emit(args, "", {"jobs": results} if args.all else results[0])
+    return 0
+
+
+def _choose_claim(launcher: Launcher, chosen: list[JobSummary], args: argparse.Namespace) -> str:
+    """Return the claim of the job, once its loss is approved. Raises :class:`UsageError`."""
+    if not isinstance(launcher, KubernetesLauncher) or args.all or not chosen:
+        raise UsageError("--delete-claim is for one job on Kubernetes")
+    claim = launcher.choose_claim(chosen[0])
+    question = f"Delete job {chosen[0].job} and claim {claim} with all of its files?"
+    confirm(question, yes=args.yes)
+    return claim
+
+
+def _render_cancel(found: JobSummary | None, launcher: Launcher, *, ended: bool) -> str:
+    """Return in one or two lines what was done, and how the job continues."""
+    if found is None:
+        return f"No job is running or queued {launcher.place}."
+    if not ended:
+        return f"Job {found.job} has ended already: it is {found.state}."
+    if found.state == DELETED:
+        return f"Job {found.job} is gone."
+    lines = [f"Job {found.job} has ended."]
+    if found.unfinished and found.checkpoint:
+        resume = f"{shlex.join(resume_command(task_of(found.job)))} {found.job} {launcher.flags}"
+        lines.append(f"Checkpoint {found.checkpoint} is saved. To resume: {resume}")
+    elif found.unfinished:
+        lines.append("It had no checkpoint yet, so there is nothing to resume.")
+    return "\n".join(lines)

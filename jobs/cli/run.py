@@ -13,8 +13,8 @@ from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.chosen_job import add_results_option, open_job_context
-from jobs.cli.job_options import (
+from jobs.cli.shared.chosen_job import add_results_option, open_job_context
+from jobs.cli.shared.job_options import (
     add_placement_options,
     add_queue_options,
     detachable,

@@ -15,7 +15,7 @@ from cluster.console.display import make_console
 from cluster.console.output import ask, has_terminal
 from cluster.console.parser import SubParsers, add_command
 from cluster.overview import look_up_prices
-from jobs.cli.chosen_job import open_overview
+from jobs.cli.shared.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
 from jobs.top.live import Recording, Source, show_live
 from jobs.top.prometheus import render_prometheus

@@ -12,10 +12,10 @@ from cluster.cli.chosen_cluster import add_cluster_options
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
-from jobs.cli.chosen_job import add_results_option, open_job_context
-from jobs.cli.fetch import add_push_option, open_push_target, push
-from jobs.cli.job_display import render_result
-from jobs.cli.job_options import (
+from jobs.cli.results.fetch import add_push_option, open_push_target, push
+from jobs.cli.shared.chosen_job import add_results_option, open_job_context
+from jobs.cli.shared.job_display import render_result
+from jobs.cli.shared.job_options import (
     add_placement_options,
     add_queue_options,
     add_task_command,

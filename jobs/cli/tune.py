@@ -1,9 +1,10 @@
-"""``spr-cluster tune``."""
+"""``spr-cluster tune`` and ``spr-cluster scaling``: short trials of a training job."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,17 +12,26 @@ from pathlib import Path
 from cluster.cli.chosen_cluster import add_cluster_options
 from cluster.console.display import format_seconds, format_table
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.chosen_job import open_job_context
-from jobs.cli.job_options import (
+from jobs.cli.shared.chosen_job import open_job_context
+from jobs.cli.shared.job_options import (
     add_tasks,
     add_trial_options,
     check_seconds,
     numbers,
     read_options,
+    results_folder,
 )
+from jobs.experiments.scaling import (
+    ScalingRequest,
+    ScalingRow,
+    ScalingStudy,
+    batch_per_rank,
+    scaling,
+)
+from jobs.experiments.step_model import SQUAD_FEATURES, StepModel, published_speedups
 from jobs.experiments.tune import (
     Trial,
     TrialGrid,
@@ -32,16 +42,16 @@ from jobs.experiments.tune import (
     tune,
 )
 from jobs.launchers.plan import PlacementOptions
-from jobs.train.request import TrainRequest, check_inputs
+from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.tuned import TuningResult
 
-_EXAMPLES = """\
+_TUNE_EXAMPLES = """\
   spr-cluster tune {task} --data train.json --model ./my-encoder
   spr-cluster tune {task} --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
   spr-cluster tune {task} --batch-size 8,16,32      compare batch sizes, too
 """
 
-_ABOUT = (
+_ABOUT_TUNE = (
     "Find the fastest placement of a training job: run short trials with different numbers of\n"
     "ranks per node and oneCCL workers. The head keeps the result, and `train` uses it unless\n"
     "you set --ppn or --ccl-workers. The batch size per rank varies only if --batch-size lists\n"
@@ -50,8 +60,8 @@ _ABOUT = (
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    tune = add_command(subparsers, "tune", _ABOUT, _EXAMPLES.replace("{task}", "squad"))
-    for task, parser in add_tasks(tune, _ABOUT, _EXAMPLES, run):
+    tune = add_command(subparsers, "tune", _ABOUT_TUNE, _TUNE_EXAMPLES.replace("{task}", "squad"))
+    for task, parser in add_tasks(tune, _ABOUT_TUNE, _TUNE_EXAMPLES, run_tune):
         add_cluster_options(parser)
         trials = parser.add_argument_group("trials")
         for option, dest, text in (
@@ -61,10 +71,11 @@ def add_parser(subparsers: SubParsers) -> None:
         ):
             trials.add_argument(option, dest=dest, type=numbers, metavar="LIST", help=text)
         add_trial_options(parser, trials, task, "batch_size")
+    _add_scaling(subparsers)
 
 
-def run(args: argparse.Namespace) -> int:
-    request = build_request(args)
+def run_tune(args: argparse.Namespace) -> int:
+    request = build_tune_request(args)
     check_inputs(request.training.options)
     context = open_job_context(args, datetime.now(timezone.utc))
     best, results = tune(
@@ -73,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
         on_plan=lambda trials: context.on_log(describe_trials(len(trials), request.seconds)),
     )
     rows = [as_row(*each) for each in results.items()]
-    emit(args, lambda: render(best, results), {"best": asdict(best), "trials": rows})
+    emit(args, lambda: render_tune(best, results), {"best": asdict(best), "trials": rows})
     return 0
 
 
-def build_request(args: argparse.Namespace) -> TuneRequest:
+def build_tune_request(args: argparse.Namespace) -> TuneRequest:
     """Return the options as a request. Raises :class:`UsageError` for one out of range."""
     check_seconds(args.seconds)
     options = read_options(args)
@@ -98,11 +109,11 @@ def describe_trials(trials: int, seconds: int) -> str:
     return f"{counted(trials, 'trial')} of {seconds} s each: about {about} including start-up"
 
 
-def render(best: TuningResult, results: Mapping[Trial, TrialResult]) -> str:
+def render_tune(best: TuningResult, results: Mapping[Trial, TrialResult]) -> str:
     """Return the trials as a table, fastest first, and what was kept."""
     ranked = sorted(results.items(), key=lambda each: -(each[1].samples_per_second or 0))
     header = ("ppn", "workers", "threads", "batch", "samples/s")
-    lines = [format_table([header, *(_row(*each) for each in ranked)])]
+    lines = [format_table([header, *(_tune_row(*each) for each in ranked)])]
     kept = [f"--ppn {best.nproc_per_node}"]
     kept += [f"--ccl-workers {best.ccl_workers}"] if best.ccl_workers else []
     kept += [f"--batch-size {best.batch_size}"] if best.batch_size else []
@@ -115,7 +126,7 @@ def render(best: TuningResult, results: Mapping[Trial, TrialResult]) -> str:
     return "\n".join(lines)
 
 
-def _row(trial: Trial, result: TrialResult) -> Sequence[str]:
+def _tune_row(trial: Trial, result: TrialResult) -> Sequence[str]:
     speed = result.samples_per_second
     return (
         str(trial.nproc_per_node),
@@ -123,4 +134,190 @@ def _row(trial: Trial, result: TrialResult) -> Sequence[str]:
         str(result.threads or "-"),
         str(trial.batch_size),
         f"failed: {result.failure}" if speed is None else f"{speed:.1f}",
+    )
+
+
+_SCALING_EXAMPLES = """\
+  spr-cluster scaling {task} --nodes 1,2,4 --predict 8,16
+  spr-cluster scaling {task} --weak --batch-size 32 --model ./my-encoder
+"""
+_MAX_NODES = 256
+_NO_NETWORK_GBIT_S = 3200
+"""Above any machine's speed: a faster fitted flow means that the exchange is invisible."""
+
+_ABOUT_SCALING = (
+    "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
+    "the speed with ideal and published speedups, and fit a model of the step time that predicts\n"
+    "other numbers of nodes. Strong scaling is the default: the global batch stays as on the\n"
+    "fewest nodes; --weak keeps the batch of each rank."
+)
+
+
+def _add_scaling(subparsers: SubParsers) -> None:
+    scaling = add_command(
+        subparsers, "scaling", _ABOUT_SCALING, _SCALING_EXAMPLES.replace("{task}", "squad")
+    )
+    for task, parser in add_tasks(scaling, _ABOUT_SCALING, _SCALING_EXAMPLES, run_scaling):
+        add_cluster_options(parser)
+        study = parser.add_argument_group("study")
+        _add_study_options(study)
+        add_trial_options(parser, study, task)
+
+
+def _add_study_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--nodes", type=numbers, metavar="LIST", help="numbers of nodes (default: 1, 2, 4… and all)"
+    )
+    add("--weak", action="store_true", help="keep the batch of each rank, not the global batch")
+    add(
+        "--predict",
+        type=numbers,
+        default=(),
+        metavar="LIST",
+        help="predict these numbers of nodes, too",
+    )
+    add(
+        "--samples",
+        type=positive_int,
+        metavar="N",
+        help=f"samples per epoch (default: SQuAD's {SQUAD_FEATURES})",
+    )
+    add(
+        "--flow-gbit-s",
+        type=float,
+        metavar="X",
+        help="known speed of one flow between two nodes: the model then estimates the overlap "
+        "(default: it estimates the speed)",
+    )
+    add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
+    add(
+        "--ccl-workers", type=positive_int, metavar="N", help="oneCCL workers per rank (default: 1)"
+    )
+    add("--results", metavar="DIR", help="local folder for scaling.json (default: results/STUDY)")
+
+
+def run_scaling(args: argparse.Namespace) -> int:
+    now = datetime.now(timezone.utc)
+    request = build_scaling_request(args, now)
+    check_inputs(request.training.options)
+    check_results(request.training.results)
+    context = open_job_context(args, now)
+    study = scaling(context, choose_nodes(request, len(context.cluster.nodes)))
+    folder = request.training.results
+    emit(args, lambda: "\n".join(render_scaling(study, folder)), study.as_dict())
+    return 0
+
+
+def build_scaling_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
+    """Return the options as a request. Raises :class:`UsageError` for one out of range."""
+    _check(args)
+    placement = PlacementOptions("auto", args.ppn, args.ccl_workers)
+    request = ScalingRequest(
+        TrainRequest(read_options(args), results_folder(args, "scaling", now), placement),
+        nodes=tuple(sorted(args.nodes or ())),
+        weak=args.weak,
+        seconds=args.seconds,
+        predict=tuple(sorted(args.predict)),
+        samples=args.samples or SQUAD_FEATURES,
+        flow_gbit_s=args.flow_gbit_s,
+    )
+    return _checked_batches(request) if request.nodes else request
+
+
+def _check(args: argparse.Namespace) -> None:
+    check_seconds(args.seconds)
+    for flag in ("nodes", "predict"):
+        for value in getattr(args, flag) or ():
+            if value > _MAX_NODES:
+                raise UsageError(f"--{flag} {value} is out of range: 1 to {_MAX_NODES}")
+    speed = args.flow_gbit_s
+    if speed is not None and not (0 < speed < math.inf):
+        raise UsageError(f"--flow-gbit-s {speed:g} is out of range: more than 0")
+
+
+def choose_nodes(request: ScalingRequest, there: int) -> ScalingRequest:
+    """Use 1, 2, 4… and all nodes of the cluster if the user named none."""
+    if request.nodes:
+        return request
+    powers = [2**power for power in range(there.bit_length()) if 2**power < there]
+    return _checked_batches(replace(request, nodes=(*powers, there)))
+
+
+def _checked_batches(request: ScalingRequest) -> ScalingRequest:
+    """Refuse a batch that can't be divided before the first trial, not after it."""
+    size = request.training.options.batch_size
+    for nodes in request.nodes:
+        batch_per_rank(size, request.nodes[0], nodes, weak=request.weak)
+    return request
+
+
+def render_scaling(study: ScalingStudy, folder: Path) -> Iterator[str]:
+    """Return the study as a table, and the model."""
+    # The published speedups are relative to one node.
+    from_one = any(row.nodes == 1 and row.samples_per_second for row in study.rows)
+    published = published_speedups() if from_one else {}
+    kind = "weak: same batch per rank" if study.weak else "strong: same global batch"
+    yield f"Scaling of {study.model} on {study.instance_type}, stack {study.stack} ({kind})"
+    header = ("nodes", "batch", "samples/s", "step", "speedup", "of ideal", "published")
+    yield format_table(
+        [(*header, "epoch", "cost"), *(_cells(row, published) for row in study.rows)]
+    )
+    yield f"An epoch has {study.samples} samples. Published: DistilBERT on r7iz.metal-16xl, an epoch of"
+    yield "SQuAD in 26 min on 1 node and 7 min 30 s on 4. Rows with * are predicted by the model."
+    if study.price_source:
+        yield f"Cost on demand, machines alone: {study.price_source}."
+    yield from _render_model(study)
+    yield f"scaling.json: {folder}/, and ~/spr-scaling on the head"
+
+
+def _cells(row: ScalingRow, published: dict[int, float]) -> tuple[str, ...]:
+    name = f"{row.nodes}*" if row.predicted else str(row.nodes)
+    seen = published.get(row.nodes)
+    if row.samples_per_second is None or row.step_s is None:
+        return (name, f"{row.batch_size:g}", f"failed: {row.failure}", *[""] * 6)
+    return (
+        name,
+        f"{row.batch_size:g}",
+        f"{row.samples_per_second:.1f}",
+        f"{row.step_s * 1e3:.0f} ms",
+        f"{row.speedup:.2f}",
+        f"{row.efficiency:.0%}",
+        f"{seen:.2f}" if seen else "-",
+        format_seconds(row.epoch_s or 0.0),
+        "-" if row.epoch_usd is None else f"${row.epoch_usd:.2f}",
+    )
+
+
+def _render_model(study: ScalingStudy) -> Iterator[str]:
+    if study.fit is None:
+        measured = {row.nodes for row in study.rows if row.step_s is not None}
+        why = (
+            "the exchange alone would explain these steps; measure one node, too"
+            if len(measured) > 1
+            else "it needs measurements on two numbers of nodes"
+        )
+        yield f"No model of the step time: {why}."
+        return
+    model = study.fit.model
+    yield (
+        f"Model of the step time: {model.sample_s * 1e3:.2f} ms per sample and node"
+        + (f" + {model.fixed_s * 1e3:.1f} ms per step" if model.fixed_s else "")
+        + f"; {_render_exchange(model)}."
+    )
+    error = f"Largest error for a measured step: {study.fit.worst:.1%}"
+    few = (
+        f", but with {counted(len(study.fit.parameters), 'parameter')} for "
+        f"{counted(len(study.fit.errors), 'measurement')} it proves little; measure more sizes"
+    )
+    yield error + ("" if study.fit.is_tested else few) + "."
+
+
+def _render_exchange(model: StepModel) -> str:
+    gbit_s = model.bytes_per_second * 8e-9
+    if gbit_s > _NO_NETWORK_GBIT_S:
+        return "the steps show no cost of exchanging gradients"
+    return (
+        f"{model.gradient_bytes / 1e6:.0f} MB of gradients per step and rank travel around a ring at "
+        f"{gbit_s:.2f} Gbit/s, {model.overlap:.0%} of it during the backward pass"
     )

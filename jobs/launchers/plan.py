@@ -136,7 +136,7 @@ class JobPaths:
 
     @property
     def fetched(self) -> str:
-        """Marks that the output up to its time was fetched, for :mod:`cluster.job_queue`."""
+        """Marks that the output up to its time was fetched, for :mod:`cluster.slurm.job_queue`."""
         return f"{self.root}/fetched"
 
 

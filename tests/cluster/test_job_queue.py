@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cluster.job_queue import (
+from cluster.slurm.job_queue import (
     QueuedJob,
     expand_nodes,
     find_running_job,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.nodes import Node
-from cluster.slurm import FOLDER, make_munge_key, render_slurm_conf, slurm_files
+from cluster.slurm.configuration import FOLDER, make_munge_key, render_slurm_conf, slurm_files
 from provision.facts import HostFacts, parse_facts
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import facts_answer
@@ -170,7 +170,7 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: s
     machine.replace("setpriv", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
     machine.replace("id", "echo 1000")
     own = f"test-{os.getpid()}"
-    script = resources.files("cluster").joinpath("slurm_files/epilog.sh").read_text()
+    script = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
 
     def start(**env: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sleep", "60"], env={**os.environ, **env}, start_new_session=True)

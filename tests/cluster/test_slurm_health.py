@@ -80,7 +80,7 @@ class Node:
     def check(self) -> list[str]:
         """Run the health check; returns the programs that it called, apart from looking at disks."""
         before = len(self.machine.calls)
-        script = resources.files("cluster").joinpath("slurm_files/health.sh").read_text()
+        script = resources.files("cluster").joinpath("slurm/files/health.sh").read_text()
         done = self.machine.shell(script, program="sh")
         assert (done.returncode, done.stderr) == (0, "")
         calls = self.machine.calls[before:]

@@ -43,7 +43,7 @@ class CommandLine:
 
     @property
     def argv(self) -> list[str]:
-        return [sys.executable, "-m", "jobs.cli"]
+        return [sys.executable, "-m", "jobs"]
 
     def run(self, *arguments: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run a command; ``check`` is the exit code that it must have."""

@@ -25,13 +25,13 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from cluster.cli.chosen_cluster import open_cloud
 from cluster.context import Context
 from cluster.local_files import home
 from infra.aws.clients import Clients, connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud, open_aws_cloud
 from infra.local.api.requests import Reply, read_call
 from infra.local.api.visibility import READS
-from infra.open_cloud import open_cloud
 from jobs.cli import COMMANDS, main
 from provision.host import Login, Result
 from provision.ssh import SshHost
@@ -199,7 +199,7 @@ class CommandLine:
             self.cloud.fake.backend.terminate_instances([instance_id])
 
     def open_cloud(self, name: str, region: str | None, _: object) -> Cloud:
-        """In place of :func:`infra.open_cloud.open_cloud`: the same choice, at this address."""
+        """In place of :func:`cluster.cli.chosen_cluster.open_cloud`: the same choice, at this address."""
         here = make_cloud(self.cloud.fake.endpoint.url)
         if name == "local":
             return replace(here, region=region or DEFAULT_REGION)

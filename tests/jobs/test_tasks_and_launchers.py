@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from jobs.cli import build_parser
-from jobs.cli.pod_options import build_rendered
-from jobs.cli.render import build_script
-from jobs.cli.scaling import build_request as scaling_request
+from jobs.cli.elsewhere.pod_options import build_rendered
+from jobs.cli.elsewhere.render import build_script
 from jobs.cli.train import build_request
-from jobs.cli.tune import build_request as tune_request
+from jobs.cli.tune import build_scaling_request, build_tune_request
 from jobs.train.request import check_inputs
 from jobs.train.train import plan_training
 from jobs.worker.tasks import TASKS
@@ -70,7 +69,7 @@ def test_a_script_for_slurm(task: str) -> None:
 
 @pytest.mark.parametrize("study", ["tune", "scaling"])
 def test_trials(task: str, study: str) -> None:
-    build: Any = {"tune": tune_request, "scaling": scaling_request}[study]
+    build: Any = {"tune": build_tune_request, "scaling": build_scaling_request}[study]
     args = parse(study, task, "--demo")
     request = build(args) if study == "tune" else build(args, NOW)
     assert request.training.options.task == task

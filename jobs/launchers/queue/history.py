@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cluster.job_queue import PENDING
 from cluster.local_files import utc_now
+from cluster.slurm.job_queue import PENDING
 from infra.errors import JobError, UsageError
 from infra.files import parse_object
 from infra.words import spoken_day, spoken_time

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cluster.job_queue import describe_reason, how_to_end
+from cluster.slurm.job_queue import describe_reason, how_to_end
 from infra.errors import HangupError, HostError, JobError
 from jobs.launchers.launcher import JobEnd
 from jobs.launchers.plan import STOP_SECONDS, JobPaths

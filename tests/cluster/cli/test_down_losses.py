@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster import job_queue
 from cluster.local_files import ClusterFiles
+from cluster.slurm import job_queue
 from infra.errors import HostError
 from jobs.launchers.plan import JobPaths
 from provision.host import Result

@@ -21,7 +21,7 @@ from rich.console import Console
 from cluster.console.display import PlainProgress, TreeProgress, format_seconds, format_table
 from cluster.console.output import wrap
 from infra.spec import CLUSTER_NAME_RULE
-from jobs.cli.job_display import JobDisplay, render_result, render_shares, render_step
+from jobs.cli.shared.job_display import JobDisplay, render_result, render_shares, render_step
 
 STEP: dict[str, Any] = {
     "event": "step",
@@ -80,7 +80,7 @@ def test_in_plain_lines_a_job_tells_a_twentieth_or_ten_seconds_at_a_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("jobs.cli.job_display.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("jobs.cli.shared.job_display.time.monotonic", lambda: now[0])
     progress = PlainProgress()
     show = JobDisplay(progress)
     with progress.phase("train"):

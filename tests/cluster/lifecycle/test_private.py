@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 from cluster.context import Context
-from cluster.job_queue import find_losses
 from cluster.local_files import ClusterFiles
 from cluster.nodes import Node
+from cluster.slurm.job_queue import find_losses
 from infra.errors import JumpError, SprError, UsageError
 from provision.host import Host, Result
 from provision.ssh import SshHost

@@ -15,7 +15,7 @@ from jobs.cli import COMMANDS, main
 
 # What bash does on TAB: it sets COMP_WORDS and calls the function that `complete` registered.
 _PRESS_TAB = """
-eval "$({python} -m jobs.cli completion bash)"
+eval "$({python} -m jobs completion bash)"
 COMP_LINE="$1"; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9
 read -r -a COMP_WORDS <<< "$1"; [[ "$1" == *" " ]] && COMP_WORDS+=("")
 COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "results/squad-20261121-120000/job.json").write_text("{}")
     program = tmp_path / "bin/spr-cluster"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m jobs.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m jobs "$@"\n')
     program.chmod(0o755)
     ClusterFiles.of("bert").remember("aws", "us-east-1")
     return tmp_path

@@ -366,7 +366,7 @@ def test_an_interrupted_up_lists_resources_and_next_steps(
 
 def test_a_closed_pipe_prints_no_traceback() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "jobs.cli", "iam-policy"],
+        [sys.executable, "-m", "jobs", "iam-policy"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

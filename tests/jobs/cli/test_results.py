@@ -259,8 +259,10 @@ def test_the_bucket_is_checked_before_a_model_is_pushed(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[object] = []
-    monkeypatch.setattr("jobs.cli.fetch.connect_s3", lambda: "s3")
-    monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda s3, place: order.append(place))
+    monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: "s3")
+    monkeypatch.setattr(
+        "jobs.cli.results.fetch.check_s3_location", lambda s3, place: order.append(place)
+    )
 
     def push(s3: Any, files: Any, place: S3Location, **more: Any) -> None:
         order.append((fetched[:], place, list(files), more["about"]))
@@ -284,8 +286,8 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
     def refuse(*_: Any, **__: Any) -> None:
         raise CloudError("the token has expired")
 
-    monkeypatch.setattr("jobs.cli.fetch.connect_s3", lambda: "s3")
-    monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda s3, place: None)
+    monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: "s3")
+    monkeypatch.setattr("jobs.cli.results.fetch.check_s3_location", lambda s3, place: None)
     monkeypatch.setattr("jobs.train.push.push_folder", refuse)
 
     result = line.run("fetch", "squad-1", "--push-to", "s3://models")
@@ -333,7 +335,7 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
 def test_the_head_answers_if_pytorch_is_not_installed_here(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.cli.predict.can_answer_here", lambda: False)
+    monkeypatch.setattr("jobs.cli.results.predict.can_answer_here", lambda: False)
     monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     line.stage("node0", "-m worker.tasks.predict", Result(0, said + "\n", ""))

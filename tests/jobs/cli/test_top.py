@@ -158,7 +158,7 @@ def view(recording: Path, tmp_path: Path) -> Iterator[Callable[[int, int], Viewe
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        argv = [sys.executable, "-m", "jobs.cli", "top", "--replay", str(recording)]
+        argv = [sys.executable, "-m", "jobs", "top", "--replay", str(recording)]
         unset = {"COLUMNS", "LINES", "NO_COLOR"}
         environ = {name: text for name, text in os.environ.items() if name not in unset}
         viewer = Viewer(

@@ -64,7 +64,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> Removed:
         assert ctx.command == "down"
         found.append((args.name, not args.yes))
 
-    monkeypatch.setattr("jobs.cli.when_done.remove_cluster", remove)
+    monkeypatch.setattr("jobs.cli.shared.when_done.remove_cluster", remove)
     return found
 
 
@@ -295,10 +295,10 @@ def test_a_worker_whose_output_is_missing_keeps_the_cluster(
 def test_results_that_are_not_in_s3_keep_the_cluster(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.cli.fetch.connect_s3", lambda: None)
-    monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda *_: None)
+    monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: None)
+    monkeypatch.setattr("jobs.cli.results.fetch.check_s3_location", lambda *_: None)
     refused = SprError("AccessDenied")
-    monkeypatch.setattr("jobs.cli.fetch.push_results", lambda *_: _raise(refused))
+    monkeypatch.setattr("jobs.cli.results.fetch.push_results", lambda *_: _raise(refused))
     monkeypatch.setattr("jobs.cli.train.render_result", lambda *_: "trained")
     monkeypatch.setattr("jobs.train.train._with_tuned", lambda _, request: request)
 
@@ -340,7 +340,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
 def test_another_command_at_work_on_the_cluster_is_not_disturbed(
     line: CommandLine, job: StagedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.cli.when_done.remove_cluster", remove_cluster)
+    monkeypatch.setattr("jobs.cli.shared.when_done.remove_cluster", remove_cluster)
     with ClusterFiles.of("spr").lock("up"):
         result = line.run(*_RUN, "--", "hostname")
 

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
-from jobs.cli.scaling import add_parser, build_request, choose_nodes, render
+from jobs.cli.tune import add_parser, build_scaling_request, choose_nodes, render_scaling
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
@@ -125,7 +125,7 @@ def test_a_trial_that_fails_is_a_row(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda nodes, batch: None if nodes == 2 else step_s(nodes, batch))
     study = go(hosts, scaling_request(tmp_path))
     assert [bool(row.failure) for row in study.rows] == [False, True, False]
-    shown = "\n".join(render(study, tmp_path))
+    shown = "\n".join(render_scaling(study, tmp_path))
     assert re.search(r"^2 +6 +failed: the job ended with exit code 1: no memory", shown, re.M)
 
 
@@ -141,13 +141,13 @@ def test_one_number_of_nodes_makes_no_model(tmp_path: Path) -> None:
     study = go(hosts, scaling_request(tmp_path, nodes=(2,), predict=(4,)))
     assert study.fit is None
     assert [row.nodes for row in study.rows] == [2]
-    assert "No model of the step time" in "\n".join(render(study, tmp_path))
+    assert "No model of the step time" in "\n".join(render_scaling(study, tmp_path))
 
 
 def test_the_study_is_rendered_as_a_table(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
     request = scaling_request(tmp_path, weak=True, predict=(4, 8), flow_gbit_s=10.0)
-    shown = "\n".join(render(go(hosts, request), tmp_path))
+    shown = "\n".join(render_scaling(go(hosts, request), tmp_path))
 
     assert "Cost on demand, machines alone: Price List API, 2026-11-22." in shown
     assert re.search(r"^4\* +12 .* 3\.47 ", shown, re.M)
@@ -160,7 +160,7 @@ def test_steps_explained_by_exchange_alone_make_no_model(tmp_path: Path) -> None
     hosts, _ = scaling_hosts(lambda nodes, _: {2: 1.0, 3: 1.6}[nodes])
     study = go(hosts, scaling_request(tmp_path, nodes=(2, 3), weak=True, predict=(1,)))
     assert study.fit is None
-    shown = "\n".join(render(study, tmp_path))
+    shown = "\n".join(render_scaling(study, tmp_path))
     assert "the exchange alone would explain these steps; measure one node, too" in shown
     # What was published is against one node, which this study has not measured.
     assert "3.47" not in shown
@@ -168,7 +168,7 @@ def test_steps_explained_by_exchange_alone_make_no_model(tmp_path: Path) -> None
 
 def test_superlinear_speedup_implies_no_network_speed(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda nodes, _: 1.0 / (nodes * 1.1))
-    shown = "\n".join(render(go(hosts, scaling_request(tmp_path, nodes=(1, 2))), tmp_path))
+    shown = "\n".join(render_scaling(go(hosts, scaling_request(tmp_path, nodes=(1, 2))), tmp_path))
     assert "the steps show no cost of exchanging gradients" in shown
     assert "Gbit/s" not in shown
     assert "with 2 parameters for 2 measurements it proves little" in shown
@@ -192,7 +192,7 @@ def test_an_indivisible_batch_is_refused() -> None:
 def typed(*flags: str) -> ScalingRequest:
     parser = Parser()
     add_parser(parser.add_subparsers())
-    return build_request(parser.parse_args(["scaling", "squad", *flags]), NOW)
+    return build_scaling_request(parser.parse_args(["scaling", "squad", *flags]), NOW)
 
 
 def test_the_command_line() -> None:

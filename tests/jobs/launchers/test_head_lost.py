@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job_queue import submit_again
+from cluster.slurm.job_queue import submit_again
 from tests.jobs.launchers.this_machine import ThisMachine
 
 _SCRIPT = """#!/bin/bash

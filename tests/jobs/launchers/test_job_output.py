@@ -43,7 +43,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import jobs.cli as cli
 from cluster.cli import status
-from jobs.cli.job_display import JobDisplay
+from jobs.cli.shared.job_display import JobDisplay
 from cluster.console.display import make_progress
 from jobs.launchers.launcher import JobEnd
 from jobs.launchers.queue.job_output import JobOutput

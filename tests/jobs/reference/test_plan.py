@@ -14,7 +14,7 @@ import pytest
 
 from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
-from jobs.cli.job_display import render_result
+from jobs.cli.shared.job_display import render_result
 from jobs.cli.train import add_parser, build_reference, build_request
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.reference.plan import (

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from itertools import product
 
 from cluster.console.parser import Parser
-from jobs.cli.pod_options import add_pod_options, build_rendered
+from jobs.cli.elsewhere.pod_options import add_pod_options, build_rendered
 from jobs.launchers.kubernetes.manifests import Rendered
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)

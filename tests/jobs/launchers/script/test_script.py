@@ -11,7 +11,7 @@ import pytest
 
 import jobs.launchers.script
 from jobs.cli import build_parser
-from jobs.cli.render import build_script, write_files
+from jobs.cli.elsewhere.render import build_script, write_files
 from jobs.launchers.placement import NodeShape
 from jobs.launchers.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.job_queue import describe_reason
+from cluster.slurm.job_queue import describe_reason
 from jobs.launchers.launcher import JobEnd
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs

@@ -12,14 +12,14 @@ from pathlib import Path
 from cluster.console.output import emit, say
 from cluster.console.parser import Parser, SubParsers, add_command, add_json_option, positive_int
 from infra.errors import UsageError
-from jobs.cli.job_options import (
+from jobs.cli.elsewhere.pod_options import add_pod_options, build_rendered
+from jobs.cli.shared.job_options import (
     add_shape_options,
     add_tasks,
     add_training_options,
     read_options,
     read_shape,
 )
-from jobs.cli.pod_options import add_pod_options, build_rendered
 from jobs.launchers.kubernetes.manifests import Rendered
 from jobs.launchers.mpirun import warn_ignored
 from jobs.launchers.plan import PlacementOptions, new_job_id

@@ -100,7 +100,7 @@ def slurm_files(
     name: str, nodes: Sequence[Node], facts: Mapping[str, HostFacts]
 ) -> dict[str, bytes]:
     """Return the files that configure Slurm on a node, by their paths in its home; the key is new."""
-    folder = resources.files("cluster").joinpath("slurm_files")
+    folder = resources.files("cluster").joinpath("slurm", "files")
     files = {script: folder.joinpath(script).read_bytes() for script in _SCRIPTS}
     files |= {"slurm.conf": render_slurm_conf(name, nodes, facts).encode()}
     files |= {"munge.key": make_munge_key()}

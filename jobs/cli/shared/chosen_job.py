@@ -25,7 +25,7 @@ from infra.ec2.inventory import describe_inventory
 from infra.errors import UsageError
 from infra.files import parse_as, read_text
 from infra.wait import Progress, Silent
-from jobs.cli.job_display import JobDisplay
+from jobs.cli.shared.job_display import JobDisplay
 from jobs.launchers.launcher import NAME, Launcher
 from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext

@@ -13,7 +13,7 @@ from typing import Any
 from cluster.console.output import emit
 from cluster.console.parser import Parser, SubParsers, add_command, positive_int
 from infra.errors import UsageError
-from jobs.cli.when_done import add_end_options, with_ends
+from jobs.cli.shared.when_done import add_end_options, with_ends
 from jobs.launchers.launcher import QUEUED
 from jobs.launchers.placement import NodeShape
 from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id

@@ -14,16 +14,16 @@ from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.attach import follow
-from jobs.cli.chosen_job import (
+from jobs.cli.elsewhere.pod_options import add_pod_options, build_rendered
+from jobs.cli.shared.chosen_job import (
     KubernetesAccess,
     access_flags,
     add_access_options,
     open_api,
     remember_job,
 )
-from jobs.cli.job_display import render_end
-from jobs.cli.job_options import add_tasks
-from jobs.cli.pod_options import add_pod_options, build_rendered
+from jobs.cli.shared.job_display import render_end
+from jobs.cli.shared.job_options import add_tasks
 from jobs.launchers.kubernetes.api import ConflictError
 from jobs.launchers.kubernetes.jobs import refuse, require_kinds
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher

@@ -1,4 +1,4 @@
-"""``python -m jobs.cli``."""
+"""``python -m jobs``."""
 
 import sys
 

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from cluster.console.parser import Parser, positive_int
 from infra.errors import UsageError
-from jobs.cli.chosen_job import NAMESPACE_HELP, OBJECT_NAME
-from jobs.cli.job_options import (
+from jobs.cli.shared.chosen_job import NAMESPACE_HELP, OBJECT_NAME
+from jobs.cli.shared.job_options import (
     add_shape_options,
     add_training_options,
     read_options,

@@ -16,7 +16,7 @@ from cluster.cli.chosen_cluster import confirm_owner
 from cluster.cli.down import remove_cluster
 from cluster.console.output import say
 from cluster.context import Context
-from cluster.job_queue import ACTIVE, Losses, find_losses
+from cluster.slurm.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import DeadlineError, JobError, SprError, UsageError

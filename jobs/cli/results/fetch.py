@@ -12,7 +12,7 @@ from cluster.console.parser import SubParsers, add_command
 from infra.aws.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
 from infra.errors import JobError, SprError, UsageError
 from infra.wait import Progress
-from jobs.cli.chosen_job import (
+from jobs.cli.shared.chosen_job import (
     add_job_options,
     add_results_option,
     choose_results,

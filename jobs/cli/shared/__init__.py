@@ -1,0 +1,1 @@
+"""What several commands share: the job they mean, its options, its display, and its end."""

@@ -39,7 +39,7 @@ SERVICES = ("slurmctld", "slurmd", "munge")
 _LONGEST_ATTACH_S, _LONGEST_WAIT_S, _DEADLINE_S = 15.0, 12.0, 900
 # The command line itself, which also prints each line of the job's log as it receives it.
 _CLIENT = """import sys
-from jobs.cli import main
+from jobs.__main__ import main
 from jobs.launchers.queue.job_output import JobOutput
 shown = JobOutput.add_line
 def add_line(self, line):

@@ -32,7 +32,7 @@ from infra.errors import SprError
 from infra.local.machines.base_image import apt_sources, read_os_release
 from infra.local.machines.host import merge_pip_config, render_pip_config, used_ranges
 from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
-from jobs.cli import main
+from jobs.__main__ import main
 from jobs.cli.bench import render
 from jobs.cli.shared.job_display import render_result
 from jobs.experiments.bench import AllReduce, BenchResult, NodeSpeed, read_last_speeds

@@ -22,7 +22,7 @@ from infra.aws.clients import Clients, connect
 from infra.aws.cloud import DEFAULT_REGION, open_aws_cloud
 from infra.ec2.images import find_ubuntu_image
 from infra.ec2.tags import resource_name
-from jobs.cli import main
+from jobs.__main__ import main
 from tests.harness.command_line import CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 
@@ -56,7 +56,7 @@ class Side:
         """Run `spr-cluster` in this region of AWS. After Ctrl-C, raises :class:`KeyboardInterrupt`."""
         with pytest.MonkeyPatch.context() as patch:
             # It would end this process, which still has to remove what was made.
-            patch.setattr("jobs.cli._exit_at_once", sys.exit)
+            patch.setattr("jobs.__main__._exit_at_once", sys.exit)
             result = self.run(*argv, "--cloud", "aws", "--region", self.region)
         if result.code in (INTERRUPTED, _TERMINATED):
             raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from infra.files import write_private
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.state import StateFolder
 from infra.wait import Silent, wait_until
-from jobs.cli import main
+from jobs.__main__ import main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -32,7 +32,8 @@ from infra.aws.clients import Clients, connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud, open_aws_cloud
 from infra.local.api.requests import Reply, read_call
 from infra.local.api.visibility import READS
-from jobs.cli import COMMANDS, main
+from jobs.__main__ import main
+from jobs.cli import COMMANDS
 from provision.host import Login, Result
 from provision.ssh import SshHost
 from tests.fakes import marked

@@ -91,7 +91,8 @@ class TrainingProgress:
         pairs = {
             name: [(int(a), float(b)) for a, b in content[name]] for name in ("curve", "resumed")
         }
-        watch = DivergenceDetector(**content["watch"])
+        level, best, high = (content["watch"][name] for name in ("level", "best", "high"))
+        watch = DivergenceDetector(None if level is None else float(level), float(best), int(high))
         return TrainingProgress(**{**content, **pairs, "watch": watch})
 
 

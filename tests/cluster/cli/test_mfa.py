@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from infra.aws.clients import connect, translate_boto_error
 from infra.aws.cloud import open_aws_cloud
 from infra.aws.s3 import connect_s3
-from jobs.cli import main
+from jobs.__main__ import main
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.local.fakes import CREDENTIALS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import main
+from jobs.__main__ import main
 from tests.provision.package_index import PackageIndex, serve_index
 
 OWN = """

@@ -263,7 +263,7 @@ def run_on_terminal(home: Path, *argv: str) -> list[str]:
         name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", "from jobs.cli import main; raise SystemExit(main())", *argv],
+        [sys.executable, "-c", "from jobs.__main__ import main; raise SystemExit(main())", *argv],
         stdin=other,
         stdout=other,
         stderr=other,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.cli import main
+from jobs.__main__ import main
 from jobs.launchers.kubernetes.resources import core_path
 from jobs.worker.tasks.squad.task import DEMO
 from tests.e2e.kubernetes.conftest import MARKS, Space

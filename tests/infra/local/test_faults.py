@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from infra.local.faults import PROFILES, ActiveFaults, Faults, Quota, parse_faults, read_faults
 from infra.local.policy import Policy
 from infra.local.state import StateFolder
-from jobs.cli import main
+from jobs.__main__ import main
 
 EVERYTHING = """
 seed = 7

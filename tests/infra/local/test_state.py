@@ -12,7 +12,7 @@ import pytest
 from infra.errors import CloudError, UsageError
 from infra.local import state
 from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
-from jobs.cli import main
+from jobs.__main__ import main
 from tests.infra.local.fakes import state_folder
 
 

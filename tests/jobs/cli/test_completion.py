@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cluster.local_files import ClusterFiles
-from jobs.cli import COMMANDS, main
+from jobs.__main__ import main
+from jobs.cli import COMMANDS
 
 # What bash does on TAB: it sets COMP_WORDS and calls the function that `complete` registered.
 _PRESS_TAB = """

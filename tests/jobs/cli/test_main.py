@@ -20,7 +20,8 @@ from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cl
 from infra.errors import HangupError
 from infra.files import write_private
 from infra.iam.policy import build_policy
-from jobs.cli import COMMANDS, TerminatedError, build_parser, main
+from jobs.__main__ import TerminatedError, main
+from jobs.cli import COMMANDS, build_parser
 from tests.harness.command_line import CommandLine, CommandResult
 
 SAMPLE = {
@@ -304,7 +305,7 @@ def test_without_a_terminal_yes_is_required(line: CommandLine) -> None:
 
 SLEEPER = """
 import sys, time
-import jobs.cli as cli
+import jobs.__main__ as cli
 from cluster.cli import status
 
 def run(args):
@@ -352,7 +353,7 @@ def test_an_interrupted_up_lists_resources_and_next_steps(
     def interrupted() -> None:
         raise interrupt
 
-    monkeypatch.setattr("jobs.cli._exit_at_once", end)
+    monkeypatch.setattr("jobs.__main__._exit_at_once", end)
     line.cloud.steps.before["install.sh"] = interrupted
 
     result = line.run("up", "--nodes", "2", "--yes")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import main
+from jobs.__main__ import main
 from jobs.top.snapshot import parse_snapshot
 from provision.host import Result
 from tests.harness.command_line import CommandLine

@@ -41,7 +41,7 @@ _FOLLOWER = """
 import sys, time
 from pathlib import Path
 from types import SimpleNamespace
-import jobs.cli as cli
+import jobs.__main__ as cli
 from cluster.cli import status
 from jobs.cli.shared.job_display import JobDisplay
 from cluster.console.display import make_progress

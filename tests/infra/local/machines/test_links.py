@@ -12,7 +12,7 @@ import pytest
 
 from infra.errors import CloudError, UsageError
 from infra.local.machines.links import LinkLimits, require_shaping, shape, tc_commands
-from jobs.cli import main
+from jobs.__main__ import main
 from tests.infra.local.fakes import FakeCloud, FakePodman
 
 

@@ -168,7 +168,7 @@ def test_a_reader_that_can_not_start_is_explained_and_deleted(
 def test_ctrl_c_deletes_the_reader(
     k8s: K8s, server: KubernetesServer, volume: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.cli._exit_at_once", exit_with)
+    monkeypatch.setattr("jobs.__main__._exit_at_once", exit_with)
     server.on_create = lambda path, found: None
 
     def interrupt() -> None:

@@ -239,7 +239,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
 ) -> None:
     job(server)
     server.logs[server.pod("bert", 0, "Running")] = stamped(["first"])
-    monkeypatch.setattr("jobs.cli._exit_at_once", exit_with)
+    monkeypatch.setattr("jobs.__main__._exit_at_once", exit_with)
 
     def interrupt() -> None:
         wait_for(lambda: any(kind == "LOG" for kind, _ in server.requests))

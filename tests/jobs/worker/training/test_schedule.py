@@ -46,7 +46,9 @@ def test_a_loss_that_is_not_a_number_stops_training(
     options = replace(DEMO, max_steps=3, output=str(tmp_path))
     features = build_features(questions[:8], tokenizer, options.max_length, options.stride)
     with join("gloo", environ={}) as ranks:
-        session = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        session = RankContext(
+            options, ranks, Events(0, io.StringIO()), Precision("fp32", ""), output=tmp_path
+        )
         loaded = load_model(options, HEAD, all_texts(questions), ranks)
         loaded.model.qa_outputs.bias.data.fill_(math.nan)
         with pytest.raises(TrainingError, match="infinite at step 1 of 3"):

@@ -4,7 +4,9 @@ import ipaddress
 import os
 import signal
 import socket
+from collections import defaultdict
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.xdist_group("e2e"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Keep the 20 slowest tests of a whole run, with the time of their fixtures."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration
+    if len(seconds) > 1000:
+        lines = [
+            f"{taken:8.2f} s  {name}"
+            for name, taken in sorted(seconds.items(), key=itemgetter(1))[:-21:-1]
+        ]
+        folder = _REPOSITORY / "build"
+        folder.mkdir(exist_ok=True)
+        (folder / "slowest.txt").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture(scope="session")

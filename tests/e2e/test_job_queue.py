@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ _LEFT = "pgrep -af '[m]piexec|[h]ydra|[w]orker[.]squad|[w]orker[.]batch' || true
 def submit(cluster: LiveCluster, *argv: str) -> str:
     """Submit a job without following it; returns its ID."""
     at = argv.index("--") if "--" in argv else len(argv)
-    done = cluster.cli.run(*argv[:at], "--detach", "--json", *argv[at:])
+    kept = tempfile.mkdtemp(dir=cluster.cli.home.parent)
+    done = cluster.cli.run(*argv[:at], "--detach", "--json", "--results", kept, *argv[at:])
     return str(json.loads(done.stdout)["job"])
 
 

@@ -1,1 +1,1 @@
-"""The ways to run a job. Each launcher gets a plan, which knows no launcher, and has a folder of its own."""
+"""Launchers: the ways to run a job. Each has its own folder and takes a plan that knows no launcher."""

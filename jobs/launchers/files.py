@@ -1,4 +1,4 @@
-"""Transfer of a job's files: to every node before it starts, and home after it ends."""
+"""Copy a job's files to every node before it starts, and its results back after it ends."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ rm -rf {root} {upload}
 tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=10 @ "rm -rf {root}" || true
 echo removed
 """
-# Says which workers to ask, and the time: what changes later has not been fetched. If the job's plan asked
-# for the workers' whole output, each of them has its own folder for it, because ranks may use the same file
-# names; the first node's output is on the head.
+# Prints the workers and the time: later changes have not been fetched. If the plan wants the workers' whole
+# output, each worker gets its own folder, because ranks may use the same file names; the first node's output
+# is on the head.
 _COLLECT = """# collecting the results
 cd {root} || exit
 echo at "$(date +%s.%N)"
@@ -65,7 +65,7 @@ _DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirector
 
 
 def worker_files() -> dict[str, Path]:
-    """Return the code of ``jobs/worker`` by its names on the nodes, where it is imported as ``worker``."""
+    """Return the code of ``jobs/worker`` by file name on the nodes, where its package is ``worker``."""
     root = Path(worker.__file__).parent
     sources = sorted(root.rglob("*.py"))
     return {f"code/worker/{source.relative_to(root)}": source for source in sources}
@@ -74,7 +74,7 @@ def worker_files() -> dict[str, Path]:
 def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:
     """Put files, named relative to the job's folder, on every node.
 
-    The slow connection to the head carries them once.
+    They cross the slow connection to the head only once.
     """
     named = {f"{paths.relative_root}/{name}": source for name, source in files.items()}
     upload_archive(head, named, paths.upload)
@@ -109,7 +109,7 @@ def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
 
 
 def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Return the member without this machine's owner; ``None`` for compiled Python."""
+    """Return the member without its local owner; ``None`` (skip it) for compiled Python."""
     if "__pycache__" in info.name:
         return None
     info.uid = info.gid = 0
@@ -122,7 +122,7 @@ def fetch(
 ) -> tuple[str, ...]:
     """Download the job's output folder and every rank's logs, without checkpoints.
 
-    Nothing is written on the nodes. ``note`` receives how much has arrived; ``flags`` name the cluster in
+    Nothing is written on the nodes. ``note`` receives the progress; ``flags`` name the cluster in
     messages. Returns a line about each worker whose output is missing. Raises :class:`JobError` if the
     files arrive damaged, or can't be written.
     """
@@ -149,7 +149,7 @@ def _fetch(
     unpack_results(head.download(_SEND.format(**names)), target, paths.job_id, note)
 
     def fetch_from(what: str, node: str) -> str:
-        """Fetch from a worker. One that is gone must not cost the others' files."""
+        """Fetch a worker's output; a worker that is gone must not cost the others' files."""
         script = _SEND_FROM_WORKER[what].format(**names, node=node)
         ssh = f"ssh -n -o ConnectTimeout=10 {node} {shlex.quote(f'bash -c {shlex.quote(script)}')}"
         try:
@@ -175,7 +175,7 @@ def _fetch(
 
 
 def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
-    """Save a text on the head, in a folder of the login user's home, named by its time."""
+    """Save a text on the head, below the login user's home, under a timestamp."""
     head.run(f"mkdir -p ~/{folder}")
     head.put(text.encode(), f"{JobPaths('').home}/{folder}/{now:%Y%m%d-%H%M%S}.json", 0o644)
 

@@ -1,4 +1,4 @@
-"""The protocol of launchers; the jobs that they list, their states, and how they ended."""
+"""The launcher protocol, and the jobs that launchers list: their states and outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUSPENDED, DELETING, DELETED = "suspended", "deleting", "deleted"
 
 @dataclass(frozen=True)
 class JobEnd:
-    """A job's state, times, and nodes of its last attempt, and if it failed, the cause.
+    """A job's state, the times and nodes of its last attempt, and the cause of a failure.
 
     ``exit_code`` is that of the rank that failed first.
     """
@@ -59,7 +59,7 @@ class JobEnd:
 
 @dataclass
 class Outcome:
-    """What this process knows so far of the job that it follows.
+    """What this process knows so far about the job it follows.
 
     ``state`` is empty until the job has ended. ``is_home`` says whether all of its results were fetched,
     ``missing``, line by line, which were not.
@@ -83,9 +83,9 @@ def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:
 
 
 def check_forms(options: object, forms: Mapping[str, tuple[str, str]]) -> None:
-    """Raise :class:`UsageError` for an option that is given and has not the form of its name.
+    """Raise :class:`UsageError` for an option whose value does not match the required pattern.
 
-    A form is a regular expression, and the words for it.
+    A form is a regular expression and its description for the user.
     """
     for name, (form, wanted) in forms.items():
         value = getattr(options, name)
@@ -95,15 +95,15 @@ def check_forms(options: object, forms: Mapping[str, tuple[str, str]]) -> None:
 
 ACTIVE = (SUBMITTING, QUEUED, RUNNING, REQUEUED, SUSPENDED, DELETING)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Job IDs: they become parts of commands."""
+"""The pattern of job IDs, which become parts of shell commands."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary(JobEnd):
-    """One job, and how it ended, as far as it has. What is unknown is ``None``.
+    """One job and, if it has ended, its outcome. Unknown values are ``None``.
 
     ``state`` is submitting, queued, running, requeued (waiting to run again), succeeded, failed,
-    cancelled, or lost (ended without a trace, for example because the head was shut down); on Kubernetes
+    cancelled, or lost (ended without a record, for example because the head shut down); on Kubernetes
     also suspended, deleting, or deleted (its files are still there). A requeued job's ``message`` says
     what ended its last attempt. ``checkpoint`` is the name of the newest one.
     ``unfinished`` means that `train squad --resume` can resume it.
@@ -112,10 +112,10 @@ class JobSummary(JobEnd):
     job: str
     submitted: datetime
     waits_for: str = ""
-    """Why it is queued: in the words of Slurm, such as ``Resources``, or of Kubernetes."""
+    """Why it is queued, in Slurm's or Kubernetes's words, such as ``Resources``."""
     ranks_per_node: int = 0
     fix: str = ""
-    """What to do about the cause, if the launcher knows it."""
+    """How to fix the cause, if the launcher knows."""
     size_kib: int | None = None
     has_model: bool = False
     checkpoint: str | None = None
@@ -130,7 +130,7 @@ class JobSummary(JobEnd):
 class Launcher(Protocol):
     """A place where jobs run: the queue of a cluster, or a namespace of Kubernetes.
 
-    What a job needs to be submitted differs too much to be here: a batch script, or manifests.
+    Submitting is not part of it: a batch script and manifests have too little in common.
     """
 
     @property
@@ -151,13 +151,13 @@ class Launcher(Protocol):
 
     @property
     def outlook(self) -> str:
-        """When the place, and so its jobs, will end; "" if it doesn't."""
+        """When the place, and its jobs with it, will end; "" if never."""
 
     def list_jobs(self) -> tuple[JobSummary, ...]:
         """Return the jobs, in the order of submission."""
 
     def describe(self, job: JobSummary) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Return what else is known, such as why a job does not run: for ``--json``, and as lines."""
+        """Return further details, such as why a job is not running, for ``--json`` and as lines of text."""
 
     def follow(
         self,
@@ -166,16 +166,16 @@ class Launcher(Protocol):
         on_wait: Callable[[str], None],
         on_state: Callable[[str], None],
     ) -> JobEnd:
-        """Pass on a job's output, in whole lines, until it ends.
+        """Stream a job's output, in whole lines, until it ends.
 
-        ``on_wait`` gets why it does not run yet, ``on_state`` how an unfinished line looks that rewrites
-        itself.
+        ``on_wait`` gets the reason why it is not running yet, ``on_state`` the current text of a line that
+        rewrites itself, such as a progress bar.
         """
 
     def read_log(
         self, job: JobSummary, on_text: Callable[[str], None], rank: int | None, *, follow: bool
     ) -> None:
-        """Pass on the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
+        """Stream the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
 
         Raises :class:`UsageError` if the job has no such rank, or no log yet.
         """
@@ -195,7 +195,7 @@ class Launcher(Protocol):
         """Download a job's output, log, and record. Returns a line about each part that is missing."""
 
     def explain_loss(self, job: str, error: SprError) -> SprError | None:
-        """Return why a job is over that could not be asked about; ``None`` if it may go on."""
+        """Return why an unreachable job must be over; ``None`` if it may still be running."""
 
 
 def choose_job(
@@ -223,7 +223,7 @@ def choose_several(
 ) -> list[JobSummary]:
     """Return all jobs that run or wait, or else the result of :func:`choose_active` in a list.
 
-    Raises :class:`UsageError` if a job is named and all are asked for.
+    Raises :class:`UsageError` for both a job ID and ``--all``.
     """
     if not every:
         found = choose_active(jobs, job_id, place)

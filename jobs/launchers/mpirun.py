@@ -15,7 +15,7 @@ from jobs.worker.supervisor.nodes import PARTS
 from provision.install import MPIRUN_ENV, VENV
 from provision.stacks.stack import BINDING, Stack, environment_lookup
 
-# A node that was replaced has no folder for the job's output and no files yet.
+# A replacement node has no output folder and no files yet.
 _SCRIPT = f"""\
 #!/bin/bash
 #SBATCH --job-name={{job}}
@@ -43,7 +43,7 @@ while [ "$asked" ]; do asked=; wait $!; code=$?; done
 exit $code
 """
 _FIRST_WITH_NEW_NAME = "1.12"
-# Otherwise Intel MPI starts as many ranks on a node as Slurm has counted tasks, whatever -ppn says.
+# Otherwise Intel MPI ignores -ppn and starts as many ranks per node as Slurm counts tasks.
 _IN_QUEUE = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
 # Set by the placement: a stack's own values would put several threads on one core.
 _PLACED = frozenset(
@@ -57,14 +57,14 @@ _PLACED = frozenset(
 def build_launch(
     plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
 ) -> Launch:
-    """Return how a job starts on nodes of ``cluster``, for all of which it was placed."""
+    """Return the command that starts a job on nodes of ``cluster``; its placement covers all of them."""
     shares = placement.shares or ((),) * len(cluster.nodes)
     program = (f"{VENV}/bin/python", "-m", plan.module)
     planned = len(cluster.first(plan.nodes).nodes)
     if plan.elastic and plan.elastic > planned:
         raise UsageError(
             f"--elastic {plan.elastic}: the job starts on {counted(planned, 'node')}",
-            hint="it is the least number of nodes with which the job goes on after a loss",
+            hint="it is the minimum number of nodes to continue with after a loss",
         )
     return Launch(
         folder=paths.root,
@@ -108,7 +108,7 @@ def warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
 def rank_environment(
     plan: JobPlan, placement: Placement, code: str, stack: Stack
 ) -> dict[str, str]:
-    """Return the environment that all ranks on all nodes share; ``code`` is the folder of our modules."""
+    """Return the environment of all ranks on all nodes; ``code`` is the folder of our modules."""
     env = {
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": placement.interface,
@@ -122,11 +122,11 @@ def rank_environment(
     if plan.backend == "ccl":
         env |= {
             "CCL_WORKER_COUNT": str(placement.ccl_workers),
-            # The thread that waits for a collective spins on the rank's own CPUs; so it lets others run:
+            # The thread that waits for a collective spins on the rank's own CPUs. Yielding helps:
             # 113 instead of 19 samples/s on 3 nodes that share 2 CPUs [tried: oneCCL 2021.14].
             "CCL_YIELD": "sched_yield",
             "CCL_ATL_TRANSPORT": "ofi",
-            # It warns of every variable that differs from its default, this one included.
+            # It warns about every variable that differs from its default, including this one.
             "CCL_LOG_LEVEL": "error",
             # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
             "CCL_KVS_IFACE": placement.interface,

@@ -1,4 +1,4 @@
-"""Placement: ranks, threads, and CPUs of each node, planned from what the nodes are. Pure."""
+"""Placement: plan each node's ranks, threads, and CPUs from its hardware. Pure."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _interface(name: str, facts: HostFacts, address: str) -> str:
 
 
 def _common(what: str, by_node: Mapping[str, T]) -> T:
-    """Return the value that all nodes share: mpirun gives one environment to all of them."""
+    """Return the value common to all nodes: mpirun gives all of them one environment."""
     values = set(by_node.values())
     if len(values) > 1:
         found = ", ".join(f"{name}: {value}" for name, value in by_node.items())
@@ -197,7 +197,7 @@ class NodeShape:
     """A node of the cluster. The default is an r7iz.metal-16xl, the published recipe's machine."""
 
     cores: int = 32
-    """Physical ones, of the whole node."""
+    """Physical cores of the whole node."""
     memory_gib: int = 512
     numa: int = 1
     threads_per_core: int = 2
@@ -222,7 +222,7 @@ class Preload(NamedTuple):
 def place_on(
     shape: NodeShape, usable: int, options: PlacementOptions, backend: str, preload: Preload
 ) -> Placement:
-    """Return the placement of ranks on a node, of whose NUMA nodes each has so many ``usable`` cores."""
+    """Return the placement of ranks on a node; ``usable`` counts each NUMA node's usable cores."""
     facts = _describe(shape, usable, preload)
     return plan_placement({_NODE: facts}, {_NODE: ""}, options, backend)
 
@@ -242,7 +242,7 @@ def _describe(shape: NodeShape, usable: int, preload: Preload) -> HostFacts:
         tile_data="",
         cpus=cpus,
         memory_total=shape.memory_gib << 20,
-        # The ranks use the interface of their host's name, so none needs to be named.
+        # The ranks use the interface that their hostname resolves to.
         interfaces={"": ""},
         tcmalloc=preload.tcmalloc,
         iomp5=preload.iomp5,

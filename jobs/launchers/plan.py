@@ -17,12 +17,12 @@ _SUFFIX = "".join(secrets.choice(_DIGITS) for _ in range(3))
 STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
 CHECKPOINT_SECONDS = 120
-"""Time to save a checkpoint after a request to stop: a large model's has gigabytes."""
+"""Time to save a checkpoint after a request to stop: a large model needs gigabytes."""
 
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """What the user may choose about placement; ``None`` lets the nodes decide.
+    """The user's choices about placement; ``None`` derives a value from the nodes.
 
     ``mode`` is one of :data:`PLACEMENTS`.
     """
@@ -59,7 +59,7 @@ class JobPlan:
     command: tuple[str, ...] = ()
     """The command to record, if it is not ``python -m module argv``."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What this kind of job adds to its record."""
+    """Additional fields of this kind of job in its record."""
     gather_output: bool = False
     """Fetch the workers' output folders too, each into a folder named after its node."""
     resume_command: tuple[str, ...] = ()
@@ -67,9 +67,9 @@ class JobPlan:
     resumed_job: str = ""
     """The ID of the job to resume; its files are already on the head."""
     retries: int = 0
-    """How often the job may run again after it has lost a rank or a node."""
+    """How often the job may restart after losing a rank or a node."""
     elastic: int | None = None
-    """With how many nodes at least the job goes on after a loss; ``None`` for as many as before."""
+    """Minimum number of nodes to continue with after a loss; ``None``: as many as before."""
     retry_argv: tuple[str, ...] = ()
     """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
 
@@ -77,14 +77,14 @@ class JobPlan:
 def new_job_id(kind: str, now: datetime) -> str:
     """Return a job ID such as ``squad-20260731-142501-k3f``.
 
-    Its end differs from process to process: two may start a job in the same second.
+    Its suffix is random: two processes may start a job in the same second.
     """
     return f"{kind}-{now:%Y%m%d-%H%M%S}-{_SUFFIX}"
 
 
 @dataclass(frozen=True)
 class JobPaths:
-    """Where a job's files are on the nodes, below the login user's home folder."""
+    """Paths of a job's files on the nodes, below the login user's home folder."""
 
     job_id: str
     home: str = "/home/ubuntu"
@@ -99,7 +99,7 @@ class JobPaths:
 
     @property
     def upload(self) -> str:
-        """The archive in which the job's files arrive."""
+        """The archive of the job's files."""
         return f"{self.home}/{self.job_id}.tar"
 
     @property
@@ -112,12 +112,12 @@ class JobPaths:
 
     @property
     def record(self) -> str:
-        """What the job was submitted with."""
+        """The job's record at submission."""
         return f"{self.root}/{RECORD}"
 
     @property
     def new_script(self) -> str:
-        """The batch script as this process writes it, before it becomes ``run.sh``."""
+        """The batch script as uploaded; it becomes ``run.sh`` when the queue takes the job."""
         return f"{self.root}/run.sh.{_SUFFIX}"
 
     @property
@@ -126,7 +126,7 @@ class JobPaths:
 
     @property
     def begin(self) -> str:
-        """When and on which nodes the last attempt began."""
+        """Start time and nodes of the last attempt."""
         return f"{self.root}/{BEGIN}"
 
     @property
@@ -136,7 +136,7 @@ class JobPaths:
 
     @property
     def fetched(self) -> str:
-        """Marks that the output up to its time was fetched, for :mod:`cluster.slurm.job_queue`."""
+        """A marker: all output older than it was fetched. :mod:`cluster.slurm.job_queue` reads it."""
         return f"{self.root}/fetched"
 
 

@@ -1,4 +1,4 @@
-"""The record of a job, kept in its folder on the nodes and with its results: ``job.json``."""
+"""A job's record, ``job.json``, in its folder on the nodes and with its results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from provision.host import Host
 class CloudInfo:
     """The cloud of a job's nodes; ``billed`` says whether they cost money.
 
-    ``usd_per_hour`` is the price of one node's machine on demand, if that of the region is known.
+    ``usd_per_hour`` is one node's on-demand price, if it is known for the region.
     """
 
     cloud: str = ""
@@ -38,13 +38,12 @@ class CloudInfo:
 class JobRecord:
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
-    Times are ISO 8601 in UTC; ``when`` is that of the submission, ``seconds`` is how long the job ran.
-    ``ended``, ``seconds``, and ``exit_code`` are ``None`` until the job ends, and ``state`` is empty.
-    ``nodes`` are all that the job may use, and once it has ended, those that it used, like the
-    ``placement``. It begins on ``nnodes`` of them. ``options`` and ``env`` are what the user chose, and
-    what this kind of job sets for its ranks. ``resumable`` says whether it can go on from a checkpoint,
-    ``gather_output`` whether the workers' output is fetched, too.
-    ``more`` holds what this kind of job adds.
+    Times are ISO 8601 in UTC; ``when`` is the submission, ``seconds`` is how long the job ran. Until the
+    job ends, ``ended``, ``seconds``, and ``exit_code`` are ``None``, and ``state`` is empty. ``nodes`` and
+    ``placement`` are those it may use and, once it has ended, those it used; it starts on ``nnodes`` of
+    them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
+    ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
+    ``more`` holds further fields of this kind of job.
     """
 
     job: str
@@ -75,7 +74,7 @@ class JobRecord:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def ended_as(self, end: JobEnd) -> JobRecord:
-        """Return the record with how and where the job ended, by the head's clock."""
+        """Return the record with the job's outcome, by the head's clock."""
         places = [n for n, node in enumerate(self.nodes) if node["name"] in end.nodes]
         shares = self.placement.shares
         used = tuple(shares[n] for n in places) if shares and places else shares
@@ -104,12 +103,12 @@ def read_record(head: Host, paths: JobPaths) -> JobRecord:
 
 
 def write_record(folder: Path, record: JobRecord) -> None:
-    """Write a record into a results folder, in one piece."""
+    """Write a record into a results folder atomically."""
     write_record_text(folder, record.render())
 
 
 def write_record_text(folder: Path, text: str) -> None:
-    """Write the content of ``job.json`` into a results folder, in one piece."""
+    """Write the content of ``job.json`` into a results folder atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{RECORD}.{os.getpid()}"  # others may write it now
     try:
@@ -131,7 +130,7 @@ def read_job_id(folder: Path) -> str:
 def complete_record(folder: Path, text: str) -> None:
     """Add the content of ``end.json``, if there is one, to a record that was fetched."""
     end = parse_end(text)
-    with suppress(UsageError):  # one of an earlier release stays as it is
+    with suppress(UsageError):  # an earlier release's record stays unchanged
         record = parse_as(JobRecord, read_text(folder / RECORD), str(folder / RECORD))
         if end and not record.state:
             write_record(folder, record.ended_as(end))
@@ -140,7 +139,7 @@ def complete_record(folder: Path, text: str) -> None:
 def require_own_results(folder: Path, job: str) -> None:
     """Raise :class:`UsageError` for a folder with another job's results.
 
-    A model must not end up beside another job's scores.
+    A model must never be saved beside another job's scores.
     """
     owner = read_job_id(folder)
     if owner not in ("", job):

@@ -1,1 +1,1 @@
-"""Jobs through the queue of a cluster of this tool: its own Slurm."""
+"""Jobs in the Slurm queue that this tool installs on its clusters."""

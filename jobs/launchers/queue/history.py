@@ -1,4 +1,4 @@
-"""The jobs on a cluster's head: state, newest checkpoint, log; and the deadline that ends them."""
+"""Jobs on a cluster's head: states, checkpoints, logs, and the deadline that ends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MARGIN_H = 0.5
 
 
 def describe_expiry(expires: datetime, now: datetime, flags: str) -> str:
-    """Return when the nodes shut down, and how to change it."""
+    """Return when the nodes shut down and the command that changes it."""
     when = spoken_time(expires, now)
     return f"Nodes shut down automatically at {when}. To extend: spr-cluster extend 2h {flags}"
 
@@ -46,7 +46,7 @@ def describe_expiry(expires: datetime, now: datetime, flags: str) -> str:
 def explain_expiry(
     job: str, expires: datetime | None, now: datetime, flags: str, why: str
 ) -> JobError | None:
-    """Return the error for a job whose nodes shut down at their time; ``None`` if that is to come."""
+    """Return the error for a job whose nodes reached their deadline; ``None`` before it."""
     if expires is None or now < expires:
         return None
     return JobError(
@@ -58,9 +58,9 @@ def explain_expiry(
 
 @dataclass
 class ExpiryWatch:
-    """Warns once if a job will not be done in time, and once when the end is near.
+    """Warns once if a job will not finish in time, and once when the deadline is near.
 
-    ``find`` asks EC2 for the end: `extend` may have changed it since.
+    ``find`` reads the deadline from EC2: `extend` may have changed it.
     """
 
     expires: datetime | None
@@ -72,7 +72,7 @@ class ExpiryWatch:
     _warned_soon: bool = False
 
     def see_eta(self, seconds: float) -> None:
-        """Take note of the time that training still needs."""
+        """Record how much time training still needs."""
         done = self.now() + timedelta(seconds=seconds)
         if not self._warned_late and self._ends_before(done) and self.expires:
             self._warned_late = True
@@ -83,13 +83,13 @@ class ExpiryWatch:
             )
 
     def tick(self) -> None:
-        """Warn if it is time to."""
+        """Print a warning if one is due."""
         if not self._warned_soon and self._ends_before(self.now() + _SOON):
             self._warned_soon = True
             self._warn("the job and its checkpoints end with them", 2)
 
     def explain(self, job: str, why: str) -> JobError | None:
-        """Return the error for a job that failed because the end has come, if it has."""
+        """Return the error for a job that the deadline ended; ``None`` if it was something else."""
         over = self._ends_before(self.now())
         return explain_expiry(job, self.expires, self.now(), self.flags, why) if over else None
 
@@ -117,7 +117,7 @@ def parse_jobs(text: str) -> tuple[JobSummary, ...]:
     known = TypeAdapter(JobSummary)
     found = []
     for line in text.splitlines():
-        # There may be others, such as a banner's lines.
+        # Other lines are, for example, a login banner's.
         with suppress(UsageError, ValueError, LookupError, TypeError, AttributeError):
             row = parse_object(line, "job")
             if NAME.fullmatch(row["job"]):
@@ -126,14 +126,14 @@ def parse_jobs(text: str) -> tuple[JobSummary, ...]:
 
 
 def _merge(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's values: those of its end prevail over those of its beginning."""
+    """Return a job's values; those recorded at its end override those from its start."""
     end = row["end"] if parse_end(row["end"]) else _find_lost_node(row)
     state, reason = _state(row, end)
     return {**row["begin"], **end, **row, "state": state, "waits_for": reason}
 
 
 def _find_lost_node(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the end that a job's first node could not write, because it was lost itself; {} for none."""
+    """Return the outcome of a job whose first node was lost before writing it; {} if it was not."""
     nodes = row["begin"].get("nodes")
     if row["queue"] != [] or row["cancelled"] or not (nodes and row.get("node_lost")):
         return {}
@@ -141,7 +141,7 @@ def _find_lost_node(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(row: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:
-    """Return the job's state, and why it waits."""
+    """Return the job's state and why it is waiting."""
     if end:
         return end["state"], ""
     if row["queue"]:
@@ -159,7 +159,7 @@ def _state(row: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:
 def read_log(
     head: Host, job: JobSummary, on_text: TextSink, rank: int | None = None, *, follow: bool = False
 ) -> None:
-    """Pass on the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
+    """Stream the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
 
     Raises :class:`UsageError` if the job has no such rank.
     """
@@ -167,7 +167,7 @@ def read_log(
     name = "log" if rank is None else f"output/logs/rank-{rank}.log"
     what = (paths.root, name, job.job if follow and job.is_active else "", "1", "")
     node = "" if rank is None else find_node(job, rank)
-    if rank is None:  # of a job that was resumed
+    if rank is None:  # of a resumed job
         earlier = (
             f"# reading the log of earlier runs\ncat {paths.root}/log.earlier 2>/dev/null || true"
         )
@@ -177,7 +177,7 @@ def read_log(
 
 
 def find_node(job: JobSummary, rank: int) -> str:
-    """Return the name of the node on which a rank runs or ran. Raises :class:`UsageError`."""
+    """Return the name of a rank's node. Raises :class:`UsageError`."""
     if not job.nodes or not job.ranks_per_node:
         raise UsageError(f"job {job.job} has not started yet: it is {job.state}")
     if not 0 <= rank < job.ranks_per_node * len(job.nodes):

@@ -1,4 +1,4 @@
-"""Following a job: its wait in the queue, its output, its silence, Ctrl-C, and the cause of a failure."""
+"""Follow a job: its wait in the queue, output, silence, Ctrl-C, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from provision.install import explain_mpi_failure
 
 Event = dict[str, Any]
 _KEPT_LOG_LINES = 200
-# One of each is kept for the caller; steps come by the thousand.
+# The caller gets the last event of each kind; there are thousands of steps.
 _NOT_KEPT = {"step", "phase"}
 
 
@@ -31,13 +31,13 @@ class JobOutput:
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
     job: str = ""
-    """Its ID, from which its events' mark follows; "" if they have none."""
+    """The job's ID, which determines the mark of its events; "" if they have none."""
     quiet: bool = False
     """Keep the job's log lines without showing them or its command."""
     lines: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
-    """The reasons that were shown for its wait in the queue."""
+    """Reasons for waiting that were shown already."""
     on_eta: Callable[[float], None] = lambda _: None
     """Called with the seconds that training still needs."""
     heard: float = field(default_factory=time.monotonic)
@@ -50,7 +50,7 @@ class JobOutput:
     def add(self, text: str) -> None:
         """Add one or more lines of the job's output."""
         self.heard = time.monotonic()
-        # Without an event, all at once: programs print millions of lines.
+        # Lines without events are handled together: programs print millions of them.
         for part in text.split("\n") if prefix_of(self._mark) in text else [text]:
             if event := parse_event(part, self._mark):
                 self._take(event)
@@ -62,7 +62,7 @@ class JobOutput:
 
     def _take(self, event: Event) -> None:
         if event["event"] == "restarted":
-            # What the earlier attempt reported is over.
+            # The earlier attempt's reports are out of date.
             self.events.clear()
             self.lines.clear()
         if event["event"] == "step":
@@ -74,12 +74,12 @@ class JobOutput:
             self.on_event(event)
 
     def show(self, text: str) -> None:
-        """Show lines, such as one about the job, if there is anyone to see them."""
+        """Show lines of text unless the display is off or gone."""
         with suppress(OSError):
             self.on_log(text)
 
     def note_state(self, state: str) -> None:
-        """Show on a terminal how a line looks now that rewrites itself, such as a progress bar."""
+        """Show the current state of a line that rewrites itself, such as a progress bar."""
         self.heard = time.monotonic()
         with suppress(OSError):
             self.on_event({"event": "state", "text": state})
@@ -87,16 +87,16 @@ class JobOutput:
     def note_waiting(self, reason: str) -> None:
         """Show once why the job waits in the queue."""
         self.heard = time.monotonic()
-        # The queue's scheduler gives new jobs no reason, or a general one, for a moment.
+        # For a moment, Slurm gives new jobs no reason or only a generic one.
         if reason not in (*self.waits, "None"):
             self.waits.append(reason)
             self.show(f"waiting in the queue: {describe_reason(reason)}")
 
 
 def how_to_come_back(job: str, flags: str) -> str:
-    """Return how to see a job again that goes on without this process, and how to end it."""
+    """Return the commands that reattach to a job that runs on without this process, and that end it."""
     return (
-        f"job {job} goes on without this command\n"
+        f"job {job} continues without this command\n"
         f"  to follow it: spr-cluster attach {job} {flags}\n"
         f"  to end it:    {how_to_end(job, flags)}"
     )
@@ -130,9 +130,9 @@ def note_silence(
 def stop_job(
     launcher: SlurmLauncher, paths: JobPaths, grace_s: int, on_log: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """End a job on all nodes, at the latest after ``grace_s`` seconds, and say what became of it.
+    """End a job on all nodes within ``grace_s`` seconds and report the outcome.
 
-    Ctrl-C ends it at once. Returns the names of nodes that can't be reached. Raises :class:`JobError` if
+    Ctrl-C kills it immediately. Returns the names of nodes that can't be reached. Raises :class:`JobError` if
     the head can't.
     """
     if grace_s > STOP_SECONDS:
@@ -164,7 +164,7 @@ def _cancel(launcher: SlurmLauncher, paths: JobPaths, grace_s: int) -> tuple[str
     try:
         return launcher.cancel(paths, grace_s)
     except HangupError:
-        raise  # the head goes on with it
+        raise  # the head still ends it
     except KeyboardInterrupt:
         launcher.head.close()
         return launcher.cancel(paths, 0)

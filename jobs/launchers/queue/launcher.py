@@ -1,4 +1,4 @@
-"""The queue of a cluster of this tool, as a place where jobs run."""
+"""A cluster's own queue as a launcher."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class QueueLauncher:
 
     @property
     def outlook(self) -> str:
-        """Return when the cluster, and so its jobs, end; "" if they don't."""
+        """Return when the cluster and its jobs end; "" if never."""
         if self.expires is None:
             return ""
         return describe_expiry(self.expires, self.context.now(), self.flags)

@@ -1,7 +1,7 @@
-"""Running jobs: the only module that checks the cluster, inspects nodes, places files, submits, and records.
+"""Run jobs: check the cluster, inspect its nodes, copy files, submit, follow, and record.
 
-:func:`run_job` runs one job from its plan to its results. A study that makes several short runs opens a
-:class:`JobSession` itself and places the files once.
+:func:`run_job` runs one job from plan to results. A study of several short runs opens a
+:class:`JobSession` itself and copies the files only once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class JobContext:
-    """What every job needs: the cluster, its software, and where to report progress."""
+    """What every job needs: the cluster, its software stack, and where to report progress."""
 
     cluster: Cluster
     stack: Stack
@@ -65,17 +65,17 @@ class JobContext:
     on_event: Callable[[Event], None] = _ignore
     on_log: Callable[[str], None] = _ignore
     detach: bool = False
-    """Leave the job to the cluster as soon as it is in the queue."""
+    """Return as soon as the job is in the queue."""
     verbose: bool = False
-    """Show the mpirun command, which is in ``job.json`` in any case."""
+    """Print the mpirun command (``job.json`` always has it)."""
     outcome: Outcome = field(default_factory=Outcome)
     find_expiry: Callable[[], datetime | None] = lambda: None
-    """Asks EC2 when the nodes shut down now."""
+    """Reads from EC2 when the nodes will shut down."""
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended, and what it printed."""
+    """A job's outcome and output."""
 
     record: JobRecord
     end: JobEnd
@@ -83,13 +83,13 @@ class JobResult:
     plan: JobPlan
 
     def last_event(self, kind: str) -> Event | None:
-        """Return the last event of that kind that the job reported."""
+        """Return the last event of one kind."""
         return next((e for e in reversed(self.output.events) if e["event"] == kind), None)
 
 
 @dataclass
 class DetachedError(Exception):
-    """Raised instead of following a job that was submitted."""
+    """The job was submitted and is not followed."""
 
     job: str
     flags: str
@@ -118,7 +118,7 @@ class JobSession:
         return self._facts
 
     def plan_placement(self, options: PlacementOptions, backend: str) -> Placement:
-        """Assign ranks to the cores of every node: the queue decides on which ones a job runs.
+        """Assign ranks to cores on every node, because the queue chooses the job's nodes.
 
         Raises :class:`UsageError`.
         """
@@ -130,7 +130,7 @@ class JobSession:
     def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
         """Send the plan's files and the worker code to the nodes. A failure leaves nothing there."""
         if plan.resumed_job:
-            return  # its first node sends them to those that were replaced
+            return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
         sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
@@ -143,20 +143,20 @@ class JobSession:
             raise
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
-        """Return how a job starts. Raises :class:`UsageError` if the cluster has too few nodes."""
+        """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
         context = self.context
         return build_launch(plan, placement, self.paths, context.cluster, context.stack)
 
     def submit(self, plan: JobPlan, placement: Placement) -> JobRecord:
-        """Put a job whose files are placed into the queue. Returns its record."""
+        """Submit a job whose files are on the nodes. Returns its record."""
         record = self._record(plan, placement)
         self.launcher.submit(self.launch(plan, placement), self.paths)
         return record
 
     def start(self, plan: JobPlan, placement: Placement) -> JobRecord:
-        """Place a job's files and put it into the queue. Returns its record, kept with its results.
+        """Copy a job's files to the nodes and submit it. Returns its record, also kept with its results.
 
-        A job that can't be submitted leaves nothing, neither on the nodes nor in its results folder.
+        A job that can't be submitted leaves nothing behind, on the nodes or in its results folder.
         """
         text, is_new, is_over = self._record(plan, placement).render(), False, True
         if plan.results:
@@ -183,7 +183,7 @@ class JobSession:
         return False
 
     def follow(self, plan: JobPlan, record: JobRecord, *, quiet: bool = False) -> JobResult:
-        """Show a job until it ends; a failure is a result, too. ``quiet`` does not show its log."""
+        """Follow a job until it ends, also with a failure. ``quiet`` hides its log."""
         output = JobOutput(self.context.on_event, self.context.on_log, record.job, quiet)
         warnings = (f"warning: {text}" for text in record.placement.warnings)
         command = [f"$ {record.mpirun}"] if self.context.verbose else []
@@ -193,9 +193,9 @@ class JobSession:
         return JobResult(record.ended_as(end), end, output, plan)
 
     def watch(self, output: JobOutput, results: Path | None) -> JobEnd:
-        """Pass on a job's output until it ends. Its results will be in the folder ``results``.
+        """Show a job's output until it ends; then fetch its results into ``results``.
 
-        Ctrl-C ends only that; if the job has no such folder, nobody else needs its result, so it ends, too.
+        Ctrl-C stops only the following. Without ``results``, nobody else needs the job, so it ends as well.
         """
         job, on_log, context = self.paths.job_id, self.context.on_log, self.context
         flags = context.cluster.flags
@@ -256,7 +256,7 @@ class JobSession:
             outcome.is_home = not outcome.missing
 
     def how_to_resume(self, command: Sequence[str], results: Path | None, checkpoint: str) -> str:
-        """Return one line that names the checkpoint and the command that resumes the job."""
+        """Return one line with the checkpoint and the command that resumes the job."""
         job = self.paths.job_id
         words = [*command, job, *self.context.cluster.flags.split()]
         if results and results != Path("results", job):
@@ -278,7 +278,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     """Run one job from its plan to its results.
 
     ``build_plan`` is called with a complete cluster, so a plan may depend on what its nodes are.
-    Raises :class:`JobError` if the job fails, :class:`DetachedError` if it is not to be followed.
+    Raises :class:`JobError` if the job fails, :class:`DetachedError` if it should not be followed.
     See :meth:`JobSession.watch` for Ctrl-C.
     """
     with context.progress.phase("Prepare the job"):
@@ -301,9 +301,9 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
 
 
 def attach(context: JobContext, job: str, results: Path) -> JobEnd:
-    """Show the output, from its beginning, of a job that another command submitted; fetch its results.
+    """Follow a job that another command submitted, from the start of its output; fetch its results.
 
-    Raises :class:`JobError` if it fails. Ctrl-C ends only the following.
+    Raises :class:`JobError` if it fails. Ctrl-C stops only the following.
     """
     session = open_session(context, job, starts=False)
     output = JobOutput(context.on_event, context.on_log, job)
@@ -316,7 +316,7 @@ def attach(context: JobContext, job: str, results: Path) -> JobEnd:
 
 
 class _UnsuccessfulError(Exception):
-    """Ends the phase of a job that did not succeed; the results come home before its own error."""
+    """Ends the phase of a failed job, so that its results are fetched before its error is reported."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How a job gets onto the nodes: through the cluster's Slurm queue."""
+"""Submit, follow, and end jobs through the cluster's Slurm."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jobs.worker.supervisor.launch import SECRETS, Launch
 from provision.host import Host, TextSink
 from provision.run_on_nodes import send
 
-# Counted from the job's start: the longest that a laptop sleeps or a job runs.
+# From the job's start; longer than any laptop sleeps or any job runs.
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
-# What killing takes at most: a node that does not answer is waited for until Slurm counts it as down.
+# Upper limit for a kill: Slurm needs this long to declare a silent node down.
 _KILL_S = 60
-# The earlier log is that of a job that was resumed, or of the runs of a study, which share a folder.
+# An earlier log belongs to a resumed job, or to another run of a study with the same folder.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
 [ ! -s log ] || cat log >> log.earlier
@@ -34,7 +34,7 @@ export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new
 mv {new} run.sh && id=$(sbatch --parsable run.sh) || exit
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
 """
-# slurmctld saves its state within 5 s. If it is killed sooner, it forgets the job, and may reuse its number.
+# slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
 _SAVED_S = 8
 _SUBMIT_IF_FORGOTTEN = """
 for round in 1 2 3 4 5 6; do
@@ -45,8 +45,8 @@ for round in 1 2 3 4 5 6; do
   esac
 done
 """
-# Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
-# ranks too little time for a checkpoint, so the batch script gets the signal first.
+# Slurm lists a job until none of its processes is left on a node that answers. scancel alone would leave
+# the ranks too little time for a checkpoint, so the batch script gets the signal first.
 _CANCEL = """# ending a job on all nodes
 cd {root} || exit
 find() {{ squeue --noheader --name={job} --format='%A %T %N'; }}
@@ -81,9 +81,9 @@ class SlurmLauncher:
     flags: str = ""
 
     def submit(self, launch: Launch, paths: JobPaths) -> None:
-        """Have a job run as soon as its nodes are free, whatever becomes of this process.
+        """Queue a job. It runs as soon as nodes are free, even if this process has ended by then.
 
-        One folder may see several runs, one after another, such as the trials of ``tune``.
+        Several runs may use one folder in turn, such as the trials of ``tune``.
         """
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
         again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
@@ -103,10 +103,10 @@ class SlurmLauncher:
         on_wait: TextSink,
         on_state: TextSink = lambda _: None,
     ) -> JobEnd:
-        """Pass on a job's output, in whole lines, until it ends.
+        """Stream a job's output, in whole lines, until it ends.
 
-        ``on_wait`` gets why it does not run yet, ``on_state`` how an unfinished line looks that rewrites
-        itself.
+        ``on_wait`` gets the reason why it is not running yet, ``on_state`` the current text of a line that
+        rewrites itself, such as a progress bar.
         The job survives a broken connection; following continues at the next line. Raises
         :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another machine answers
         at its address.
@@ -149,7 +149,7 @@ class SlurmLauncher:
         if end is None:
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
             if found and found[0].state == FAILED:
-                return found[0]  # its first node, which writes its end, is lost
+                return found[0]  # its first node, which records the outcome, is lost
             state = found[0].state if found else "gone"
             raise JobError(
                 f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
@@ -166,7 +166,7 @@ class SlurmLauncher:
             )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
-        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the nodes out of reach."""
+        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the unreachable nodes."""
         script = _CANCEL.format(
             root=paths.root, job=paths.job_id, polls=5 * grace_s, secrets=SECRETS
         )

@@ -229,7 +229,7 @@ def test_a_detached_job_is_left_to_the_cluster(line: CommandLine, head: Head, wo
     job = lines[0].split()[1]
     assert job.startswith({"squad": "squad-", "digits": "digits-"}.get(argv[1], "run-"))
     assert lines == [
-        f"job {job} goes on without this command",
+        f"job {job} continues without this command",
         f"  to follow it: spr-cluster attach {job} --name spr",
         f"  to end it:    spr-cluster cancel {job} --name spr",
     ]

@@ -327,7 +327,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
     result = line.run(*_RUN, "--on-finish", "touch said", "--", "hostname")
 
     assert result.code == 130
-    assert "goes on without this command" in result.err
+    assert "continues without this command" in result.err
     assert (
         "cluster spr stays, and its 2 machines cost $13.09 an hour on demand\n"
         "  to remove it at the job's end: spr-cluster attach --on-finish 'touch said' --down-when-done "

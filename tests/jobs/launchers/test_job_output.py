@@ -175,7 +175,7 @@ def test_the_end_of_a_command_leaves_its_job_alone_and_says_how_to_come_back(
         watch(launcher, JobOutput(ignore, log.append), log)
     assert launcher.graces == []
     assert log == [
-        "job squad-1 goes on without this command\n"
+        "job squad-1 continues without this command\n"
         "  to follow it: spr-cluster attach squad-1 --name bert\n"
         "  to end it:    spr-cluster cancel squad-1 --name bert"
     ]

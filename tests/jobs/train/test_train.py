@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_the_job_to_the_cluster(tmp_path: Path, closed: bool) -> N
         run(hosts, tmp_path, log=log)
     assert "# following a job" in hosts["node0"].commands[-1], "nothing is ended, nothing fetched"
     assert log[-1] == (
-        f"job {PATHS.job_id} goes on without this command\n"
+        f"job {PATHS.job_id} continues without this command\n"
         f"  to follow it: spr-cluster attach {PATHS.job_id} --name bert\n"
         f"  to end it:    spr-cluster cancel {PATHS.job_id} --name bert"
     )

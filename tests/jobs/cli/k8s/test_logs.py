@@ -247,7 +247,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
 
     result = beside(interrupt, lambda: k8s("attach", "bert"))
     assert result.code == 130
-    assert "job bert goes on without this command" in result.err
+    assert "job bert continues without this command" in result.err
     assert "to end it:    spr-cluster cancel bert --namespace ml" in result.err
     assert JOB in server.objects
 

@@ -1,4 +1,4 @@
-"""The API of a Kubernetes cluster, through the official client: every request passes :meth:`_open`."""
+"""A Kubernetes cluster's API through the official client; every request passes through :meth:`_open`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from jobs.launchers.kubernetes.resources import dig_list
 
 
 class KubernetesError(SprError):
-    """A call to the cluster failed. ``status`` is HTTP's; 0 means that there was no answer."""
+    """A call to the cluster failed. ``status`` is the HTTP status; 0 means that there was no answer."""
 
     def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -62,7 +62,7 @@ _SILENCE_S = 60.0
 
 
 def run_in_pod(client: ApiClient, path: str, query: list[tuple[str, str]]) -> Iterator[bytes]:
-    """Run a command, and yield what it prints. Raises :class:`KubernetesError` unless it succeeds."""
+    """Run a command and yield its output. Raises :class:`KubernetesError` if it fails."""
     headers: dict[str, str] = {}
     client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
     headers["sec-websocket-protocol"] = V4_CHANNEL_PROTOCOL
@@ -100,12 +100,12 @@ def _read_stdout(socket: WebSocket) -> Iterator[bytes]:
 def _require_success(status: dict[str, Any], errors: bytes) -> None:
     if status.get("status") != "Success":
         text = " ".join(errors.decode(errors="replace").split()) or str(status.get("message"))
-        # A status makes it final: the command ran, and would fail again.
+        # With a status, the command did run and would fail again.
         raise KubernetesError(f"in the pod: {text}", status=int(status.get("code") or 500))
 
 
 _TIMEOUT_S = (10.0, 60.0)
-# Reading or deleting again does no harm; anything else is sent once.
+# Only reads and deletes are safe to repeat.
 _PAUSES_S = (0.5, 2.0)
 _BUSY = {429, 500, 502, 503, 504}
 Query = Mapping[str, str]
@@ -113,7 +113,7 @@ Query = Mapping[str, str]
 
 @dataclass(frozen=True)
 class KubernetesApi:
-    """A cluster, as a context of a kubeconfig describes it."""
+    """A cluster, from a context of a kubeconfig."""
 
     client: ApiClient
     context: str
@@ -121,28 +121,28 @@ class KubernetesApi:
     clock: Clock = field(default_factory=SystemClock)
 
     def get(self, path: str, query: Query | None = None) -> Manifest:
-        """Return an object or list. Raises :class:`KubernetesError`, as all of these do."""
+        """Return an object or list. Like all of these methods, raises :class:`KubernetesError`."""
         return self._repeat("GET", path, query)
 
     def find(self, path: str) -> Manifest | None:
-        """Return an object; ``None`` if there is none, or no such type of object."""
+        """Return an object; ``None`` if neither it nor its type exists."""
         with suppress(NotFoundError):
             return self.get(path)
         return None
 
     def peek(self, path: str) -> Manifest | None:
-        """Return an object; {} if there is none, ``None`` if it may not be read."""
+        """Return an object; {} if there is none, ``None`` without permission to read it."""
         with suppress(ForbiddenError):
             return self.find(path) or {}
         return None
 
     def items(self, path: str, selector: str = "") -> list[Manifest]:
-        """Return the objects of a list, by a label selector."""
+        """Return the objects that match a label selector."""
         return dig_list(self.get(path, {"labelSelector": selector} if selector else None), "items")
 
     def create(self, path: str, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Create an object; with ``dry_run`` the cluster only checks it."""
-        # Otherwise a field that the cluster's version does not know is silently dropped.
+        """Create an object; with ``dry_run``, the cluster only validates it."""
+        # Otherwise the cluster silently drops fields that its version does not know.
         query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         return self._send("POST", path, query, manifest)
 
@@ -225,7 +225,7 @@ class KubernetesApi:
         return response
 
     def _silent(self, error: Exception) -> KubernetesError:
-        # urllib3 puts the object's address before the reason, the client its type.
+        # urllib3 prefixes the reason with an object's address, the client with its type.
         reason = str(getattr(error, "reason", None) or error).split(": ", 1)[-1]
         return KubernetesError(
             f"context {self.context}: {self.client.configuration.host} doesn't answer: {reason}",
@@ -244,7 +244,7 @@ class KubernetesApi:
         if status == HTTPStatus.FORBIDDEN:
             hint = "ask the cluster's administrator for a role that allows it"
             if "exceeded quota" in message:
-                hint = "ask for less, delete what is not needed, or have the quota raised"
+                hint = "request less, delete what is not needed, or have the quota raised"
         error = BY_STATUS.get(status, KubernetesError)
         return error(f"context {self.context}: {message}", status=status, hint=hint)
 
@@ -258,12 +258,12 @@ def _message(body: bytes) -> str:
 
 
 _DEFAULT = "~/.kube/config"
-# What the client raises for a file with another content.
+# What the client raises for a file that is no kubeconfig.
 _DAMAGE = (ConfigException, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> KubernetesApi:
-    """Return the API of a context, by default the current one. It sends nothing.
+    """Return the API of a context, by default the current one, without sending a request.
 
     Raises :class:`UsageError` for a kubeconfig that is missing or damaged, and for a credentials plugin
     that fails.
@@ -276,7 +276,7 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
             hint="your cluster's provider makes one; name it with --kubeconfig or KUBECONFIG",
         )
     configuration = Configuration()
-    # urllib3 would repeat requests that are not ours to repeat.
+    # urllib3 would also repeat requests that are unsafe to repeat.
     configuration.retries = False
     with _errors_of_plugins() as errors:
         found = _load(path, context, configuration)
@@ -314,7 +314,7 @@ def _load(path: str, context: str | None, configuration: Configuration) -> Any:
 
 @contextmanager
 def _errors_of_plugins() -> Iterator[list[logging.LogRecord]]:
-    """Collect what the client logs about a plugin that fails: it raises nothing."""
+    """Collect what the client logs about a failing plugin, for which it raises nothing."""
     collector, root = BufferingHandler(capacity=1000), logging.getLogger()
     collector.setLevel(logging.ERROR)
     root.addHandler(collector)

@@ -1,4 +1,4 @@
-"""The image of a job's pods: a stack, from the data that bare metal uses, and `jobs/worker`. Pure."""
+"""The image of a job's pods: a stack, as defined for bare metal, and `jobs/worker`. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provision.stacks.stack import Stack, pip_options, render_import_check, rend
 
 _ROOT = str(Path(VENV).parent)
 CODE = f"{_ROOT}/code"
-"""In the image: the folder with the package ``worker``."""
+"""The folder of the package ``worker`` in the image."""
 TCMALLOC = f"{_ROOT}/libtcmalloc.so"
 USER = 1000
 _IOMP5 = "intel-openmp"
@@ -51,12 +51,12 @@ RUN mkdir {folder} && tar -xzf /tmp/examples.tar.gz -C {folder} --strip-componen
 
 
 def find_preloads(stack: Stack) -> Preload:
-    """Return what the ranks preload: Intel's OpenMP only if the stack itself asks for it."""
+    """Return the libraries that ranks preload; Intel's OpenMP only if the stack specifies it."""
     return Preload(TCMALLOC, f"{VENV}/lib/libiomp5.so" if stack.requirement(_IOMP5) else None)
 
 
 def sample_in_image(path: Path) -> str:
-    """Return where the image has a task's sample."""
+    """Return the path of a task's sample data in the image."""
     return f"{CODE}/{_in_code(path)}"
 
 
@@ -70,7 +70,7 @@ def _in_code(path: Path) -> str:
 
 
 def build_files(stack: Stack, image: str) -> dict[str, Path | bytes]:
-    """Return the files of the folder from which an image is built."""
+    """Return the files of an image's build folder."""
     return {
         "Dockerfile": render_dockerfile(stack, image).encode(),
         "requirements.txt": render_requirements(stack).encode(),
@@ -80,7 +80,7 @@ def build_files(stack: Stack, image: str) -> dict[str, Path | bytes]:
 
 
 def render_dockerfile(stack: Stack, image: str) -> str:
-    """Return the Dockerfile. Only the system packages are those of the day on which it is built."""
+    """Return the Dockerfile. It pins everything except Ubuntu's packages."""
     return _DOCKERFILE.format(
         stack=stack.name,
         image=image,

@@ -1,4 +1,4 @@
-"""The jobs of a namespace: found, followed, and deleted; and the problems that keep them from running."""
+"""Find, follow, and delete the jobs of a namespace, and explain why they do not run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 _STARTING = {"", "ContainerCreating", "PodInitializing"}
 _SIGKILL = 137
-# How kubelet and the container runtime speak with each other.
+# The interface between kubelet and the container runtime.
 _RPC = re.compile(r"^rpc error: code = \w+ desc = ")
 _NO_LABEL = "no node has the label for AMX: install node-feature-discovery, or use --any-cpu"
-# By a word of the scheduler's message.
+# By a word in the scheduler's message.
 _UNSCHEDULABLE = {
     "selector": _NO_LABEL,
     "pod's node affinity": _NO_LABEL,  # Kubernetes 1.20
@@ -47,7 +47,7 @@ _UNSCHEDULABLE = {
 
 
 class KubernetesProblem(NamedTuple):
-    """What is wrong, and what to do about it; ``fix`` may be empty. A warning does not stop the job."""
+    """A problem and its fix, which may be empty. A warning does not stop the job."""
 
     text: str
     fix: str = ""
@@ -58,7 +58,7 @@ class KubernetesProblem(NamedTuple):
 
 
 def refuse(found: Iterable[KubernetesProblem]) -> None:
-    """Raise :class:`UsageError` with all of them, if there are any."""
+    """Raise :class:`UsageError` with all problems, if there are any."""
     problems = [*found]
     if len(problems) == 1:
         raise UsageError(problems[0].text, hint=problems[0].fix)
@@ -68,16 +68,16 @@ def refuse(found: Iterable[KubernetesProblem]) -> None:
 
 
 def find_problems(job: JobView, events: Sequence[Manifest]) -> list[KubernetesProblem]:
-    """Return why a job waits or has failed, each reason once: many pods may have the same.
+    """Return why a job is waiting or has failed, each reason once even if many pods share it.
 
     ``events`` are warnings, the newest last; those of an earlier job with this name do not count.
     """
     found = _explain_pods(job.pods)
     recent = [each for each in events if not _is_older(each, job)]
     if recent and not job.pods:
-        # Whoever makes the pods says only in an event why it can't.
+        # The controller reports pod-creation failures only as events.
         message = _line(recent[-1].get("message"))
-        fix = "ask for less, or have the quota raised" if "exceeded quota" in message else ""
+        fix = "request less, or have the quota raised" if "exceeded quota" in message else ""
         found.append(KubernetesProblem(f"no pods: {message}", fix))
     if not found:
         failed = [each for each in job.conditions if each.type == "Failed"]
@@ -105,7 +105,7 @@ def _is_older(event: Manifest, job: JobView) -> bool:
 
 
 def select_warnings(events: Sequence[Manifest], about: JobView | PodView) -> list[Manifest]:
-    """Return the warnings about a pod, or about a job and what makes its pods, the newest last."""
+    """Return the warnings about a pod, or about a job and its pods' owners, the newest last."""
     parts = _parts(about) if isinstance(about, JobView) else ()
     found = []
     for each in events:
@@ -117,7 +117,7 @@ def select_warnings(events: Sequence[Manifest], about: JobView | PodView) -> lis
 
 
 def _parts(job: JobView) -> Sequence[tuple[str, str]]:
-    """Return the kinds and names of what Trainer makes of a job; a PyTorchJob makes its pods itself."""
+    """Return the kinds and names of the objects that own a job's pods: Trainer adds a JobSet and Jobs."""
     return (("JobSet", job.name), ("Job", f"{job.name}-node-0")) if job.kind == TRAIN_JOB else ()
 
 
@@ -126,7 +126,7 @@ def _event_time(event: Manifest) -> str:
 
 
 def explain_pod(pod: PodView) -> KubernetesProblem | None:
-    """Return why a pod does not run or has failed."""
+    """Return why a pod is not running or has failed."""
     status = dig(pod.raw, "status")
     message = _line(status.get("message"))
     if status.get("reason") == "Evicted":
@@ -175,7 +175,7 @@ def _explain_container(pod: PodView, found: Manifest) -> KubernetesProblem | Non
 
 
 def exit_code(pod: PodView) -> int | None:
-    """Return a pod's exit code, once it has ended."""
+    """Return a pod's exit code; ``None`` until it has ended."""
     ended = [dig(each, "state", "terminated") for each in pod.statuses]
     return next((as_int(each.get("exitCode")) for each in ended if each), None)
 
@@ -188,7 +188,7 @@ _STATES = ("running", "terminated")
 
 
 def describe_record(job: JobView, context: str, namespace: str) -> dict[str, Any]:
-    """Return the fields of :class:`jobs.launchers.record.JobRecord` that a job on Kubernetes has."""
+    """Return a Kubernetes job's values for :class:`jobs.launchers.record.JobRecord`."""
     pods = [pod for index in range(job.nodes) if (pod := job.pod(index * job.node_ranks))]
     words = [[str(word) for word in job.container.get(key) or ()] for key in ("command", "args")]
     # With oneCCL, a shell runs torchrun.
@@ -225,7 +225,7 @@ def _describe_placement(job: JobView) -> dict[str, int]:
 
 
 def _describe_end(job: JobView) -> dict[str, Any]:
-    """Return how and when the job ended, as far as its pods still say so."""
+    """Return the job's outcome and end time, if its pods still show them."""
     began, ended = find_times(job)
     codes = [code for pod in job.pods if (code := exit_code(pod)) is not None]
     return {
@@ -237,7 +237,7 @@ def _describe_end(job: JobView) -> dict[str, Any]:
 
 
 def find_times(job: JobView) -> tuple[datetime | None, datetime | None]:
-    """Return when the first pod of a job began and the last one ended, as far as they still say so."""
+    """Return when a job's first pod began and its last one ended, if they still show it."""
     states = [
         dig(each, "state", name) for pod in job.pods for each in pod.statuses for name in _STATES
     ]
@@ -284,7 +284,7 @@ def require_kinds(api: KubernetesApi) -> tuple[JobKind, ...]:
 def _read_kinds(
     api: KubernetesApi, read: Callable[[JobKind], _Found]
 ) -> Iterator[tuple[JobKind, _Found]]:
-    """Yield what each kind has. A role for one of them is enough, so others may refuse."""
+    """Yield each kind's jobs. A role for one kind is enough: the others may be forbidden."""
     kinds, refusals = require_kinds(api), []
     for kind in kinds:
         try:
@@ -325,12 +325,12 @@ def _find_pods(api: KubernetesApi, kind: JobKind, name: str) -> list[Manifest]:
 
 
 def explain(api: KubernetesApi, job: JobView) -> list[KubernetesProblem]:
-    """Return why a job waits or has failed."""
+    """Return why a job is waiting or has failed."""
     return find_problems(job, [] if job.pods else find_warnings(api, job))
 
 
 def find_warnings(api: KubernetesApi, about: JobView | PodView) -> list[Manifest]:
-    """Return the warnings about a job or a pod, the newest last; none if they may not be read."""
+    """Return the warnings about a job or pod, the newest last; none without permission to read them."""
     events = dig_list(api.peek(core_path(api.namespace, "events")) or {}, "items")
     return select_warnings(events, about)
 
@@ -342,9 +342,9 @@ def follow_job(
     on_problem: Callable[[KubernetesProblem], None],
     rank: int = 0,
 ) -> JobView:
-    """Pass on the log of the pod with a rank, and of those that replace it, until the job ends.
+    """Stream the log of a rank's pod and of its replacements until the job ends.
 
-    Each reason for its wait is passed on once. Raises :class:`JobError` if it is deleted meanwhile.
+    Each reason for waiting is reported once. Raises :class:`JobError` if the job is deleted meanwhile.
     """
     done: set[str] = set()
     shown: set[KubernetesProblem] = set()
@@ -369,7 +369,7 @@ def follow_job(
 
 
 def find_claim_users(api: KubernetesApi, job: JobView) -> list[str]:
-    """Return the other jobs that have a job's claim, and the pods of neither."""
+    """Return the other jobs that use a job's claim, and pods that use it and belong to no job."""
     jobs = list_jobs(api)
     names = [each.name for each in jobs if each.claim == job.claim and each.name != job.name]
     labels = {(kind.pod_label, each.name) for kind in JOB_KINDS.values() for each in jobs}
@@ -383,12 +383,12 @@ def find_claim_users(api: KubernetesApi, job: JobView) -> list[str]:
 
 
 def delete_claim(api: KubernetesApi, name: str, on_wait: Callable[[str], None]) -> None:
-    """Delete a claim, and wait until it is gone. Raises :class:`DeadlineError`."""
+    """Delete a claim and wait until it is gone. Raises :class:`DeadlineError`."""
     path = core_path(api.namespace, "persistentvolumeclaims", name)
     api.delete(path)
 
     def is_gone() -> bool | None:
-        # Whoever may not read it can't wait for it.
+        # Without permission to read it, waiting is impossible.
         if not api.peek(path):
             return True
         on_wait(f"claim {name} is being deleted")
@@ -405,7 +405,7 @@ def delete_claim(api: KubernetesApi, name: str, on_wait: Callable[[str], None]) 
 def delete_job(
     api: KubernetesApi, job: JobView, on_wait: Callable[[str], None], *, at_once: bool = False
 ) -> None:
-    """Delete a job, and wait until its pods are gone; ``at_once`` kills them.
+    """Delete a job and wait until its pods are gone; ``at_once`` kills them.
 
     Raises :class:`DeadlineError`.
     """

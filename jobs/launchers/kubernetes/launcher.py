@@ -1,4 +1,4 @@
-"""A namespace of Kubernetes, as a place where jobs run."""
+"""A Kubernetes namespace as a launcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """Where a job keeps its files, which stay readable after it is deleted."""
+    """Where a job's files are; they stay readable after the job is deleted."""
 
     job: str
     claim: str
@@ -40,7 +40,7 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class KubernetesLauncher:
-    """A :class:`jobs.launchers.launcher.Launcher`. ``submitted`` is known to this machine."""
+    """A :class:`jobs.launchers.launcher.Launcher`. ``submitted``: the job that this machine remembers."""
 
     api: KubernetesApi
     flags: str = ""
@@ -63,7 +63,7 @@ class KubernetesLauncher:
         return ""
 
     def list_jobs(self) -> tuple[JobSummary, ...]:
-        """Return the jobs; also, as deleted, the one that this machine knows and the namespace does not."""
+        """Return the namespace's jobs, and, as deleted, the remembered one if it is not among them."""
         found = [self._summarize(job) for job in jobs.list_jobs(self.api)]
         known = self.submitted
         if known and known.job not in (job.job for job in found):
@@ -72,7 +72,7 @@ class KubernetesLauncher:
         return tuple(found)
 
     def describe(self, job: JobSummary) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Return a job's image, claim, conditions, and pods, and what keeps it from running."""
+        """Return a job's image, claim, conditions, and pods, and why it is not running."""
         view = jobs.find_job(self.api, job.job)
         if view is None:
             return {}, ()
@@ -109,7 +109,7 @@ class KubernetesLauncher:
     def read_log(
         self, job: JobSummary, on_text: Show, rank: int | None = None, *, follow: bool
     ) -> None:
-        """Pass on the log of the pod in which a rank runs: ranks of one pod share it."""
+        """Stream the log of a rank's pod; all ranks of a pod share its log."""
         view = jobs.require_job(self.api, job.job)
         ranks, number = view.nodes * view.node_ranks, rank or 0
         if not 0 <= number < ranks:
@@ -127,7 +127,7 @@ class KubernetesLauncher:
         read_log(self.api, pod, on_text, _warn)
 
     def can_cancel(self, job: JobSummary) -> bool:
-        """Also a job that has ended is deleted: its name is free again."""
+        """Delete even an ended job, to free its name."""
         return job.state != DELETED
 
     def cancel(self, job: JobSummary, on_log: Show, *, now: bool) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class KubernetesLauncher:
         return ()
 
     def choose_claim(self, job: JobSummary) -> str:
-        """Return a job's claim. Raises :class:`UsageError` if it is also that of others."""
+        """Return a job's claim. Raises :class:`UsageError` if others use it."""
         view = jobs.require_job(self.api, job.job)
         if view.claim and (users := jobs.find_claim_users(self.api, view)):
             raise UsageError(
@@ -180,7 +180,7 @@ class KubernetesLauncher:
         return ()
 
     def explain_loss(self, job: str, error: SprError) -> SprError | None:
-        """Return an error that is the cluster's answer; without an answer, the job may go on."""
+        """Return an error that is the cluster's answer; without an answer, the job may still be running."""
         return error if isinstance(error, KubernetesError) and error.status else None
 
     def _summarize(self, view: JobView) -> JobSummary:

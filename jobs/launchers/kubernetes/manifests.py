@@ -1,4 +1,4 @@
-"""A job as Kubernetes' API takes it, a claim and a TrainJob or PyTorchJob, and as commented YAML. Pure."""
+"""A job's Kubernetes objects (a claim, and a TrainJob or PyTorchJob), and their commented YAML. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ STACK = "spr-cluster/stack"
 """Annotation that names a job's stack."""
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 HUB_TOKEN = "HF_TOKEN"
-"""The variable that the hub's libraries read, and the key of the secret that has it."""
+"""The variable that the hub's libraries read, which is also its key in the secret."""
 RETRIES = 3
 # torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
 _GRACE_SECONDS = CHECKPOINT_SECONDS + 30
-# oneCCL asks Hydra for a rank's place on its node otherwise. The worker adds that place.
+# Otherwise oneCCL asks Hydra for the local rank. The worker sets it.
 # https://github.com/huggingface/accelerate/pull/2339
 _CCL_WITHOUT_MPIRUN = {"CCL_PROCESS_LAUNCHER": "none"}
 
@@ -51,7 +51,7 @@ CONTAINER_SECURITY: Manifest = {
 
 
 def render_claim(pods: PodOptions) -> Manifest | None:
-    """Return the claim; ``None`` for one that exists."""
+    """Return the new claim; ``None`` if the job uses an existing one."""
     claim = pods.claim
     if claim.size is None:
         return None
@@ -104,7 +104,7 @@ def _environment(name: str, plan: JobPlan, placement: Placement, stack: Stack) -
     return {
         **env,
         "HF_HOME": f"{CLAIM_PATH}/huggingface",
-        # torchrun's own limit is 30 s. Old ones, such as those of 1.13 and 2.7, know no other.
+        # torchrun's default is 30 s. Older versions, such as 1.13 and 2.7, have no option for it.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(CHECKPOINT_SECONDS),
     }
 
@@ -163,7 +163,7 @@ def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> 
         ],
     }
     if pods.kind != TRAIN_JOB:
-        # A patch of Trainer's runtime can't have it.
+        # Trainer's runtime patches have no such field.
         spec["automountServiceAccountToken"] = False
     if not pods.any_cpu:
         spec["nodeSelector"] = {AMX_LABEL: "true"}
@@ -178,7 +178,7 @@ def _metadata(pods: PodOptions) -> Manifest:
 
 
 _WIDTH = 100
-# A key, or an item of a list by its name.
+# A key, or the name of a list item.
 _LINE = re.compile(r"( *)(?:- name: (\S+)$|([\w./-]+):)")
 CLAIM_COMMENTS = {
     "accessModes": "Pods on several nodes use it at once: the storage class must offer ReadWriteMany, as "
@@ -215,7 +215,7 @@ _REFERENCE = {
 def job_comments(
     pods: PodOptions, placement: Placement, size: PodSize, *, reference: bool
 ) -> dict[str, str]:
-    """Return the comments of a job's manifest, by the keys that they explain."""
+    """Return the comments of a job's manifest by the key they explain."""
     placed = _describe_placement(pods.shape, placement, size)
     comments = {
         "numProcPerNode": "Unset, it would become the number of CPUs.",
@@ -267,7 +267,7 @@ def _describe_placement(shape: NodeShape, placement: Placement, size: PodSize) -
 
 
 class _Dumper(yaml.SafeDumper):
-    """Repeats what appears twice, and writes a text of several lines as such."""
+    """Writes no anchors for repeated values, and multi-line strings as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -283,7 +283,7 @@ _Dumper.add_representer(str, _write_text)
 
 def render_yaml(manifest: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """Return the manifest as YAML. ``comments`` are by key, or by ``name`` in a list; each appears once,
-    above the first place that it is about."""
+    above its first occurrence."""
     left, lines = dict(comments), []
     for line in yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=_WIDTH).splitlines():
         found = _LINE.match(line)
@@ -298,7 +298,7 @@ def render_yaml(manifest: Mapping[str, Any], comments: Mapping[str, str]) -> str
 
 @dataclass(frozen=True)
 class Rendered:
-    """A job on Kubernetes. ``claim`` is ``None`` if the job uses one that exists."""
+    """A job on Kubernetes. ``claim`` is ``None`` if the job uses an existing one."""
 
     plan: JobPlan
     pods: PodOptions
@@ -307,11 +307,11 @@ class Rendered:
     claim: Manifest | None
     job: Manifest
     build: Mapping[str, Path | bytes]
-    """The files of the folder from which the image is built."""
+    """The files of the image's build folder."""
 
     @property
     def manifests(self) -> list[Manifest]:
-        """What to create, in this order."""
+        """The objects to create, in this order."""
         return [each for each in (self.claim, self.job) if each is not None]
 
     @property

@@ -1,4 +1,4 @@
-"""A pod's log, followed across broken connections without lost or doubled lines."""
+"""Follow a pod's log across broken connections, without losing or repeating lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TRIES = 8
 _PAUSE_S = 8.0
 _FINAL = (HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED)
 _LASTS_S = 10.0
-"""A connection that lives this long is no failure: load balancers end silent ones."""
+"""A connection that lasted this long did not fail: load balancers close silent ones."""
 
 
 def read_log(
@@ -39,30 +39,30 @@ def read_log(
     on_line: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """Pass on what there is of a pod's log: if its container has restarted, also the run before.
+    """Stream a pod's log so far; if its container restarted, the previous run's first.
 
     ``note`` receives one line about that. kubelet keeps no older runs.
     """
     status = next((each for each in pod.statuses if each.get("name") == pod.container), {})
     so_far = f"pod {pod.name} has restarted {counted(as_int(status.get('restartCount')), 'time')}"
     if dig(status, "state", "waiting") and dig(status, "lastState", "terminated"):
-        # kubelet gives that log both as the current and as the previous one.
+        # kubelet then returns the same log as current and as previous.
         note(f"{so_far} and waits to start again: the log of its last run")
     elif dig(status, "lastState", "terminated"):
         note(f"{so_far}: the log of its run before, then of this one")
         try:
             PodLog(api, pod, on_line).read(previous=True)
         except KubernetesError as error:
-            if error.status != HTTPStatus.BAD_REQUEST:  # it is not kept any more
+            if error.status != HTTPStatus.BAD_REQUEST:  # it is no longer kept
                 raise
     PodLog(api, pod, on_line).read()
 
 
 class PodLog:
-    """Reads the log of one pod; each line is passed on once.
+    """Reads the log of one pod and passes on each line once.
 
-    ``sinceTime`` counts in seconds, and lines of two streams may be stamped out of order. So a resumed
-    stream begins a second before the newest line, and what it repeats is recognized.
+    ``sinceTime`` has a resolution of one second, and timestamps of stdout and stderr may be out of order.
+    So a resumed stream starts a second before the newest line and skips the lines seen before.
     """
 
     def __init__(self, api: KubernetesApi, pod: PodView, on_line: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ class PodLog:
         self.count = 0
 
     def read(self, *, follow: bool = False, previous: bool = False) -> None:
-        """Pass on the lines that are new; with ``follow`` until the stream ends or breaks off.
+        """Pass on new lines; with ``follow``, until the stream ends or breaks.
 
         ``previous`` reads the log of the container's run before the current one.
         """
@@ -94,15 +94,15 @@ class PodLog:
                 self._pass_on(line)
 
     def follow(self) -> None:
-        """Pass on lines until the pod is over or gone. Raises :class:`KubernetesError` if that keeps failing.
+        """Pass on lines until the pod has ended or is gone. Raises :class:`KubernetesError`.
 
-        A log that ends before its pod is no failure: a container starts again in the same pod.
+        A log may end before its pod does, because a container can restart in the same pod.
         """
         failures, clock = 0, self._api.clock
         while True:
             began, count = clock.monotonic(), self.count
             try:
-                # Asked first: what is read after the pod's end is complete.
+                # Checked before reading: a log read after the pod's end is complete.
                 over = self._is_over()
                 self.read(follow=not over)
                 if over:
@@ -119,7 +119,7 @@ class PodLog:
 
     def _is_over(self) -> bool:
         pod = parse_pod(self._api.get(self._path))
-        # Another pod may have got its name.
+        # Another pod may have its name now.
         return pod.uid != self._pod.uid or pod.is_over
 
     def _pass_on(self, line: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a job, or its user, needs of a cluster, checked before anything is created."""
+"""Check what a job and its user need from a cluster before anything is created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-# Volumes that one node at a time can mount, by the usual provisioners' names.
+# Common provisioners whose volumes only one node at a time can mount.
 _BLOCK = (
     "ebs.csi.aws.com",
     "pd.csi.storage.gke.io",
@@ -27,22 +27,22 @@ _BLOCK = (
 )
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
 MANY = "ReadWriteMany"
-"""Access mode of a volume that pods on several nodes use at once."""
+"""Access mode of a volume that pods on several nodes share."""
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """The checks of one job. What the user may not read is not checked: the cluster decides then."""
+    """The checks of one job. It skips what the user has no permission to read."""
 
     api: KubernetesApi
     kind: JobKind
     pods: PodOptions
     size: PodSize
     claim: Manifest | None
-    """The one to create."""
+    """The claim to create."""
 
     def run(self) -> list[KubernetesProblem]:
-        """Return everything that is wrong."""
+        """Return all problems."""
         namespace = self.api.namespace
         if self.api.peek(f"/api/v1/namespaces/{namespace}") == {}:
             fix = f"kubectl create namespace {namespace}, or --namespace NAME"
@@ -208,5 +208,5 @@ def find_missing_rights(api: KubernetesApi, wanted: Iterable[str]) -> Iterator[K
         }
         answer = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
         if dig(answer, "status").get("allowed") is not True:
-            fix = f"ask for a role with verb {verb} on {what}" + (f" in {group}" if group else "")
+            fix = f"request a role with verb {verb} on {what}" + (f" in {group}" if group else "")
             yield KubernetesProblem(f"you may not {verb} {what} in namespace {api.namespace}", fix)

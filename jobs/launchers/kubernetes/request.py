@@ -1,4 +1,4 @@
-"""What a job on Kubernetes requests of the cluster: its kind, options, and the size of its pods. Pure."""
+"""What a job on Kubernetes requests: its kind, options, and the size of its pods. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.launchers.plan import PlacementOptions
 
 @dataclass(frozen=True)
 class JobKind:
-    """A kind of job. ``api`` is its group and version; ``install`` makes a cluster serve it."""
+    """A kind of job. ``api`` is its group and version; ``install`` is the command that installs it."""
 
     name: str
     api: str
@@ -51,7 +51,7 @@ PYTORCH_JOB = JobKind(
     "Kubeflow training-operator 1.x",
 )
 JOB_KINDS = {kind.name: kind for kind in (TRAIN_JOB, PYTORCH_JOB)}
-"""The preferred one first."""
+"""All kinds, the preferred one first."""
 
 
 CLAIM_PATH = "/workspace"
@@ -60,7 +60,7 @@ CLAIM_PATH = "/workspace"
 
 @dataclass(frozen=True)
 class Claim:
-    """The volume of data, models, and results: one that exists, or, with a ``size``, a new one."""
+    """The volume for data, models, and results: an existing one or, with a ``size``, a new one."""
 
     name: str = "spr-cluster"
     size: str | None = None
@@ -69,7 +69,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class PodOptions:
-    """What a job asks of the cluster, besides its training. ``nodes`` is the number of pods."""
+    """A job's requests besides its training. ``nodes`` is the number of pods."""
 
     name: str
     nodes: int
@@ -80,7 +80,7 @@ class PodOptions:
     shape: NodeShape = field(default_factory=NodeShape)
     pull_secret: str | None = None
     hub_secret: str | None = None
-    """Holds a token of the hub, under the key ``HF_TOKEN``."""
+    """A secret with a hub token under the key ``HF_TOKEN``."""
     any_cpu: bool = False
     """Also run on nodes without AMX."""
 
@@ -123,13 +123,13 @@ def place_pod(
     placement = place_on(shape, usable, options, backend, preload)
     cores = placement.nproc_per_node * (placement.omp_threads + placement.ccl_workers)
     memory = int(shape.memory_gib * _MEMORY_SHARE)
-    # Both hardware threads of a core: otherwise another pod computes on the second.
+    # Both hardware threads of a core: otherwise another pod would use the second.
     size = PodSize(cores * shape.threads_per_core, memory, max(1, int(memory * _SHM_SHARE)))
     return placement, size
 
 
 def _usable_cores(shape: NodeShape, ranks: int) -> int:
-    """Return a NUMA node's cores without those that the node keeps; they divide evenly among the ranks.
+    """Return a NUMA node's cores for the pod, a multiple of the ranks; the node keeps the rest.
 
     It keeps at least one core of each NUMA node, so that these stay equal: kubelet, the container
     runtime, and the pods of every node need CPUs, and the static CPU manager requires a reservation.

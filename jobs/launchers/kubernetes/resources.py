@@ -1,4 +1,4 @@
-"""Jobs and pods as the API describes them, as far as this tool needs them. Pure."""
+"""Jobs and pods, parsed from the API's objects. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def core_path(namespace: str, plural: str, name: str = "") -> str:
 
 
 class Condition(NamedTuple):
-    """A condition of a job that holds."""
+    """A condition of a job that is true."""
 
     type: str
     reason: str
@@ -36,7 +36,7 @@ class Condition(NamedTuple):
 class JobView:
     """A job with its pods. ``node_ranks`` is the number of ranks per pod.
 
-    ``spec`` is that of its pods, and ``container`` that of the one that trains, as far as they are given.
+    ``spec`` is its pod specification and ``container`` the training container's; both may be incomplete.
     """
 
     kind: JobKind
@@ -58,7 +58,7 @@ class JobView:
 
     @property
     def claim(self) -> str:
-        """The claim with its files; "" if it has none, so it is not one of ours."""
+        """The claim with its files; "" for a job that this tool did not create."""
         return next(iter(claims_of(self.spec)), "")
 
     @property
@@ -76,14 +76,14 @@ class JobView:
         return self.state in (SUCCEEDED, FAILED)
 
     def pod(self, rank: int) -> PodView | None:
-        """Return the newest pod in which a rank runs."""
+        """Return a rank's newest pod."""
         index = rank // self.node_ranks
         return next((pod for pod in self.pods if pod.index == index), None)
 
 
 @dataclass(frozen=True)
 class PodView:
-    """A pod of a job. ``index`` is its place among the nodes; the first one's log is the job's."""
+    """A pod of a job. ``index`` is its node rank; the log of pod 0 is the job's log."""
 
     name: str
     uid: str
@@ -95,7 +95,7 @@ class PodView:
 
     @property
     def container(self) -> str:
-        """The container that trains: a service mesh, for one, adds others."""
+        """The training container; a service mesh, for example, adds others."""
         names = [str(each.get("name")) for each in dig_list(self.raw, "spec", "containers")]
         return next((name for name in names if name in _CONTAINERS), names[0] if names else "")
 
@@ -160,7 +160,7 @@ def _patched_spec(spec: Manifest) -> Manifest:
 
 
 def parse_pods(items: Sequence[Manifest]) -> tuple[PodView, ...]:
-    """Return the pods that train, by their place among the nodes, the newest of each first."""
+    """Return the training pods by node rank, the newest of each first."""
     # Others prepare models or data.
     replica = "jobset.sigs.k8s.io/replicatedjob-name"
     training = [each for each in items if _labels(each).get(replica, "node") == "node"]
@@ -222,9 +222,9 @@ def parse_time(text: object) -> datetime | None:
 
 
 def parse_quantity(text: object) -> Decimal | None:
-    """Return a quantity such as ``62``, ``500m``, or ``460Gi``; ``None`` for anything else.
+    """Parse a quantity such as ``62``, ``500m``, or ``460Gi``; ``None`` for anything else.
 
-    The client's own parser comes with all of the client, which ``render k8s`` does without.
+    The client's own parser would import the whole client, which ``render k8s`` does not need.
     """
     found = _QUANTITY.fullmatch(str(text))
     if not found:

@@ -1,4 +1,4 @@
-"""Fetching of a job's files from its claim, through a pod that exists only for that."""
+"""Fetch a job's files from its claim, through a temporary pod."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LIFE_S = 3600
 _TRIES = 3
 _CONTAINER = "reader"
 _KEPT = ("imagePullSecrets", "tolerations")
-# A command over a web socket is a GET; from Kubernetes 1.35 on, it also needs the right to create.
+# exec over a WebSocket is a GET; since Kubernetes 1.35, it also requires the verb create.
 _RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get pods/exec")
 # Checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
 # file changed while it was read: the job is still running.
@@ -54,12 +54,12 @@ class ResultsReader:
     claim: str
     image: str
     spec: Manifest
-    """Of the job's pods, as far as it is known, for the user and the pull secret."""
+    """The pod specification of the job, if known, for its user and pull secret."""
     note: Callable[[str], None]
     warn: Callable[[str], None]
 
     def find_holder(self) -> PodView | None:
-        """Return the pod that has, or else last had, a claim that serves one node at a time.
+        """Return the pod that uses, or last used, a claim that only one node at a time can mount.
 
         Raises :class:`UsageError` if the files can't be read, before anything is created.
         """
@@ -101,7 +101,7 @@ class ResultsReader:
 
     @contextmanager
     def _run_pod(self, holder: PodView | None) -> Iterator[str]:
-        """Run a pod that has the claim, and yield its path; delete it in every case."""
+        """Run a pod that mounts the claim, and yield the pod's path; always delete the pod."""
         name = f"{self.job}-reader-{secrets.token_hex(2)}"
         pods = core_path(self.api.namespace, "pods")
         try:
@@ -116,7 +116,7 @@ class ResultsReader:
         try:
             api.delete(core_path(api.namespace, "pods", name), {"gracePeriodSeconds": "0"})
         except KubernetesError as error:
-            # The files are here, or another error says why they are not: neither is lost to this one.
+            # This error must hide neither the fetched files nor an earlier error.
             command = f"kubectl --context {api.context} -n {api.namespace} delete pod {name}"
             self.warn(f"warning: pod {name} may be left: {error.message}\n  → {command}")
 
@@ -129,7 +129,7 @@ class ResultsReader:
             pod = parse_pod(self.api.get(path))
             problem = explain_pod(pod)
             reason = problem.text if problem else ""
-            # Until it has a node, it may get one.
+            # It may still be scheduled.
             if pod.is_over or (problem and pod.node):
                 hint = problem.fix if problem else None
                 raise KubernetesError(reason or f"pod {name} ended too early", hint=hint)
@@ -142,7 +142,7 @@ class ResultsReader:
             what, clock = f"the start of pod {name}", self.api.clock
             wait_until(what, is_running, deadline_s=_START_DEADLINE_S, clock=clock)
         except DeadlineError as error:
-            # The scheduler says why in the pod; kubelet, which mounts the volume, only in an event.
+            # The scheduler reports the cause in the pod; kubelet, which mounts volumes, only in events.
             warnings = find_warnings(self.api, pod) if pod else []
             events = [str(each.get("message")) for each in warnings]
             reason = (
@@ -185,7 +185,7 @@ def _advise(holder: PodView | None) -> str:
 
 
 def _beside(holder: PodView) -> Manifest:
-    """Return the affinity to a pod's node. Once that pod is over, another node may have to do."""
+    """Return the affinity to a pod's node: required while that pod runs, preferred afterward."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [holder.node]}]}
     if holder.is_over:
         weighed = {"weight": 100, "preference": term}

@@ -1,1 +1,1 @@
-"""The same training job as a batch script for a Slurm cluster that is not yours, such as an HPC center's."""
+"""The same training job as a batch script for another Slurm cluster, such as an HPC center's."""

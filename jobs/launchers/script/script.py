@@ -1,4 +1,4 @@
-"""A training job as files for a Slurm cluster that is not yours: script, installation, code, data. Pure.
+"""A training job as files for another Slurm cluster: script, installation, code, data. Pure.
 
 The folder with these files is the job's folder, as on the tool's own clusters, so its plan is the same.
 torchrun starts the ranks, as on Kubernetes: mpirun's way into a center's nodes differs from center to center.

@@ -122,7 +122,7 @@ def test_a_quota_that_only_the_cluster_knows(space: Space) -> None:
     assert result.code == 1
     text, fix = message(result)
     assert "exceeded quota: team, requested: count/pytorchjobs.kubeflow.org=1, used" in text
-    assert fix == "  → ask for less, delete what is not needed, or have the quota raised"
+    assert fix == "  → request less, delete what is not needed, or have the quota raised"
     assert space.find("persistentvolumeclaims") == []
 
 
@@ -134,7 +134,7 @@ def test_pods_that_a_quota_refuses(space: Space) -> None:
     shown = space.run("jobs", "bert")
     assert "no pods: Error creating: " in shown.out
     assert "exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0" in shown.out
-    assert shown.out.endswith("  → ask for less, or have the quota raised\n")
+    assert shown.out.endswith("  → request less, or have the quota raised\n")
 
 
 def test_a_second_job_where_a_quota_allows_one_claim(space: Space) -> None:

@@ -241,7 +241,7 @@ def test_a_missing_right_is_named_before_anything_is_created(
     verb, what = right
     assert result.code == 2
     assert f"spr-cluster: you may not {verb} {what} in namespace ml\n" in result.err
-    assert f"  → ask for a role with verb {verb} on {what}" in result.err
+    assert f"  → request a role with verb {verb} on {what}" in result.err
     assert ("POST", "/api/v1/namespaces/ml/pods") not in server.requests
     assert not Path("results").exists()
     server.fail = lambda method, path: status(401, "Unauthorized")

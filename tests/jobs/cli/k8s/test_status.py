@@ -116,7 +116,7 @@ def test_status_shows_a_quota_that_keeps_pods_from_being_made(
         server.put(f"/api/v1/namespaces/ml/events/{name}", event)
     result = k8s("jobs", "bert")
 
-    assert f"no pods: {message}\n  → ask for less, or have the quota raised" in result.out
+    assert f"no pods: {message}\n  → request less, or have the quota raised" in result.out
     server.denied = {("list", "events")}
     assert k8s("jobs", "bert").code == 0
 

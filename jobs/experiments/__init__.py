@@ -1,1 +1,1 @@
-"""Studies made of several jobs: bench, tune, scaling."""
+"""Studies of several jobs: bench, tune, scaling."""

@@ -45,7 +45,7 @@ class NodeSpeed:
 
     @property
     def peak_share(self) -> float | None:
-        """Between 0 and 1; ``None`` if the peak is unknown."""
+        """Fraction of the peak, 0 to 1; ``None`` if the peak is unknown."""
         return self.gemm_tflops / self.peak_tflops if self.peak_tflops else None
 
 
@@ -60,7 +60,7 @@ class SlowNode:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The speed of one size of message, the median of its repeats."""
+    """The speed at one message size, the median of its repeats."""
 
     bytes: int
     seconds: float
@@ -104,10 +104,10 @@ class BenchResult:
 
 
 def find_peak(instance_type: str, *, dtype: str, real: bool) -> float | None:
-    """Return the peak in TFLOPS to compare figures in ``dtype`` with, if there is one.
+    """Return the peak TFLOPS for ``dtype``; ``None`` if unknown.
 
-    Only bf16 on AMX, and only on a whole machine, has one: a virtual machine shares its processor, and
-    the embedded cloud's machines (not ``real``) have the name only.
+    It is known only for bf16 with AMX on a whole machine: a virtual machine shares its processor, and the
+    embedded cloud's machines (not ``real``) only carry the type's name.
     """
     machine = INSTANCE_TYPES.get(instance_type)
     if machine is None or not real or dtype != "bf16":
@@ -135,12 +135,12 @@ def find_slow(nodes: Sequence[NodeSpeed]) -> tuple[SlowNode, ...]:
 
 
 FOLDER = "spr-bench"
-"""In the login user's home on the head: one file per measurement, named by its time."""
+"""In the login user's home on the head: one file per measurement, named by timestamp."""
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """``seconds`` per measurement. ``real`` means that the machines are of the type that they claim."""
+    """``seconds`` per measurement. ``real``: the machines really have the type that EC2 reports."""
 
     seconds: float
     amx_expected: bool
@@ -168,7 +168,7 @@ def bench(context: JobContext, request: BenchRequest) -> BenchResult:
 
 
 def plan_bench(request: BenchRequest, stack: Stack) -> JobPlan:
-    """Return a plan with the ranks, cores, and backend that a training job would have. Pure."""
+    """Return a plan with the ranks, cores, and backend of a training job. Pure."""
     return JobPlan(
         kind="bench",
         module="worker.bench",
@@ -208,7 +208,7 @@ def read_result(
 
 
 def _as_node(node: Node, ranks: Sequence[Mapping[str, Any]], peak: float | None) -> NodeSpeed:
-    # One rank without AMX slows all others down, so it represents its node.
+    # A rank without AMX slows all others down, so it determines its node's value.
     worst = min(ranks, key=lambda rank: bool(rank["amx"]))
     return NodeSpeed(
         name=node.name,

@@ -1,4 +1,4 @@
-"""``scaling``: trials of one training job on more and more nodes, and predictions for others."""
+"""``scaling``: trials of one training job on increasing numbers of nodes, and predictions."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from jobs.train.request import TrainRequest, require_able_stack
 from provision.host import Host
 
 FOLDER = "spr-scaling"
-"""In the login user's home on the head: one file per study, named by its time."""
+"""In the login user's home on the head: one file per study, named by timestamp."""
 FILE = "scaling.json"
 _MIN_COMPUTING_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class ScalingRequest:
-    """``nodes`` ascends. ``weak`` keeps the batch per rank; otherwise the global batch stays.
+    """``nodes`` is in ascending order. ``weak`` keeps the batch per rank; otherwise the global batch is kept.
 
-    ``predict`` holds numbers of nodes to compute; ``flow_gbit_s`` is one flow's speed between nodes, if
+    ``predict`` lists the numbers of nodes to predict; ``flow_gbit_s`` is one flow's speed between nodes, if
     known. An epoch has ``samples`` samples.
     """
 
@@ -129,7 +129,7 @@ def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
 
 
 def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOptions:
-    """Return the placement of all nodes together, so that every trial has the same one."""
+    """Return one placement for all nodes, the same in every trial."""
     backend = session.context.stack.choose_backend(training.options.backend)
     layout = session.plan_placement(training.placement, backend)
     if training.placement.mode == "reference":
@@ -154,7 +154,7 @@ def _measure(
 def make_study(
     context: JobContext, request: ScalingRequest, measured: Sequence[tuple[ScalingRow, TrialResult]]
 ) -> ScalingStudy:
-    """Return the measurements relative to ideal, the fitted model, and its predictions. Pure."""
+    """Return efficiencies, the fitted model, and its predictions. Pure."""
     options = request.training.options
     ppn = next(done.nproc_per_node for _, done in measured if not done.failure) or 1
     cluster = context.cluster
@@ -206,7 +206,7 @@ def fit_rows(
 
 
 def _predict(found: StepModelFit, request: ScalingRequest, ppn: int, nodes: int) -> ScalingRow:
-    """Compute a row for a number of nodes; the batch of a rank need not be whole."""
+    """Predict the row for a number of nodes; a rank's batch may be fractional."""
     batch: float = request.training.options.batch_size
     batch = batch if request.weak else batch * request.nodes[0] / nodes
     node_batch = batch * ppn

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 BACKWARD = 2 / 3
-"""Share of the computing: the backward pass has two products for each of the forward pass."""
+"""Fraction of the compute time: the backward pass has two products per product of the forward pass."""
 LATENCY_S = 50e-6
 """Of one message between two nodes over TCP: an assumption, small compared with the rest."""
 BUCKET_BYTES = 25 << 20

@@ -1,4 +1,4 @@
-"""``tune``: short trials of a training job over a grid; the fastest placement is kept for later jobs."""
+"""``tune``: short trials of a training job over a grid; later jobs use the fastest placement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_UP_S = 30
 
 @dataclass(frozen=True)
 class TrialGrid:
-    """What to vary; ``None`` uses what suits the nodes. ``batch_sizes`` are per rank."""
+    """The values to try; ``None`` derives them from the nodes. ``batch_sizes`` are per rank."""
 
     ppn: tuple[int, ...] | None
     ccl_workers: tuple[int, ...] | None
@@ -63,7 +63,7 @@ class TrialResult:
 
 
 def plan_trials(grid: TrialGrid, facts: Iterable[HostFacts], backend: str) -> tuple[Trial, ...]:
-    """Return every combination, the nodes' default first.
+    """Return every combination, starting with the nodes' default.
 
     Raises :class:`UsageError` for more than :data:`MAX_TRIALS`, and for workers without oneCCL.
     """
@@ -91,9 +91,9 @@ def _workers(grid: TrialGrid, backend: str) -> tuple[int, ...]:
 
 
 def suggest_ppn(facts: Iterable[HostFacts], workers: int) -> tuple[int, ...]:
-    """Return ranks per node to try: one per NUMA node (the default), one in all, two and four per NUMA node.
+    """Return ranks per node to try: one per NUMA node (the default), one, and two and four per NUMA node.
 
-    Only numbers that divide every node's cores evenly and leave a core to compute.
+    Only numbers that divide every node's cores evenly and leave at least one core for computing.
     """
     nodes = list(facts)
     numa = min(len(fact.numa_nodes) for fact in nodes)
@@ -104,7 +104,7 @@ def suggest_ppn(facts: Iterable[HostFacts], workers: int) -> tuple[int, ...]:
 
 
 def estimate_minutes(trials: int, seconds: float) -> float:
-    """Return about how long the trials take, including start-up."""
+    """Estimate the duration of the trials, including start-up."""
     return trials * (seconds + START_UP_S) / 60
 
 
@@ -130,7 +130,7 @@ def as_row(trial: Trial, result: TrialResult) -> Mapping[str, object]:
 
 @dataclass(frozen=True)
 class TrialSeries:
-    """Trials of one training job, which share a session and the files on the nodes."""
+    """Trials of one training job; they share a session and the files on the nodes."""
 
     session: JobSession
     training: TrainRequest
@@ -143,9 +143,9 @@ class TrialSeries:
         title: str,
         nodes: int | None = None,
     ) -> TrialResult:
-        """Run one trial on ``nodes`` nodes. A failure is a result, too.
+        """Run one trial on ``nodes`` nodes. A failure is also a result.
 
-        Raises :class:`JobError` if the trial was cancelled: that ends the series.
+        Raises :class:`JobError` if the trial was canceled, which ends the series.
         """
         progress = self.session.context.progress
         with progress.phase(title):
@@ -190,7 +190,7 @@ def open_trials(
     seconds: int,
     check: Callable[[JobSession], None],
 ) -> TrialSeries:
-    """Check the cluster and place the files of a series of trials.
+    """Check the cluster and send the files of a series of trials.
 
     ``check`` receives the session before anything is sent, and may raise.
     """

@@ -1,1 +1,1 @@
-"""``run``: any program on the nodes."""
+"""``run``: run any program on the nodes."""

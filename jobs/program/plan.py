@@ -1,4 +1,4 @@
-"""``run``: any program and its files on the nodes of a cluster, placed like a training job."""
+"""``run``: run any program with its files on a cluster's nodes, placed like a training job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHELLS = frozenset({"python", "python3", "bash", "sh"})
 
 @dataclass(frozen=True)
 class ProgramFiles:
-    """Files by name, relative to the folder in which the program starts."""
+    """Files by name, relative to the program's working folder."""
 
     files: Mapping[str, Path]
 
@@ -45,7 +45,7 @@ def collect_files(
 ) -> ProgramFiles:
     """Return the command's script and the files and folders in ``named``.
 
-    A path inside ``folder`` keeps its relative path on the nodes; any other keeps only its last part.
+    A path inside ``folder`` stays relative on the nodes; any other keeps only its last part.
     Raises :class:`UsageError` if a file is missing, if two have one name, and, unless ``large``, if
     they exceed :data:`MAX_BYTES`.
     """
@@ -62,7 +62,7 @@ def collect_files(
 
 
 def find_script(command: Sequence[str], folder: Path) -> str | None:
-    """Return the first word that names a file here. Raises :class:`UsageError` if a script is missing.
+    """Return the first word that names a local file. Raises :class:`UsageError` if a script is missing.
 
     An absolute path, such as ``/usr/bin/env``, is on the nodes.
     """
@@ -83,7 +83,7 @@ def find_script(command: Sequence[str], folder: Path) -> str | None:
 
 
 def _absolute(path: Path) -> Path:
-    """Return the path without ``..``; a link keeps its own name, which the command uses."""
+    """Return the path without ``..``; a link keeps its name, which the command uses."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib's keeps the dots
 
 
@@ -166,9 +166,9 @@ def check_variables(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
-    """Return a plan in which every rank checks its placement and becomes the program. Pure.
+    """Return a plan whose ranks check their placement and then exec the program. Pure.
 
-    Variables are sent in a file: mpirun's arguments are visible to all users, and recorded.
+    Variables are sent in a file: mpirun's arguments are recorded and visible to all users.
     """
     backend = stack.choose_backend(request.backend)
     files: dict[str, Path | bytes] = {"work/.keep": b""}

@@ -1,1 +1,1 @@
-"""The published recipe: the job of transformers' documentation, with corrections."""
+"""The published recipe: the job in transformers' documentation, with corrections."""

@@ -1,8 +1,7 @@
 """The published recipe: transformers' own ``run_qa.py`` with the published flags, and its models.
 
-The script comes with the stack (key ``examples``: the source archive of its transformers), or from a
-local folder. It runs like any program of ``run``, and its results are converted to the format of our
-``results.json``.
+The script comes from the stack (key ``examples``: the source archive of its transformers) or from a
+local folder. It runs like any program of ``run``; its results are converted to our ``results.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from provision.stacks.stack import TRANSFORMERS, Stack
 
 @dataclass(frozen=True)
 class PublishedLaunch:
-    """How `run_qa.py` was started: ranks per node, and the flags that differ between commands.
+    """How a published command started `run_qa.py`: ranks per node and its own flags.
 
     ``reference`` means the published thread counts (``--placement reference``); otherwise each rank
     has its own cores.
@@ -102,12 +101,12 @@ OUTPUT = "model"
 
 The script refuses to start if it exists.
 """
-# coreutils' timeout exits with 124 when the time is over, which is the expected end here.
+# timeout exits with 124 when the time is up, the expected end here.
 _FOR_A_MINUTE = (
     'timeout --kill-after=20 "$0" "$@"; code=$?; [ $code = 124 ] || exit $code; echo "@smoke over"'
 )
-# With any of these, a single Trainer believes that it is one of several: transformers 4.24 then requires
-# --xpu_backend, which the published command for one node does not have.
+# With any of these, a single Trainer assumes that it is one of several: transformers 4.24 then requires
+# --xpu_backend, which the published one-node command lacks.
 _RANK_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
     *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -118,7 +117,7 @@ _RANK_VARIABLES = (
 class ReferenceRequest:
     """A run of the published recipe. ``script`` is a local folder with ``run_qa.py``.
 
-    ``smoke`` runs it for a minute on one node, to check that everything it needs is there.
+    ``smoke`` runs it for a minute on one node, to check that nothing is missing.
     """
 
     preset: Preset
@@ -131,7 +130,7 @@ class ReferenceRequest:
 def reference_argv(
     stack: Stack, preset: Preset, nodes: int, output: str, script: str = f"{EXAMPLES}/{SCRIPT}"
 ) -> tuple[str, ...]:
-    """Return every rank's command on ``nodes`` nodes, in the flags of the stack's transformers. Pure.
+    """Return every rank's command on ``nodes`` nodes, with the flags of the stack's transformers. Pure.
 
     Raises :class:`UsageError` if its transformers has no flags for what the stack needs.
     """
@@ -214,12 +213,12 @@ def check_script(folder: Path) -> Path:
 def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str, Any]:
     """Run the published recipe and return the content of ``results.json``.
 
-    A smoke run returns only ``smoke``: what happened in its minute. Raises :class:`JobError` on failure.
+    A smoke run returns only ``smoke``, a description. Raises :class:`JobError` on failure.
     """
     seen = {"training": False, "timed out": False}
 
     def listen(line: str) -> None:
-        # The Trainer's messages, in all versions so far.
+        # Messages of the Trainer, the same in all versions so far.
         seen["training"] |= "Running training" in line or "'loss'" in line
         seen["timed out"] |= line == "@smoke over"
         context.on_log(line)
@@ -238,7 +237,7 @@ def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str,
 
 
 def describe_smoke(ended: bool, trained: bool) -> str:
-    """Return what a smoke run has shown."""
+    """Describe a smoke run's outcome."""
     if ended:
         return "the script finished"
     if trained:

@@ -1,1 +1,1 @@
-"""Training and predictions: requests from the command line, turned into job plans."""
+"""Training and prediction: turn requests from the command line into job plans."""

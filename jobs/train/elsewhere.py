@@ -1,4 +1,4 @@
-"""Plans of training jobs on clusters that this tool has not made: in pods, and for a batch script. Pure."""
+"""Plans of training jobs on other clusters: in pods, and as a batch script. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan_in_pods(
 ) -> JobPlan:
     """Return the plan of a training job, which resumes by itself after a restart.
 
-    Raises :class:`UsageError` for a path that no pod has.
+    Raises :class:`UsageError` for a path that does not exist in pods.
     """
     require_able_stack(stack, f"render k8s {options.task}")
     sample = getattr(TASKS[options.task].demo, "data", None)
@@ -42,7 +42,7 @@ def plan_in_pods(
             _require_on_claim(name, str(path))
     model = options.model_name or SCRATCH
     is_path = model.startswith(("/", ".", "~"))
-    # A folder here is the model of `train`, also with a name as on the hub.
+    # As in `train`, a local folder takes precedence over a hub name.
     if is_path or local_model(options):
         _require_on_claim("model", model)
     cache = getattr(options, "token_cache", NO_CACHE)
@@ -56,7 +56,7 @@ def plan_in_pods(
         output=pods.output,
         backend=stack.choose_backend(options.backend),
         ipex=options.ipex or stack.use_ipex,
-        # A restarted pod begins with the same command. Without a checkpoint, training starts over.
+        # A restarted pod runs the same command. Without a checkpoint, training starts over.
         resume=True,
     )
     offline = "data" in local_data(options) and (is_path or model == SCRATCH)
@@ -83,7 +83,7 @@ def plan_reference_in_pods(
     """Return the plan of the documentation's own job: transformers' ``run_qa.py`` in every rank.
 
     ``script`` is a folder on the claim; without it, the image has the script from the stack. A restarted
-    pod resumes from the script's own checkpoint. Raises :class:`UsageError` if nothing has the script.
+    pod resumes from the script's own checkpoint. Raises :class:`UsageError` without a script.
     """
     _require_on_claim("run_qa", script)
     where = f"{script}/{SCRIPT}" if script else locate_script(stack, None)[1]
@@ -108,9 +108,9 @@ def plan_reference_in_pods(
 
 
 def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
-    """Return the plan of a training job on a Slurm cluster that is not the user's.
+    """Return the plan of a training job on another Slurm cluster.
 
-    Raises :class:`UsageError` for what can't run there.
+    Raises :class:`UsageError` for a job that can't run there.
     """
     options = request.options
     require_able_stack(stack, f"render slurm {options.task}")
@@ -119,7 +119,7 @@ def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
             "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",
             hint="use --backend gloo, or --stack upstream",
         )
-    # Home folders are small at most centers.
+    # Most centers give users small home folders.
     if isinstance(options, TextOptions) and options.token_cache == TextOptions().token_cache:
         options = replace(options, token_cache="cache/tokens")
     return plan_training(replace(request, options=options), stack)

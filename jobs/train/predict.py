@@ -1,4 +1,4 @@
-"""``predict``: what a trained model says, here if PyTorch is installed, else on a cluster's head."""
+"""``predict``: run a trained model, locally if PyTorch is installed, else on a cluster's head."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _ERROR_PREFIX = "predict: error: "
 
 
 Prediction = dict[str, Any]
-"""The row of a question or text, with what its task adds: docs/jobs.md."""
+"""A question's or text's result, with its task's fields (docs/jobs.md)."""
 
 
 def make_rows(texts: Sequence[str], context: str | None) -> list[dict[str, str]]:
-    """Return what the model is asked: questions about a context, or texts."""
+    """Return the model's inputs: questions about a context, or texts."""
     if context is None:
         return [{"text": text} for text in texts]
     return [{"question": text, "context": context} for text in texts]
 
 
 def can_answer_here() -> bool:
-    """Return whether what a model needs (the extra `job`) is installed with this tool."""
+    """Return whether the packages that models need (the extra `job`) are installed."""
     return all(importlib.util.find_spec(name) for name in _REQUIRED)
 
 
 def find_model(model: str | None, root: Path = Path("results")) -> Path | None:
-    """Return a model's folder on this machine, given a folder or job; by default the newest in ``results/``.
+    """Return the local folder of a model, given a folder or job; by default the newest in ``results/``.
 
-    Returns ``None`` if it is not here. Raises :class:`UsageError` if the folder holds no model.
+    Returns ``None`` if there is none. Raises :class:`UsageError` if the folder holds no model.
     """
     if model is None:
         found = root.glob("*/model/config.json")
@@ -70,7 +70,7 @@ def find_model(model: str | None, root: Path = Path("results")) -> Path | None:
 
 
 def read_context(value: str) -> str:
-    """Return the text in the file of that name, or the value itself if there is no such file.
+    """Return the content of the file, or the value itself if there is no such file.
 
     Raises :class:`UsageError` if the file can't be read, or the value looks like a missing file.
     """
@@ -108,10 +108,10 @@ def predict_here(model: Path, rows: Sequence[Mapping[str, str]]) -> list[Predict
 def predict_on_head(
     head: Host, rows: Sequence[Mapping[str, str]], model: Path | None, job: str | None
 ) -> list[Prediction]:
-    """Predict on the head with a model of this machine, or that of a job there (by default the newest).
+    """Predict on the head with a local model, or with that of a job there (by default the newest).
 
     Leaves no files there. Raises :class:`UsageError` if there is no such job, :class:`JobError` if the
-    model gives no answers.
+    model fails.
     """
     folder = f"{_HOME}/spr-predict-{uuid.uuid4().hex[:12]}"
     place = f"{folder}/model" if model else _model_on_head(head, job)
@@ -160,7 +160,7 @@ def _place(head: Host, folder: str, model: Path | None, rows: bytes) -> None:
 
 def _parse(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
-        with suppress(UsageError):  # the node may print other lines
+        with suppress(UsageError):  # a login may print other lines
             yield parse_object(line, "prediction")
 
 

@@ -1,4 +1,4 @@
-"""Upload of a run's model, log, and results to S3."""
+"""Upload a run's model, log, and results to S3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.words import counted
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-# results.json is uploaded last: if it is there, everything is.
+# results.json is uploaded last: its presence means that the upload is complete.
 _BESIDE = ("log", "job.json", "predictions.json", "results.json")
 
 

@@ -1,4 +1,4 @@
-"""A training request: checked on this machine, then translated into paths on the nodes."""
+"""A training request: checked locally, then translated into paths on the nodes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from jobs.worker.training.options import SCRATCH, TrainOptions
 from provision.stacks.stack import TORCH, Stack, python_minor, release
 
 MAX_DATA_BYTES = 2 << 30
-"""Fifty times SQuAD. Every rank has the whole data in memory, which takes several times this."""
+"""Fifty times SQuAD. Every rank holds all data in memory, which needs several times this size."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 _OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
-# Names on the hub are such as "name", "org/name", and "org/name-v1.5".
+# Examples of hub names: "name", "org/name", and "org/name-v1.5".
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
 Own = TypeVar("Own", bound=TrainOptions)
@@ -29,23 +29,23 @@ Own = TypeVar("Own", bound=TrainOptions)
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A training run, with this machine's paths; ``results`` receives its output."""
+    """A training run, with local paths; ``results`` receives its output."""
 
     options: TrainOptions
     results: Path
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     may_tune: frozenset[str] = frozenset()
-    """What `tune` may decide because the user left it open: ``placement``, ``batch_size``."""
+    """Values that the user left to `tune`: ``placement``, ``batch_size``."""
     nodes: int | None = None
     """How many nodes of the cluster to use; ``None`` uses all of them."""
     retries: int = 0
-    """How often the job may run again after it has lost a rank or a node."""
+    """How often the job may restart after losing a rank or a node."""
     elastic: int | None = None
-    """With how many nodes at least the job goes on after a loss."""
+    """Minimum number of nodes to continue with after a loss."""
 
 
 def check_inputs(options: TrainOptions) -> None:
-    """Raise :class:`UsageError` with the file and record, or the model, that can't be used."""
+    """Raise :class:`UsageError` that names an unusable file and record, or an unusable model."""
     for path in local_data(options).values():
         if path.is_dir():
             check_folder(path)
@@ -72,7 +72,7 @@ def check_results(folder: Path, job: str = "") -> None:
 
 
 def check_writable(folder: Path, option: str = "--results") -> None:
-    """Raise :class:`UsageError` unless the folder can be made and written: not after hours of training."""
+    """Raise :class:`UsageError` unless the folder can be created and written, before hours of training."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise UsageError(f"{option} {folder}: {there} is not a folder")
@@ -81,12 +81,12 @@ def check_writable(folder: Path, option: str = "--results") -> None:
 
 
 def expand_home(path: str) -> Path:
-    """Expand ``~`` as the shell does; an unknown user's ``~name`` stays as it is."""
+    """Expand ``~`` as the shell does; an unknown user's ``~name`` stays unchanged."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for unknown users
 
 
 def local_model(options: TrainOptions) -> Path | None:
-    """Return the model's folder on this machine; ``None`` for a model on the hub or a new one.
+    """Return the model's local folder; ``None`` for a model on the hub or a new one.
 
     Raises :class:`UsageError` if the name is clearly a path and the folder is missing.
     """
@@ -102,9 +102,9 @@ def local_model(options: TrainOptions) -> Path | None:
 
 
 def local_data(options: TrainOptions) -> dict[str, Path]:
-    """Return the files and folders of this machine that the options name, by ``data`` and ``eval``.
+    """Return the local files and folders that the options name, by ``data`` and ``eval``.
 
-    Other names are those of data sets on the hub. Raises :class:`UsageError` for a path that is missing.
+    Other names are data sets on the hub. Raises :class:`UsageError` for a missing path.
     """
     found = {}
     for option in ("data", "eval"):
@@ -170,7 +170,7 @@ def data_files(options: TrainOptions) -> dict[str, Path | bytes]:
 
 
 def _on_nodes(option: str, path: Path) -> str:
-    """Return where a file or folder of the data is on the nodes; its suffixes name its format."""
+    """Return the path of data on the nodes; its suffixes name its format."""
     suffixes = "" if path.is_dir() else "".join(path.suffixes[-2:]).lower()
     known = re.fullmatch(r"(\.[a-z]+)?(\.[a-z]+)", suffixes)
     return f"data/{'train' if option == 'data' else option}{suffixes if known else path.suffix.lower()}"

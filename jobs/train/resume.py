@@ -19,7 +19,7 @@ from jobs.train.train import plan_options, read_results
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions
 
-# The first run is that of the job's record: a resumed one may have had other epochs.
+# The record is the first run's: a resumed run may have other epochs.
 _FIRST_TOTAL = """# reading how many steps a job has
 cd {root} || exit
 cat log.earlier log 2>/dev/null | grep -om 1 '"total": [0-9]*' | grep -o '[0-9]*' || true
@@ -28,7 +28,7 @@ cat log.earlier log 2>/dev/null | grep -om 1 '"total": [0-9]*' | grep -o '[0-9]*
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """Which job of a task to resume; ``None`` for the last unfinished one.
+    """The job of a task to resume; ``None`` for the last unfinished one.
 
     ``results`` defaults to ``results/JOB``. ``changes`` are options, by name, that differ from before.
     """
@@ -76,8 +76,8 @@ def choose_unfinished(
 ) -> JobSummary:
     """Return the task's job with that ID; by default the last unfinished one.
 
-    One with a checkpoint is preferred. Raises :class:`UsageError` if there is none, or it has nothing
-    left to do, or it is not over.
+    Jobs with a checkpoint come first. Raises :class:`UsageError` if there is none, or if it is complete or
+    still running.
     """
     own = [job for job in jobs if job.job.startswith(f"{task}-")]
     unfinished = [job for job in own if job.unfinished and not job.is_active]
@@ -106,7 +106,7 @@ def choose_unfinished(
 def require_steps_left(step: int, total: str, record: JobRecord, options: TrainOptions) -> None:
     """Raise :class:`UsageError` if a run with these options ends before its checkpoint.
 
-    ``total`` is how many steps it had; "" if nobody knows.
+    ``total`` is its number of steps; "" if unknown.
     """
     before = options_of(record)
     if not total.strip().isdecimal() or before.max_steps is not None:
@@ -141,7 +141,7 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
 
 
 def options_of(record: JobRecord) -> TrainOptions:
-    """Return the options with which a job was submitted, also by earlier versions: one word each."""
+    """Return the options that a job was submitted with, also by earlier versions, as words."""
     words = [word for word in record.argv if word.startswith("--")]
     options: TrainOptions = TASKS[record.kind].Options.parse(words)
     return options
@@ -153,7 +153,7 @@ def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
         return replace(options_of(record), **{**(request.changes or {}), "resume": True})
     except ValueError as error:
         raise UsageError(str(error)) from None
-    except SystemExit:  # argparse has named the word
+    except SystemExit:  # argparse has printed the word
         raise JobError(
             f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None

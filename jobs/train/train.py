@@ -27,7 +27,7 @@ SCORES = {
     "accuracy": "accuracy",
     "exact_match": "all labels right",
 }
-"""The names of scores for people."""
+"""Display names of scores."""
 
 
 def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
 
 
 def read_results(done: JobResult) -> dict[str, Any]:
-    """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is no valid one."""
+    """Return a job's ``results.json``. Raises :class:`JobError` if there is no valid one."""
     assert done.plan.results is not None
     path, hint = done.plan.results / "results.json", f"the whole log is {done.plan.results / 'log'}"
     if not path.is_file():
@@ -56,7 +56,7 @@ def read_results(done: JobResult) -> dict[str, Any]:
 
 
 def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
-    """Return the plan of a new training job. Pure, except that it looks for a local model."""
+    """Return the plan of a new training job. Pure, except that it checks for a local model."""
     options = request.options
     plan = plan_options(options_on_nodes(options, stack), offline=not needs_hub(options))
     return replace(
@@ -89,7 +89,7 @@ def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
         retry_argv=(options.task, *replace(options, resume=True).to_argv()),
         backend=options.backend,
         title="Train",
-        # Without requests to the hub, it can't delay or fail a job that needs nothing from it.
+        # An unreachable hub must not delay or fail a job that needs nothing from it.
         env={"HF_HUB_OFFLINE": "1"} if offline else {},
         details={"recipe": "fast"},
         resume_command=resume_command(options.task),
@@ -97,7 +97,7 @@ def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
 
 
 def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
-    """Return the request with the result of ``tune`` in what the user left open."""
+    """Return the request with the values the user left open taken from ``tune``'s result."""
     if not request.may_tune:
         return request
     context = session.context
@@ -112,7 +112,7 @@ def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
 
 
 def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple[TrainRequest, str]:
-    """Return the request with a saved result in it, and a line for the user; "" for no change."""
+    """Return the request with a saved result applied, and a line for the user; "" for no change."""
     flags = []
     options, placement = request.options, request.placement
     if "placement" in request.may_tune:
@@ -121,7 +121,7 @@ def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple
         )
         flags.append(f"--ppn {found.nproc_per_node}")
         flags += [f"--ccl-workers {found.ccl_workers}"] if found.ccl_workers else []
-    # Another global batch changes what is learned: only if `tune` compared batch sizes.
+    # A different global batch changes the training: only if `tune` compared batch sizes.
     if "batch_size" in request.may_tune and found.batch_size:
         options = replace(options, batch_size=found.batch_size)
         flags.append(f"--batch-size {found.batch_size}")

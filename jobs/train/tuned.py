@@ -1,4 +1,4 @@
-"""Results of `tune`, kept on the head node, where a later job finds them from any machine.
+"""Results of `tune`, kept on the head node, where later jobs from any machine find them.
 
 A result is valid only for what it was measured with: :class:`TuningKey`.
 """
@@ -27,7 +27,7 @@ FILE = "/home/ubuntu/.spr-cluster-tuned.json"
 
 @dataclass(frozen=True)
 class TuningKey:
-    """What a result is valid for. :func:`describe_nodes` makes ``nodes``."""
+    """The conditions of a result. :func:`describe_nodes` returns ``nodes``."""
 
     stack: str
     backend: str
@@ -59,7 +59,7 @@ class TuningResult:
 
 
 def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) -> TuningKey:
-    """Return what a result is valid for: the same stack, model, and arithmetic on the same nodes."""
+    """Return a result's conditions: the same stack, model, and arithmetic on the same nodes."""
     options = request.options
     return TuningKey(
         stack=stack.name,
@@ -83,7 +83,7 @@ def _model_identity(options: TrainOptions) -> str:
 
 
 def describe_nodes(facts: Iterable[HostFacts]) -> str:
-    """Return what placement depends on, such as ``2 x Xeon, 32 cores in 1``."""
+    """Return the hardware that placement depends on, such as ``2 x Xeon, 32 cores in 1``."""
     kinds = Counter(
         f"{fact.model}, {len(fact.physical_cores)} cores in {len(fact.numa_nodes)}"
         for fact in facts
@@ -105,7 +105,7 @@ def render_tuned(results: Iterable[TuningResult]) -> str:
 
 
 def add_result(known: Sequence[TuningResult], new: TuningResult) -> tuple[TuningResult, ...]:
-    """Return the results with a new one, and without those for other nodes than there are now."""
+    """Return the results with a new one added and those for other nodes removed."""
     others = (r for r in known if r.key != new.key and r.key.nodes == new.key.nodes)
     return (*others, new)
 

@@ -1,7 +1,7 @@
 """A training job as files for another Slurm cluster: script, installation, code, data. Pure.
 
 The folder with these files is the job's folder, as on the tool's own clusters, so its plan is the same.
-torchrun starts the ranks, as on Kubernetes: mpirun's way into a center's nodes differs from center to center.
+torchrun starts the ranks, as on Kubernetes, because mpirun is set up differently at every center.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from provision.stacks.stack import Stack, pip_options, render_import_check, rend
 
 SCRIPT, INSTALL, REQUIREMENTS = "job.sbatch", "install.sh", "requirements.txt"
 OURS = (SCRIPT, INSTALL, REQUIREMENTS, "code")
-"""What every folder of a job has."""
-# Before the checkpoint, the ranks finish a step and agree to stop; after it, they end.
+"""Subfolders of every job's folder."""
+# The ranks finish a step, agree to stop, save the checkpoint, and exit.
 _STOP_SECONDS = CHECKPOINT_SECONDS + 60
 _SHORTEST_MINUTES = 10
 _OLDEST_PYTHON = "3.10"
@@ -31,7 +31,7 @@ _FORMS = {
     "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, and _.-, at most 64"),
     "partition": (r"[A-Za-z0-9_.,-]+", "a partition's name, or several with commas"),
     "account": (r"[A-Za-z0-9_.@-]+", "an account's name"),
-    # Not MINUTES:SS, which Slurm would take, but whoever writes 8:00 means hours.
+    # Not MINUTES:SS: Slurm would accept 8:00, but users mean eight hours.
     "time": (r"\d+|\d+:\d\d:\d\d|\d+-\d\d?(:\d\d){0,2}", "MINUTES, HOURS:MM:SS, or DAYS-HOURS"),
     "constraint": (r"[A-Za-z0-9_.&|*()\[\]-]+", "features of nodes, such as amx or 'a&b'"),
     "interface": (r"[A-Za-z0-9_.-]{1,15}", "a network interface's name, such as ib0"),
@@ -63,7 +63,7 @@ _HEADER = """\
 again=
 # Without --batch, scancel signals only the steps: torchrun, which passes the signal on to its ranks.
 trap 'again=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
-# Slurm sends this to the ranks, too, after `scancel` and before it preempts the job. Wait for them.
+# After `scancel` and before a preemption, Slurm also sends this to the ranks. Wait for them.
 trap : TERM
 
 # {placed}
@@ -87,10 +87,10 @@ _INSTALL_HEADER = """\
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """What a job asks of a Slurm cluster, besides its training; ``None`` leaves it to the cluster.
+    """A job's Slurm options; ``None`` uses the cluster's default.
 
-    ``interface`` is the network interface over which the ranks talk. Raises :class:`UsageError` for a value
-    that Slurm, or a line of a script, would not take.
+    ``interface`` is the network interface of the ranks' traffic. Raises :class:`UsageError` for a value
+    that is invalid in Slurm or in a script's line.
     """
 
     name: str
@@ -115,7 +115,7 @@ class ScriptOptions:
 
 @dataclass(frozen=True)
 class SlurmScript:
-    """A job for a Slurm cluster: its script, and all files of its folder, the script among them."""
+    """A job for a Slurm cluster: its script and all files of its folder, including the script."""
 
     options: ScriptOptions
     placement: Placement
@@ -155,9 +155,9 @@ def _render_script(
 ) -> str:
     ranks, threads = placement.nproc_per_node, placement.omp_threads
     passed_on = {name: getattr(options, name) for name in _PASSED_ON}
-    # The plan's own variable turns the hub off for jobs that don't need it; here, it is off for all.
+    # The plan turns the hub off only for jobs that don't need it; here it is off for all.
     env = rank_environment(replace(plan, env={}), placement, "", stack)
-    # libfabric's variables mean nothing to gloo.
+    # gloo ignores libfabric's variables.
     exports = {name: value for name, value in env.items() if not name.startswith("FI_")}
     header = _HEADER.format(
         script=SCRIPT,
@@ -172,14 +172,14 @@ def _render_script(
         checkpoint=CHECKPOINT_SECONDS,
         install=INSTALL,
         ranks=ranks,
-        # The arguments that resume the job: without a checkpoint, it starts from the beginning.
+        # With these arguments, the job resumes; without a checkpoint, it starts from the beginning.
         program=shlex.join([plan.module, *plan.retry_argv]),
     )
     return header + _read("job.sh")
 
 
 def _render_install(plan: JobPlan, stack: Stack) -> str:
-    # A lock's wheels are for one version of Python.
+    # A lock's wheels fit one version of Python.
     python = stack.python if stack.lock else _OLDEST_PYTHON
     compare, more = ("==", "") if stack.lock else (">=", " or newer")
     values = {

@@ -1,4 +1,4 @@
-"""Speed of the machines: what ``spr-cluster bench`` runs on the nodes, one process per rank.
+"""The measurements of ``spr-cluster bench`` on the nodes, one process per rank.
 
 mpirun starts it as ``python -m worker.bench``; it also runs alone on any machine with torch.
 
@@ -27,7 +27,7 @@ class BenchOptions:
     seconds: float = SECONDS
 
     def to_argv(self) -> list[str]:
-        """Return the arguments from which :func:`parse_argv` restores this value."""
+        """Return the arguments for :func:`parse_argv`."""
         return [f"--backend={self.backend}", f"--seconds={self.seconds:g}"]
 
 

@@ -34,13 +34,13 @@ def measure_all(context: RankContext[BenchOptions]) -> dict[str, Any]:
 
 
 def _measure_alone(context: RankContext[BenchOptions]) -> tuple[dict[str, Any], int]:
-    """Return this rank's own figures and the matrices' size; all ranks measure the same in step."""
+    """Return this rank's figures and the matrix size; all ranks run the same steps together."""
     options, ranks, events = context.options, context.ranks, context.events
     facts, dtype = context.hardware[ranks.rank].facts, context.precision.dtype
     events.emit("phase", name="which instructions oneDNN uses")
     said = ask_onednn()
     events.emit("phase", name="matrix products")
-    # One size for all, or their figures could not be compared.
+    # One size for all ranks, for comparable figures.
     size = min(ranks.gather(measure.choose_size(dtype)))
     ranks.gather(None)  # all ranks start together
     products = measure.repeat(measure.make_product(size, dtype), options.seconds)
@@ -57,14 +57,14 @@ def _measure_alone(context: RankContext[BenchOptions]) -> tuple[dict[str, Any], 
         "gemm_repeats": products.repeats,
         "memory_gb_s": memory.gb_per_second,
         "memory_array_bytes": memory.array_bytes,
-        "amx": said.amx,  # what oneDNN ran, not what the CPU has
+        "amx": said.amx,  # what oneDNN ran, not what the CPU supports
         "onednn": said.verdict,
     }
     return mine, size
 
 
 def _measure_together(context: RankContext[BenchOptions]) -> list[dict[str, Any]]:
-    """Time all-reduce by size; on one node nothing, because no network is between its ranks."""
+    """Time all-reduce by size; returns nothing on one node, where no network is involved."""
     ranks = context.ranks
     if len(set(context.hosts)) < 2:
         return []

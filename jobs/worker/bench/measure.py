@@ -15,11 +15,11 @@ from ..runtime.ranks import Ranks
 from ..runtime.steps import how_many
 
 SIZES = (1024, 2048, 4096, 8192)
-"""Rows and columns of the matrices; :func:`choose_size` chooses one."""
+"""Matrix sizes; :func:`choose_size` chooses one."""
 LONG_ENOUGH_S = 0.02
 WARM_UPS = 2
 FEWEST = 5
-"""Least number of products, triads, or messages for a median, however long one takes."""
+"""Minimum number of products, triads, or messages for a median."""
 _CACHES = Path("/sys/devices/system/cpu")
 _MEMORY = Path("/proc/meminfo")
 _SMALLEST_ARRAY = 64 << 20
@@ -56,7 +56,7 @@ def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
         return time.perf_counter() - start
 
     trials = [once() for _ in range(MESSAGE_WARM_UPS)]
-    # The same number on all ranks, or some would wait forever.
+    # All ranks must agree on the number, or some would wait forever.
     repeats = ranks.share(how_many(seconds, trials[-1], FEWEST, MOST_MESSAGES))
     dist.barrier(group=ranks.control)
     taken = [once() for _ in range(repeats)]
@@ -126,7 +126,7 @@ class Triad:
 
 
 def measure_memory(array_bytes: int, seconds: float) -> Triad:
-    """Time the triad. The computing threads write the arrays first, so that their memory is near."""
+    """Time the triad. The computing threads write the arrays first, for local memory."""
     elements = array_bytes // 4
     out, left, right = (torch.full((elements,), value) for value in (0.0, 1.0, 2.0))
     timing = repeat(lambda: torch.add(left, right, alpha=3.0, out=out), seconds)

@@ -1,7 +1,7 @@
-"""The instructions that oneDNN actually used, as it reports them.
+"""The instruction sets that oneDNN reports to have used.
 
-CPU flags are also set on machines where nothing uses AMX. What counts is oneDNN's line about a bf16 product
-that it executed, which names the implementation:
+CPU flags don't prove that anything uses AMX. oneDNN's line about an executed bf16 product does: it names the
+implementation:
 https://uxlfoundation.github.io/oneDNN/dev_guide_verbose.html
 """
 
@@ -31,9 +31,9 @@ _EXECUTED = re.compile(
 
 @dataclass(frozen=True)
 class OneDnn:
-    """What oneDNN reported: the best instruction set of this CPU, and its implementations.
+    """oneDNN's report: the CPU's best instruction set, and the implementations used.
 
-    ``bf16`` and ``other`` name those of products that ran, such as ``brg_matmul:avx10_1_512_amx``.
+    ``bf16`` and ``other`` are implementations of executed products, such as ``brg_matmul:avx10_1_512_amx``.
     """
 
     isa: str = ""
@@ -42,7 +42,7 @@ class OneDnn:
 
     @property
     def amx(self) -> bool:
-        """Whether a bf16 product ran on AMX. An instruction set with AMX is not enough."""
+        """Whether a bf16 product ran on AMX; support by the CPU is not enough."""
         return any("amx" in name for name in self.bf16)
 
     @property
@@ -60,8 +60,8 @@ class OneDnn:
 def parse_verbose(lines: Iterable[str]) -> OneDnn:
     """Parse oneDNN's verbose lines, of any version since 2.
 
-    Their fields have the same order, after one to three words that depend on the version
-    (``onednn_verbose,v1,primitive,exec,cpu,…``). ``create`` lines name what was only considered.
+    After one to three words that depend on the version (``onednn_verbose,v1,primitive,exec,cpu,…``), the
+    fields have the same order. ``create`` lines name what was only considered.
     """
     isa, bf16, other = "", dict[str, None](), dict[str, None]()
     for line in lines:
@@ -74,9 +74,9 @@ def parse_verbose(lines: Iterable[str]) -> OneDnn:
 
 
 def ask_onednn(environ: Mapping[str, str] = os.environ) -> OneDnn:
-    """Run a small product in a separate process, and return what oneDNN reports.
+    """Run a small product in a separate process and return oneDNN's report.
 
-    In this process, oneDNN has read its variable already, and its lines would slow down what is timed.
+    In this process, oneDNN has read its variable already, and verbose output would slow the measurements.
     """
     asked = {name: value for name, value in environ.items() if not name.startswith("PMI_")}
     try:

@@ -1,1 +1,1 @@
-"""Any program as the ranks of a job, on every stack's Python, the oldest of which is 3.8."""
+"""Run any program as the ranks of a job. Runs on Python 3.8, the oldest of all stacks."""

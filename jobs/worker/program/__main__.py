@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         identity = read_identity(os.environ)
         events = Events(identity.rank, mark=mark)
-        # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
+        # Without torch, which may bind this thread to a CPU, and the program would inherit that.
         take_place(os.environ, _requested_threads)
         own = read_words(Path(args.environment)) if args.environment else []
         environ = program_environment(os.environ, str(Path.cwd() / args.output), own)
@@ -66,10 +66,10 @@ def read_words(path: Path) -> list[str]:
 
 
 def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torch's ``env://`` variables of this rank, from those of its launcher.
+    """Return this rank's ``env://`` variables for torch, derived from its launcher's.
 
     https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
-    Raises :class:`BackendError` if these are incomplete.
+    Raises :class:`BackendError` if the launcher's are incomplete.
     """
     identity, local = read_identity(environ), read_local_place(environ)
     return {
@@ -84,7 +84,7 @@ def program_environment(
     environ: Mapping[str, str], output: str, own: Sequence[str]
 ) -> dict[str, str]:
     """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence."""
-    # Without the path to this code, which must not hide the program's own modules.
+    # The path to this code must not hide the program's own modules.
     kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     chosen = dict(word.split("=", 1) for word in own)
     return {**kept, **rank_variables(environ), "SPR_OUTPUT": output, **chosen}
@@ -93,8 +93,8 @@ def program_environment(
 def _run(
     program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
 ) -> tuple[int, bool]:
-    """Return the program's exit code, as a shell would, and whether it was asked to end."""
-    # What mpirun opened for the rank stays open: the program may use MPI.
+    """Return the program's exit code, as a shell would, and whether SIGTERM arrived."""
+    # Files that mpirun opened stay open: the program may use MPI.
     child = subprocess.Popen(
         program, cwd=folder, env=environ, close_fds=False, preexec_fn=_end_with_parent
     )
@@ -135,7 +135,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _requested_threads() -> int:
-    """Return the number of threads that OpenMP is to start."""
+    """Return the number of threads for OpenMP."""
     try:
         return int(os.environ["OMP_NUM_THREADS"])
     except (KeyError, ValueError) as error:

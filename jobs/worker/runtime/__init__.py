@@ -1,1 +1,1 @@
-"""What every rank needs for any computation: placement, ranks, phases, events, results."""
+"""The runtime of every rank: placement, ranks, phases, events, results."""

@@ -1,4 +1,4 @@
-"""A run as one rank sees it: its options, the other ranks, their hardware, and the phases."""
+"""A rank's view of a run: its options, the other ranks, their hardware, and the phases."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Options = TypeVar("Options", covariant=True)
 
 @dataclass(frozen=True)
 class RankFacts:
-    """One process: ``cpus`` counts those it may run on, ``threads`` those torch computes with.
+    """One process: ``cpus`` is the number of CPUs it may use, ``threads`` torch's number of threads.
 
-    ``planned`` is the launcher's plan (``None``: there is none), ``found`` the actual placement.
+    ``planned`` is the launcher's plan, if there is one, ``found`` the actual placement.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class RankFacts:
 
 
 class Hardware(NamedTuple):
-    """What each rank reports to the others about itself."""
+    """A rank's report to the others about itself."""
 
     facts: RankFacts
     flags: frozenset[str]
@@ -54,19 +54,19 @@ class Hardware(NamedTuple):
 
 @dataclass
 class Phases:
-    """The seconds that a run's phases took."""
+    """Duration of each phase of a run, in seconds."""
 
     _begin: float = field(default_factory=time.perf_counter)
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, name: str, seconds: float, *, interrupted: bool = False) -> None:
-        """Count a finished phase, or what an ``interrupted`` run had spent on it before."""
+        """Add a finished phase, or the time that an ``interrupted`` run spent on it."""
         self._seconds[name] = round(self._seconds.get(name, 0.0) + seconds, 3)
         if interrupted:
             self._begin -= seconds
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of every finished phase, and since the beginning as ``total``."""
+        """Return the seconds of every finished phase, and the whole run's as ``total``."""
         return {**self._seconds, "total": round(time.perf_counter() - self._begin, 3)}
 
 
@@ -79,7 +79,7 @@ class RankContext(Generic[Options]):
     events: Events
     precision: Precision
     hardware: Sequence[Hardware] = ()
-    """Every rank's, in rank order."""
+    """All ranks' reports, in rank order."""
     output: Path = Path("output")
     phases: Phases = field(default_factory=Phases)
 
@@ -90,14 +90,14 @@ class RankContext(Generic[Options]):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Announce a phase and measure it, for the duration of a ``with`` block."""
+        """Announce and time a phase: a context manager."""
         self.events.emit("phase", name=name)
         begin = time.perf_counter()
         yield
         self.phases.add(name, time.perf_counter() - begin)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute in bf16 inside, if that is the run's precision."""
+        """Use bf16 inside, if that is the run's precision: a context manager."""
         return autocast(self.precision.dtype)
 
     @contextmanager
@@ -110,9 +110,9 @@ class RankContext(Generic[Options]):
         samples: int = 0,
         tokens: int = 0,
     ) -> Iterator[StepReporter]:
-        """Report training steps for the duration of a ``with`` block, where SIGTERM asks for a stop.
+        """Report training steps inside a ``with`` block, where SIGTERM requests a stop.
 
-        A resumed run has ``done`` steps, and ``samples`` and ``tokens`` of all ranks, behind it.
+        A resumed run continues after ``done`` steps and all ranks' ``samples`` and ``tokens``.
         """
         metrics = Metrics(self.output, self.ranks.rank, self.events.note)
         pace = Pace(self.ranks, self.hosts)
@@ -121,7 +121,7 @@ class RankContext(Generic[Options]):
             yield StepReporter(self.events, metrics, pace, request, total, *counts)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the results of every job contain: ranks, backend, precision, versions."""
+        """Return the part common to all results: ranks, backend, precision, versions."""
         return {
             "seconds": self.phases.seconds(),
             "world_size": self.ranks.size,
@@ -136,7 +136,7 @@ class RankContext(Generic[Options]):
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that results depend on."""
+    """Return the versions of Python and of the packages that affect results."""
     found = {"python": platform.python_version()}
     for name, package in _PACKAGES.items():
         try:

@@ -1,4 +1,4 @@
-"""A machine's cores divided among its ranks: CPUs that compute, and CPUs for oneCCL's workers. Pure, but for
+"""Divide a machine's cores among its ranks: CPUs for computing and for oneCCL's workers. Pure, except for
 :func:`read_cores`. Runs on Python 3.8.
 """
 
@@ -13,7 +13,7 @@ _SYSTEM = Path("/sys/devices/system")
 
 
 class NumberedCore(Protocol):
-    """A physical core: one of its CPUs, its socket, and its NUMA node, in the kernel's numbers."""
+    """A physical core: one of its CPUs, its socket, and its NUMA node, by kernel number."""
 
     @property
     def cpu(self) -> int: ...
@@ -30,10 +30,10 @@ AnyCore = TypeVar("AnyCore", bound=NumberedCore)
 
 @dataclass(frozen=True)
 class CoreShare:
-    """One rank's cores, in the kernel's CPU and NUMA numbers.
+    """One rank's cores, by kernel CPU and NUMA number.
 
     ``cpus`` compute, ``workers`` belong to oneCCL. ``numa`` is the NUMA node that contains all of them.
-    It is ``None`` if they span several; memory is then allocated where the first thread writes it.
+    It is ``None`` if they span several; memory is then allocated near the thread that first writes it.
     """
 
     cpus: tuple[int, ...]
@@ -101,12 +101,12 @@ def share_cores(
         nodes = {core.node for core in mine}
         numa = nodes.pop() if len(nodes) == 1 else None
         shares.append(CoreShare(tuple(sorted(cpus[workers:])), tuple(cpus[:workers]), numa))
-    # Masks ascend, as Intel's tools write them; each share moves with its mask.
+    # In ascending order of masks, as Intel's tools write them.
     return tuple(sorted(shares, key=lambda share: cpu_mask(share.cpus)))
 
 
 def read_cores(allowed: Iterable[int], system: Path = _SYSTEM) -> list[LocalCore]:
-    """Return the physical cores of some CPUs, as the kernel shows them. Raises :class:`OSError`."""
+    """Read the physical cores of some CPUs from the kernel. Raises :class:`OSError`."""
     found: dict[tuple[int, int], LocalCore] = {}
     for cpu in sorted(allowed):
         folder = system / "cpu" / f"cpu{cpu}"
@@ -114,7 +114,7 @@ def read_cores(allowed: Iterable[int], system: Path = _SYSTEM) -> list[LocalCore
             int((folder / "topology" / name).read_text())
             for name in ("physical_package_id", "core_id")
         )
-        # A link to the NUMA node's folder; without NUMA, there is none.
+        # A link to the NUMA node's folder; missing without NUMA.
         nodes = [int(link.name[len("node") :]) for link in folder.glob("node[0-9]*")]
         found.setdefault((socket, core), LocalCore(cpu, socket, nodes[0] if nodes else 0))
     return list(found.values())

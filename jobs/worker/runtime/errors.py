@@ -1,4 +1,4 @@
-"""Failures that a job explains in one line. Any other exception is a bug and shows its traceback."""
+"""Failures with a one-line explanation. Any other exception is a bug and shows its traceback."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TrainingError(WorkerError):
 
 
 class StoppedError(Exception):
-    """No failure: SIGTERM stopped the run in good order, on all ranks after the same step; exit code 143."""
+    """Not a failure: SIGTERM stopped all ranks after the same step; exit code 143."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""Events: the lines by which a running job reports to the machine that submitted it.
+"""Events: lines with which a running job reports to the machine that submitted it.
 
 Rank 0 prints JSON objects on standard output, one per line, each after :data:`PREFIX` and its job's mark,
 as in ``@spr 5f3a91c2 {"event": "note", "text": "hello"}``. All other output, and an event without the mark
-or without its fields, is log text: programs print what they like. Only ``error`` events, and notes about a
+or without its fields, is log text: programs may print anything. Only ``error`` events, and notes about a
 rank that is silent, come from any rank.
 
     start   world_size, hosts, backend, dtype, model, versions
@@ -39,11 +39,11 @@ PREFIX = "@spr "
 MARK = "SPR_MARK"
 """The environment variable that gives batch process and ranks their job's mark."""
 STEP_SECONDS = 0.25
-"""Least time between two ``step`` events, so that fast steps do not flood the terminal."""
+"""Minimum time between ``step`` events, so that fast steps do not flood the terminal."""
 
 
 def mark_of(job: str) -> str:
-    """Return the mark in the events of the job with this ID, which has a random part."""
+    """Return the mark of a job's events, derived from its ID."""
     return hashlib.sha256(job.encode()).hexdigest()[:8]
 
 
@@ -53,7 +53,7 @@ def render_event(fields: Mapping[str, object], mark: str = "") -> str:
 
 
 def prefix_of(mark: str) -> str:
-    """Return what the events of a job begin with."""
+    """Return the prefix of a job's events."""
     return f"{PREFIX}{mark} " if mark else PREFIX
 
 
@@ -83,11 +83,11 @@ class Events:
         self.emit("note", text=text)
 
     def warn(self, text: str) -> None:
-        """Print one line for the user, on whichever rank this is."""
+        """Print one line for the user, from any rank."""
         self._write({"event": "note", "text": text})
 
     def step(self, step: int, total: int, **fields: object) -> None:
-        """Print a finished step, unless the last one printed is very recent."""
+        """Print a finished step, unless one was printed very recently."""
         now = self._clock()
         recent = self._last_step is not None and now - self._last_step < STEP_SECONDS
         if step < total and recent:
@@ -98,7 +98,7 @@ class Events:
     def error(
         self, message: str, hint: str | None = None, *, lost_peer: bool = False, **more: object
     ) -> None:
-        """Print why this rank ends, on every rank."""
+        """Print why this rank fails, on any rank."""
         place = {"rank": self.rank, "host": socket.gethostname(), "lost_peer": lost_peer}
         self._write({"event": "error", "message": message, "hint": hint, **place, **more})
 
@@ -111,7 +111,7 @@ class Events:
 
 
 def take_mark() -> str:
-    """Return the mark of this process's job. The programs that it starts don't get it."""
+    """Return the mark of this process's job and hide it from child processes."""
     return os.environ.pop(MARK, "")
 
 
@@ -143,7 +143,7 @@ def is_valid(event: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    # Half of a surrogate pair can't be printed.
+    # A lone surrogate can't be printed.
     return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 

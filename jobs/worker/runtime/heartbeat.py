@@ -1,17 +1,17 @@
-"""Heartbeat: every rank notices within a minute that another one is lost, and says which.
+"""Heartbeat: every rank notices within a minute that another one is lost, and reports which.
 
 The backends don't. Gloo sees a closed connection, but nothing closes when a node is cut off, and its time
-limit must be longer than the slowest download. oneCCL's calls wait forever, and read no limit.
+limit must be longer than the slowest download. oneCCL's calls wait forever and have no limit.
 
-So each rank keeps a connection to rank 0 that has no other use, and a thread at both of its ends sends a
-beat every second. Over this star, a silence has one cause, so rank 0 knows which rank is lost, and passes
-it on: all ranks give the same reason. (Around a ring, or in an all-reduce, one lost rank silences others.)
-Rank 0 is the only rank that the others listen to, so they know when it is lost itself.
+So each rank keeps a separate connection to rank 0, and a thread at both ends sends a beat every second. In
+this star, silence has one cause, so rank 0 knows which rank is lost and tells the others: all ranks report
+the same reason. (In a ring or an all-reduce, one lost rank silences others.) The other ranks listen only to
+rank 0, so they also know when rank 0 itself is lost.
 
-A rank is lost if its connection closes before it said goodbye, or if it is silent for LIMIT_SECONDS: it is
-cut off, its node is down, or its process is frozen. The thread beats while the main thread computes,
+A rank is lost if its connection closes without a goodbye, or if it is silent for LIMIT_SECONDS: it is cut
+off, its node is down, or its process is frozen. The thread beats while the main thread computes,
 downloads, or waits. Only a single call that holds the GIL for LIMIT_SECONDS looks like a frozen process.
-Two ranks that reach rank 0 but not each other are not noticed here, but by the backend, if it can.
+If two ranks reach rank 0 but not each other, only the backend may notice.
 
 ``worker.program`` uses this too: it runs on Python 3.8, without torch.
 """
@@ -34,16 +34,16 @@ from .process import RankIdentity, by_torchrun, leave
 BEAT_SECONDS = 1.0
 WARN_SECONDS = 20.0
 LIMIT_SECONDS = 45.0
-"""Longer than a switch or a live migration interrupts the network."""
+"""Longer than network interruptions by a switch or a live migration."""
 VERDICT_SECONDS = 5.0
-"""Time for rank 0 to notice a closed connection, and to tell the others."""
+"""Time for rank 0 to notice a closed connection and to tell the others."""
 _LAST_WORDS_SECONDS = 5.0
 """Time to print the reason. On a node that is cut off, nobody reads the output, and printing may block."""
 _CONNECT_SECONDS = 5.0
 
 
 class Lost(NamedTuple):
-    """A lost rank, and how that was noticed."""
+    """A lost rank and how it was detected."""
 
     rank: int
     host: str
@@ -69,12 +69,12 @@ class Link:
         return f"rank {self.rank} on {self.host}"
 
     def send(self, **message: object) -> None:
-        """Send a message; an empty one is a beat."""
-        with suppress(OSError):  # if the connection is broken, reading shows it
+        """Send a message; an empty message is a beat."""
+        with suppress(OSError):  # reading detects a broken connection
             self.connection.send(json.dumps(message).encode() + b"\n")
 
     def receive(self, now: float) -> list[dict[str, Any]]:
-        """Return what has arrived."""
+        """Return the messages that have arrived."""
         try:
             while data := self.connection.recv(4096):
                 self._unread, self.heard = self._unread + data, now
@@ -86,7 +86,7 @@ class Link:
         *lines, self._unread = self._unread.split(b"\n")
         try:
             return [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError):  # this is no rank
+        except (ValueError, TypeError):  # not a rank
             self.closed = True
             return []
 
@@ -109,7 +109,7 @@ class Heartbeat:
         self, identity: RankIdentity, events: Events, environ: Mapping[str, str] = os.environ
     ) -> None:
         self._identity, self._events = identity, events
-        # Next to torch's port; user programs tend to take the one above it for themselves.
+        # Next to torch's port; user programs tend to use the port above it.
         port = int(environ.get("MASTER_PORT", "29500")) - 1
         self._address = environ.get("MASTER_ADDR", ""), port
         # Kubeflow's operators may call the first pod localhost, or by a name that is not known yet:

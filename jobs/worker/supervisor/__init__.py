@@ -1,1 +1,1 @@
-"""A job from its start to its end, on the first of its nodes. Runs on Python 3.8, without torch."""
+"""Run a job from start to end on its first node. Runs on Python 3.8, without torch."""

@@ -1,8 +1,8 @@
-"""``python -m worker.supervisor``: a job from its start to its end, on the first node that the queue gave it.
+"""``python -m worker.supervisor``: run a job from start to end on the first node that the queue assigned.
 
-It runs mpirun in the job's folder, which becomes the log on that node, and leaves ``end.json`` on the head.
-SIGTERM asks the ranks to save a checkpoint and to end. ``python -m worker.supervisor CODE`` concludes for
-such a process that was killed; the code is its shell's.
+It runs mpirun in the job's folder, whose output is the log on that node, and writes ``end.json`` on the
+head. On SIGTERM, the ranks save a checkpoint and exit. ``python -m worker.supervisor CODE`` finishes the job
+of a supervisor that was killed; CODE is its shell's exit code.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .nodes import prepare, send_end
 from .watch import LogWatch, NoticeWatch, announce
 
 _LOG = Path("log")
-# A shell's exit codes above are those of processes that were killed.
+# Higher exit codes of a shell mean killed processes.
 _MOST = 128
 
 
 def main() -> int:
-    """Run one attempt of the job, or conclude one. Returns its exit code, at most :data:`_MOST`."""
+    """Run one attempt of the job, or finish a killed one. Returns its exit code, at most :data:`_MOST`."""
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
     size = _LOG.stat().st_size
@@ -43,7 +43,7 @@ def main() -> int:
 
 def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     launch, job, size = attempt.launch, attempt.job, attempt.watch.offset
-    # The shell that starts this in the background has it ignored, and the ranks would inherit that.
+    # A background shell ignores it, and the ranks would inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
@@ -58,11 +58,11 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
 
 
 def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
-    """Conclude an attempt whose own process has ended with this exit code."""
+    """Finish an attempt whose supervisor ended with this exit code."""
     if head.read(END):
         return code
     attempt.kill_rest()
-    # The reason is none of the program's if this was killed: then the job may run again.
+    # If the supervisor was killed, the program is not to blame: the job may run again.
     attempt.stopping, attempt.leaving = True, describe_dead(code, attempt.job.nodes[0])
     attempt.watch.offset = max(0, attempt.watch.offset - 1)
     attempt.watch.poll()
@@ -71,7 +71,7 @@ def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
 
 
 def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> int:
-    """Put the job back into the queue, or write its end."""
+    """Requeue the job, or write its outcome."""
     end = conclude(code, attempt, cancelled=head.exists(CANCELLED))
     if end is None and _start_again(attempt, head, began):
         return code
@@ -80,19 +80,19 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
     content, launch = {**began, "ended": time.time(), **(end or {})}, attempt.launch
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)
-    # Last and on the head: this is what others wait for.
+    # Last and on the head: others wait for this file.
     head.write(END, content)
     return code
 
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:
-    """Write on the head when and where this attempt runs, and return that."""
+    """Write on the head when and where this attempt runs; return the content."""
     if job.attempt > launch.retries:
         job.keep_from_requeueing()
     if job.attempt > 1:
         last = head.read(BEGIN)
         if not last.get("message") and last.get("nodes"):
-            # Its batch script could not say what happened.
+            # Its batch script could not report what happened.
             text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
             announce(event="note", text=text)
         announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
@@ -108,7 +108,7 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
 
 
 def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> bool:
-    """Say why, and put the job back into the queue, unless Slurm did; return whether it is there."""
+    """Print the reason and requeue the job, unless Slurm has; return whether it is queued."""
     job, cause = attempt.job, find_cause(attempt)
     text = f"{describe(cause) or 'a rank or node was lost'}; the job will run again"
     cut = attempt.watch.ends_amid_line
@@ -116,7 +116,7 @@ def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -
     known = {name: cause.get(name) for name in ("rank", "host", "message")}
     head.write(BEGIN, {**began, **known})
     head.finish(results=False)
-    # Slurm also ends this process, and its child that asks for that.
+    # Slurm also ends this process and the child that requests it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return job.fate() == REQUEUED or job.requeue()
 

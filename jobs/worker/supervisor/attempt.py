@@ -1,5 +1,5 @@
-"""One attempt of a job: mpirun from its start to its end, and the conclusion: a state and its cause, or
-the decision to try again.
+"""One attempt of a job: run mpirun to its end, then determine the job's state and its cause, or decide to
+try again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .watch import WAIT_S, LogWatch, NoticeWatch, announce, describe_notice, has
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 ERROR_GRACE_S = 15.0
-"""Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
+"""Time for mpirun to end after a rank has failed: a node may be gone."""
 LEAVE_S = 60.0
-"""Time for ranks to save a checkpoint and to end when one of their nodes leaves."""
+"""Time for ranks to save a checkpoint and exit when one of their nodes leaves."""
 POLL_S = 0.2
 
 
@@ -41,14 +41,14 @@ class Attempt:
     notices: NoticeWatch
     stopping: bool = False
     leaving: dict[str, Any] = field(default_factory=dict)
-    """Why the ranks were asked to end, if one of their nodes leaves."""
+    """Why the ranks were told to stop, if one of their nodes leaves."""
     hang: dict[str, Any] = field(default_factory=dict)
-    """Why this was killed, if no rank has taken a step for too long."""
+    """Why the attempt was killed, if no rank made progress for too long."""
     _process: subprocess.Popen[bytes] | None = None
     _forwarded_at: float | None = None
 
     def stop(self) -> None:
-        """Ask the ranks to save a checkpoint and to end."""
+        """Tell the ranks to save a checkpoint and exit."""
         self.stopping = True
 
     def run(self) -> int:
@@ -91,7 +91,7 @@ class Attempt:
             self.kill()
 
     def _blame_node(self) -> None:
-        """Find out whether the ranks failed because a node leaves."""
+        """Determine whether the ranks failed because a node leaves."""
         is_full = self.watch.disk_full or has_no_room()
         if is_full:
             self.notices.wait(self.job.nodes, WAIT_S)
@@ -105,18 +105,18 @@ class Attempt:
         """Pass SIGTERM to mpirun, which passes it to every rank of every node and waits for them."""
         assert self._process is not None
         group = str(self._process.pid)
-        # Not to the shell scripts around it, which would not wait.
+        # Not to the shell scripts around it, which would not wait for the ranks.
         found = subprocess.run(["pkill", "-TERM", "-g", group, "-x", "mpiexec.hydra"], check=False)
         if found.returncode:
             self._signal_group(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill what is left of this attempt, on all nodes."""
+        """Kill the remaining processes of this attempt on all nodes."""
         self._signal_group(signal.SIGKILL)
         self.job.kill_steps()
 
     def kill_rest(self) -> None:
-        """Kill what another batch process of this job has left, on all nodes."""
+        """Kill the processes that another supervisor of this job left on all nodes."""
         mark = f"{FOLDER}={self.launch.folder}".encode()
         for environ in Path("/proc").glob("[0-9]*/environ"):
             pid = int(environ.parent.name)
@@ -133,22 +133,21 @@ class Attempt:
 
 
 def render_script(launch: Launch, nodes: Sequence[str]) -> str:
-    """Return the shell script that becomes mpirun."""
+    """Return the shell script that execs mpirun."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch.exports.items()]
-    # Now: a node that was replaced has its name, and another address.
+    # Resolved now: a replacement node has the same name but another address.
     argv = build_argv(launch, nodes, socket.gethostbyname(nodes[0]))
     command = " ".join(shlex.quote(word) for word in argv)
-    # After the setup: oneCCL's script points to the older MPI that it ships.
+    # After the setup, because oneCCL's script selects the older MPI that it ships.
     return "\n".join([*launch.setup, *exports, f"exec {command}", ""])
 
 
 def conclude(
     code: int, attempt: Attempt, *, cancelled: bool = False, last: bool = False
 ) -> dict[str, object] | None:
-    """Return the job's state, exit code, and cause; ``None``: it is to run again, unless ``last``.
+    """Return the job's state, exit code, and cause; ``None`` if it should run again, unless ``last``.
 
-    A job runs again after the loss of a rank or node, not after an error of its program, which would
-    only repeat itself.
+    A job runs again after losing a rank or node, not after an error of its program, which would recur.
     """
     if code == 0:
         return _end(SUCCEEDED, code, {})
@@ -163,10 +162,7 @@ def conclude(
 
 
 def find_cause(attempt: Attempt) -> dict[str, Any]:
-    """Return what explains the end of an attempt.
-
-    That is a node that leaves, a rank's own error, a hang, a lost peer, or a lost node.
-    """
+    """Return the cause of an attempt's end: a leaving node, a rank's error, a hang, or a lost peer or node."""
     watch, job, size = attempt.watch, attempt.job, attempt.launch.nproc_per_node
     if known := attempt.leaving or choose_cause(watch.errors, attempt.hang):
         return name_nodes(known, job.nodes, watch.start, size)
@@ -178,9 +174,9 @@ def find_cause(attempt: Attempt) -> dict[str, Any]:
 def name_nodes(
     cause: Mapping[str, Any], nodes: Sequence[str], start: Mapping[str, Any], ranks_per_node: int
 ) -> dict[str, Any]:
-    """Return an error with the cluster's names of nodes instead of their own host names. Pure.
+    """Return an error with the cluster's node names in place of host names. Pure.
 
-    ``start`` is the ranks' own report of where they run.
+    ``start`` is the ranks' report of where they run.
     """
     named = dict(cause)
     hosts, rank = start.get("hosts", []), cause.get("rank")
@@ -196,7 +192,7 @@ def name_nodes(
 def choose_cause(
     errors: Sequence[dict[str, Any]], hang: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the error that explains the others: those of ranks that only lost a peer come last. Pure."""
+    """Return the root error: a rank's own error comes before those of ranks that lost a peer. Pure."""
     own = [event for event in errors if not event.get("lost_peer")]
     return next(iter([*own, *([hang] if hang else []), *errors]), {})
 
@@ -204,7 +200,7 @@ def choose_cause(
 def describe_lost_nodes(
     lost: Sequence[str], nodes: Sequence[str], ranks_per_node: int
 ) -> dict[str, Any]:
-    """Return the loss of the first of these nodes as the error of its first rank; {} for none. Pure."""
+    """Return the loss of the first of these nodes as an error of its first rank; {} for none. Pure."""
     if not lost or lost[0] not in nodes:
         return {}
     rank = nodes.index(lost[0]) * ranks_per_node
@@ -213,7 +209,7 @@ def describe_lost_nodes(
 
 
 def describe_killed(killed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rank that mpirun saw killed before the others could say so; {} for none. Pure."""
+    """Return the rank that mpirun reported as killed before any rank did; {} for none. Pure."""
     if "signal" not in killed:
         return {}
     message = f"killed by signal {killed['signal']}"
@@ -221,7 +217,7 @@ def describe_killed(killed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_dead(code: int, node: str) -> dict[str, Any]:
-    """Return the end of a batch process, with its shell's exit code, as an error. Pure."""
+    """Return a supervisor's end, given its shell's exit code, as an error. Pure."""
     if code > 128:
         message = f"its batch process on {node} was killed by signal {code - 128}"
         return {"host": node, "message": message, "lost_peer": True}

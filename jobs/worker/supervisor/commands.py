@@ -1,6 +1,4 @@
-"""Commands that may fail, hang, or be missing: what they print, and whether they succeed. And Slurm's: its
-queue from outside of a job, and this job from inside its batch script.
-"""
+"""Run commands that may fail, hang, or be missing, among them Slurm's: its queue, and this job in it."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ from typing import Any
 
 _TIMEOUT_S = 30.0
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
-# Slurm's reasons that do not say which node is missing, nor why.
+# Slurm's reasons that name neither the missing node nor the cause.
 _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 _GONE = "--states=drain,down,no_respond"
 
 
 def ask(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> str | None:
-    """Return what a command prints; ``None`` if it fails. ``options`` are those of ``subprocess.run``."""
+    """Return a command's output; ``None`` if it fails. ``options`` are ``subprocess.run``'s."""
     options.update(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     printed = _run(argv, timeout_s, options)
     return None if printed is None else printed.decode(errors="replace")
@@ -38,13 +36,13 @@ def _run(argv: list[str], timeout_s: float, options: dict[str, Any]) -> bytes | 
 
 
 def ask_slurm(argv: list[str]) -> str | None:
-    """Return what a command of Slurm prints; ``None`` if Slurm does not answer."""
+    """Return a Slurm command's output; ``None`` if Slurm does not answer."""
     text = ask(argv, stderr=subprocess.DEVNULL)
     return None if text is None else text.strip()
 
 
 def find_missing(reason: str) -> str:
-    """Return which nodes get no jobs and why, if that is the reason; "None" if it is over."""
+    """Return which nodes are unavailable and why; "None" if that is no longer so."""
     if not reason.startswith(_MISSING):
         return reason
     nodes = ask_slurm(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
@@ -56,7 +54,7 @@ def find_missing(reason: str) -> str:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The job's number in the queue, its nodes in the order of their ranks, and how often it started."""
+    """The job's number in the queue, its nodes in rank order, and its number of starts."""
 
     id: str
     nodes: tuple[str, ...]
@@ -70,9 +68,9 @@ class SlurmJob:
         return SlurmJob(environ["SLURM_JOB_ID"], tuple(names), again + 1)
 
     def fate(self) -> str:
-        """Return how Slurm ends the job, a word of :data:`FATES`; "" if it lets it run, or does not answer.
+        """Return how Slurm is ending the job, one of :data:`FATES`; "" if it is running or Slurm is silent.
 
-        While something of the job is left, Slurm's own word for all of them is COMPLETING.
+        While any process of the job is left, Slurm itself says COMPLETING for all of them.
         """
         known = dict(re.findall(r"(\w+)=(\S+)", _ask(["scontrol", "-o", "show", "job", self.id])))
         if known.get("JobState", "RUNNING") == "RUNNING":
@@ -89,25 +87,25 @@ class SlurmJob:
 
     @staticmethod
     def drained_nodes() -> str:
-        """Return a line for each node of the cluster that gets no more jobs: its name and the reason."""
+        """Return a line for each drained node of the cluster: its name and the reason."""
         return _ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E"])
 
     def kill_steps(self) -> None:
-        """Kill the processes of the job's steps on all nodes: mpirun starts one to reach its nodes."""
+        """Kill the processes of the job's steps on all nodes; mpirun reaches its nodes through a step."""
         found = _ask(["squeue", "--noheader", "--steps", f"--job={self.id}", "--format=%i"]).split()
-        # Not all steps together by the job's number: without a step, that would end the job itself.
+        # One by one: the job's number alone, without a step, would end the job itself.
         for step in (each for each in found if each.rpartition(".")[2].isdecimal()):
             succeeds(["scancel", "--quiet", "--signal=KILL", step])
 
     def requeue(self) -> bool:
-        """Put the job back into the queue, which ends this process; return whether Slurm agreed."""
+        """Requeue the job, which ends this process; return whether Slurm accepted."""
         return succeeds(["scontrol", "requeue", self.id])
 
     def keep_from_requeueing(self) -> None:
-        """Let the loss of a node end the job from now on."""
+        """From now on, the loss of a node ends the job."""
         succeeds(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
 
 
 def _ask(argv: list[str]) -> str:
-    # Without Slurm's own errors: callers ask again, and a job's log is for the job.
+    # Without Slurm's errors: callers retry, and the log is the job's.
     return ask_slurm(argv) or ""

@@ -1,4 +1,4 @@
-"""The job's files on the head while its first node is another one: log, begin, end, and results."""
+"""The job's files on the head if another node runs the job: log, begin, end, and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
 _RESERVED = 4096
 SSH = ("ssh", "-o", "ConnectTimeout=10")
-# Checkpoints stay where they are: they are copied as they are written.
+# Checkpoints are excluded: they are copied when they are written.
 _RESULTS = ("--exclude=output/checkpoints", "--exclude=output/model/checkpoint-*", "output")
 
 
@@ -36,22 +36,22 @@ class HeadFolder:
     _copier: threading.Thread | None = None
 
     def write(self, name: str, content: Mapping[str, object]) -> bool:
-        """Write a file of JSON in one piece; return whether that worked."""
+        """Write a JSON file atomically; return whether that worked."""
         target, text = shlex.quote(f"{self.folder}/{name}"), (json.dumps(content) + "\n").encode()
-        # Over what is there, which a full disk permits.
+        # Overwriting works even on a full disk.
         script = f"cat 1<>{target}.partial && truncate -s {len(text)} {target}.partial"
         return self._run(f"{script} && mv {target}.partial {target}", text)
 
     def reserve(self, *names: str) -> None:
-        """Keep room on the disk for files that must be written whatever happens."""
+        """Reserve disk space for files that must be written in any case."""
         partial = " ".join(shlex.quote(f"{self.folder}/{name}.partial") for name in names)
-        # What an earlier attempt has reserved stays.
+        # An earlier attempt's reserve is kept.
         self._run(
             f"for f in {partial}; do [ -s $f ] || printf '%{_RESERVED}s' > $f; done 2>/dev/null"
         )
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the content of a file of JSON; {} if there is none."""
+        """Return the content of a JSON file; {} if there is none."""
         script = f"cat {shlex.quote(f'{self.folder}/{name}')}"
         with suppress(ValueError, TypeError):
             return dict(json.loads(ask(self._argv(script), _SSH_S) or ""))
@@ -64,7 +64,7 @@ class HeadFolder:
         return self._run(f"test -e {shlex.quote(f'{self.folder}/{name}')}")
 
     def copy_log(self, offset: int) -> None:
-        """Copy what the log gets from now on, as it comes; the head's log may have earlier attempts."""
+        """Copy new lines of the log as they are written; the head's log may contain earlier attempts."""
         if not self.remote:
             return
         self._offset = offset
@@ -134,7 +134,7 @@ class HeadFolder:
 
     def _open_pipe(self, at: int) -> subprocess.Popen[bytes]:
         """Return a process that writes to the head's log from a position."""
-        # Not at its end, where late bytes of a connection that broke would come twice.
+        # Not appended: late bytes of a broken connection would then be duplicated.
         log = shlex.quote(f"{self.folder}/{self.log.name}")
         write = f"dd of={log} bs=64k oflag=seek_bytes seek={at} conv=notrunc status=none"
         return subprocess.Popen([*SSH, self.remote, write], stdin=subprocess.PIPE)

@@ -1,5 +1,5 @@
-"""How a job starts: the content of its batch script, and mpirun on the nodes that it got, with the cores of
-each node's ranks. Pure.
+"""A job's start: its launch description, and mpirun on the assigned nodes with the cores of each node's
+ranks. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..runtime.process import PLANNED
 
 CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
-"""Files in a job's folder on the head: JSON about its last attempt, and a mark that a user ended it."""
+"""Files in a job's folder on the head: JSON about its last attempt, and a marker for a user's cancel."""
 SECRETS = "environment.json"
 """The user's variables for the program, on every node until the job has ended."""
 FOLDER = "SPR_JOB_FOLDER"
@@ -45,16 +45,16 @@ class Launch:
     exports: Mapping[str, str]
     setup: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
-    """The program of later attempts, if it differs: it resumes instead of starting over."""
+    """The program of later attempts, if different: it resumes instead of starting over."""
     retries: int = 0
-    """How often the job may run again after it has lost a rank or a node."""
+    """How often the job may restart after losing a rank or a node."""
     planned_nodes: int = 0
-    """With how many nodes the job begins."""
+    """Number of nodes to start with."""
     least_nodes: int = 0
-    """With how many it continues after a loss; 0 for all."""
+    """Minimum number of nodes to continue with after a loss; 0 for all."""
 
     def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
-        """Return the launch of an attempt. With ``again``, it resumes what an earlier one has left."""
+        """Return the launch of an attempt; with ``again``, it resumes the earlier one."""
         program = self.again if again and self.again else self.program
         return replace(self, program=program, pinning={**self.pinning, **pinning})
 
@@ -64,7 +64,7 @@ class Launch:
 
 
 def parse_launch(text: str) -> Launch:
-    """Return what :meth:`Launch.render` wrote."""
+    """Parse the result of :meth:`Launch.render`."""
     content: dict[str, Any] = json.loads(text)
     words = {name: tuple(content[name]) for name in ("program", "setup", "again")}
     pinning = {
@@ -75,10 +75,10 @@ def parse_launch(text: str) -> Launch:
 
 
 def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:
-    """Return the mpirun command of a job on these nodes, in the order of their ranks.
+    """Return the mpirun command of a job on these nodes, in rank order.
 
-    ``address`` is that of the first one, where the ranks meet. Raises :class:`KeyError` for a node that
-    the job was not prepared for.
+    ``address`` is the first node's, where the ranks meet. Raises :class:`KeyError` for a node without a
+    pinning plan.
     """
     ranks, threads = launch.nproc_per_node, launch.omp_threads
     each = [render_pinning(launch.pinning[n], ranks, threads, ccl=launch.ccl) for n in nodes]
@@ -106,14 +106,14 @@ def _options(flag: str, env: Mapping[str, str]) -> Iterable[str]:
 def fit_pinning(shares: Sequence[CoreShare], cpus: Sequence[int]) -> tuple[CoreShare, ...]:
     """Return the ranks' cores on a node whose processes may use ``cpus``: the planned ones, if they fit.
 
-    Otherwise, as after `repair`, each planned CPU maps to one of the node's, in their order. With too
-    few of them, the plan stays as it is, and a rank reports the difference.
+    Otherwise, as after `repair`, each planned CPU maps to one of the node's, in order. With too few CPUs,
+    the plan is kept, and a rank reports the difference.
     """
     planned = sorted({cpu for share in shares for cpu in (*share.cpus, *share.workers)})
     if set(planned) <= set(cpus) or len(planned) > len(cpus):
         return tuple(shares)
     to = dict(zip(planned, sorted(cpus)))  # noqa: B905 - Python 3.8; the lengths may differ
-    # The NUMA node may also be another one.
+    # The NUMA node may also differ.
     return tuple(
         CoreShare(tuple(to[cpu] for cpu in each.cpus), tuple(to[cpu] for cpu in each.workers), None)
         for each in shares
@@ -123,7 +123,7 @@ def fit_pinning(shares: Sequence[CoreShare], cpus: Sequence[int]) -> tuple[CoreS
 def render_pinning(
     shares: Sequence[CoreShare], ranks: int, threads: int, *, ccl: bool
 ) -> dict[str, str]:
-    """Return the environment of one node's ranks: their CPUs, and the plan that each rank checks.
+    """Return the environment of one node's ranks: their CPUs and the plan that each rank verifies.
 
     Without shares, nothing is pinned.
     """

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from .commands import ask_slurm, find_missing
 
-# How long a job's files take at most, and then Slurm.
+# Maximum time to copy a job's files, then for Slurm to accept the job.
 _SENT_S, _QUEUED_S = 1800, 10
 _STEP = re.compile(r"step-(\d+)")
-# In Slurm's record of the jobs that ended, a line for each.
+# A line of Slurm's record of ended jobs.
 _ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 
 
@@ -41,7 +41,7 @@ def jobs_of_lost_nodes() -> set[str]:
 
 
 def read(path: Path) -> dict[str, object]:
-    """Return a file of JSON; {} if there is none."""
+    """Return the content of a JSON file; {} if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, object]:
 
 
 def disk_kib(folder: Path) -> int:
-    """Return the space that a folder takes."""
+    """Return the size of a folder."""
     blocks = 0
     for below, _, names in os.walk(str(folder)):
         for name in names:
@@ -60,7 +60,7 @@ def disk_kib(folder: Path) -> int:
 
 
 def is_coming(folder: Path) -> bool:
-    """Return whether a job may still be on its way into the queue: its files are there first."""
+    """Return whether a job is still being submitted: its files arrive before it is queued."""
     if (folder / "begin.json").exists() or (folder / "end.json").exists():
         return False
     # Its script is renamed to run.sh just before Slurm gets it.
@@ -69,7 +69,7 @@ def is_coming(folder: Path) -> bool:
 
 
 def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -> dict[str, object]:
-    """Return what is known of one job."""
+    """Return one job's fields."""
     output = folder / "output"
     script = folder / "run.sh"
     names = [path.name for path in output.glob("checkpoints/step-*")]

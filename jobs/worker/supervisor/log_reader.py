@@ -1,7 +1,7 @@
-"""Prints a log of a job from one of its lines on, until the job has ended. It is sent to a node and run there
-by the system's Python 3.8 or later.
+"""Print a job's log, starting at a given line, until the job ends. Sent to a node and run there by the
+system's Python 3.8 or later.
 
-Whole lines come from one process: beside `tail`, a line about the queue could fall into another one. The
+One process prints whole lines: with `tail`, a line about the queue could split another line. The
 arguments are the job's folder, the log's name in it, the job's ID ("" to print only what is there now), the
 first line's number, and a mark ("" for none) for lines that say why the job waits or, after a tab, how an
 unfinished line that rewrites itself looks now.
@@ -17,11 +17,11 @@ from pathlib import Path
 
 from .commands import ask_slurm, find_missing
 
-# squeue costs the head some milliseconds, so it runs less often than the log is read.
+# squeue is slower than reading the log, so it runs less often.
 _READ_S, _ASK_S = 0.2, 1.0
 _BLOCK = 1 << 20
 LONGEST = 1 << 16
-"""Longer lines come in pieces of so many bytes."""
+"""Longer lines are split into pieces of this many bytes."""
 _STATE = 1000
 
 
@@ -31,14 +31,14 @@ def put(text: bytes) -> None:
 
 
 class LogReader:
-    """Reads a log by its name: it may not be there yet, or be another one after a new submission."""
+    """Reads a log by name: it may not exist yet, or be replaced by a new submission."""
 
     def __init__(self, path: Path, skip: int) -> None:
         self._path, self._skip = path, skip
         self._file, self._rest = Path(os.devnull).open("rb"), b""  # noqa: SIM115
 
     def read(self) -> bytes | None:
-        """Return whole lines that are new, without the first ones; ``None`` if there are none."""
+        """Return new whole lines, without the skipped first ones; ``None`` if there are none."""
         block = self._file.read(_BLOCK)
         if not block:
             return b"" if self._reopen() else None
@@ -53,7 +53,7 @@ class LogReader:
         return b"\n".join([*lines[skipped:], b""])
 
     def rest(self) -> bytes:
-        """Return a last line without an end."""
+        """Return a last line that lacks its newline."""
         return b"" if self._skip else self._rest
 
     def state(self) -> bytes:
@@ -73,7 +73,7 @@ class LogReader:
 
 
 def _may_be_longer(lines: bytes) -> bool:
-    """Whether a line may be longer. Programs print millions, which are not looked at one by one."""
+    """Whether a line may be too long; millions of lines are not checked one by one."""
     half = LONGEST // 2
     return any(lines.find(b"\n", at, at + half) < 0 for at in range(0, len(lines), half))
 
@@ -83,13 +83,13 @@ def _cut(line: bytes) -> list[bytes]:
 
 
 def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
-    """Print the log until the job has ended, or nobody reads it."""
+    """Print the log until the job ends or the reader is gone."""
     log, asked = LogReader(folder / name, first - 1), -_ASK_S
     reader = select.poll()
     reader.register(1, 0)  # for its end
     over, shown = not job, b""
     while True:
-        # What the log has got before the end is read after it.
+        # Read the rest of the log after the end is known.
         last = over or (folder / "end.json").exists()
         while (lines := log.read()) is not None:
             put(lines)

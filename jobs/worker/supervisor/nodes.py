@@ -1,7 +1,7 @@
-"""What the nodes have of a job: its files, their CPUs, and checkpoints.
+"""The nodes' state before and during an attempt: their CPUs, the job's files, and checkpoints.
 
-Before an attempt, every node gets what it lacks, such as one that `repair` has replaced. During it, another
-node gets a second copy of each checkpoint: no single node's loss may take all of them.
+Before an attempt, every node gets the files it lacks, for example a replacement node. During it, each
+checkpoint is copied to a second node, so that losing one node loses no checkpoint.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SEND_S = 1800
 _MOST_AT_ONCE = 32
 _STEP = re.compile(r"step-(\d{6,})")
 PARTS = f"code data model work {SECRETS} job.json run.sh output/.keep"
-"""What a node needs of a job's folder; not every job has all of it."""
+"""The parts of a job's folder that a node needs, if they exist."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls
 sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status
 """
 _LOOK_S, _AGAIN_S, _COPY_S, _LAST_S = 1.0, 15.0, 900, 60
 _KEPT = 2
-# The checkpoint gets its name when it is complete; then older copies are removed.
+# A complete checkpoint is renamed to its final name; then older copies are removed.
 _TAKE = """set -e
 mkdir -p {folder}; cd {folder}
 rm -rf {name}.copy; mkdir {name}.copy; nice tar -C {name}.copy -xf -
@@ -45,7 +45,7 @@ ls | grep -x 'step-[0-9]*' | sort -V | head -n -{kept} | xargs -r rm -rf
 
 @dataclass(frozen=True)
 class NodeState:
-    """What a node that answers has: CPUs for processes, the job's files, and the newest checkpoint's step."""
+    """A responding node's usable CPUs, whether it has the job's files, and its newest checkpoint's step."""
 
     cpus: tuple[int, ...] = ()
     has_files: bool = False
@@ -53,11 +53,11 @@ class NodeState:
 
 
 def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeState]:
-    """Return the states of the nodes that answer. ``here`` is this node."""
+    """Return the states of the nodes that respond. ``here`` is this node."""
     script = _ASK.format(folder=shlex.quote(folder), checkpoints=CHECKPOINTS)
 
     def look(name: str) -> NodeState | None:
-        # The last line is that of the CPUs, for any content of the folders.
+        # The last line has the CPUs, whatever the folders contain.
         text = ask(["sh", "-c", script] if name == here else [*SSH, name, script])
         return None if text is None else parse_state(text)
 
@@ -68,7 +68,7 @@ def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeSta
 
 
 def parse_state(text: str) -> NodeState:
-    """Return what a node printed about itself."""
+    """Parse a node's state."""
     lines = text.splitlines()
     steps = [int(found[1]) for line in lines if (found := _STEP.fullmatch(line))]
     cpus = next((line.split()[1] for line in lines if line.startswith("cpus")), "")
@@ -85,7 +85,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def send_files(folder: str, names: Iterable[str]) -> list[str]:
-    """Send this node's copy of the job's files to others; return those that did not get them."""
+    """Send this node's copy of the job's files to others; return the nodes that failed."""
     quoted = shlex.quote(folder)
     pack = f"cd {quoted} && tar -cf - $(ls -d {PARTS} 2>/dev/null)"
     unpack = shlex.quote(f"mkdir -p {quoted} && tar -C {quoted} -xf -")
@@ -96,7 +96,7 @@ def send_files(folder: str, names: Iterable[str]) -> list[str]:
 
 
 def send_end(folder: str, names: Iterable[str], content: str) -> None:
-    """Write a job's end on other nodes: a new head must not start it again, and nobody needs its secrets."""
+    """Record a job's end on other nodes, so that a new head does not restart it; delete its secrets."""
     script = f"cd {shlex.quote(folder)} 2>/dev/null || exit 0; rm -f {SECRETS}; cat > {END}"
 
     def send(name: str) -> None:
@@ -119,7 +119,7 @@ def fetch_checkpoint(folder: str, step: int, name: str) -> bool:
 
 
 def newest_copy(states: Mapping[str, NodeState], here: str) -> str:
-    """Return the name of a node that has a newer checkpoint than this one; "" if none has. Pure."""
+    """Return the name of a node with a newer checkpoint than this node; "" if none has. Pure."""
     own = states.get(here, NodeState()).newest
     best = max(states, key=lambda name: states[name].newest, default=here)
     return best if states and states[best].newest > own else ""
@@ -130,16 +130,16 @@ def _succeeds(script: str) -> bool:
 
 
 def order_nodes(nodes: Iterable[str], here: str, head: str) -> list[str]:
-    """Return which of the nodes may have copies: the head, then the other ones in their order. Pure."""
+    """Return the nodes for checkpoint copies: the head, then the others in order. Pure."""
     return sorted((name for name in nodes if name != here), key=lambda name: name != head)
 
 
 def prepare(
     launch: Launch, job: SlurmJob, leaving: Callable[[], Collection[str]]
 ) -> tuple[Launch, CheckpointCopier]:
-    """Send the job's files and the newest checkpoint to where they are missing.
+    """Send the job's files and the newest checkpoint to the nodes that lack them.
 
-    Return the launch that fits the attempt's nodes, and what copies its checkpoints to nodes not ``leaving``.
+    Returns the launch for the attempt's nodes, and the copier of its checkpoints to nodes not ``leaving``.
     """
     here = job.nodes[0]
     known = launch.pinning if launch.again else ()
@@ -163,7 +163,7 @@ def prepare(
 def fit_all(
     launch: Launch, nodes: tuple[str, ...], states: Mapping[str, NodeState]
 ) -> dict[str, tuple[CoreShare, ...]]:
-    """Return the nodes' pinning, as it fits their CPUs. A node without a plan gets that of another. Pure."""
+    """Return the nodes' pinning, adapted to their CPUs. A node without a plan gets another's. Pure."""
     other = next(iter(launch.pinning.values()), ())
     return {
         name: fit_pinning(launch.pinning.get(name, other), states.get(name, NodeState()).cpus)
@@ -177,23 +177,23 @@ class CheckpointCopier:
 
     folder: str
     to: list[str]
-    """The nodes that may have them. The first one has; if it fails, it becomes the last one."""
+    """Candidate nodes; the first is in use. If it fails, it moves to the end."""
     leaving: Callable[[], Collection[str]] = tuple
-    """Returns the nodes that can't keep a copy, such as those that EC2 takes back."""
+    """Returns the nodes that can't keep a copy, such as those being reclaimed by EC2."""
     newest: int = -1
-    """The step of the newest checkpoint that is there."""
+    """The step of the newest copied checkpoint."""
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _warned: bool = False
 
     def start(self) -> None:
-        """Copy what comes from now on."""
+        """Start to copy new checkpoints."""
         if self.to:
             self._thread = threading.Thread(target=self._copy_all, daemon=True)
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait until the newest one is copied, for a limited time."""
+        """Wait a limited time until the newest checkpoint is copied."""
         self._ended.set()
         if self._thread:
             self._thread.join(_LAST_S)
@@ -213,7 +213,7 @@ class CheckpointCopier:
                 pause = _AGAIN_S
 
     def _prefer_staying(self) -> None:
-        """Copy to a node that is leaving only if there is no other."""
+        """Copy to a leaving node only if there is no other."""
         gone, first = self.leaving(), self.to[0]
         self.to.sort(key=gone.__contains__)
         if self.to[0] != first:
@@ -235,7 +235,7 @@ class CheckpointCopier:
             if succeeds(argv, _COPY_S, stdin=source.stdout, stderr=quiet):
                 return True
             source.kill()
-        # One that was removed meanwhile has a newer one after it.
+        # If it was removed meanwhile, a newer one exists.
         if Path(folder, name).exists() and not self._warned:
             self._warned = True
             text = f"warning: no second copy of checkpoint {name}: {self.to[0]} does not take it"

@@ -1,7 +1,7 @@
-"""What the supervisor watches: the job's log, its steps, and the nodes that Slurm gives no more jobs.
+"""What the supervisor watches: the job's log, its steps, and nodes that are drained.
 
-EC2 takes such a node back, or its disk is full. The nodes' health check, which takes them out of the queue,
-says so in Slurm's reason: ``spot: …`` or ``disk: …``. A node drained for another reason keeps its jobs.
+The nodes' health check drains a node that EC2 reclaims or whose disk is full, with Slurm's reason
+``spot: …`` or ``disk: …``. A node drained for another reason keeps its jobs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ..runtime.events import MARK, PREFIX, parse_event, render_event
 
 ASK_S = 5.0
 WAIT_S = 12.0
-"""After this time, the health check has seen what a rank has seen."""
+"""Time after which the health check has also noticed what a rank noticed."""
 _TEXTS = {
     "spot": "its node, {node}, goes: {text}",
     "disk": "its node, {node}, has a full disk: {text}",
 }
 _NO_ROOM_BYTES = 1 << 20
 LEAST_S, FACTOR = 180.0, 10.0
-"""A run hangs after this time without a step, or after so many times its longest step so far."""
-# Hydra's words when it can't start its ranks. Under Slurm it may then wait forever [tried: 2021.18].
+"""A run counts as hung after this time without a step, or after this multiple of its longest step."""
+# Hydra's message when it can't start ranks. Under Slurm it may then wait forever [tried: 2021.18].
 _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
 )
-# Hydra's report of a rank that ended by a signal, in two lines.
+# Hydra's two-line report of a rank killed by a signal.
 _RANK = re.compile(rb"RANK (\d{1,9}) PID \d+ RUNNING AT (\S+)")
-# Its words when the connection to a node breaks, which may be before Slurm notices.
+# Hydra's message when the connection to a node breaks, possibly before Slurm notices.
 _LOST = re.compile(rb"Downstream from host (\S+) exited abnormally")
 _KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
 _FULL = b"No space left on device"
@@ -45,7 +45,7 @@ _WORDS = (_PREFIX, b"RANK ", b"exited abnormally", b"KILLED BY SIGNAL")
 
 @dataclass
 class StallDetector:
-    """Follows a run's events. Only the phase with steps counts: others, such as saving, print nothing."""
+    """Detects hangs from a run's events, only in the phase with steps: others print nothing."""
 
     longest: float = 0.0
     _since: float | None = None
@@ -53,9 +53,9 @@ class StallDetector:
     _stepping: bool = False
 
     def see(self, kind: str, name: str, now: float) -> None:
-        """Take an event; ``name`` is that of a phase."""
+        """Process an event; ``name`` is a phase's."""
         if kind == "phase":
-            # The first step may compile the model: it counts as the longest, and has no bound itself.
+            # The first step may compile the model: it is unbounded and counts as the longest.
             self._since, self._stepping = (now if name == "train" else None), False
         elif kind == "step" and self._since is not None:
             self.longest = max(self.longest, now - self._since)
@@ -64,7 +64,7 @@ class StallDetector:
             self._since = now
 
     def stalled(self, now: float) -> float:
-        """Return the seconds without a step if they are too many; else 0."""
+        """Return the seconds without a step if there are too many, else 0."""
         if self._since is None or not self._stepping:
             return 0.0
         silent = now - self._since
@@ -73,7 +73,7 @@ class StallDetector:
 
 @dataclass
 class LogWatch:
-    """Reads a growing log from where it ends now; keeps the errors that ranks report."""
+    """Reads a growing log from its present end; keeps the errors that ranks report."""
 
     path: Path
     offset: int = 0
@@ -83,16 +83,16 @@ class LogWatch:
     failed_at: float | None = None
     """When the first failure was seen, by the monotonic clock."""
     start: dict[str, Any] = field(default_factory=dict)
-    """The ranks' own report of where they run."""
+    """The ranks' report of where they run."""
     killed: dict[str, Any] = field(default_factory=dict)
     """The first rank that mpirun reports as killed, its node, and the signal."""
     disk_full: bool = False
-    """Whether anything said that it could not write."""
+    """Whether a message reported a failed write."""
     lost: tuple[str, ...] = ()
     """The nodes that mpirun has lost."""
     steps: StallDetector = field(default_factory=StallDetector)
     has_begun: bool = False
-    """Whether ranks run: from now on, the log may contain anything that looks like mpirun's words."""
+    """Whether ranks are running: from then on, program output may look like mpirun's messages."""
     _partial: bytes = b""
 
     @property
@@ -111,7 +111,7 @@ class LogWatch:
         self.offset += len(new)
         self.disk_full = self.disk_full or _FULL in new
         whole, end, self._partial = (self._partial + new).rpartition(b"\n")
-        # All together: a program may print millions of lines per second.
+        # In one batch: a program may print millions of lines per second.
         is_ours = not self.has_begun or any(word in whole for word in _WORDS)
         for line in whole.split(b"\n") if end and is_ours else ():
             text = line.decode(errors="replace") if _PREFIX in line else ""
@@ -147,7 +147,7 @@ class LogWatch:
 
 
 def parse_notices(text: str) -> dict[str, str]:
-    """Return the reasons of the nodes in sinfo's lines, without other reasons. Pure."""
+    """Return the nodes with such reasons in sinfo's output. Pure."""
     rows = (line.split("|", 1) for line in text.splitlines() if "|" in line)
     return {node: reason for node, reason in rows if reason.partition(":")[0] in _TEXTS}
 
@@ -155,7 +155,7 @@ def parse_notices(text: str) -> dict[str, str]:
 def describe_notice(
     notices: Mapping[str, str], nodes: Sequence[str], ranks_per_node: int
 ) -> dict[str, Any]:
-    """Return the first of a job's nodes that leaves as the error of its first rank; {} for none. Pure."""
+    """Return a job's first leaving node as an error of its first rank; {} for none. Pure."""
     node = next((name for name in nodes if name in notices), None)
     if node is None:
         return {}
@@ -172,12 +172,12 @@ def has_no_room(folder: str = ".") -> bool:
 
 @dataclass
 class NoticeWatch:
-    """Asks Slurm every few seconds, in a thread: it may take long to answer."""
+    """Queries Slurm every few seconds in a thread, because it may be slow."""
 
     ask: Callable[[], str]
     """Returns sinfo's lines."""
     found: dict[str, str] = field(default_factory=dict)
-    """The reasons of the nodes that leave, of the whole cluster."""
+    """The reasons of all leaving nodes of the cluster."""
     _asked: threading.Condition = field(default_factory=threading.Condition)
 
     def start(self) -> None:
@@ -199,7 +199,7 @@ class NoticeWatch:
 
 
 def announce(*, amid_line: bool = False, **fields: object) -> None:
-    """Print an event to the job's log, as a rank does; ``amid_line``, on a separate line."""
+    """Print an event to the job's log, as a rank does; ``amid_line`` starts a new line first."""
     # The log's disk may be full.
     with suppress(OSError):
         print("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")), flush=True)

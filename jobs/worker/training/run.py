@@ -154,7 +154,7 @@ def measure_speed(run: TrainingRun, seconds: float) -> TrialSpeed:
     per_epoch = steps_per_epoch(len(samples), options.batch_size, ranks.size)
     take(batches(context, samples.lengths, Schedule(per_epoch, WARM_UPS, 0)))
     _, taken = take(batches(context, samples.lengths, Schedule(per_epoch, GAUGED, 0)))
-    # The same number on all ranks, or some would wait forever.
+    # All ranks must agree on the number, or some would wait forever.
     steps: int = ranks.share(how_many(seconds, taken / GAUGED, _FEWEST, _MOST))
     chosen, schedule = plan_measure(len(samples), options, ranks.size, steps)
     before = getattr(model, "sent_bytes", 0)

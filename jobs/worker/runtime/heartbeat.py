@@ -118,28 +118,28 @@ class Heartbeat:
         self._listener: socket.socket | None = None
         self._links: list[Link] = []
         self._stopped, self._stays = threading.Event(), False
-        self._lock = threading.Lock()  # held by the thread while it works
+        self._lock = threading.Lock()  # held by the thread while it is active
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Watch the other ranks, each from when it is there. A rank that is alone has no thread."""
+        """Watch the other ranks as they connect. A single rank needs no thread."""
         if self._identity.size > 1:
             self._thread.start()
 
     def stop(self, *, goodbye: bool) -> None:
-        """Watch no longer. Without a ``goodbye``, the others will take this rank's end for a failure."""
+        """Stop watching. Without a ``goodbye``, the others take this rank's end for a failure."""
         with self._lock:
             self._stopped.set()
             for link in self._links if goodbye else ():
                 link.send(bye=True)
 
     def wait_for_verdict(self) -> None:
-        """Let the heartbeat end this process, if a rank is lost. Otherwise return after a few seconds."""
+        """Wait a few seconds for the heartbeat, which ends this process if a rank is lost."""
         if self._thread.is_alive():
             self._thread.join(VERDICT_SECONDS)
 
     def stay(self) -> None:
-        """On rank 0, wait until the others have left: without it, they would not be watched."""
+        """On rank 0, wait until the others have left, because it watches them."""
         if self._identity.rank == 0 and self._thread.is_alive():
             self._stays = True
             self._thread.join()
@@ -157,7 +157,7 @@ class Heartbeat:
         while not self._stopped.is_set():
             self._pause()
             connected = None if self._listener or self._links else self._connect()
-            # Before reading: if the process is frozen now, the others' silence is not counted.
+            # Before reading: time in which this process is frozen must not count as the others' silence.
             now = time.monotonic()
             with self._lock:
                 if self._stopped.is_set() or (self._stays and not self._links):
@@ -166,7 +166,7 @@ class Heartbeat:
                 self._beat(now)
 
     def _pause(self) -> None:
-        """Wait for the next beat, or until a connection is closed."""
+        """Wait until the next beat is due or a connection closes."""
         closed = select.poll()
         for link in self._links:
             closed.register(link.connection, select.POLLRDHUP)
@@ -176,13 +176,13 @@ class Heartbeat:
         try:
             return socket.create_connection(self._address, _CONNECT_SECONDS)
         except OSError:
-            return None  # rank 0 is not there yet, or no longer
+            return None  # rank 0 has not started yet, or has ended
 
     def _meet(self, connected: socket.socket | None, now: float) -> None:
-        """Say hello over every new connection."""
+        """Greet every new connection."""
         found = [connected] if connected else []
         if self._listener:
-            with suppress(OSError):  # until there is none left
+            with suppress(OSError):  # until none is left
                 while True:
                     found.append(self._listener.accept()[0])
         for connection in found:
@@ -216,7 +216,7 @@ class Heartbeat:
             return
         link.warned = not link.warned
         text = f"has not answered for {silent:.0f} s; the job ends at {LIMIT_SECONDS:.0f} s"
-        if self._identity.rank <= 1:  # one of those who miss rank 0 is enough
+        if self._identity.rank <= 1:  # one report of a lost rank 0 is enough
             self._events.warn(f"{link} {text if link.warned else 'answers again'}")
 
     def _give_up(self, lost: Lost) -> None:

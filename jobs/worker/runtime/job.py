@@ -1,4 +1,4 @@
-"""A job as one rank runs it: the engine's or the benchmark's. It writes one function::
+"""Run a job's function as one rank. The engine and the benchmark each provide one such function::
 
     def train(context: RankContext[Options]) -> dict[str, object]:
         with context.phase("train"), context.report_steps(total=steps) as report:
@@ -44,7 +44,7 @@ from .ranks import Ranks, join, lost_peer
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the runtime needs to know of a job's options."""
+    """The options of a job that the runtime needs."""
 
     backend: str = field(default_factory=lambda: os.environ.get("SPR_BACKEND", "auto"))
     dtype: str = "auto"
@@ -53,7 +53,7 @@ class RunSettings:
     resume: bool = False
     """Continue the run in ``output`` instead of replacing it."""
     model: str | None = None
-    """The model's name, for the ``start`` event."""
+    """The model's name for the ``start`` event."""
 
 
 Own = TypeVar("Own")
@@ -66,7 +66,7 @@ def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) 
     It is 1 after a failure, which is printed as an ``error`` event, and 143 after a stop request. Rank 0
     saves and prints the results that the function returns; ``None`` stands for no results.
     """
-    # Progress bars would tear the event lines apart in the merged output of all ranks.
+    # Progress bars would garble the event lines in the merged output of all ranks.
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     mark = take_mark()
@@ -90,14 +90,14 @@ def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) 
 
 @contextmanager
 def _watch_peers(identity: RankIdentity, events: Events) -> Iterator[None]:
-    """End this process when another rank is lost, for the duration of a ``with`` block."""
+    """End this process if another rank is lost: a context manager."""
     heartbeat = Heartbeat(identity, events)
     heartbeat.start()
     try:
         yield
     except Exception as error:
         if lost_peer(error):
-            heartbeat.wait_for_verdict()  # the backend does not say which rank it lost
+            heartbeat.wait_for_verdict()  # the backend's error does not name the lost rank
         heartbeat.stop(goodbye=isinstance(error, StoppedError))
         raise
     heartbeat.stop(goodbye=True)

@@ -1,10 +1,10 @@
-"""A run's output folder: prepared before the work, written completely or not at all.
+"""A run's output folder: prepared before the work; each file is written atomically.
 
-model/          what was trained, if the job saves it
+model/          the trained model, if the job saves it
 checkpoints/    the state to resume from; on rank 0's machine
 metrics/        rank-N.jsonl, each on its rank's machine: a JSON object per step (:class:`StepFigures`)
 logs/           rank-N.log, likewise: what the rank printed, in addition to the merged log of all ranks
-results.json    written last: if it is there, so is the rest
+results.json    written last: its presence means that the rest is complete
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .errors import TrainingError
 
 CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results.json"
 FLUSH_SECONDS = 5.0
-"""Least time between two writes of metrics: what a killed process loses at most, and a checkpoint never."""
+"""Minimum time between writes of metrics: a killed process loses at most this much, a checkpoint none."""
 
 
 def prepare_output(folder: Path, *, resume: bool) -> None:
     """Create the folder, and remove an earlier run's results and checkpoints.
 
     Raises :class:`TrainingError` if the folder can't be written, or holds an unfinished run. This is
-    checked before the work starts: it must not fail after hours, nor show an earlier run's results.
+    checked before the work starts, to avoid a failure after hours and an earlier run's results.
     """
     results = folder / RESULTS
     if not resume and not results.exists() and any((folder / CHECKPOINTS).glob("step-*[0-9]")):
@@ -51,7 +51,7 @@ def prepare_output(folder: Path, *, resume: bool) -> None:
 
 
 def save_json(path: Path, content: object) -> None:
-    """Write one JSON file, completely or not at all. Raises :class:`TrainingError`."""
+    """Write a JSON file atomically. Raises :class:`TrainingError`."""
     try:
         _write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
@@ -65,7 +65,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def keep_log(output: Path, rank: int, *, append: bool) -> None:
-    """Copy everything that this process prints from now on to ``logs/rank-N.log``.
+    """Copy all further output of this process to ``logs/rank-N.log``.
 
     A separate process copies it and outlives this one, so that a crash's last lines are kept. If the
     folder can't be written, there is no log; :func:`prepare_output` reports the error.
@@ -82,15 +82,15 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
         for descriptor in (1, 2):
             os.dup2(copier.stdin.fileno(), descriptor)
         copier.stdin.close()
-        # It ends last, so nobody waits for it. (Popen would warn of that.)
+        # It ends last, so nothing waits for it, about which Popen would warn.
         copier.returncode = 0
 
 
 def _start_copier(path: Path) -> subprocess.Popen[bytes]:
-    """Start a process that a signal to the job's processes does not end before them.
+    """Start a process that outlives a signal to the job's processes.
 
-    It has its own session, but Slurm finds it all the same. It inherits a blocked signal from its first
-    moment on; this process gets one that arrives meanwhile afterward.
+    It has its own session, but Slurm still finds it. It starts with the signal blocked; this process
+    receives a signal that arrives meanwhile right afterward.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -102,7 +102,7 @@ def _start_copier(path: Path) -> subprocess.Popen[bytes]:
 
 
 class StepFigures(NamedTuple):
-    """One rank's figures of one step.
+    """One rank's metrics of one step.
 
     ``time`` is in seconds since training began, without interruptions; ``loss`` is the mean of all ranks;
     ``padded`` counts tokens with padding, ``tokens`` without; ``seconds`` are those of the step by activity.
@@ -119,7 +119,7 @@ class StepFigures(NamedTuple):
 
 
 class Metrics:
-    """One rank's file, flushed at the end of a ``with`` block.
+    """One rank's metrics file, flushed at the end of a ``with`` block.
 
     A full disk does not stop training: ``note`` gets one warning, and the lines are kept until there
     is room.
@@ -139,7 +139,7 @@ class Metrics:
         self._written = clock()
 
     def begin(self, step: int) -> None:
-        """Keep the lines up to that step, and drop later ones, whose steps will be repeated.
+        """Keep the lines up to a step and drop later ones, whose steps will be repeated.
 
         Raises :class:`TrainingError` if the file can't be written.
         """
@@ -151,7 +151,7 @@ class Metrics:
             raise TrainingError(f"{self._path} can't be written: {error.strerror}") from error
 
     def add(self, figures: StepFigures) -> None:
-        """Add one step's figures, to be written within seconds."""
+        """Add one step's metrics, to be written within seconds."""
         times = {name: round(value, 6) for name, value in figures.seconds.items()}
         fields = {**figures._asdict(), "time": round(figures.time, 4), "seconds": times}
         self._lines.append(json.dumps(fields) + "\n")
@@ -159,7 +159,7 @@ class Metrics:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added, if the disk has room."""
+        """Write the added lines, if the disk has room."""
         self._written = self._clock()
         size = None
         try:
@@ -169,7 +169,7 @@ class Metrics:
             self._lines = []
         except OSError as error:
             if size is not None:
-                with suppress(OSError):  # no line twice, and no half line
+                with suppress(OSError):  # no duplicate and no partial lines
                     os.truncate(self._path, size)
             if not self._warned:
                 self._note(f"warning: {self._path} can't be written: {error.strerror}")
@@ -183,7 +183,7 @@ class Metrics:
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
-    """Return the whole lines up to that step; a killed process may have left half a line."""
+    """Return the complete lines up to a step; a killed process may have left a partial one."""
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:

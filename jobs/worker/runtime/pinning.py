@@ -1,13 +1,13 @@
-"""A rank's place on its machine: CPUs, threads, and memory, as planned and as found.
+"""A rank's placement on its machine: CPUs, threads, and memory, as planned and as found.
 
-mpirun pins its ranks as they were planned: the environment variable :data:`VARIABLE` holds the plan of a
+mpirun pins its ranks as planned: the environment variable :data:`VARIABLE` holds the plan of a
 node's ranks, a JSON list by local rank. With a bad mask, Intel MPI prints a line and uses its own pinning,
-and a library may bind its threads again. So each rank asks the kernel, and a difference ends the run before
-it trains.
+and a library may rebind its threads. So each rank checks with the kernel, and a difference ends the run
+before training.
 
-torchrun doesn't pin, and which cores a pod gets is known only there: with the static CPU manager, kubelet
-chooses them. So every rank divides what it finds by the rule that also plans clusters, and as each finds
-the same, no two take the same core. Runs on Python 3.8.
+torchrun doesn't pin, and a pod's cores are known only inside it: with the static CPU manager, kubelet
+chooses them. So every rank divides the cores it finds by the same rule that plans clusters. All ranks find
+the same cores, so no two take the same one. Runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MAX_NODES = 1024
 class RankPlacement:
     """Where a rank runs, as planned or as found; in a plan, ``None`` accepts anything.
 
-    ``cpus`` are those it may run on, and ``workers`` those of oneCCL, both in the kernel's list
-    format; ``threads`` are OpenMP's; ``memory`` is the kernel's name of the memory policy.
+    ``cpus`` are the rank's CPUs and ``workers`` oneCCL's, both in the kernel's list format; ``threads``
+    are OpenMP's; ``memory`` is the kernel's name for the memory policy.
     """
 
     cpus: str | None
@@ -78,15 +78,15 @@ def take_place(
 ) -> tuple[RankPlacement | None, RankPlacement]:
     """Set the planned memory policy; return the plan and the actual placement.
 
-    mpirun has pinned this rank already; under torchrun, it pins itself.
+    mpirun has pinned this rank already; under torchrun, the rank pins itself.
 
-    The main thread must call it before it starts others, which inherit its policy. Raises
+    The main thread must call it before starting others, which inherit its policy. Raises
     :class:`PlacementError` if they differ.
     """
     plan = _take_own_cores(environ) if by_torchrun(environ) else read_plan(environ)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)
-    # First: OpenMP may bind the main thread when it starts, and that has to show.
+    # First: OpenMP may bind the main thread when it starts, which must be detected.
     threads = count_threads()
     # oneCCL starts and pins its workers with its first collective.
     workers = plan.workers if plan else ""
@@ -98,10 +98,10 @@ def take_place(
 
 
 def _take_own_cores(environ: MutableMapping[str, str]) -> RankPlacement | None:
-    """Pin the calling thread to this rank's cores, and return that as its plan; ``None`` without threads.
+    """Pin the calling thread to this rank's cores, and return the plan; ``None`` without threads.
 
-    Threads that it starts later inherit them. oneCCL, which mpirun would tell about the ranks, learns the
-    same from ``environ``. Raises :class:`BackendError` for variables that are not torchrun's.
+    Threads started later inherit it. oneCCL gets from ``environ`` what mpirun would tell it about the
+    ranks. Raises :class:`BackendError` for invalid torchrun variables.
     """
     asked, workers = environ.get("OMP_NUM_THREADS", ""), environ.get("CCL_WORKER_COUNT", "")
     if not asked.isdecimal():
@@ -127,7 +127,7 @@ def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
         wrong.append(f"CPUs {plan.cpus} planned, {found.cpus} found")
     if plan.threads != found.threads:
         wrong.append(f"{plan.threads} threads planned, {found.threads} found")
-    # With only one NUMA node, there is no choice of memory, so that a container may forbid the policy.
+    # With a single NUMA node, the policy is unnecessary, and a container may forbid it.
     if plan.memory not in (None, found.memory) and len(list(_NODES.glob("node[0-9]*"))) > 1:
         wrong.append(f"memory policy {plan.memory} planned, {found.memory} found")
     if wrong:
@@ -152,9 +152,9 @@ def read_memory_policy(path: Path = _NUMA_MAPS) -> str | None:
 
 
 def _prefer_memory(policy: str) -> None:
-    """Prefer one NUMA node's memory; when it is full, that of others is used.
+    """Prefer one NUMA node's memory and fall back to others when it is full.
 
-    A failure shows in the comparison with the plan that follows.
+    The following comparison with the plan detects a failure.
     """
     node = int(policy.partition(":")[2])
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
@@ -168,10 +168,10 @@ def _prefer_memory(policy: str) -> None:
 
 
 def explain_unpinned(environ: Mapping[str, str], threads: int) -> str:
-    """Return a warning for ranks of a Slurm job that could not take cores; "" on all but a node's first.
+    """Return a warning for a Slurm job whose ranks got no cores; "" on all but a node's first rank.
 
-    The job has whole nodes, so the cores that were planned for are not those that its nodes have. A pod may
-    have been meant to share its node.
+    The job has whole nodes, so its nodes' cores differ from the planned ones. (A pod may share its node on
+    purpose.)
     """
     local, cores = read_local_place(environ), len(_find_cores())
     if not by_torchrun(environ) or "SLURM_JOB_ID" not in environ or local.rank or not cores:
@@ -192,7 +192,7 @@ def _find_cores() -> Sequence[LocalCore]:
 def share_out(
     cores: Sequence[LocalCore], ranks: int, threads: int, workers: int
 ) -> tuple[CoreShare, ...]:
-    """Return the ranks' cores. Empty if there are too few, or if they may be others' as well. Pure."""
+    """Return the ranks' cores; empty if there are too few, or if others may also use them. Pure."""
     each = threads + workers
     # Without the static CPU manager, a pod sees the whole node. If it uses less than half of it, another
     # pod like this one may be there, and would take the same cores.

@@ -1,4 +1,4 @@
-"""The arithmetic that suits a CPU: bf16 if the hardware has it, fp32 otherwise."""
+"""The precision for a CPU: bf16 if the hardware supports it, fp32 otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 INTEL = "GenuineIntel"
 AMX_FLAGS = frozenset(("amx_bf16", "amx_tile", "amx_int8"))
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""Variables that keep oneDNN from newer instructions, in the order in which it reads them.
+"""Variables that keep oneDNN from newer instructions, in the order of their precedence.
 https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html"""
 _WITHOUT_BF16 = (
     "SSE41",
@@ -38,7 +38,7 @@ class Precision(NamedTuple):
 
 
 def read_cpu_flags(path: Path = CPUINFO, environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Return the first processor's vendor and flags, as the kernel names them, that oneDNN may use."""
+    """Return the first processor's vendor and the kernel's flags that oneDNN may use."""
     lines = [line.partition(":") for line in path.read_text().splitlines()]
     vendor, flags = (
         next((value.split() for name, _, value in lines if name.strip() == wanted), [])
@@ -51,7 +51,7 @@ def read_cpu_flags(path: Path = CPUINFO, environ: Mapping[str, str] = os.environ
 
 
 def choose_precision(asked: str, flags_by_host: Mapping[str, frozenset[str]]) -> Precision:
-    """Return what ``--dtype`` means on these machines: ``auto`` needs fast bf16 on each."""
+    """Resolve ``--dtype`` for these machines: ``auto`` chooses bf16 only if it is fast on all."""
     if asked != "auto":
         return Precision(asked, f"set by --dtype {asked}")
     fast = {host: find_fast_bf16(flags) for host, flags in flags_by_host.items()}
@@ -66,7 +66,7 @@ def choose_precision(asked: str, flags_by_host: Mapping[str, frozenset[str]]) ->
 
 
 def find_fast_bf16(flags: frozenset[str]) -> frozenset[str]:
-    """Return the flags of instructions that multiply in bf16 faster than in fp32.
+    """Return the flags of bf16 instructions that are faster than fp32.
 
     With Intel's avx512_bf16, a product takes 1.85 times as long as in fp32 (benchmarks/results.md); with
     AMD's, training was twice as fast.
@@ -76,5 +76,5 @@ def find_fast_bf16(flags: frozenset[str]) -> frozenset[str]:
 
 
 def autocast(dtype: str) -> AbstractContextManager[Any]:
-    """Compute in bf16 inside a ``with`` block, if that is the precision."""
+    """Use bf16 inside a ``with`` block, if that is the precision."""
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16")

@@ -1,4 +1,4 @@
-"""This process among the ranks: its number, as its launcher gives it, requests to stop, and its end.
+"""This process as a rank: its number from the launcher, requests to stop, and its exit.
 
 Runs on Python 3.8.
 """
@@ -18,20 +18,20 @@ from typing import NamedTuple
 from .errors import BackendError
 
 STOPPED = 128 + signal.SIGTERM
-"""143: the exit code of a run that stopped in good order after a request."""
+"""143: the exit code of a run that stopped cleanly on request."""
 ABORT_SECONDS = 0.5
-"""Time for this rank's last output to travel through mpirun before all ranks end."""
+"""Time for this rank's last output to pass through mpirun before all ranks end."""
 _MPIRUN = ("PMI_RANK", "PMI_SIZE")
 """Hydra (Intel MPI, MPICH) sets both in every process, whether it uses MPI or not."""
 _TORCHRUN = ("RANK", "WORLD_SIZE")
 PLANNED = "SPR_PLANNED_RANKS"
-"""The environment variable with the number of ranks of a job that continues with fewer."""
+"""The environment variable with the planned number of ranks, for a job that continues with fewer."""
 
 
 class RankIdentity(NamedTuple):
     """This process among all: ``rank`` (from 0) of ``size``.
 
-    ``planned`` is the number of ranks before nodes were lost; 0 if there are as many as planned.
+    ``planned`` is the number of ranks before nodes were lost; 0 if none was lost.
     """
 
     rank: int = 0
@@ -40,7 +40,7 @@ class RankIdentity(NamedTuple):
 
 
 def read_identity(environ: Mapping[str, str]) -> RankIdentity:
-    """Return the identity that mpirun or torchrun gave this process; without either, it is alone.
+    """Return this process's identity from mpirun or torchrun; without either, it is alone.
 
     Raises :class:`BackendError`.
     """
@@ -60,14 +60,14 @@ def read_identity(environ: Mapping[str, str]) -> RankIdentity:
 
 
 class LocalPlace(NamedTuple):
-    """This process among those of its machine."""
+    """This process among those on its machine."""
 
     rank: int = 0
     size: int = 1
 
 
 def read_local_place(environ: Mapping[str, str]) -> LocalPlace:
-    """Return this process's place on its machine, as :func:`read_identity` does among all."""
+    """Return this process's local rank and the number of ranks on its machine."""
     hydra, torchrun = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     names = torchrun if by_torchrun(environ) else hydra
     try:
@@ -77,23 +77,23 @@ def read_local_place(environ: Mapping[str, str]) -> LocalPlace:
 
 
 def by_torchrun(environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun has started this process, and not mpirun."""
+    """Return whether torchrun, not mpirun, started this process."""
     return not {*_MPIRUN} & environ.keys() and "LOCAL_RANK" in environ
 
 
 @dataclass
 class StopRequest:
-    """Whether SIGTERM asked this process to stop, after a step on which all ranks agree (:mod:`.steps`)."""
+    """Whether SIGTERM requested a stop, after a step on which all ranks agree (:mod:`.steps`)."""
 
     stop: bool = False
 
 
 @contextmanager
 def listen() -> Iterator[StopRequest]:
-    """Record a SIGTERM instead of ending by it, for the duration of a ``with`` block.
+    """Record a SIGTERM inside a ``with`` block instead of ending the process.
 
-    If one arrived and the block ends normally, the process ends by it then. mpirun (Hydra) forwards
-    the SIGTERM that it gets to every rank of every node, and waits for them [tried: 2021.18].
+    If one arrived and the block ends normally, the process then ends by it. mpirun (Hydra) forwards
+    SIGTERM to every rank on every node and waits for them [tried: 2021.18].
     """
     request = StopRequest()
 
@@ -113,7 +113,7 @@ def leave(code: int) -> None:
     """End the process immediately; after a failure, together with all other ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # what libraries printed, such as oneDNN
+    ctypes.CDLL(None).fflush(None)  # the output of libraries such as oneDNN
     if code not in (0, STOPPED):  # after a stop request, every rank ends by itself
         abort_all()
     # During a normal exit, torch's threads may wait for ranks that are gone, or abort the process after
@@ -122,11 +122,11 @@ def leave(code: int) -> None:
 
 
 def abort_all(environ: Mapping[str, str] = os.environ) -> None:
-    """Ask mpirun to end every rank with exit code 1; without mpirun, do nothing.
+    """Make mpirun end every rank with exit code 1; without mpirun, do nothing.
 
     Intel's Hydra (tried: 2021.18) ends the other ranks by itself only for programs that have called
-    MPI_Init. These have not: if one were killed, Hydra would wait for the rest. So we send what
-    MPI_Abort would send, a line of the PMI-1 protocol, on the descriptor that Hydra opened.
+    MPI_Init. These have not: if one were killed, Hydra would wait for the rest. So this sends the line
+    of the PMI-1 protocol that MPI_Abort would send, on the descriptor that Hydra opened.
     """
     if environ.get("PMI_FD", "").isdecimal():
         time.sleep(ABORT_SECONDS)

@@ -22,8 +22,8 @@ from .process import LocalPlace, RankIdentity, read_identity, read_local_place
 CCL_MODULE = "oneccl_bindings_for_pytorch"
 ASKED = "chosen by --backend or by the stack"
 TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for the others: longer than the slowest of them may need to download a model.
-:mod:`.heartbeat` notices a rank that is gone earlier; this is for one that hangs. oneCCL ignores it."""
+"""How long a rank waits for the others: longer than the slowest download of a model.
+:mod:`.heartbeat` detects a lost rank earlier; this is for one that hangs. oneCCL ignores it."""
 
 
 class Backend(NamedTuple):
@@ -51,8 +51,8 @@ def choose_backend(asked: str) -> Backend:
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks of the run, as one of them sees them. All ranks must call every method (but the
-    properties) in the same order."""
+    """One rank's view of all ranks. All ranks must call every method (except the properties) in the same
+    order."""
 
     identity: RankIdentity
     backend: str
@@ -71,12 +71,12 @@ class Ranks:
 
     @property
     def planned(self) -> int:
-        """The number of ranks that the run was planned for: what it learns follows from that one."""
+        """The planned number of ranks, which determines the batches and so the result."""
         return self.identity.planned or self.size
 
     @property
     def first(self) -> bool:
-        """This rank prints the events and writes the results."""
+        """Whether this rank prints the events and writes the results."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
@@ -100,27 +100,27 @@ class Ranks:
 
 @contextmanager
 def join(asked_backend: str, environ: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
-    """Connect the ranks for the duration of a ``with`` block. Raises :class:`BackendError`.
+    """Connect the ranks inside a ``with`` block. Raises :class:`BackendError`.
 
-    The group is left only after success: after a failure the others may be gone or stuck, and leaving
-    could wait for them. The process ends instead, and ends them by :func:`.process.abort_all`.
+    The group is left only after success: after a failure, leaving could wait for ranks that are gone or
+    stuck. The process then exits and ends them through :func:`.process.abort_all`.
     """
     identity = read_identity(environ)
     backend = choose_backend(asked_backend)
     _connect(identity, backend.name, environ)
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    # torch itself says which backend runs: the results must not repeat a mere request.
+    # Ask torch which backend runs: results must not merely repeat the request.
     name, local = str(dist.get_backend()), read_local_place(environ)
     yield Ranks(identity, name, backend.reason, control, local)
     dist.barrier(group=control)
-    # oneCCL's group may never end [tried: 2021.14, `bench`]; the process soon does.
+    # Leaving oneCCL's group may hang [tried: 2021.14, `bench`]; the process ends soon anyway.
     if name != "ccl":
         dist.destroy_process_group()
 
 
 def _connect(identity: RankIdentity, backend: str, environ: Mapping[str, str]) -> None:
     size, rank = identity.size, identity.rank
-    # A single process needs no address to meet itself; many meet at MASTER_ADDR:MASTER_PORT.
+    # A single process needs no address; several meet at MASTER_ADDR:MASTER_PORT.
     # (HashStore is documented, but torch's typing does not list it as exported.)
     store = dist.HashStore() if size == 1 else None  # type: ignore[attr-defined]
     try:
@@ -134,7 +134,7 @@ def _connect(identity: RankIdentity, backend: str, environ: Mapping[str, str]) -
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return whether the error only shows that another rank is gone or silent."""
+    """Return whether an error only means that another rank is gone or silent."""
     # Gloo's own failures are plain RuntimeErrors that name one of its source files.
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo/" in str(error)

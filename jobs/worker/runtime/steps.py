@@ -1,7 +1,7 @@
 """Reports of training steps: to the metrics file, the user, and the other ranks.
 
-The ranks learn their speed, and agree on when to stop and when to save a checkpoint, by messages of a
-few bytes, about once a second. On fast steps a message per step would cost too much.
+About once a second, the ranks exchange a few bytes, to learn their speed and to agree on when to stop and
+when to save a checkpoint. With fast steps, a message per step would cost too much.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .ranks import Ranks
 
 TALK_SECONDS = 1.0
 _WINDOW = 20
-"""Messages over which the speed is averaged."""
+"""Number of messages over which the speed is averaged."""
 
 
 class RankReport(NamedTuple):
-    """A rank's report on the steps since its last one. Only rank 0's ``save`` counts."""
+    """A rank's report on the steps since its last report. Only rank 0's ``save`` counts."""
 
     tokens: int
     busy: float
@@ -36,7 +36,7 @@ class RankReport(NamedTuple):
 
 
 class Consensus(NamedTuple):
-    """What all ranks know after a message. ``tokens`` are those of all ranks since the last one."""
+    """What all ranks know after a message; ``tokens`` is all ranks' number since the last one."""
 
     tokens: int = 0
     stop: bool = False
@@ -44,7 +44,7 @@ class Consensus(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """Of all ranks together; ``eta_seconds`` is the time to the last step."""
+    """The speed of all ranks together; ``eta_seconds`` is the time to the last step."""
 
     samples_per_second: float
     tokens_per_second: float
@@ -52,7 +52,7 @@ class Throughput(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What all ranks had done at a moment."""
+    """All ranks' progress at one time."""
 
     time: float
     step: int
@@ -62,22 +62,22 @@ class Mark(NamedTuple):
 
 @dataclass
 class Pace:
-    """This rank's part in the messages. ``hosts`` are the ranks' host names."""
+    """This rank's side of the messages. ``hosts`` are the ranks' host names."""
 
     ranks: Ranks
     hosts: Sequence[str]
     clock: Callable[[], float] = time.perf_counter
     next_talk: int = 0
     shares: dict[str, float] = field(default_factory=dict)
-    """Each host's share of the computing power: of the tokens per second that all ranks would reach
-    if none had to wait for another."""
+    """Each host's share of the computing power: of the tokens per second of all ranks if none had to wait
+    for another."""
     _tokens: int = 0
     _busy: float = 0.0
     _since: tuple[float, int] | None = None
     _marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def begin(self, mark_step: int, samples: int, tokens: int) -> None:
-        """Count from here; a message follows the first step."""
+        """Start counting; a message follows the first step."""
         now = self.clock()
         self._since = (now, mark_step)
         self._marks.append(Mark(now, mark_step, samples, tokens))
@@ -103,7 +103,7 @@ class Pace:
         return Consensus(tokens, any(report.stop for report in reports), reports[0].save)
 
     def mark(self, step: int, samples: int, tokens: int) -> None:
-        """Record what all ranks have done so far, after a message."""
+        """Record all ranks' progress after a message."""
         self._marks.append(Mark(self.clock(), step, samples, tokens))
 
     def speed(self, total: int) -> Throughput:
@@ -119,12 +119,12 @@ class Pace:
 
 
 def how_many(seconds: float, one: float, least: int, most: int) -> int:
-    """Return how many steps of ``one`` second fit into the time, within bounds."""
+    """Return how many steps of ``one`` seconds each fit into the time, within bounds."""
     return max(least, min(most, int(seconds / max(one, 1e-6))))
 
 
 def host_shares(hosts: Sequence[str], reports: Sequence[RankReport]) -> dict[str, float]:
-    """Return each host's share of what all ranks could do without waiting; together 1."""
+    """Return each host's share of the throughput without waiting; the sum is 1."""
     speeds = dict.fromkeys(hosts, 0.0)
     for host, report in zip(hosts, reports, strict=True):
         speeds[host] += report.tokens / max(report.busy, 1e-9)
@@ -169,8 +169,8 @@ class StepReporter:
     ) -> Consensus:
         """Report one step, ``busy`` seconds of which this rank computed.
 
-        The ranks exchange messages when that is due, after the last step, and, if ``talk`` is true on
-        all of them, now. ``save`` is a request for a checkpoint.
+        The ranks exchange messages when due, after the last step, and when ``talk`` is true on all of
+        them. ``save`` requests a checkpoint.
         """
         self.done, agreed = figures.step, Consensus()
         self.metrics.add(figures)

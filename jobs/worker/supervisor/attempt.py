@@ -162,7 +162,7 @@ def conclude(
 
 
 def find_cause(attempt: Attempt) -> dict[str, Any]:
-    """Return the cause of an attempt's end: a leaving node, a rank's error, a hang, or a lost peer or node."""
+    """Return why an attempt ended: a leaving node, a rank's error, a hang, or a lost peer or node."""
     watch, job, size = attempt.watch, attempt.job, attempt.launch.nproc_per_node
     if known := attempt.leaving or choose_cause(watch.errors, attempt.hang):
         return name_nodes(known, job.nodes, watch.start, size)

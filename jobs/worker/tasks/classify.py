@@ -1,4 +1,4 @@
-"""Classification of texts, or of pairs of texts: one label each, or several."""
+"""Classify texts or pairs of texts, with one label or several."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEAD = "SequenceClassification"
 MOST_CLASSES_SHOWN = 100
-"""The confusion matrix of more classes is left out of the results."""
+"""With more classes, the results contain no confusion matrix."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Classify(TableTask[ClassifyOptions]):
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Name the labels of each row's ``text``, or of it and its ``pair``, with their probabilities."""
+        """Return the labels of each row's ``text`` (and ``pair``) with their probabilities."""
         from ..training.evaluation import run_texts
 
         names, found = loaded.model.config.id2label, list[dict[str, Any]]()

@@ -1,4 +1,4 @@
-"""Synthetic digits, with no data and no download: does this cluster train? Done in seconds."""
+"""Synthetic digits: check in seconds that a cluster trains, without data or downloads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DigitsOptions(TrainOptions):
 
 
 class Digits(Task[DigitsOptions]):
-    """A record is a number, from which its digit and its noise follow; ``accuracy`` is a percentage."""
+    """A record is a number that determines its digit and its noise; ``accuracy`` is a percentage."""
 
     name = "digits"
     Options = DigitsOptions

@@ -1,4 +1,4 @@
-"""Predictions of a trained model of any task: in Python, or as lines of JSON.
+"""Predict with a trained model of any task: from Python, or on lines of JSON.
 
     python -m worker.tasks.predict MODEL < rows.jsonl > predictions.jsonl
 
@@ -24,7 +24,7 @@ from ..training.text_task import Row, TextTask
 from . import TASKS
 
 LINES = 256
-"""Rows per batch of lines, which bounds the memory."""
+"""Rows per batch of lines, to limit the memory."""
 
 
 def predict(model: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def predict(model: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 
 def load_trained(model: str) -> tuple[type[TextTask[Any]], Loaded]:
-    """Return a trained model and its task, which its architecture tells. Raises :class:`ModelError`."""
+    """Return a trained model and the task that its architecture belongs to. Raises :class:`ModelError`."""
     task = _find_task(model)
     loaded = load_pretrained(model, task.head)
     if loaded.new_weights:

@@ -1,4 +1,4 @@
-"""Tagging of words, such as names in texts: each word has a tag."""
+"""Tag the words of texts, for example to find names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEAD = "TokenClassification"
 UNLABELED = -100
-"""What transformers' loss leaves out: special tokens, and all but the first token of each word."""
+"""The label that transformers' loss ignores: of special tokens and of a word's tokens after its first."""
 OUTSIDE = "O"
 
 
@@ -165,7 +165,7 @@ class Tag(TableTask[TagOptions]):
         return score([record.tags for record in records], found)
 
     def _words(self, record: Sentence, sample: TextSample, row: Any) -> list[str]:
-        """Return a tag for each word; those without a token, or beyond the model's input, are outside."""
+        """Return a tag for each word; words without a token or beyond the model's input get "outside"."""
         front, target = sample.front, sample.target
         first = (target != UNLABELED).nonzero()[0]
         tags = [self.tags[row[front + place]] for place in first]
@@ -173,7 +173,7 @@ class Tag(TableTask[TagOptions]):
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Tag the words of each row: its ``words``, or those of its ``text`` between blanks."""
+        """Tag the words of each row: its ``words``, or its ``text`` split at spaces."""
         import numpy as np
 
         from ..training.evaluation import run_texts
@@ -184,7 +184,7 @@ class Tag(TableTask[TagOptions]):
             best = output.logits.argmax(dim=-1).numpy()
             for ends, row in zip(tokens["offset_mapping"][:, :, 1].numpy(), best, strict=True):
                 own = words[len(found)]
-                real = np.flatnonzero(ends)  # special tokens are nowhere in the text
+                real = np.flatnonzero(ends)  # special tokens are not in the text
                 word, first = np.unique(words_of(own, ends[real]), return_index=True)
                 tags = dict(zip(word.tolist(), row[real[first]].tolist(), strict=True))
                 marked = [names[tags[n]] if n in tags else OUTSIDE for n in range(len(own))]
@@ -193,11 +193,11 @@ class Tag(TableTask[TagOptions]):
 
 
 def words_of(words: Sequence[str], ends: Any) -> Any:
-    """Return the number of the word to which each token belongs, from where it ends in the joined words."""
+    """Return each token's word index, from its end in the joined words."""
     import numpy as np
 
     starts = np.cumsum([0, *(len(word) + 1 for word in words)])
-    # The last character of a token: the first may be the blank before its word.
+    # A token's last character: its first may be the space before its word.
     return np.searchsorted(starts, ends - 1, side="right") - 1
 
 
@@ -230,7 +230,7 @@ def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dic
 def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return the entities in tags such as B-PER and I-PER: type, first word, and the word after the last.
 
-    As in CoNLL's evaluation, one also begins at I after another type or no entity.
+    As in CoNLL's evaluation, an entity also begins at an I after another type or no entity.
     """
     found, begin, kind = list[tuple[str, int, int]](), 0, ""
     for place, tag in enumerate([*tags, OUTSIDE]):

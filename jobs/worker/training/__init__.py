@@ -1,1 +1,1 @@
-"""The training engine: everything about training that no task changes."""
+"""The training engine: the part of training that is common to all tasks."""

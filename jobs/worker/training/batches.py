@@ -26,9 +26,9 @@ from .task import Loaded, Samples, Task
 Indices = NDArray[np.int64]
 
 GROUP = 50
-"""Global batches among which samples are sorted by length. More means less padding, less random."""
+"""Global batches among which samples are sorted by length. More means less padding and less randomness."""
 ALIGN = 8
-"""Batches are padded to a multiple of this many tokens, so that oneDNN sees few shapes."""
+"""Batches are padded to a multiple of this many tokens, to limit the shapes that oneDNN sees."""
 
 
 def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
@@ -39,7 +39,7 @@ def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
 def global_batches(
     lengths: Ints, batch_size: int, ranks: int, seed: tuple[int, ...]
 ) -> list[Indices]:
-    """Return all ranks' batches of one epoch, as indices: random, but of similar length in a batch.
+    """Return all ranks' batches of one epoch, as indices: random, with similar lengths in a batch.
 
     The ranks' batches of a step are dealt from samples of similar length, so that no rank waits long
     for another. If the samples don't divide evenly, the first ones come twice.
@@ -80,14 +80,14 @@ def padded_width(samples: Sequence[Any]) -> int:
 
 
 def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a batch, or some rows of one, without the padding that none of its rows needs."""
+    """Return a batch, or rows of one, without unneeded padding."""
     if "attention_mask" not in tensors:
         return tensors
     shape = tensors["attention_mask"].shape
     longest = int(tensors["attention_mask"].sum(dim=1).max())
     width = -(-longest // ALIGN) * ALIGN
     return {
-        # Whole numbers: a row of probabilities may be as long as a text.
+        # Only integers: a row of probabilities may have the same length as a text.
         name: each[:, :width].contiguous()
         if each.shape == shape and not each.is_floating_point()
         else each
@@ -100,7 +100,7 @@ class SampleList(list[Any]):
 
     @property
     def lengths(self) -> Ints:
-        """Every sample's ``len``."""
+        """The length of every sample."""
         return np.array([len(each) for each in self], dtype=np.int32)
 
     def digest(self) -> str:
@@ -109,9 +109,9 @@ class SampleList(list[Any]):
 
 
 class StepBatch(NamedTuple):
-    """One rank's part of a step: its tensors, and how much each of its samples counts in the loss.
+    """One rank's part of a step: its tensors and its samples' weights in the loss.
 
-    ``total`` is the weight of all ranks' samples. ``tokens`` are this rank's, ``padded`` with padding.
+    ``total`` is the weight of all ranks' samples. ``tokens`` counts this rank's, ``padded`` with padding.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -124,7 +124,7 @@ class StepBatch(NamedTuple):
         return len(self.weights)
 
     def split(self, parts: int) -> list[tuple[dict[str, torch.Tensor], int]]:
-        """Return at most ``parts`` parts and their weights, each as narrow as its longest sample allows."""
+        """Split into at most ``parts`` parts with their weights, each as narrow as its longest sample."""
         if parts == 1:
             return [(self.tensors, sum(self.weights))]
         rows = -(-len(self) // parts)
@@ -140,7 +140,7 @@ class StepBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A task's run on this rank: what its steps are computed from."""
+    """A task's run on this rank: the inputs of its steps."""
 
     context: TrainContext
     task: Task[Any]
@@ -173,7 +173,7 @@ class Schedule:
     warmup: int
 
     def rate(self, step: int) -> float:
-        """Return the share of the peak learning rate for a step (from 0); always above 0."""
+        """Return the fraction of the peak learning rate for a step (from 0); always above 0."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         return max(self.total - step, 1) / (self.total - self.warmup)
@@ -192,7 +192,7 @@ def plan_schedule(options: TrainOptions, samples: int, ranks: int) -> Schedule:
 def batches(context: TrainContext, lengths: Ints, schedule: Schedule) -> Iterator[Indices]:
     """Yield all ranks' samples of each step of the schedule, as indices.
 
-    With fewer ranks than planned, they share the same samples per step among them.
+    With fewer ranks than planned, these share the same samples per step.
     """
     options, ranks = context.options, context.ranks
     for first in range(0, schedule.total, schedule.per_epoch):

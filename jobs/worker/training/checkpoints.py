@@ -5,7 +5,7 @@ checkpoints/step-000123/
     checkpoint.json  :class:`Checkpoint`
 
 A folder is written under a temporary name, synced to the disk, and then renamed, so that every checkpoint
-is complete. Only rank 0 has them: after a machine was replaced, its ranks get everything from rank 0.
+is complete. Only rank 0 has them: ranks on a replacement machine get everything from rank 0.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .task import Samples
 _NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial"
 EVERY_SECONDS = 600.0
-"""A machine that fails costs at most this much training, on average half of it."""
+"""A failing machine costs at most this much training, on average half of it."""
 MOST_SHARE = 0.02
-"""Writing takes at most this share of the time, however slow the disk is."""
+"""Writing takes at most this fraction of the time, on any disk."""
 WORTH_SECONDS = 60.0
-"""After the last step, a checkpoint is written if the last one is older: evaluation may be interrupted."""
+"""A checkpoint older than this is followed by one after the last step: evaluation may be interrupted."""
 
 
 class RunIdentity(NamedTuple):
-    """What defines a run: if any of it changed, the run can't be resumed."""
+    """The definition of a run: after a change to any field, the run can't be resumed."""
 
     world_size: int
     dtype: str
@@ -48,7 +48,7 @@ class RunIdentity(NamedTuple):
     """A digest of the training samples; only on rank 0."""
     options: dict[str, Any]
     ground: Mapping[str, str]
-    """What the last bit of the results depends on. A change is reported, not refused."""
+    """What may change the last bits of the results. A change is reported, not rejected."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class CheckpointTimer:
     _cost: float = 0.0
 
     def by_step(self, step: int, *, last: bool) -> bool:
-        """Return whether one is due after this step; the same on every rank."""
+        """Return whether a checkpoint is due after this step; the same on every rank."""
         return self.every is not None and (last or step % self.every == 0)
 
     def by_time(self, *, last: bool) -> bool:
-        """Return whether one is due now, by this rank's clock."""
+        """Return whether a checkpoint is due now, by this rank's clock."""
         now = self.clock()
         self._since = now if self._since is None else self._since
         if self.every is not None:
@@ -82,7 +82,7 @@ class CheckpointTimer:
         return now - self._since >= max(WORTH_SECONDS if last else EVERY_SECONDS, least)
 
     def saved(self, seconds: float) -> None:
-        """Record a checkpoint and the time that it took."""
+        """Record a checkpoint and its duration."""
         self._since, self._cost = self.clock(), seconds
 
 

@@ -48,7 +48,7 @@ class Loop:
     schedule: Schedule
     state: State
     trained: Any
-    """The model as all ranks train it together."""
+    """The model, wrapped for data-parallel training."""
     checkpoint: Checkpoint
     timer: CheckpointTimer
     highest_rate: float
@@ -146,7 +146,7 @@ def _resume(loop: Loop) -> None:
         )
     progress.resumed.append((progress.step, progress.seconds))
     loop.kept = ranks.share(newest.name if newest else "")
-    # The interrupted run may have ended between its last checkpoint and the removal of an older one.
+    # The interrupted run may have ended before removing an old checkpoint.
     _prune(loop)
     context.events.emit("resumed", step=progress.step, total=loop.schedule.total)
     if changes:
@@ -168,7 +168,7 @@ def _warm_up(loop: Loop) -> None:
 
 def _take_steps(loop: Loop) -> None:
     run, schedule, progress = loop.run, loop.schedule, loop.progress
-    # Skipped rather than computed differently: the same batches by construction.
+    # Skipped rather than computed differently, so that the batches are the same by construction.
     steps = batches(run.context, run.samples.lengths, schedule)
     rest = islice(steps, progress.step, None)
     with run.context.report_steps(
@@ -194,7 +194,7 @@ def _take_steps(loop: Loop) -> None:
             figures = StepFigures(number, progress.seconds, step.loss, rate, *counts, seconds)
             _check_loss(loop, step)
             _after_step(loop, reporter, figures)
-            ended = time.perf_counter()  # the time of a checkpoint is not that of data
+            ended = time.perf_counter()  # a checkpoint's time is not data-loading time
 
 
 def _check_loss(loop: Loop, step: Step) -> None:
@@ -237,7 +237,7 @@ def _after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> Non
 
 
 def _prune(loop: Loop) -> None:
-    """Remove old checkpoints, unless the newest may be worth nothing."""
+    """Remove old checkpoints, unless the newest one may be worthless."""
     context = loop.context
     if context.ranks.first and not loop.progress.watch.suspicious:
         prune(context.output, context.options.keep_checkpoints)

@@ -1,4 +1,4 @@
-"""Models of transformers with their tokenizers: from a folder, from the hub, or new."""
+"""transformers' models with their tokenizers: from a folder, from the hub, or new."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SCRATCH_VOCABULARY = 8192
 """Maximum number of word pieces; a small training file gives fewer."""
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SCRATCH_SHAPE = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256}
-# No dropout: the new model is to learn its data by heart.
+# No dropout: the new model should memorize its data.
 SCRATCH_DROPOUT = dict.fromkeys(
     ("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"), 0.0
 )
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
-"""Names of the dropout of attention weights in configurations: DistilBERT's, and BERT's and others'."""
+"""Configuration names of attention dropout: DistilBERT's, and that of BERT and others."""
 
 
 def longest_input(loaded: Loaded) -> int | None:
-    """Return a model's maximum number of tokens, a multiple of the width of batches; ``None``: no limit."""
+    """Return a model's maximum number of tokens, aligned; ``None`` for no limit."""
     limits = [getattr(loaded.model.config, "max_position_embeddings", None)]
     for name, module in loaded.model.named_modules():
         # In RoBERTa and others, positions begin after that of the padding.
@@ -56,8 +56,8 @@ def load_model(
 ) -> Loaded:
     """Return the model that the options name, the same on every rank. Raises :class:`ModelError`.
 
-    ``head`` is what transformers calls the task, such as "QuestionAnswering"; a model without this head
-    gets a new one, from torch's current random state. ``settings`` are values of its configuration, such
+    ``head`` is transformers' name of the task, such as "QuestionAnswering"; a model without this head gets
+    a new one, from torch's current random state. ``settings`` are values of its configuration, such
     as ``num_labels``. A new model's tokenizer is trained on ``texts``.
     """
     name, max_length = options.model, options.max_length
@@ -81,7 +81,7 @@ def load_pretrained(
     """Return a model with its tokenizer, from a folder or the hub. Raises :class:`ModelError`."""
     import transformers  # noqa: PLC0415 - reads variables when imported
 
-    # Otherwise each rank prints a table of the new weights, which rank 0 reports in one line.
+    # Otherwise each rank prints a table of new weights; rank 0 reports them in one line.
     transformers.logging.set_verbosity_error()
     looks_local = name.startswith(("/", "./", "../", "~"))
     path = Path(name).expanduser()
@@ -100,7 +100,7 @@ def load_pretrained(
                 ignore_mismatched_sizes=bool(settings),
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, use_fast=True)
-    # The library raises many types: OSError, ValueError, those of the hub and safetensors.
+    # The library raises OSError, ValueError, and types of the hub and safetensors.
     except Exception as error:
         raise ModelError(
             f"model {name} can't be loaded: {first_line(error)}",
@@ -119,7 +119,7 @@ def _auto_class(head: str) -> Any:
 
 
 def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise :class:`ModelError` for a tokenizer that can't locate answers, or of another model."""
+    """Raise :class:`ModelError` for a tokenizer that can't locate answers or belongs to another model."""
     if not tokenizer.is_fast:
         raise ModelError(
             f"model {name} has no fast tokenizer, which tells where tokens are in a text"
@@ -143,8 +143,8 @@ def attention_dropouts(config: Any) -> dict[str, float]:
 def without_attention_dropout(config: Any) -> Iterator[None]:
     """Turn off the dropout of attention weights in models made from ``config`` inside the block.
 
-    torch's fused attention for CPUs has no dropout: with it, every layer writes all weights of all heads
-    to memory. Other dropout stays, and ``config`` is restored afterward.
+    torch's fused attention for CPUs supports no dropout; without fusion, every layer writes all attention
+    weights to memory. Other dropout is kept, and ``config`` is restored afterward.
     """
     known = attention_dropouts(config)
     for name in known:
@@ -159,7 +159,7 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
 def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, Any]) -> Loaded:
     from transformers import DistilBertConfig  # noqa: PLC0415 - reads variables when imported
 
-    # Trained once and shared: the nodes' libraries may differ in details.
+    # Trained once and shared, because the nodes' libraries may differ in details.
     tokenizer = new_tokenizer(ranks.share(train_tokenizer(texts) if ranks.first else None))
     config = DistilBertConfig(
         vocab_size=len(tokenizer),
@@ -172,7 +172,7 @@ def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, A
 
 
 def save_model(folder: Path, loaded: Loaded) -> None:
-    """Write ``model/``, completely or not at all. Raises :class:`TrainingError`."""
+    """Write ``model/`` atomically. Raises :class:`TrainingError`."""
     target, partial = folder / "model", folder / ".model.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)

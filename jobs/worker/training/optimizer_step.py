@@ -1,4 +1,4 @@
-"""One optimizer step on all ranks, and what is prepared once for all steps."""
+"""One optimizer step on all ranks, and the preparation for all steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepTimer:
         self.seconds = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.0)
 
     def lap(self, name: str, until: float | None = None) -> None:
-        """Add the time since the last lap, up to now or to ``until``, to that activity."""
+        """Add the time since the last lap, up to now or to ``until``, to an activity."""
         now = time.perf_counter() if until is None else until
         self.seconds[name] += now - self._last
         self._last = now
@@ -64,7 +64,7 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     options = context.options
     model.train()
     for parameter in find_idle(run):
-        # DistributedDataParallel would wait for gradients that never come.
+        # DistributedDataParallel would wait forever for their gradients.
         parameter.requires_grad_(False)
     # IPEX replaces the optimizer's step by its own.
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
@@ -89,7 +89,7 @@ def find_idle(run: TrainingRun) -> list[Any]:
         sample = run.task.collate([run.samples[0]], run.loaded)
         run.task.loss(model, sample).backward()  # type: ignore[no-untyped-call]
         return [each for each in model.parameters() if each.requires_grad and each.grad is None]
-    # A model that fails on this sample will report why in training.
+    # Training will report why the model fails on this sample.
     except Exception:
         return []
     finally:
@@ -98,7 +98,7 @@ def find_idle(run: TrainingRun) -> list[Any]:
 
 
 def _compile(context: TrainContext, model: Any, steps: int) -> None:
-    """Compile the model's layers if it pays, on all ranks or none: results would differ."""
+    """Compile the model's layers if worthwhile, on all ranks or none, because results would differ."""
     ranks, note = context.ranks, context.events.note
     options = context.options
     chosen = choose_compilation(options.compile, context.precision.dtype, steps)
@@ -153,7 +153,7 @@ def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool
     else:
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        # The fused step divides by it, as GradScaler asks it to: one pass over the gradients less.
+        # The fused step divides by it, as for GradScaler, which saves a pass over the gradients.
         optimizer.grad_scale = (norm / CLIP_NORM).clamp(min=1.0)  # type: ignore[attr-defined]
     healthy = math.isfinite(float(norm))
     if healthy:
@@ -164,9 +164,9 @@ def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool
 def average_gradients(
     run: TrainingRun, model: Any, batch: StepBatch, watch: StepTimer
 ) -> torch.Tensor:
-    """Put the mean gradients of all ranks' samples in the model, and return this rank's part of the loss.
+    """Store the mean gradients of all ranks' samples in the model; return this rank's part of the loss.
 
-    Every sample, or label, counts the same, also where the ranks have different numbers of them.
+    Every sample or label has the same weight, even if the ranks have different numbers of them.
     """
     replica = model if isinstance(model, Replica) else None
     words = batch.tensors.get("input_ids")
@@ -192,5 +192,5 @@ def average_gradients(
 
 
 def count_parts(options: TrainOptions, samples: int) -> int:
-    """Return into how many parts a batch is split: with more samples than planned, into more. Pure."""
+    """Return the number of parts to split a batch into: more for more samples than planned. Pure."""
     return options.accumulate * -(-samples // options.batch_size)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
 NO_CACHE = "none"
-"""The token cache's name for no cache."""
+"""The token cache option that disables the cache."""
 ANY_RUN = frozenset(
     {
         "output",
@@ -30,22 +30,22 @@ ANY_RUN = frozenset(
 )
 """Options that do not affect what is learned."""
 MAY_CHANGE = frozenset({"epochs", "max_steps", "learning_rate", "warmup_ratio", "dtype"})
-"""Options that do, but may change when a run is resumed, because the order of the data stays the same."""
+"""Options that do, but may change on resume, because the order of the data stays the same."""
 BEFORE = {"attention_dropout": True, "compile": "off", "wire": "fp32"}
-"""What runs did before these options existed, where it is not the default. Earlier checkpoints lack them."""
+"""Values for checkpoints from before these options existed, where they differ from the defaults."""
 BASE_RATE, BASE_BATCH = 5e-5, 16
-"""The default learning rate, and the samples per step (of all ranks) for which it is meant."""
+"""The default learning rate, and the samples per step (of all ranks) that it is meant for."""
 
 SMALL: Mapping[str, Any] = MappingProxyType(
     {"model": SCRATCH, "epochs": 40, "batch_size": 8, "learning_rate": 1.5e-3, "compile": "off"}
 )
-"""The demos' options: they learn a sample by heart in seconds, a test of the machinery, not a good model."""
+"""The demos' options: they memorize a sample in seconds, to test the machinery, not for a good model."""
 
 Own = TypeVar("Own", bound="TrainOptions")
 
 
 class Range(NamedTuple):
-    """The values that a number may take, with both ends."""
+    """The allowed range of a number, inclusive."""
 
     low: float
     high: float
@@ -142,7 +142,7 @@ class TrainOptions:
 
     @property
     def model_name(self) -> str | None:
-        """The name of the model to start from, if it has one."""
+        """The name of the pretrained model, if there is one."""
         return None
 
     @classmethod
@@ -152,7 +152,7 @@ class TrainOptions:
         return field(default=default, metadata=known.metadata)
 
     def highest_rate(self, ranks: int) -> float:
-        """Return the peak learning rate: the option, or one for the samples per step of all ranks.
+        """Return the peak learning rate: the option, or a value for the samples per step of all ranks.
 
         It grows with the square root of the batch, which suits Adam: https://arxiv.org/abs/2205.10287.
         """

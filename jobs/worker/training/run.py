@@ -24,7 +24,7 @@ from .task import Task
 WARM_UPS = 2
 """Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads."""
 GAUGED = 2
-"""Steps whose time decides how many steps are measured."""
+"""Steps whose duration determines how many steps are measured."""
 _FEWEST, _MOST = 5, 2000
 _STEPS_OF_RECORDS = 50
 
@@ -44,16 +44,15 @@ def run_task(kind: type[Task[Any]], argv: Sequence[str] | None = None) -> int:
 def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     """Train, save the model, and evaluate it; a trial only measures its speed.
 
-    Returns this job's part of results.json: the task's own figures, of which floats are scores in percent,
-    and those of training.
-    ``samples_per_second`` is that of training, all ranks together; so is ``tokens_per_second``, without
-    padding. ``resumed_after`` are the steps after which an interrupted run was resumed; its ``seconds``
-    count all training, but no interruption.
+    Returns this job's part of results.json: the task's values, of which floats are scores in percent, and
+    those of training. ``samples_per_second`` and ``tokens_per_second`` (without padding) are the training
+    speed of all ranks together. ``resumed_after`` are the steps after which an interrupted run was resumed;
+    its ``seconds`` include all training but no interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
     if options.ipex:
-        load_ipex()  # now: a missing extension must not show after minutes
+        load_ipex()  # now: a missing extension must fail early
     with context.phase("load"):
         data = task.read(events.note)
         if data.eval_source == data.train_source:
@@ -66,7 +65,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     with context.phase("tokenize"):
         records = enough_for_trial(options, data.train, ranks.size)
         samples = task.prepare(context, loaded, records)
-        # Before training: a record that can't be used must not show after hours.
+        # Before training: an unusable record must not fail the job after hours.
         unseen = samples
         if data.eval is not data.train and options.trial_seconds is None:
             unseen = task.prepare(context, loaded, data.eval)
@@ -118,7 +117,7 @@ def _describe_training(
 class TrialSpeed(NamedTuple):
     """The speed of all ranks, in samples per second, without the warm-up.
 
-    ``gradient_bytes`` are those that a rank sends per step; 0 for a single rank.
+    ``gradient_bytes`` is the amount a rank sends per step; 0 for a single rank.
     """
 
     samples_per_second: float
@@ -130,7 +129,7 @@ class TrialSpeed(NamedTuple):
 def enough_for_trial(
     options: TrainOptions, records: Sequence[Record], ranks: int
 ) -> Sequence[Record]:
-    """Return all records, or for a trial a random part: tokenizing SQuAD takes longer than it."""
+    """Return all records or, for a trial, a random part: tokenizing all of SQuAD would take too long."""
     wanted = _STEPS_OF_RECORDS * options.batch_size * ranks
     if options.trial_seconds is None or len(records) <= wanted:
         return records
@@ -138,7 +137,7 @@ def enough_for_trial(
 
 
 def measure_speed(run: TrainingRun, seconds: float) -> TrialSpeed:
-    """Train for about ``seconds`` on all ranks and return the speed; the model becomes useless."""
+    """Train for about ``seconds`` on all ranks and return the speed; the model is useless afterward."""
     context, samples = run.context, run.samples
     options, ranks = context.options, context.ranks
     # 0 steps: automatic compilation would take longer than the trial.

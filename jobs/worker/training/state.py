@@ -20,17 +20,17 @@ TrainContext = RankContext[TrainOptions]
 SMOOTHING = 0.05
 """A step's weight in the running mean, which thus covers about the last 20 steps."""
 PATIENCE = 100
-"""Steps in a row with too high a mean. Peaks of a few steps are normal."""
+"""Consecutive steps with too high a mean. Peaks of a few steps are normal."""
 MARGIN = 2.0
 """The mean may rise above the best one by this much, or by the best one itself if that is more.
 
-A model that answers at random has a loss of about the logarithm of its tokens, 5.9 for 384, and a good one
-less than 1.5: they differ by more than this, and two good epochs by much less."""
+A random model has a loss of about the logarithm of its number of tokens, 5.9 for 384, and a good model less
+than 1.5. They differ by more than this value, two good epochs by much less."""
 
 
 @dataclass
 class DivergenceDetector:
-    """Follows the loss of each step, the same on all ranks: a diverged run costs as much as a good one."""
+    """Watches the loss, which is the same on all ranks: a diverged run would cost as much as a good one."""
 
     level: float | None = None
     """The loss's running mean."""
@@ -62,7 +62,7 @@ class DivergenceDetector:
 
 
 class State(NamedTuple):
-    """What training changes: two of torch's objects, which can save and load their state."""
+    """The state that training changes, as torch objects that can save and load it."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -70,8 +70,8 @@ class State(NamedTuple):
 
 @dataclass
 class TrainingProgress:
-    """How far a run has come. ``samples`` (features) and ``tokens`` (without padding) are those of all
-    ranks; ``seconds`` are those of training, without interruptions.
+    """A run's progress. ``samples`` (features) and ``tokens`` (without padding) are sums over all ranks;
+    ``seconds`` is training time, without interruptions.
 
     ``curve`` holds (step, mean loss of all ranks), ``resumed`` the steps after which an interrupted run
     was resumed, with the ``seconds`` until then.
@@ -87,7 +87,7 @@ class TrainingProgress:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TrainingProgress:
-        """Restore the result of ``asdict``, also from JSON."""
+        """Restore the result of ``asdict``, after JSON or not."""
         pairs = {
             name: [(int(a), float(b)) for a, b in content[name]] for name in ("curve", "resumed")
         }
@@ -106,7 +106,7 @@ class TensorShape(NamedTuple):
 def share_tensors(value: Any, ranks: Ranks) -> Any:
     """Return rank 0's nested dictionaries and lists of tensors on every rank.
 
-    Each tensor is a message: one message for all would need the model's memory several times.
+    Each tensor is a message: a single message would need several times the model's memory.
     """
     if ranks.size == 1:
         return value

@@ -1,4 +1,4 @@
-"""A task: what is specific about training a model for it. The engine does the rest.
+"""The interface of a task: the part of training that is specific to it. The engine does the rest.
 
 A task is a class of one file in :mod:`..tasks` and one line of its table; docs/add-a-job.md writes one. The
 laptop imports it for its options, and has no torch: imports that need torch or transformers are in methods.
@@ -37,7 +37,7 @@ class Loaded(NamedTuple):
 
     @property
     def pad_token(self) -> int:
-        """The token that fills a batch's shorter rows; it is masked, so any value will do."""
+        """The token that pads a batch's shorter rows; it is masked, so any value works."""
         return self.tokenizer.pad_token_id or 0
 
 
@@ -53,11 +53,11 @@ class Samples(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
     def digest(self) -> str:
-        """Return a digest of all samples: the data may change while its path does not."""
+        """Return a digest of all samples: the data may change under the same path."""
 
 
 class Data(NamedTuple):
-    """The records to learn and to evaluate on, each with their source."""
+    """The records for training and evaluation, with their sources."""
 
     train: Sequence[Any]
     train_source: str
@@ -81,7 +81,7 @@ class Task(ABC, Generic[Own]):
         self.options = options
 
     def download(self) -> None:
-        """Put what the run takes from the hub into its cache. Raises :class:`WorkerError`."""
+        """Download everything the run needs from the hub into its cache. Raises :class:`WorkerError`."""
 
     def check(self) -> None:
         """Check the data on the laptop, without torch. Raises :class:`DatasetError`."""
@@ -103,7 +103,7 @@ class Task(ABC, Generic[Own]):
         """Return a batch for :meth:`loss`; the first dimension of each tensor are the samples."""
 
     def weights(self, samples: Samples) -> NDArray[np.int64] | None:
-        """Return how much each sample counts in the mean loss: 1 (``None``), or its number of labels."""
+        """Return each sample's weight in the mean loss: 1 (``None``), or its number of labels."""
         return None
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:

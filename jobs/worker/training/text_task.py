@@ -36,7 +36,7 @@ class TextTask(Task[OwnText]):
     """A task of a model that reads texts."""
 
     head: ClassVar[str]
-    """What transformers calls the task, such as "SequenceClassification"."""
+    """transformers' name of the task, such as "SequenceClassification"."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415
@@ -59,9 +59,9 @@ class TextTask(Task[OwnText]):
         *,
         offsets: bool = False,
     ) -> TextSamples:
-        """Return samples of one text each, or of two: ``texts`` has one column, or two.
+        """Return samples of one text or two each: ``texts`` has one column or two.
 
-        What is beyond ``max_length`` is cut off, and counted in a note.
+        Texts are cut at ``max_length``; a note counts the cut ones.
         """
         from ..data.tokens import (  # noqa: PLC0415
             Column,
@@ -83,7 +83,7 @@ class TextTask(Task[OwnText]):
     def encode(
         self, context: TrainContext, loaded: Loaded, columns: Sequence[Column]
     ) -> list[Tokens]:
-        """Return each column's tokens, made by all ranks together or from the nodes' caches."""
+        """Return each column's tokens, encoded by all ranks together or from the nodes' caches."""
         from ..data.token_cache import TokenCache, encode_together  # noqa: PLC0415
 
         name = self.options.token_cache
@@ -94,7 +94,7 @@ class TextTask(Task[OwnText]):
 
 @dataclass(frozen=True)
 class TableOptions(TextOptions):
-    """Where a table's texts and labels are."""
+    """The location of a table's texts and labels."""
 
     data: str | None = option(
         None,
@@ -188,7 +188,7 @@ class TableTask(TextTask[OwnTable]):
 
 
 def require_known(data: Data, kind: str, known: Collection[str]) -> None:
-    """Raise :class:`DatasetError` for a record to evaluate on with an unknown label, or tag, its ``kind``."""
+    """Raise :class:`DatasetError` for an evaluation record whose label or tag (``kind``) is unknown."""
     for record in data.eval:
         if unknown := [name for name in getattr(record, f"{kind}s") if name not in known]:
             raise DatasetError(
@@ -198,13 +198,13 @@ def require_known(data: Data, kind: str, known: Collection[str]) -> None:
 
 
 def class_settings(names: Sequence[str]) -> dict[str, Any]:
-    """Return the classes as a model's configuration has them."""
+    """Return the classes in the form of a model's configuration."""
     numbers = {name: number for number, name in enumerate(names)}
     return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": numbers}
 
 
 def split_off(records: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
-    """Return two parts, the second with about this share, chosen at random but equal on every rank."""
+    """Split records; the second part has about this share, random but the same on every rank."""
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
     count = min(max(1, round(share * len(records))), len(records) - 1)

@@ -1,4 +1,4 @@
-"""Answers from logits: the best span of every window and of every question, of a data set or of a user."""
+"""Answers from logits: the best span of every window and every question, for evaluation and `predict`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .features import Features, build_features
 MAX_ANSWER_TOKENS = 30
 """Longer answers are not considered, as in BERT's recipe for SQuAD."""
 MAX_LENGTH, STRIDE = 384, 128
-"""Tokens of a window and of the overlap of two, as in training; fewer if the model takes fewer."""
+"""Tokens of a window and of the overlap, as in training; fewer if the model's input is shorter."""
 
 Floats = NDArray[np.float32]
 
@@ -38,24 +38,24 @@ class Spans(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[Spans]) -> Spans:
-        """Return the parts' windows, one part after the other."""
+        """Concatenate the parts' windows."""
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def take(self, chosen: Longs) -> Spans:
-        """Return some of them, by their indices."""
+        """Return the windows at these indices."""
         return Spans(self.score[chosen], self.begin[chosen], self.end[chosen])
 
 
 def best_spans(start: Floats, end: Floats, features: Features) -> Spans:
     """Return the best answer inside each window, from logits of shape (windows, tokens).
 
-    It is the best of all spans of up to MAX_ANSWER_TOKENS, not only of the n best starts and ends; the
-    first of equal ones. A row's result does not depend on the rest of its batch.
+    It is the first of the best among all spans of up to MAX_ANSWER_TOKENS, not only among the n best starts
+    and ends. A row's result does not depend on the rest of its batch.
     """
     first, last, score = best_tokens(*(within(side, features) for side in (start, end)))
     windows, offsets = features.windows, features.encoded.passages.offsets
     found = score > -np.inf
-    # Without an answer, any token will do; there may be none at all.
+    # Without an answer, any token is fine; there may be none.
     places = [np.where(found, windows.first + side - windows.front, 0) for side in (first, last)]
     if not len(offsets):
         offsets = np.zeros((1, 2), dtype=np.int32)
@@ -74,7 +74,7 @@ def within(logits: Floats, features: Features) -> Floats:
 def best_tokens(start: Floats, end: Floats) -> tuple[Longs, Longs, Floats]:
     """Return every row's best first and last token, and their score; -inf excludes a token."""
     rows = np.arange(len(start))
-    # For every start, the best end in reach: six passes over the batch, not thirty.
+    # For every start, the best end in range: six passes over the batch instead of thirty.
     reach = _sliding_maximum(end, MAX_ANSWER_TOKENS)
     first = (start + reach).argmax(axis=1)
     ends = first[:, None] + np.arange(MAX_ANSWER_TOKENS)
@@ -89,7 +89,7 @@ def _sliding_maximum(values: Floats, width: int) -> Floats:
     """Return the maximum of each value and up to ``width - 1`` values after it in its row."""
     best, reach = values, 1
     while reach < width:
-        # Windows may overlap: the last pass adds what is left of the width.
+        # Ranges may overlap: the last pass covers the rest of the width.
         step = min(reach, width - reach)
         longer = best.copy()
         np.maximum(best[:, :-step], best[:, step:], out=longer[:, :-step])
@@ -100,10 +100,10 @@ def _sliding_maximum(values: Floats, width: int) -> Floats:
 def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
     """Return every question's best window, shape (questions,); -1 for no answer.
 
-    Of equally good windows, it is the first, in any order of computation.
+    Among equally good windows, it is the first, regardless of the order of computation.
     """
     best = np.full(questions, -1, dtype=np.int64)
-    # From worst to best, later windows first: the last assignment stays.
+    # From worst to best, later windows first: the last assignment wins.
     order = np.lexsort((-np.arange(len(owner)), spans.score))
     order = order[spans.score[order] > -np.inf]
     best[owner[order]] = order
@@ -111,7 +111,7 @@ def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
 
 
 class Batch(NamedTuple):
-    """A batch's windows, and the start and end logits of shape (windows, tokens)."""
+    """A batch's windows with their start and end logits of shape (windows, tokens)."""
 
     chosen: Longs
     start: Floats
@@ -168,8 +168,8 @@ def run_windows(
 class PredictedAnswer(NamedTuple):
     """A span of the question's context, or ""; ``start`` counts characters.
 
-    ``score`` is the model's probability, 0 to 1, that the answer has this first and last word, among all
-    words of the context, for any cut into windows.
+    ``score`` is the model's probability, 0 to 1, of this first and last word among all words of the context,
+    independent of the windows.
     """
 
     text: str
@@ -180,7 +180,7 @@ class PredictedAnswer(NamedTuple):
 def ask(
     loaded: Loaded, questions: Sequence[Question], dtype: str = "auto"
 ) -> list[PredictedAnswer]:
-    """Return a loaded model's answers, computed in ``dtype``; the questions' own are ignored."""
+    """Return a loaded model's answers, computed in ``dtype``; the questions' answers are ignored."""
     if not questions:
         return []
     dtype = choose_precision(dtype, {"this machine": read_cpu_flags()}).dtype

@@ -50,7 +50,7 @@ class Question:
 def read_dataset(path: str | Path, skipped: list[DatasetError] | None = None) -> list[Question]:
     """Return the questions of a SQuAD v1.1 file, each checked. Raises :class:`DatasetError`.
 
-    A bad record refuses the file; with a list ``skipped``, it is left out and added to the list.
+    A bad record is an error; with a list ``skipped``, it is left out and added to the list.
     """
     return _judge(str(path), _questions, _read_json(Path(path)), skipped)
 
@@ -67,7 +67,7 @@ def load_hub_dataset(
 
         splits = load_dataset(name)
         train, validation = splits["train"], splits["validation"]
-    # The library raises many types: those of requests, the hub, pyarrow, KeyError.
+    # The library raises many types, among them those of requests, the hub, and pyarrow, and KeyError.
     except Exception as error:
         raise DatasetError(
             f"dataset {name!r} can't be loaded from the hub: {first_line(error)}",
@@ -119,7 +119,7 @@ def _read_json(path: Path) -> Any:
 
 
 def recognize_format(content: bytes) -> str | None:
-    """Return what these bytes are instead of a JSON document: the end of a sentence about the file."""
+    """Describe bytes that are no JSON document, as the end of a sentence about the file."""
     for magic, meaning in _MAGIC.items():
         if content.startswith(magic):
             return meaning
@@ -223,14 +223,14 @@ def _list(place: str, record: Any, key: str) -> list[Any]:
 
 
 def read_text(place: str, record: Any, key: str) -> str:
-    """Return a text, which must not be empty. Raises :class:`DatasetError`."""
+    """Return a nonempty text. Raises :class:`DatasetError`."""
     return require_text(_get(place, record, key, str, "a text"), f"{place}: {key!r}")
 
 
 def require_short_questions(source: str, questions: Sequence[Question], max_length: int) -> None:
     """Raise :class:`DatasetError` for a question that is too long for any tokenizer.
 
-    A word is at least one token; the laptop, which has no tokenizer, checks this.
+    A word is at least one token, so the laptop can check this without a tokenizer.
     """
     problems = [
         DatasetError(

@@ -1,7 +1,7 @@
-"""Features: questions as token windows, with the places of their tokens in the text.
+"""Features: questions as token windows, with the positions of their tokens in the text.
 
-A passage longer than a window gives several features, which overlap by ``stride`` tokens. A *sample*, in
-all figures of this job, is one feature.
+A passage longer than a window has several features, which overlap by ``stride`` tokens. In all metrics of
+this task, a *sample* is one feature.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Texts(NamedTuple):
 
     @property
     def columns(self) -> tuple[Column, Column]:
-        """What to tokenize for :class:`Encoded`."""
+        """The texts to tokenize for :class:`Encoded`."""
         return Column(self.passages, offsets=True), Column(self.questions)
 
 
 class Encoded(NamedTuple):
-    """The tokens of :class:`Texts`; those of passages have offsets."""
+    """The tokens of :class:`Texts`; the passages' tokens have offsets."""
 
     passages: Tokens
     questions: Tokens
@@ -75,13 +75,13 @@ class Windows(NamedTuple):
     end: Longs
 
     def take(self, chosen: Any) -> Windows:
-        """Return some of them, by a slice or an array of indices."""
+        """Return the windows of a slice or an array of indices."""
         return Windows(*(column[chosen] for column in self))
 
 
 @dataclass(frozen=True)
 class Features(Sequence[Feature]):
-    """Windows that are assembled on access, from their texts' tokens.
+    """Windows that are assembled from their texts' tokens on access.
 
     They take less than half the memory of an object per window (``benchmarks.tokenize``): a passage with
     a thousand questions is stored once.
@@ -113,17 +113,17 @@ class Features(Sequence[Feature]):
         return (self[index] for index in range(len(self)))
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Features:
-        """Return some of them, over the same tokens."""
+        """Return a selection of windows over the same tokens."""
         return Features(self.encoded, self.template, self.windows.take(chosen))
 
     @property
     def lengths(self) -> Ints:
-        """Every window's number of tokens, with special tokens."""
+        """Every window's number of tokens, including special tokens."""
         windows = self.windows
         return (windows.front + windows.width + len(self.template.suffix)).astype(np.int32)
 
     def digest(self) -> str:
-        """Return a digest of the windows in their order: the data may change while its path does not."""
+        """Return a digest of the windows in order: the data may change under the same path."""
         found = blake2b(digest_size=16)
         for feature in self:
             found.update(feature.inputs["input_ids"].tobytes())
@@ -135,7 +135,7 @@ def collect_texts(questions: Sequence[Question]) -> Texts:
     """Return the texts to tokenize, in the questions' order."""
     numbers: dict[str, int] = {}
     owners = [numbers.setdefault(question.context, len(numbers)) for question in questions]
-    # Some questions begin with many blanks, which some tokenizers would keep.
+    # Some questions begin with many spaces, which some tokenizers would keep.
     asked = [question.text.strip() for question in questions]
     return Texts(list(numbers), asked, np.array(owners, dtype=np.int64))
 
@@ -149,8 +149,8 @@ def build_features(
 ) -> Features:
     """Return all windows of all questions, in order. Raises :class:`DatasetError`.
 
-    A question that leaves no room for its passage is an error; with a list ``skipped``, it is left out
-    and added to the list.
+    A question that leaves no room for its passage is an error; with a list ``skipped``, it is left out and
+    added to the list.
     """
     texts = collect_texts(questions)
     encoded = Encoded(*encode(texts.columns, tokenizer))
@@ -165,7 +165,7 @@ def cut_windows(
     size: tuple[int, int],
     skipped: list[DatasetError] | None = None,
 ) -> Features:
-    """As :func:`build_features`, from existing tokens; ``size`` is (max_length, stride)."""
+    """Like :func:`build_features`, from existing tokens; ``size`` is (max_length, stride)."""
     template = read_template(tokenizer)
     max_length, stride = size
     asked = encoded.questions.counts
@@ -234,7 +234,7 @@ def _answer_tokens(
 
 
 def _bare(question: Question) -> tuple[int, int]:
-    """Return the first answer's characters, without surrounding blanks."""
+    """Return the first answer's character range, without surrounding spaces."""
     answer = question.answers[0]
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     return begin, begin + len(answer.text.strip())

@@ -163,7 +163,7 @@ class Scores(NamedTuple):
 
 
 def normalize(text: str) -> str:
-    """Return a text in lower case, without punctuation, articles, and extra blanks."""
+    """Return a text in lower case, without punctuation, articles, and extra spaces."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 

@@ -1,1 +1,1 @@
-"""Machines as one cluster: nodes, SSH mesh, lifecycle, verification, event log, command line."""
+"""A cluster of machines: nodes, SSH mesh, lifecycle, verification, event log, commands."""

@@ -1,4 +1,4 @@
-"""The SSH rule of a cluster and this machine's address: compared after a failed connection, and mended."""
+"""A cluster's SSH rule and this machine's address: compared after a failed connection, and fixed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNKNOWN = (SprError, ClientError, BotoCoreError)
 
 @dataclass(frozen=True)
 class Move:
-    """This machine has another address than those from which the cluster's SSH can be used."""
+    """This machine's address is not among those that the cluster accepts SSH from."""
 
     group: SecurityGroup
     caller: str
@@ -44,7 +44,7 @@ class Move:
 
 
 class AccessContext(Protocol):
-    """What :class:`Access` needs of :class:`cluster.context.Context`."""
+    """The part of :class:`cluster.context.Context` that :class:`Access` needs."""
 
     @property
     def cloud(self) -> Cloud: ...
@@ -65,7 +65,7 @@ class AccessContext(Protocol):
 
 
 class Access:
-    """Finds out whether this machine may use SSH. Several threads share one lookup a minute."""
+    """Determines whether this machine may use SSH. Threads share one lookup per minute."""
 
     def __init__(self, ctx: AccessContext) -> None:
         self._ctx = ctx
@@ -73,16 +73,16 @@ class Access:
         self._looked_at = float("-inf")
         self._mended = False
         self.refused: Move | None = None
-        """The move that was found, and not allowed."""
+        """The detected move, if opening SSH to it was not allowed."""
         self.moved_to = ""
-        """This machine's address, if the rule was mended for it."""
+        """This machine's address, if the rule was fixed for it."""
 
     @property
     def flags(self) -> str:
         return self._ctx.flags
 
     def find_move(self) -> Move | None:
-        """Compare the rule with this machine's present address; ``None`` also if one is not known."""
+        """Compare the rule with this machine's present address; ``None`` also if either is unknown."""
         ctx = self._ctx
         try:
             name = ctx.files.folder.name
@@ -90,7 +90,7 @@ class Access:
             group, record = found.group, found.record
             if group is None or not group.ssh_cidrs:
                 return None
-            # SSH from inside the VPC does not have the address that the internet sees.
+            # Inside the VPC, SSH does not come from the public address.
             if record and (record.options["private"] or record.options["jump"]):
                 return None
             caller = ctx.cloud.caller_cidr()
@@ -99,13 +99,13 @@ class Access:
         return None if group.admits(caller) else Move(group, caller)
 
     def mend(self) -> bool:
-        """Open SSH to this machine's address if that was missing, and is allowed: then try again."""
+        """Open SSH to this machine's address if it was missing and that is allowed; if so, try again."""
         clock = self._ctx.clock
         with self._lock:
             if clock.monotonic() - self._looked_at < _AGAIN_S:
                 return self._mended
             move = self.find_move()
-            # An answer may be awaited, so the minute begins after it.
+            # The user's answer may take time, so the minute begins after it.
             self._mended = move is not None and self._is_allowed(move)
             self.refused = None if self._mended else move
             self._looked_at = clock.monotonic()
@@ -132,7 +132,7 @@ class Access:
 
 @dataclass(frozen=True)
 class FollowedHost:
-    """A :class:`provision.host.Host` that tries again after the SSH rule was mended."""
+    """A :class:`provision.host.Host` that retries after the SSH rule was fixed."""
 
     host: Host
     access: Access

@@ -30,7 +30,7 @@ from provision.ssh import SshHost
 
 @dataclass(frozen=True)
 class Context:
-    """Everything the lifecycle acts with; tests replace the parts that reach outside."""
+    """Everything the lifecycle acts with; tests replace the external parts."""
 
     cloud: Cloud
     clients: Clients
@@ -40,9 +40,9 @@ class Context:
     now: Callable[[], datetime] = utc_now
     make_host: Callable[[Node, ClusterFiles], Host] | None = None
     command: str = ""
-    """The command that is running, as the event log names it."""
+    """The running command's name in the event log."""
     allow: Callable[[str], bool] = lambda _question: False
-    """Answers whether SSH may be opened to this machine's new address."""
+    """Decides whether SSH may be opened to this machine's new address."""
 
     @cached_property
     def access(self) -> Access:
@@ -53,7 +53,7 @@ class Context:
         return EventLog(self.files.events, self.command, self.now)
 
     def remember(self, ssh_config: str = "") -> None:
-        """Record on this machine where the cluster is, and with whose credentials it was made."""
+        """Record locally where the cluster is and with whose credentials it was created."""
         cloud = self.cloud
         self.files.remember(
             cloud.name,
@@ -65,14 +65,14 @@ class Context:
         )
 
     def owner_labels(self, group: SecurityGroup | None) -> dict[str, str]:
-        """Return the tags that name the cluster's owner: its maker, who does not change, and the key."""
+        """Return the tags of the cluster's owner: its creator, which never changes, and the key."""
         owner = group.tags.get(tags.OWNER) if group else None
         key = key_pair.fingerprint(key_pair.read_public(self.files.key))
         return {tags.OWNER: owner or self.clients.caller.owner, tags.OWNER_KEY: key}
 
     @contextmanager
     def perform(self, action: Action) -> Iterator[None]:
-        """Show and record an action for the duration of a ``with`` block."""
+        """Show and record an action: a context manager."""
         with self.progress.phase(action.title):
             self.events.record_action("begun", action)
             try:
@@ -85,11 +85,11 @@ class Context:
     def host_opener(self) -> HostOpener:
         """Return a function that opens each node once and keeps its connection."""
         opened: dict[tuple[str, str], Host] = {}
-        # Now: threads that open hosts at once would each make their own.
+        # Created now: several threads opening hosts would each create their own.
         access, gateway = self.access, Gateway()
 
         def open_host(node: Node) -> Host:
-            # A node that got another rank is opened anew, under its new name.
+            # A node with a new rank is reopened under its new name.
             key = (node.instance.id, node.name)
             if key not in opened:
                 make = self.make_host or partial(self._ssh_host, gateway=gateway)
@@ -135,7 +135,7 @@ class Context:
         return find_cluster(self.clients.ec2, self.files.folder.name, self._place, self.now())
 
     def find_expiry(self) -> datetime | None:
-        """Return when the cluster's nodes shut down now; ``None`` if EC2 doesn't say."""
+        """Return when the cluster's nodes shut down; ``None`` if EC2 has no such tag."""
         with suppress(BotoCoreError, ClientError, SprError):
             name = self.files.folder.name
             record = describe_inventory(self.clients.ec2, name, ("security_groups",)).record

@@ -177,7 +177,7 @@ def list_clusters(
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
             errors[region] = error
-            # The machines, which cost money, must not depend on access to the scheduler.
+            # Removing machines, which cost money, must not depend on access to the scheduler.
             if found is None:
                 return None
         types = (machine.instance_type for each in found.values() for machine in each.alive)

@@ -1,4 +1,4 @@
-"""The step that connects the nodes: SSH between them, as in the reference recipe, and Slurm.
+"""Connect the nodes: SSH between them, as in the reference recipe, and Slurm.
 
 A fresh key, ``~/.ssh/config``, names, ``~/hosts``; Slurm's part is :mod:`cluster.slurm.configuration`.
 """
@@ -51,7 +51,7 @@ def render_ssh_config(nodes: Sequence[Node]) -> str:
         "    IdentitiesOnly yes\n"
         "    BatchMode yes\n"
         "    ConnectTimeout 20\n"
-        # A connection to a node that is gone breaks after 45 s; mpirun would wait for it forever.
+        # A connection to a lost node breaks after 45 s; otherwise mpirun would wait forever.
         "    ServerAliveInterval 15\n"
         "    ServerAliveCountMax 3\n"
         "    TCPKeepAlive yes\n"
@@ -69,7 +69,7 @@ def render_known_hosts(nodes: Sequence[Node], host_keys: Mapping[str, str]) -> s
 
 
 def render_hosts_block(nodes: Sequence[Node], hostnames: Mapping[str, str]) -> str:
-    """Render the part of ``/etc/hosts`` with the nodes' names, ours and their own."""
+    """Render the ``/etc/hosts`` entries with the nodes' names and host names."""
     lines = [f"{node.private_ip} {node.name} {hostnames[node.name]}" for node in nodes]
     return "\n".join([_BEGIN, *lines, _END]) + "\n"
 
@@ -80,7 +80,7 @@ def render_hostfile(nodes: Sequence[Node]) -> str:
 
 
 def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str, region: str) -> str:
-    """Render this machine's SSH configuration for `ssh -F`, with the nodes by name."""
+    """Render the local SSH configuration for `ssh -F`, with the nodes by name."""
     blocks = []
     for node in cluster.nodes:
         id_ = node.instance.id
@@ -129,7 +129,7 @@ def bundle_mesh(cluster: Cluster, facts: Mapping[str, HostFacts], key: KeyPair) 
 
 
 def connect_nodes(cluster: Cluster, facts: Mapping[str, HostFacts], open_host: HostOpener) -> None:
-    """Let the nodes reach each other by name and run Slurm, with new keys that are stored only on them."""
+    """Connect the nodes by name and start Slurm, with new keys that are stored only on the nodes."""
     bundle = bundle_mesh(cluster, facts, generate_key_pair("spr-cluster-nodes"))
 
     def place(host: Host) -> None:

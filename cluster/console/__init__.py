@@ -1,1 +1,1 @@
-"""The command line toolkit of both ``cli/`` folders: parser, progress, tables, and output."""
+"""The command line toolkit of both ``cli/`` folders: parser, progress, tables, output."""

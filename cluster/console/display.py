@@ -1,4 +1,4 @@
-"""Display of progress, on stderr: a live tree on a terminal, plain lines elsewhere."""
+"""Progress display on stderr: a live tree on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class _Phase:
 
 
 def format_table(rows: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> str:
-    """Render rows, the header first, in columns as wide as their widest cell.
+    """Render rows as a table; the first row is the header.
 
-    On a terminal that is too narrow, the ``optional`` columns are left out, one after the other; if that
-    is not enough, each row becomes a paragraph of ``HEADER value`` pairs.
+    On a narrow terminal, ``optional`` columns are dropped one by one; if that is not enough, each row
+    becomes a paragraph of ``HEADER value`` pairs.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     terminal = terminal_width(sys.stdout)
@@ -116,7 +116,7 @@ class TreeProgress:
         self._spinner = Spinner("dots")
         self.console = Console(stderr=True)
         self.extra: RenderableType | None = None
-        """Shown below the tree, such as a progress bar."""
+        """A line below the tree, such as a progress bar."""
         self._live = Live(
             get_renderable=self._render, console=self.console, refresh_per_second=8, transient=False
         )
@@ -163,7 +163,7 @@ class TreeProgress:
 
 
 def make_console() -> Console:
-    """Return stdout for tables of rich; where it is no terminal, they are wide."""
+    """Return a rich console for tables on stdout, wide if stdout is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""What commands print and ask: text or JSON, wrapped for a terminal at spaces, never within a command."""
+"""Output and questions of commands: text or JSON, wrapped at spaces, but never within a command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TextIO
 
 from infra.errors import UsageError
 
-# A command in backticks, or one of ours with its options.
+# A command in backticks, or an spr-cluster command with its options.
 _COMMAND = re.compile(
     r"`[^`]+`|spr-cluster [a-z-]+(?: (?:squad|digits|\S+-\d{8}-\d{6}-\w+)\b)*"
     r"(?: --[\w-]+(?: [^\s-]\S*)?)*"
@@ -24,9 +24,9 @@ _ESCAPE = re.compile(r"\x1b(?:[\]PX^_].*?(?:\x07|\x1b\\|$)|\[[0-?]*[ -/]*[@-~]?|
 
 
 def printable(text: str, stream: TextIO | None = None) -> str:
-    """Return a line without what would move a terminal's cursor, or change its title or colors.
+    """Return a line without escape sequences that move the cursor or change colors or the title.
 
-    A ``stream`` that is not a terminal gets all of it.
+    A ``stream`` that is not a terminal gets the line unchanged.
     """
     if text.isprintable() or (stream is not None and not stream.isatty()):
         return text
@@ -53,7 +53,7 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
     hanging = " " * (len(line) - len(line.lstrip(" ")) + indent)
 
     def keep_together(command: re.Match[str]) -> str:
-        # One that is longer than a line is left to the terminal: it copies it as one line.
+        # The terminal wraps longer commands itself: they are then copied as one line.
         return command[0].replace(" ", _NO_BREAK)
 
     filled = textwrap.fill(
@@ -69,7 +69,7 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
 def emit(args: argparse.Namespace, text: str | Callable[[], str], data: object) -> None:
     """Print a command's result: with ``--json`` the data, else the text, if there is any.
 
-    A function makes a text that must not be made, because that may fail, where only the data is wanted.
+    ``text`` may be a function, called only if the text is needed, because rendering may fail.
     """
     shown = json.dumps(data) if args.json else text if isinstance(text, str) else text()
     if shown:
@@ -77,23 +77,23 @@ def emit(args: argparse.Namespace, text: str | Callable[[], str], data: object) 
 
 
 def say(text: str) -> None:
-    """Print a message on stderr, where it is no part of the result."""
+    """Print a message on stderr, separate from the result."""
     print(wrap(text, stream=sys.stderr), file=sys.stderr, flush=True)
 
 
 def has_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Whether the user can be asked: stdin and stderr are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def ask_for(what: str) -> str:
-    """Ask for one line on a terminal."""
+    """Ask for a line of text on the terminal."""
     print(f"{what} ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip()
 
 
 def ask(question: str) -> bool:
-    """Ask on a terminal; without one, the answer is no."""
+    """Ask a yes-or-no question on the terminal; without a terminal, the answer is no."""
     return has_terminal() and ask_for(f"{question} [y/N]").lower() in ("y", "yes")
 
 

@@ -1,1 +1,1 @@
-"""Lifecycle of a cluster: reconcile, apply, down."""
+"""A cluster's lifecycle: reconcile, apply, down."""

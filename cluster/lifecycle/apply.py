@@ -1,4 +1,4 @@
-"""Plan applier: carries out a plan action by action, over EC2 and SSH."""
+"""Apply a plan action by action, through EC2 and SSH."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PlanApplier:
         """
         # Before the first resource: `down` must know which cloud to search.
         self.ctx.remember()
-        # An empty look after an earlier `down` proves nothing about what is made now.
+        # A past empty listing says nothing about new resources.
         self.ctx.files.removal.unlink(missing_ok=True)
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
@@ -121,14 +121,14 @@ class PlanApplier:
             self._go_without(f"{', '.join(action.ids)} not removed", error)
 
     def _go_without(self, what: str, error: Exception) -> None:
-        """Note why a step failed that a usable cluster does not need."""
+        """Report the failure of a step that a usable cluster does not need."""
         known = translate_boto_error(error) or error
         message, hint = getattr(known, "message", str(known)), getattr(known, "hint", None)
         remedy = f" ({hint})" if hint else ""
         self.ctx.progress.note(f"{what}: {message}{remedy}; the next `up` tries again")
 
     def _check_no_late_machines(self) -> None:
-        """Plan again if EC2 lists machines only now that an interrupted command bought."""
+        """Plan again if EC2 only now lists machines that an interrupted command bought."""
         by_tag = tags.cluster_filter(self.spec.name)
         shown = instances.describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
         if strays := {i.id for i in shown} - {i.id for i in self.machines.all}:
@@ -138,7 +138,7 @@ class PlanApplier:
         try:
             step()
         except ClientError as error:
-            # An interrupted command made it moments ago, and EC2 did not list it yet; or the `down` of an
+            # An interrupted command just created it, and EC2 did not list it yet; or the `down` of an
             # earlier cluster deleted this one's placement group, which is known only by its name.
             code = error_code(error)
             if code.endswith(".Duplicate") or code == "InvalidPlacementGroup.Unknown":
@@ -156,7 +156,7 @@ class PlanApplier:
 
     @property
     def group(self) -> network.SecurityGroup:
-        """The cluster's security group, found or created."""
+        """The cluster's security group, existing or new."""
         assert self._group is not None, "a plan creates the group before anything that needs it"
         return self._group
 
@@ -175,7 +175,7 @@ class PlanApplier:
         instances.label_instances(self.ctx.clients.ec2, [self.group.id], self._record_tags())
 
     def _record_tags(self) -> dict[str, str]:
-        """Return the tags of the group, the first resource; the key, which it names, is made now."""
+        """Return the tags of the group, the first resource; creates the key that they name."""
         files, record = self.ctx.files, self.record
         if not key_pair.read_public(files.key):
             files.remove()
@@ -211,7 +211,7 @@ class PlanApplier:
     # Machines, software, image
 
     def _find_image(self) -> images.Image:
-        """Return the image new nodes start from: the one with the software, or Ubuntu's own."""
+        """Return the image for new nodes: one with the software, or Ubuntu's own."""
         if self._image is not None:
             return self._image
         clients = self.ctx.clients
@@ -247,7 +247,7 @@ class PlanApplier:
             self.machines.head_host,
             head.instance.id,
             self.spec.name,
-            # EC2 accepts a name once, so an interrupted command's image is not begun again.
+            # EC2 rejects a name in use, so an interrupted command's image is not created twice.
             name=f"spr-cluster-{self.spec.name}-{head.instance.id}",
             labels=labels,
             clock=self.ctx.clock,
@@ -258,7 +258,7 @@ class PlanApplier:
     def _begin_image_for_next_time(self) -> None:
         try:
             if self._has_jobs:
-                # Any cluster may start from a kept image, so it must not hold data or models.
+                # Any cluster may use a kept image, so it must not contain data or models.
                 self.ctx.progress.note("no image: there are jobs on the head")
                 return
             self.ctx.progress.note(f"{self._begin_image()}: EC2 finishes it in the background")
@@ -269,8 +269,8 @@ class PlanApplier:
 
     def _create_image(self) -> None:
         self._wait_for(self._begin_image())
-        # An image can take an hour, and a connection idle for that long may be dead. The new one also
-        # keeps the head's idle guard from ending it while the workers start.
+        # An image can take an hour, and an idle connection may be dead by then. The new connection also
+        # keeps the head's idle guard from shutting it down while the workers start.
         self.machines.head_host.close()
         self.machines.head_host.run("true")
 
@@ -295,7 +295,7 @@ class PlanApplier:
         self.machines.label_head({tags.MESH: digest})
 
     def _submit_again(self) -> None:
-        """On a worker that has just become the head, run the jobs of the lost one."""
+        """On a worker that has become the head, run the lost head's jobs."""
         head = self.machines.cluster.head.instance
         if tags.MESH in head.tags or not any(head.id == kept.id for kept in self.plan.keep):
             return
@@ -327,7 +327,7 @@ class PlanApplier:
         cluster = self.machines.cluster
         answers, faults = self._probe_nodes()
         if faults:
-            # A node under load may miss the first request. That is no reason to replace it.
+            # A node under load may miss the first request; it must not be replaced for that.
             self.ctx.clock.sleep(_PROBE_AGAIN_S)
             answers, faults = self._probe_nodes()
         if cluster.head.name in faults:

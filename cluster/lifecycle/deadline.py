@@ -1,4 +1,4 @@
-"""A cluster's deadline: extension, and the timers that shut nodes down, repaired where they are wrong."""
+"""A cluster's deadline: extend it, and fix nodes' shutdown timers that are wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reset_guards(
     expires: datetime,
     open_host: HostOpener,
 ) -> dict[str, NodeAnswer]:
-    """Set the timers that the answers show to be wrong, and return the answers with the right time.
+    """Fix the timers that the answers show to be wrong, and return the corrected answers.
 
     ``expires`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
     can't be started.
@@ -93,10 +93,10 @@ def extend(
     with ctx.progress.phase(f"Extend until {spoken_time(record.expires, ctx.now())}"):
         ids = [node.instance.id for node in nodes]
         if is_guarded(found):
-            # First: it must never end a machine before that machine's own guard.
+            # First: EC2's schedule must never end a machine before its own guard does.
             guard = ClusterGuard(ctx.clients, cluster, ctx.clock)
             guard.protect(ids, record.expires, moves=True)
-        # The tags next: if they named an earlier time than the nodes, `gc` would remove a live cluster.
+        # Then the tags: with a time before that of the nodes, `gc` would remove a live cluster.
         label_instances(ctx.clients.ec2, [found.group.id], deadline_tags(record))
         label = {tags.EXPIRES: tags.render_time(record.expires)}
         label_instances(ctx.clients.ec2, ids, label)

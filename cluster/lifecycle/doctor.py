@@ -1,6 +1,6 @@
-"""Checks of an account before the first purchase: whether `up` with these options would succeed.
+"""Check an account before the first purchase: would `up` with these options succeed?
 
-Nothing is made or changed. Checks run side by side, and each one's failure leaves the others alone.
+Nothing is created or changed. The checks run in parallel and are independent of each other's failures.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from infra.words import counted
 from provision.jump import require_jump_tools
 from provision.stacks.load import load_stack
 
-# A network that swallows packets: the SDK alone would try for minutes.
+# If the network drops packets, the SDK alone would try for minutes.
 _DEADLINE_S = 60.0
-# The request does not say who may use SSH, so nobody's address is looked up for it.
+# The request contains no SSH rule, so no address lookup is needed.
 _NOBODY = "192.0.2.1/32"
-# boto3 makes clients in one thread only:
+# boto3 can create clients in one thread only:
 # https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
 _CLIENTS = ["ec2", "dry", "ssm", "quotas", "iam", "sts", "pricing", "scheduler", "organizations"]
 _ROLES = {
@@ -68,7 +68,7 @@ _ACTION = re.compile(r"[\w-]+:\w+(?= on )")
 
 @dataclass(frozen=True)
 class Examination:
-    """An account, and the cluster that `up` would make there."""
+    """An account and the cluster that `up` would create in it."""
 
     ctx: Context
     spec: ClusterSpec
@@ -110,7 +110,7 @@ Futures = Mapping[str, "Future[list[CheckResult]]"]
 
 @dataclass(frozen=True)
 class Check:
-    """A question to the account. It is not asked if one that it ``needs`` has failed."""
+    """A check of the account. It is skipped if a check that it ``needs`` failed."""
 
     name: str
     look: Look
@@ -118,12 +118,12 @@ class Check:
 
 
 def examine(exam: Examination) -> list[CheckResult]:
-    """Make all checks, in at most a minute."""
+    """Run all checks, in at most a minute."""
     for name in _CLIENTS:
         getattr(exam.ctx.clients, name)
     futures: Futures = {check.name: Future() for check in CHECKS}
     for check in CHECKS:
-        # Python waits at its end for threads that are no daemons.
+        # Python waits for non-daemon threads when it exits.
         threading.Thread(target=_run, args=(exam, check, futures), daemon=True).start()
     deadline = time.monotonic() + _DEADLINE_S
     return [result for check in CHECKS for result in _await(check, futures, deadline)]
@@ -221,7 +221,7 @@ def _acls(exam: Examination) -> list[CheckResult]:
     try:
         flows = ssh_flows(exam.caller) if exam.caller else ()
     except SprError:
-        flows = ()  # the check of the address says why
+        flows = ()  # the address check reports why
     flows += install_flows()
     left = require_open_acls(exam.ctx.clients.ec2, exam.networks, flows, notes.append)
     if notes:
@@ -321,7 +321,7 @@ def _tags_of(exam: Examination) -> dict[str, str]:
 
 
 def _purchase(exam: Examination) -> Iterable[CheckResult]:
-    """Try, in each zone, the request with which `up` would begin to buy."""
+    """Dry-run the first purchase of `up` in each zone."""
     ctx, cluster = exam.ctx, exam.spec.name
     plan_input = prepare(ctx, cluster, exam.given, _NOBODY)
     plan = plan_up(plan_input)

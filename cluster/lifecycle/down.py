@@ -32,7 +32,7 @@ from infra.wait import (
 )
 
 _LONGEST_PAUSE_S = 5.0
-# AWS deletes these by name, which a newer cluster's have as well.
+# AWS deletes these by name, and a newer cluster's have the same names.
 _BY_NAME = {ActionKind.DELETE_PLACEMENTS, ActionKind.DELETE_GUARDS}
 
 
@@ -52,16 +52,16 @@ def down(
     approve: Callable[[Inventory], object] = lambda _: None,
     approved: Inventory | None = None,
 ) -> Removed:
-    """Remove a cluster and verify that it is gone. ``approve`` sees what exists before anything changes.
+    """Remove a cluster and verify that it is gone. ``approve`` gets what exists before anything changes.
 
-    ``approved`` is what the user saw earlier, if anything existed then. EC2 is searched again after each
-    round, because resources of an interrupted command may be listed late. Raises :class:`SprError` naming
-    whatever is left at the end, or what another command has made or changed since the approval.
+    ``approved`` is what the user approved earlier, if anything existed. EC2 is searched again after each
+    round, because an interrupted command's resources may be listed late. Raises :class:`SprError` naming
+    what is left at the end, or what another command created or changed after the approval.
     """
     removed: dict[str, set[str]] = {}
     kept = Inventory()
     denied: set[str] = set()
-    # If this machine has no files of the cluster either, one search is enough.
+    # Without local files of the cluster, one search is enough.
     begun, clean, wanted = False, 0, 2 if ctx.files.exist else 1
     start = without_machines = ctx.clock.monotonic()
     rounds, reason = 0, ""
@@ -71,7 +71,7 @@ def down(
         found = _search(ctx, name, again=clean > 0)
         was_guarded |= is_guarded(found)
         had_record |= bool(found.security_groups)
-        # The machines, which cost money, must not depend on access to the scheduler.
+        # Removing machines, which cost money, must not depend on access to the scheduler.
         if not found.instances and (was_guarded or not had_record):
             found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
         if found and generation is None:
@@ -115,7 +115,7 @@ def down(
 
 
 def _require_approved(ctx: Context, generation: Generation, found: Inventory) -> None:
-    """Raise :class:`SprError` if another command has made or changed something since the approval."""
+    """Raise :class:`SprError` if another command created or changed something after the approval."""
     if newer := generation.find_newer(found):
         whose = f" of {found.owner}" if found.owner else ""
         raise SprError(
@@ -126,15 +126,15 @@ def _require_approved(ctx: Context, generation: Generation, found: Inventory) ->
 
 
 def _begin_removal(ctx: Context, name: str) -> None:
-    """Record that this machine's key of the cluster can go with it, even if this `down` is interrupted."""
+    """Record that the local key can be deleted with the cluster, even after an interrupted `down`."""
     if ctx.files.exist and _is_ours(ctx, name):
         write_private(ctx.files.removal, _place(ctx))
 
 
 def _is_removed(ctx: Context, name: str) -> bool:
-    """Return whether this machine knows that it removed the cluster, or never made anything of it.
+    """Return whether this machine's records show that it removed the cluster or never created any of it.
 
-    The only key is not deleted because of an empty look: the cluster may be where this one can't see it.
+    An empty listing is no reason to delete the only key: the cluster may be in another account or region.
     """
     if not (ctx.files.exist and _is_ours(ctx, name)):
         return False
@@ -147,7 +147,7 @@ def _is_removed(ctx: Context, name: str) -> bool:
 
 
 def _is_ours(ctx: Context, name: str) -> bool:
-    """Return whether this machine's files are about a cluster in this place."""
+    """Return whether the local files belong to a cluster in this account and region."""
     is_here = remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region))
     return is_here and remembered_account(name)[0] in ("", ctx.clients.caller.account)
 
@@ -157,9 +157,9 @@ def _place(ctx: Context) -> str:
 
 
 def _keep(ctx: Context, found: Inventory) -> Inventory:
-    """Return the images to keep, with their snapshots. They are labeled before anything is removed.
+    """Return the images to keep, with their snapshots; label them before anything is removed.
 
-    A pending image is finished while the head, its source, is running; the workers go first.
+    The head, its source, runs until a pending image is complete; the workers are removed first.
     """
     good = [image for image in found.images if image.is_for_others]
     if new := [image.id for image in good if image.tags.get(tags.KEPT) != "yes"]:
@@ -241,10 +241,10 @@ def _search(ctx: Context, name: str, *, again: bool) -> Inventory:
 def _remove_all(
     ctx: Context, plan: Plan, denied: set[str], start: float, generation: Generation | None = None
 ) -> str:
-    """Remove what can be removed now; return why something has to wait for the next round.
+    """Remove what can be removed now; return why the rest must wait for the next round.
 
-    ``denied`` are the IDs that were denied in an earlier round; a second denial is an error. ``start``
-    is when the removal began.
+    ``denied`` are the IDs denied in an earlier round; a second denial is an error. ``start`` is when the
+    removal began.
     """
     reason = ""
 
@@ -265,7 +265,7 @@ def _remove_all(
 
         with ctx.perform(action):
             if action.kind is ActionKind.DELETE_GUARDS:
-                # Or else it fails here: the group, which has the record of it, must go later.
+                # If this fails, the group, which records the schedule, must stay.
                 ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Host keys compared with a second source: the head's with its console, the workers' with the head's view.
+"""Compare host keys with a second source: the head's with its console, the workers' with the head's view.
 
 The event log remembers how each machine's key was verified.
 """
@@ -32,7 +32,7 @@ _CONSOLE_DEADLINE_S = 90.0
 
 
 def verified_by(events: EventLog) -> dict[str, str]:
-    """Return how each machine's host key was verified, by instance ID, as far as this machine did it."""
+    """Return how this machine verified each host key, by instance ID."""
     found: dict[str, str] = {}
     for event in events.read():
         for id_ in event["resources"] if event["event"] == _EVENT else ():
@@ -42,7 +42,7 @@ def verified_by(events: EventLog) -> dict[str, str]:
 
 def _remember(ctx: Context, how: str, ids: Iterable[str]) -> None:
     known = verified_by(ctx.events)
-    # A console that has been overwritten since does not undo an earlier comparison.
+    # An earlier comparison stays valid if the console has been overwritten since.
     if new := [i for i in ids if i not in known or how not in (known[i], FIRST_CONTACT)]:
         ctx.events.record(_EVENT, how, resources=new)
 
@@ -72,7 +72,7 @@ def check_head_identity(ctx: Context, head: Node) -> str:
 
 
 def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
-    """Return the host keys that the console shows. Raises only the ClientError of a denial."""
+    """Return the host keys in the console output. Raises a ClientError only for a denial."""
     ec2 = ctx.clients.ec2
     try:
         answer = ec2.get_console_output(InstanceId=instance_id, Latest=True)
@@ -80,7 +80,7 @@ def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
     except BotoCoreError:
         return ()
     except ClientError as error:
-        # Not every type can show it as it is now:
+        # Not every type supports the latest output:
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_GetConsoleOutput.html
         if error_code(error) in DENIED:
             raise
@@ -91,7 +91,7 @@ def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
         answer = ec2.get_console_output(InstanceId=instance_id)
         return parse_console_host_keys(answer.get("Output", "")) or None
 
-    # One wait for each machine.
+    # Wait once per machine.
     limit = 0.0 if instance_id in verified_by(ctx.events) else _CONSOLE_DEADLINE_S
     try:
         return wait_until("console", posted, deadline_s=limit, clock=ctx.clock, every_s=15)

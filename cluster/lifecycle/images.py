@@ -1,4 +1,4 @@
-"""Images that this tool made in an account: which ones `up` can use, and which are useless."""
+"""This tool's images in an account: which ones `up` can use, and which are useless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue on a cluster's head: its jobs, ours and the users' own, and what a removal would lose."""
+"""The queue on a cluster's head: all jobs, and what removing the cluster would lose."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class NoAnswer:
 def ask_head(
     ctx: Context, found: Inventory, ask: Callable[[Host], T], limit_s: float
 ) -> T | NoAnswer:
-    """Return what the head says. Takes at most about ``limit_s`` seconds, and never fails."""
+    """Return the head's answer. Takes at most about ``limit_s`` seconds and never fails."""
     heads = [node for node in rank_nodes(found.alive) if node.instance.role == HEAD]
-    # Jobs run only on a cluster that was connected.
+    # Without connected nodes there can be no jobs.
     if not heads or tags.MESH not in heads[0].instance.tags:
         return NoAnswer()
     if heads[0].instance.state != "running":
@@ -42,7 +42,7 @@ def ask_head(
     except SprError as error:
         return NoAnswer(error.message)
     head = replace(heads[0], jump=jump or "")
-    # A question about this machine's address could not be answered in time.
+    # Nobody could answer a question about this machine's address in time.
     quiet = replace(ctx, allow=lambda _: False)
     answers: list[T | NoAnswer] = []
 
@@ -52,7 +52,7 @@ def ask_head(
         except SprError as error:
             answers.append(NoAnswer(error.message))
 
-    # Connecting alone may take longer than that. A daemon does not delay this process's end.
+    # Connecting alone may take longer. A daemon thread does not delay exiting.
     thread = threading.Thread(target=connect_and_ask, daemon=True)
     thread.start()
     thread.join(limit_s)
@@ -63,7 +63,7 @@ LIST_QUEUE = "squeue --noheader --array --format='%A|%T|%N|%r|%j'"
 """Shell command that prints the queue, a line per job."""
 PENDING = "PENDING"
 USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
-"""States of nodes on which Slurm runs jobs, or will run one."""
+"""States of nodes that can run jobs."""
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 # The scripts of all jobs and the marks that they have ended are on every node, except those that were cut
 # off meanwhile: the newest file of all nodes counts, and a mark that is older than its script belongs to an
@@ -91,7 +91,7 @@ timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}
 """
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 _NODE_DOWN = "a node that it requires is down; `spr-cluster repair` replaces it"
-# What Slurm's words mean to somebody who waits:
+# Slurm's reasons in plain words:
 # https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES
 _REASONS = {
     "None": "it starts in some moments",
@@ -105,7 +105,7 @@ _REASONS = {
     "PartitionNodeLimit": "it requires more nodes than the cluster has",
     "PartitionConfig": "it requires more nodes than the cluster has",
 }
-# A node that gets no jobs, and why; its health check's words begin with what happened.
+# A drained node and the reason; the health check's reasons begin with the kind of problem.
 _DRAINED = re.compile(r"(node\d+) (?:(spot|disk): )?(.+)")
 _REMEDIES = {
     "spot": "`spr-cluster repair` replaces it",
@@ -116,9 +116,9 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that runs or waits. ``name`` is our job ID, or what the user called it.
+    """A running or waiting job. ``name`` is our job ID, or the user's name for it.
 
-    ``state`` is Slurm's word. ``nodes`` is empty while the job waits, for the reason that is given.
+    ``state`` is Slurm's. ``nodes`` is empty while the job waits for the given reason.
     """
 
     id: str
@@ -134,7 +134,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueSummary:
-    """How many nodes Slurm knows, and can use; how many jobs run and wait.
+    """Numbers of nodes that Slurm knows and can use, and of running and waiting jobs.
 
     ``unusable`` are the other nodes, each with Slurm's word.
     """
@@ -152,7 +152,7 @@ class QueueSummary:
 
 
 def summarize_queue(head: Host) -> QueueSummary:
-    """Return how busy a cluster's queue is. Raises :class:`HostError`."""
+    """Summarize a cluster's queue. Raises :class:`HostError`."""
     done = head.run(_SUMMARIZE, check=False)
     if done.exit_code:
         last = (done.stderr.strip() or "no answer within 2 s").splitlines()[-1]
@@ -173,7 +173,7 @@ def list_queue(head: Host) -> tuple[QueuedJob, ...]:
 def submit_again(head: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Submit the jobs that ended with the head before this one, oldest first.
 
-    Returns their names, and those of jobs that are not to run twice.
+    Returns their names, and those of jobs that must not run twice.
     """
     lines = [line.split() for line in head.run(_SUBMIT_AGAIN, timeout_s=120).stdout.splitlines()]
     found = [(line[0], line[1]) for line in lines if len(line) == 2]
@@ -193,7 +193,7 @@ def parse_queue(text: str) -> tuple[QueuedJob, ...]:
 
 
 def expand_nodes(text: str) -> Iterator[str]:
-    """Return the names in Slurm's short form, such as ``node[0-2,7]``."""
+    """Yield the names in Slurm's short form, such as ``node[0-2,7]``."""
     for stem, ranges in _NODE_GROUP.findall(text):
         if not ranges:
             yield stem
@@ -203,7 +203,7 @@ def expand_nodes(text: str) -> Iterator[str]:
 
 
 def describe_reason(reason: str) -> str:
-    """Return what Slurm's reason for a job's wait means."""
+    """Explain Slurm's reason why a job waits."""
     if drained := _DRAINED.match(reason):
         node, kind, text = drained.groups()
         return f"{node}: {text}; {_REMEDIES[kind]}"
@@ -230,8 +230,8 @@ def job_is_running(job: str, flags: str) -> UsageError:
 
 _DEADLINE_S = 10.0
 ACTIVE = ("running", "waiting")
-# `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them:
-# ours, and those that transformers' Trainer leaves beside the model.
+# `fetch` leaves the file `fetched`. It downloads no checkpoints, which an unfinished job needs: ours, and
+# those that transformers' Trainer leaves beside the model.
 SCRIPT = rf"""# listing what would be lost
 queue=$({LIST_QUEUE} 2>&1) || {{ echo "queue $(echo $queue)"; queue=; }}
 active=$(echo "$queue" | cut -d "|" -f 5-)
@@ -264,7 +264,7 @@ If the queue does not answer, ``queue`` and why.
 
 @dataclass(frozen=True)
 class Losses:
-    """Pairs of what would be lost and the job's ID; ``unknown`` is why the head could not be asked."""
+    """Pairs of what would be lost and the job's ID; ``unknown`` is why the head did not answer."""
 
     found: tuple[tuple[str, str], ...] = ()
     unknown: str = ""
@@ -280,7 +280,7 @@ class Losses:
 
 
 def find_losses(ctx: Context, found: Inventory) -> Losses:
-    """Ask the head what the cluster's removal would lose. Takes seconds, and never fails."""
+    """Query the head for what removing the cluster would lose. Takes seconds and never fails."""
     answer = ask_head(ctx, found, _ask, _DEADLINE_S)
     return Losses(unknown=answer.why) if isinstance(answer, NoAnswer) else answer
 

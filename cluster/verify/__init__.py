@@ -1,1 +1,1 @@
-"""Node and network checks: probes that run on the nodes, and verdicts on their answers."""
+"""Checks of nodes and network: probes that run on the nodes, and verdicts on their answers."""

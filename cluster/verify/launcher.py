@@ -1,4 +1,4 @@
-"""Can mpirun start a rank on every node that imports torch? It does so, and reports torch's version."""
+"""Can mpirun start a rank on every node that imports torch?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRY = (
     r"try:\n import torch; answer = 'torch ' + torch.__version__"
     r"\nexcept Exception as e: answer = 'error ' + ' '.join(str(e).split())"
 )
-# On one line, because mpirun forwards the arguments so.
+# On one line, as mpirun's argument forwarding requires.
 _PROGRAM = f'import os; exec("{_TRY}"); print("hello", os.environ["PMI_RANK"], answer)'
 
 
@@ -37,7 +37,7 @@ class LauncherReport:
 
 
 def launcher_command(nodes: int, deadline_s: int = _DEADLINE_S) -> str:
-    """Return mpirun as a job starts it, with a deadline: behind a closed port it waits forever."""
+    """Return mpirun as a job starts it, with a deadline, because it waits forever for a closed port."""
     exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in MPIRUN_ENV.items())
     argv = [f"{VENV}/bin/mpirun", "-f", HOSTFILE, "-n", str(nodes), "-ppn", "1"]
     argv += ["-bootstrap", "ssh", f"{VENV}/bin/python", "-c", _PROGRAM]

@@ -14,7 +14,7 @@ from infra.words import counted
 from provision.facts import AMX_FLAGS, HostFacts, NodeHealth
 
 _KIB_PER_GIB = 1024 * 1024
-# The kernel reserves a few percent of the memory before it counts.
+# The kernel reserves a few percent of the memory.
 _MEMORY_SHARE, _SMALL_MEMORY_SHARE, _SMALL_GIB = 0.95, 0.9, 32
 _AVAILABLE_SHARE = 0.25
 # Linux grants AMX's tile registers since 5.16: https://docs.kernel.org/arch/x86/xstate.html
@@ -82,7 +82,7 @@ def _describe_shape(health: NodeHealth) -> str:
 def _judge_shape(
     node: str, health: NodeHealth, machine: InstanceType, expected: Expected
 ) -> tuple[Verdict, str, str]:
-    # EC2 does not tell the sockets of a type that the table lacks.
+    # EC2 does not report sockets, so they are unknown for types outside our table.
     sockets = machine.sockets or health.sockets
     parts = [counted(machine.cores, "core"), counted(sockets, "socket")]
     wanted = f"{machine.name}: {', '.join(parts)}, {counted(machine.vcpus, 'CPU')}"
@@ -173,7 +173,7 @@ def check_turbo(node: str, printed: str, expected: Expected) -> CheckResult:
 @shared
 def check_huge_pages(node: str, printed: str, expected: Expected) -> CheckResult:
     """Check that programs get transparent huge pages, always or on request."""
-    # All settings, with that in force in brackets.
+    # All settings, with the active one in brackets.
     found = re.search(r"\[(\w+)\]", printed)
     if not found:
         return CheckResult(node, "huge pages", Verdict.SKIPPED, _NOT_EXPOSED)

@@ -1,4 +1,4 @@
-"""Do the nodes reach each other by name, on any port, over SSH, and fast enough? They measure it."""
+"""Do the nodes reach each other by name, on any port, over SSH, and fast enough?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TITLES = {
 _DEADLINE_S = sum(STAGES.values()) + 30
 # Within an AWS zone; a cluster placement group has about 50 us.
 _SLOW_TRIP_S = 1e-3
-# Machines of an unknown network are compared with each other, by these factors.
+# If the network's speed is unknown, machines are compared with each other by these factors.
 _TRIP_FACTOR, _SPEED_FACTOR = 10.0, 4.0
 # Share of the type's bandwidth that four flows in Python reach; AWS limits a flow to 5 to 25 Gbit/s.
 _SPEED_SHARE = 0.3
@@ -38,9 +38,9 @@ Pairs = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class NetworkLink:
-    """What one node measured of another, in seconds; ``None`` was not measured.
+    """One node's measurements of another, in seconds; ``None`` if not measured.
 
-    ``error`` is the reason why the connection failed, ``clock_s`` how far the target's clock is ahead.
+    ``error`` is why the connection failed, ``clock_s`` how far the target's clock is ahead.
     """
 
     source: str
@@ -110,7 +110,7 @@ def send_agent(nodes: Sequence[str], *, bandwidth: bool) -> Program:
 def probe_network(
     head: Host, nodes: Sequence[str], *, bandwidth: bool, note: Callable[[str], None]
 ) -> NetworkReport:
-    """Have the nodes test the network between them. Raises :class:`HostError` if the head can't."""
+    """Run the network test on the nodes. Raises :class:`HostError` if the head can't."""
     lines: list[str] = []
 
     def on_text(text: str) -> None:
@@ -127,7 +127,7 @@ def probe_network(
         reason = lines[-1] if lines else f"exit code {done.exit_code}"
         raise HostError(head.name, f"testing the network between the nodes: {reason}")
     all_pairs = len(nodes) <= ALL_PAIRS_UP_TO
-    # A long line comes in pieces. Nothing follows the result.
+    # A long line arrives in pieces. The result is the last line.
     answer = "".join(lines[result[0] :]).removeprefix(_RESULT)
     return parse_report(json.loads(answer), all_pairs=all_pairs)
 
@@ -195,10 +195,10 @@ def describe_pairs(report: NetworkReport, nodes: int) -> CheckResult:
 
 
 def blame(failed: Mapping[Pair, str]) -> dict[str, dict[Pair, str]]:
-    """Attribute failed pairs to few nodes: greedily, the one that most failures have in common."""
+    """Attribute failed pairs to few nodes: greedily, the node with the most failures."""
     left, blamed = dict(failed), dict[str, dict[Pair, str]]()
     while left:
-        # Targets first: on a tie, the unreachable node is named, not those that try to reach it.
+        # Targets first: on a tie, blame the unreachable node, not those that try to reach it.
         counts = Counter([node for pair in left for node in reversed(pair)])
         node = counts.most_common(1)[0][0]
         blamed[node] = {pair: why for pair, why in left.items() if node in pair}
@@ -248,7 +248,7 @@ def check_ports(
     """Check that each node accepts connections from the others on an arbitrary port."""
     if not report.links:
         return
-    # If a name resolves to a wrong address, the port there belongs to another machine.
+    # With a wrong address, the tested port would belong to another machine.
     failed = {
         (link.source, link.target): link.error
         for link in report.links
@@ -316,7 +316,7 @@ def check_latency(
 def check_bandwidth(
     report: NetworkReport, answered: Sequence[str], expected: Expected
 ) -> Iterator[CheckResult]:
-    """Check the speed with which all nodes at once send to the next one."""
+    """Check the speed of all nodes sending to the next one at the same time."""
     speeds = [speed for speed in report.gbit.values() if isinstance(speed, float)]
     least = statistics.median(speeds) / _SPEED_FACTOR if speeds else 0.0
     wanted = f"at least {least:.2f} Gbit/s, similar to the other nodes"

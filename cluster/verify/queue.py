@@ -1,4 +1,4 @@
-"""Does Slurm answer, and can it start jobs on every node? The head is asked."""
+"""Does Slurm on the head answer, and can it start jobs on every node?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ echo "$answer"
 
 @dataclass(frozen=True)
 class QueueNode:
-    """A node as Slurm sees it. ``reason`` says why Slurm does not use it."""
+    """A node in Slurm's view. ``reason`` is why Slurm does not use it."""
 
     name: str
     state: str
@@ -50,7 +50,7 @@ def probe_queue(head: Host) -> QueueReport:
 
 
 def check_queue(report: QueueReport, nodes: Sequence[str], expected: Expected) -> list[CheckResult]:
-    """Fail for Slurm as a whole, or for each of the nodes that it does not know or use."""
+    """Fail for Slurm as a whole, or for each node that it does not know or use."""
     if report.error:
         remedy = "Start it again:\n" + expected.on_node(
             "node0", "sudo systemctl restart munge slurmctld; systemctl status slurmctld"

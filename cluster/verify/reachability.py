@@ -86,7 +86,7 @@ def check_mtu(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
 
 
 def compare_clocks(answers: Mapping[str, NodeAnswer]) -> dict[str, tuple[float, float]]:
-    """Return each clock's lead over the head's, and the error of that: half the time of the answer."""
+    """Return each clock's lead over the head's, with its error: half the round trip."""
     return {
         node: (
             answer.value.time - (answer.began + answer.ended) / 2,

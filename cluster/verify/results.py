@@ -1,4 +1,4 @@
-"""What a check is: it compares a node with what is expected, and returns a result. Pure.
+"""The definition of a check: it compares a node with expectations and returns a result. Pure.
 
 A check of single nodes is a function in ``machine.py``, ``software.py``, or ``reachability.py``, and a line
 in the list of ``verify.py``; see docs/add-a-check.md.
@@ -63,7 +63,7 @@ def worst(results: Iterable[CheckResult]) -> Verdict:
 
 
 def typical(values: Iterable[T]) -> T:
-    """Return the most frequent value; on a tie, the first one, which is the head's."""
+    """Return the most frequent value; on a tie, the head's, which comes first."""
     return Counter(values).most_common(1)[0][0]
 
 
@@ -113,7 +113,7 @@ class Expected:
     peers: Mapping[str, NodeHealth] = field(default_factory=dict)
     """All nodes' health, with which each node is compared."""
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Seconds by which the nodes' clocks are ahead of the head's, and the error of that."""
+    """Seconds by which each node's clock is ahead of the head's, and the error of that value."""
 
     def usual(self, value: Callable[[NodeHealth], T | None]) -> T | None:
         """Return the most frequent value of all nodes, ignoring those without one."""
@@ -129,7 +129,7 @@ class Expected:
         return f"{self.command('ssh')} {node} -- {shlex.quote(script)}"
 
     def replacement(self, node: str, reason: str) -> str:
-        """Return the remedy for a node that works but has to be replaced: the reason, then commands."""
+        """Return the remedy for a working node that must be replaced: the reason, then commands."""
         if self.machine is None:
             return f"{reason}. Recreate the cluster:\n{self.command('down')}\n{self.command('up')}"
         instance = self.instances.get(node, "ID")
@@ -171,7 +171,7 @@ def _expiry_of(node: Node) -> datetime | None:
 
 def with_hardware(expected: Expected, cluster: Cluster, machine: InstanceType | None) -> Expected:
     """Return the expected state with the hardware of the cluster's instance type."""
-    # One node with ENA Express limits all.
+    # The slowest node limits all.
     express = any(node.instance.ena_express for node in cluster.nodes)
     return replace(expected, machine=machine, mtu=EXPRESS_MTU if express else AWS_MTU)
 

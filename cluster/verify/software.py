@@ -98,7 +98,7 @@ def find_wrong_versions(health: NodeHealth, stack: Stack) -> dict[str, tuple[str
 
 
 def _find_wrong_modules(health: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:
-    """Find modules whose files have another version than pip's records say."""
+    """Find modules whose files have a different version than pip's records."""
     wrong = {}
     for package in (TORCH, IPEX, BINDING, TRANSFORMERS):
         version = stack.pin(package)

@@ -127,7 +127,7 @@ def check_nodes(
 
 
 def summarize_problems(results: Sequence[CheckResult], expected: Expected) -> str:
-    """Return the problems in half a line with the command for details; empty if there are none."""
+    """Summarize the problems, with the command for details; empty if there are none."""
     # `up` reports missing AMX separately.
     wrong = [r for r in results if r.verdict in (Verdict.FAIL, Verdict.WARN) and r.check != "amx"]
     if not wrong:
@@ -156,12 +156,12 @@ def _describe_nodes(stack: Stack) -> Program:
 
 
 def probe_nodes(head: Host, stack: Stack) -> dict[str, NodeAnswer]:
-    """Have the head ask every node of its hostfile for its health."""
+    """Have the head collect the health of every node in its hostfile."""
     return query_all(head, "health", _describe_nodes(stack), parse_health, _NODE_DEADLINE_S)
 
 
 def probe_directly(host: Host, stack: Stack) -> NodeHealth:
-    """Ask one node for its health, from this machine. Raises :class:`HostError`."""
+    """Probe one node's health from this machine. Raises :class:`HostError`."""
     return query(host, "health", _describe_nodes(stack), parse_health, _NODE_DEADLINE_S)
 
 
@@ -170,7 +170,7 @@ def _probe(
 ) -> dict[str, NodeAnswer]:
     """Have the head probe all nodes; probe from here those that it can't reach.
 
-    If nodes are missing or new, the names that the head knows may belong to other machines.
+    If nodes are missing or new, the head's names may belong to other machines.
     """
     stack = expected.stack
     known = probe_nodes(open_host(cluster.head), stack) if cluster.is_whole else {}

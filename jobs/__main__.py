@@ -19,7 +19,7 @@ from infra.errors import HangupError, SprError, UsageError
 from jobs.cli import COMMANDS, build_parser
 
 _POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
-# What other tools call it.
+# Names of the same commands in other tools.
 _SYNONYMS = {
     "help": "--help",
     **dict.fromkeys(("create", "launch", "start"), "up"),
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = words[0] if words and not words[0].startswith("-") else None
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names and records can contain bytes that are not valid text.
+        # Names and records can contain invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     if "_ARGCOMPLETE" in os.environ:
         import_module("jobs.cli.completion").complete()
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse_empty(args)
         return int(args.run(args))
     except KeyboardInterrupt as interrupt:
-        # A second Ctrl-C, while existing resources were being listed, arrives here, too.
+        # A second Ctrl-C, while existing resources are being listed, also arrives here.
         with suppress(OSError):
             say("\ninterrupted")
         _exit_at_once(getattr(interrupt, "exit_code", 130))
@@ -122,7 +122,7 @@ def _hang_up(_number: int, _frame: object) -> None:
     for stream in (1, 2):
         try:
             os.write(stream, b"")
-        except OSError:  # A closed terminal: what is printed from now on must not fail.
+        except OSError:  # A closed terminal: further output must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     raise HangupError
 
@@ -133,7 +133,7 @@ def _report(error: SprError) -> int:
 
 
 def _exit_at_once(code: int) -> None:
-    """Exit without waiting for threads that still wait for machines."""
+    """Exit without joining threads that still wait for machines."""
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(code)

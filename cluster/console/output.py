@@ -82,7 +82,7 @@ def say(text: str) -> None:
 
 
 def has_terminal() -> bool:
-    """Whether the user can be asked: stdin and stderr are a terminal."""
+    """Whether the user can be asked: stdin and stdout are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

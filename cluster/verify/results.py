@@ -171,7 +171,7 @@ def _expiry_of(node: Node) -> datetime | None:
 
 def with_hardware(expected: Expected, cluster: Cluster, machine: InstanceType | None) -> Expected:
     """Return the expected state with the hardware of the cluster's instance type."""
-    # The slowest node limits all.
+    # One node with ENA Express lowers the MTU of all.
     express = any(node.instance.ena_express for node in cluster.nodes)
     return replace(expected, machine=machine, mtu=EXPRESS_MTU if express else AWS_MTU)
 

@@ -1,4 +1,4 @@
-"""Commands on jobs, the table of all commands, and their parser, which imports only the command asked for."""
+"""Commands on jobs, the table of all commands, and their parser, which imports only the given command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``spr-cluster attach`` and ``wait``: a job until its end, with its output or without."""
+"""``spr-cluster attach`` and ``wait``: follow a job to its end, with or without its output."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _choose(found: tuple[JobSummary, ...], args: argparse.Namespace, place: str)
 def follow(
     launcher: KubernetesLauncher, job: str, progress: PlainProgress | TreeProgress
 ) -> tuple[JobSummary, dict[str, Any]]:
-    """Show a job until it ends; return its end and result. Raises :class:`JobError` if it fails."""
+    """Follow a job; return its outcome and result. Raises :class:`JobError` if it fails."""
     display = JobDisplay(progress)
     output = JobOutput(display.event, display.log, job)
     with leaving_it(job, launcher), progress.phase(f"Follow {job}"), note_silence(output):
@@ -132,7 +132,7 @@ def follow(
 
 @contextmanager
 def leaving_it(job: str, launcher: KubernetesLauncher) -> Iterator[None]:
-    """After Ctrl-C or an error of the cluster, say that the job goes on, and how to see or end it."""
+    """After Ctrl-C or a cluster error, print that the job continues and how to follow or end it."""
     try:
         yield
     except (KeyboardInterrupt, KubernetesError):
@@ -142,7 +142,7 @@ def leaving_it(job: str, launcher: KubernetesLauncher) -> Iterator[None]:
 
 
 def _failure(end: JobSummary, output: JobOutput, hint: str) -> JobError:
-    """Return the root cause: a rank's own error, else what became of its pod."""
+    """Return the root cause: a rank's own error, else its pod's."""
     cause = choose_cause([event for event in output.events if event["event"] == "error"])
     if cause:
         known = {key: cause[key] for key in ("rank", "host", "message") if key in cause}

@@ -83,7 +83,7 @@ def _measure(args: argparse.Namespace) -> tuple[BenchResult, Context]:
 
 
 def render(speeds: BenchResult, ctx: Context) -> Iterator[str]:
-    """Return the figures as a table, the peak, and the slow nodes."""
+    """Render the measurements as a table, with the peak and the slow nodes."""
     yield f"Cluster {speeds.cluster}, {speeds.when}, stack {speeds.stack}, torch {speeds.torch}"
     yield format_table([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
     side = speeds.matrix_size

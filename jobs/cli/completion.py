@@ -1,4 +1,4 @@
-"""``spr-cluster completion``: shell completion for commands, options, and the names that exist here."""
+"""``spr-cluster completion``: shell completion for commands, options, and existing names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def complete() -> None:
-    """Print the completions that a shell asks for through its environment, and exit."""
+    """Print the completions that the shell requests through the environment, and exit."""
     words = os.environ.get("COMP_LINE", "").split()
     command = words[1] if len(words) > 1 and words[1] in COMMANDS else None
     parser = build_parser(command)
@@ -58,7 +58,7 @@ def complete() -> None:
 
 
 def _add_completers(parser: argparse.ArgumentParser) -> None:
-    """Attach the names that exist to the options that take them, in every subcommand."""
+    """Attach completers of existing names to the options of every subcommand."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():

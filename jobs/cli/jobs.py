@@ -71,7 +71,7 @@ def run_jobs(args: argparse.Namespace) -> int:
         job = choose_job(found, args.job, launcher.place)
         more, lines = launcher.describe(job)
         result: Mapping[str, object] = {**launcher.where, **job.as_dict(), **more}
-        # Problems say more than the cause that a list has room for.
+        # Problems are more detailed than the list's short cause.
         own = _table([job], now) if more.get("problems") else render([job], now)
         text = "\n".join([own, *lines])
     else:
@@ -97,12 +97,12 @@ def _render_list(
 
 
 def newest(found: Sequence[JobSummary]) -> Sequence[JobSummary]:
-    """Return the jobs that have not ended, and the newest of the others."""
+    """Return the active jobs and the newest ended ones."""
     return [job for job in found if job.is_active or job in found[-_NEWEST:]]
 
 
 def render(found: Sequence[JobSummary], now: datetime) -> str:
-    """Return the jobs as a table, and the causes of failures below it."""
+    """Render the jobs as a table, followed by the causes of failures."""
     causes = [f"{job.job}: {_describe(job)}" for job in found if _describe(job)]
     return "\n".join([_table(found, now), *causes])
 
@@ -129,7 +129,7 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, 
 
 
 def _describe(job: JobSummary) -> str:
-    """Return why a job failed or waits; "" for other jobs."""
+    """Return why a job failed or is waiting; "" for other jobs."""
     if job.state in (QUEUED, REQUEUED) and job.waits_for:
         return f"waits: {describe_reason(job.waits_for)}"
     return job.cause if job.state == FAILED else ""
@@ -180,7 +180,7 @@ def run_logs(args: argparse.Namespace) -> int:
 class LogPrinter:
     """Prints the lines of a job's log, from the first event at or after ``since``.
 
-    An event is printed as text, or not at all if it has none.
+    Events are printed as text; those without text are skipped.
     """
 
     def __init__(self, job: str, since: datetime | None = None) -> None:
@@ -246,7 +246,7 @@ def run_cancel(args: argparse.Namespace) -> int:
         )
     claim = _choose_claim(launcher, chosen, args) if args.delete_claim else ""
     results = []
-    # Those that wait first: they would start on the nodes of the others.
+    # Waiting jobs first: they would start on the others' nodes.
     ordered = sorted(chosen, key=lambda job: job.state == RUNNING)
     for found in (*ordered,) or (None,):
         now, silent = found, tuple[str, ...]()
@@ -271,7 +271,7 @@ def run_cancel(args: argparse.Namespace) -> int:
 
 
 def _choose_claim(launcher: Launcher, chosen: list[JobSummary], args: argparse.Namespace) -> str:
-    """Return the claim of the job, once its loss is approved. Raises :class:`UsageError`."""
+    """Return the job's claim after the user approved its deletion. Raises :class:`UsageError`."""
     if not isinstance(launcher, KubernetesLauncher) or args.all or not chosen:
         raise UsageError("--delete-claim is for one job on Kubernetes")
     claim = launcher.choose_claim(chosen[0])
@@ -281,7 +281,7 @@ def _choose_claim(launcher: Launcher, chosen: list[JobSummary], args: argparse.N
 
 
 def _render_cancel(found: JobSummary | None, launcher: Launcher, *, ended: bool) -> str:
-    """Return in one or two lines what was done, and how the job continues."""
+    """Describe in one or two lines what was done and how to resume the job."""
     if found is None:
         return f"No job is running or queued {launcher.place}."
     if not ended:

@@ -88,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open_cluster(args: argparse.Namespace) -> Callable[[], Watched]:
-    """Return a function that asks EC2 for the cluster as it is now."""
+    """Return a function that reads the cluster's present state from EC2."""
 
     def allow(question: str) -> bool:
-        # Later, the view has the screen and the keys.
+        # Before the view takes over screen and keys.
         return threading.current_thread() is threading.main_thread() and ask(question)
 
     cloud = open_chosen_cloud(args)
@@ -106,7 +106,7 @@ def _watch(source: Source) -> int:
     try:
         show_live(source, Console())
     except KeyboardInterrupt as interrupt:
-        if type(interrupt) is not KeyboardInterrupt:  # SIGTERM, or the terminal is gone
+        if type(interrupt) is not KeyboardInterrupt:  # SIGTERM, or the terminal was closed
             raise
     return 0
 

@@ -1,4 +1,4 @@
-"""``spr-cluster train``: one subcommand for each task; for squad, the published recipe, too."""
+"""``spr-cluster train``: one subcommand per task; ``squad`` also runs the published recipe."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _SQUAD = (
 )
 RETRIES = 1
 LAST = "the last unfinished one"
-# Options that a resumed job may change, beside those that do not affect what it learns.
+# Options that may change on resume, besides those that do not affect what is learned.
 _RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints"}
 _DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
@@ -104,7 +104,7 @@ def _add_task(jobs: SubParsers, task: str) -> None:
     add_placement_options(placement, "the result of `tune`, else one per NUMA node", backend=False)
     queue = parser.add_argument_group("queue")
     add_queue_options(queue, retries=RETRIES)
-    # So that the published recipe, which has none, can refuse them.
+    # So that the published recipe, which has none of them, can reject them.
     queue.set_defaults(retries=None)
     queue.add_argument(
         "--elastic",
@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_request(args: argparse.Namespace, now: datetime) -> Request:
-    """Return what to do, checked as far as possible on this machine. Raises :class:`UsageError`."""
+    """Return the request, checked as far as possible locally. Raises :class:`UsageError`."""
     if "resume" in args:
         return build_resume(args)
     if args.recipe == "reference":
@@ -254,7 +254,7 @@ def _retries(args: argparse.Namespace) -> int:
 
 
 def left_open(args: argparse.Namespace) -> frozenset[str]:
-    """Return what `tune` may decide because the user did not."""
+    """Return the options that the user left to `tune`."""
     if args.no_tuned or args.placement != "auto":
         return frozenset()
     chosen = "batch_size" in args or getattr(args, "preset", None)

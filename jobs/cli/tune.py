@@ -104,13 +104,13 @@ def build_tune_request(args: argparse.Namespace) -> TuneRequest:
 
 
 def describe_trials(trials: int, seconds: int) -> str:
-    """Return one line: how many trials, and about how long they take."""
+    """Describe in one line the number of trials and their approximate duration."""
     about = format_seconds(60 * estimate_minutes(trials, seconds))
     return f"{counted(trials, 'trial')} of {seconds} s each: about {about} including start-up"
 
 
 def render_tune(best: TuningResult, results: Mapping[Trial, TrialResult]) -> str:
-    """Return the trials as a table, fastest first, and what was kept."""
+    """Render the trials as a table, fastest first, and the saved result."""
     ranked = sorted(results.items(), key=lambda each: -(each[1].samples_per_second or 0))
     header = ("ppn", "workers", "threads", "batch", "samples/s")
     lines = [format_table([header, *(_tune_row(*each) for each in ranked)])]
@@ -143,7 +143,7 @@ _SCALING_EXAMPLES = """\
 """
 _MAX_NODES = 256
 _NO_NETWORK_GBIT_S = 3200
-"""Above any machine's speed: a faster fitted flow means that the exchange is invisible."""
+"""Above any machine's speed: a faster fitted flow means that the exchange is not measurable."""
 
 _ABOUT_SCALING = (
     "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
@@ -245,7 +245,7 @@ def choose_nodes(request: ScalingRequest, there: int) -> ScalingRequest:
 
 
 def _checked_batches(request: ScalingRequest) -> ScalingRequest:
-    """Refuse a batch that can't be divided before the first trial, not after it."""
+    """Reject a batch that can't be divided before the first trial."""
     size = request.training.options.batch_size
     for nodes in request.nodes:
         batch_per_rank(size, request.nodes[0], nodes, weak=request.weak)
@@ -253,7 +253,7 @@ def _checked_batches(request: ScalingRequest) -> ScalingRequest:
 
 
 def render_scaling(study: ScalingStudy, folder: Path) -> Iterator[str]:
-    """Return the study as a table, and the model."""
+    """Render the study as a table, and the fitted model."""
     # The published speedups are relative to one node.
     from_one = any(row.nodes == 1 and row.samples_per_second for row in study.rows)
     published = published_speedups() if from_one else {}

@@ -83,7 +83,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
-    build_rendered(args, now)  # Wrong options are refused before the cluster is asked.
+    build_rendered(args, now)  # Reject invalid options before contacting the cluster.
     api, progress = open_api(args), make_progress()
     with progress.phase(f"Check context {api.context}, namespace {api.namespace}"):
         kind = _choose_kind(api, args)
@@ -154,7 +154,7 @@ def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
 def _create(
     api: KubernetesApi, kind: JobKind, rendered: Rendered, args: argparse.Namespace
 ) -> bool:
-    """Create the claim, unless it exists, and the job. Returns whether the claim was made."""
+    """Create the claim, unless it exists, and the job. Returns whether the claim is new."""
 
     def is_made(path: str, manifest: Manifest, *, dry_run: bool = args.dry_run) -> bool:
         with suppress(ConflictError):
@@ -164,9 +164,9 @@ def _create(
 
     claims, is_new = core_path(api.namespace, "persistentvolumeclaims"), False
     jobs, exists = kind.path(api.namespace), _exists(rendered.pods.name, args)
-    # A cluster whose quota of claims is used up says so first, not that this one exists.
+    # A cluster reports an exhausted quota before it reports that the claim exists.
     if rendered.claim and not api.peek(f"{claims}/{rendered.pods.claim.name}"):
-        # A job that the cluster refuses must leave no claim behind.
+        # A rejected job must leave no claim behind.
         if not is_made(jobs, rendered.job, dry_run=True):
             raise exists
         is_new = is_made(claims, rendered.claim)

@@ -1,4 +1,4 @@
-"""Options of a job on Kubernetes, and the job that they make, for ``k8s submit`` and ``render k8s``."""
+"""Options of a job on Kubernetes, and the resulting job, for ``k8s submit`` and ``render k8s``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jobs.reference.plan import PRESETS
 from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
-# Pods and services get this name and a suffix, in at most 63 characters.
+# Names of pods and services add a suffix, with at most 63 characters in total.
 _NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -50,7 +50,7 @@ _SHAPE = {
 
 
 def add_pod_options(parser: Parser, task: str) -> None:
-    """Add what decides a job's image, claim, and manifest."""
+    """Add the options that determine a job's image, claim, and manifest."""
     _add_job(parser.add_argument_group("job"))
     if task == "squad":
         _add_recipe(parser.add_argument_group("recipe"))
@@ -104,7 +104,7 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:
 
 
 def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
-    """Return the job that the options ask for. Raises :class:`UsageError` for options that don't fit."""
+    """Return the job for the options. Raises :class:`UsageError` for options that don't fit together."""
     reference = args.recipe == "reference"
     stack = load_stack(args.stack or ("reference" if reference else DEFAULT_STACK))
     pods = _read_pods(args, stack.name, now)

@@ -1,4 +1,4 @@
-"""``spr-cluster render``: a training job as files for a cluster that this tool has not made."""
+"""``spr-cluster render``: a training job as files for another cluster."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _add_k8s(schedulers: SubParsers) -> None:
 
 
 def run_k8s(args: argparse.Namespace) -> int:
-    # A training option has this name, too: the folder in the pods, which the request decides.
+    # A training option has the same name: the folder in the pods, which the request sets.
     output = vars(args).pop("output")
     rendered = build_rendered(args, datetime.now(timezone.utc))
     for warning in rendered.placement.warnings:
@@ -111,7 +111,7 @@ def run_k8s(args: argparse.Namespace) -> int:
 
 
 def _write(rendered: Rendered, folder: Path) -> None:
-    # It may be an earlier rendering's.
+    # It may be left from an earlier rendering.
     (folder / "claim.yaml").unlink(missing_ok=True)
     yaml = {name: text.encode() for name, text in rendered.yaml_files().items()}
     write_files({**rendered.build, **yaml}, folder)
@@ -158,7 +158,7 @@ def _add_slurm_task(parser: Parser, task: str) -> None:
 def _add_job(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
-    # No machine is typical of centers, and ranks with another number of cores are slow.
+    # Centers' machines differ, and ranks planned for another number of cores are slow.
     text = "physical cores of a node that jobs may use"
     add("--cores", type=positive_int, required=True, metavar="N", help=text)
     add_shape_options(group, _SHAPE)
@@ -182,7 +182,7 @@ def _add_slurm(group: argparse._ArgumentGroup) -> None:
 
 
 def run_slurm(args: argparse.Namespace) -> int:
-    # A training option has this name, too: the folder of the ranks, which the job decides.
+    # A training option has the same name: the folder of the ranks, which the job sets.
     output = vars(args).pop("output")
     script = build_script(args)
     folder = check_output_folder(output, OURS, "render slurm") if output else None
@@ -203,7 +203,7 @@ def _warn_of_results(output: Path) -> None:
 
 
 def build_script(args: argparse.Namespace) -> SlurmScript:
-    """Return the job that the options ask for. Raises :class:`UsageError` for options that don't fit."""
+    """Return the job for the options. Raises :class:`UsageError` for options that don't fit together."""
     options = ScriptOptions(
         name=args.name or new_job_id(args.task, datetime.now(timezone.utc)),
         nodes=args.nodes,
@@ -254,7 +254,7 @@ def _how_to_submit(script: SlurmScript, folder: Path) -> str:
 def check_output_folder(name: str, ours: Collection[str], writer: str) -> Path:
     """Return the folder. Raises :class:`UsageError` if it can't be written, or holds other files.
 
-    A folder with ``ours`` in it is one that the command ``writer`` wrote.
+    A folder that contains ``ours`` was written by the command ``writer``.
     """
     folder = expand_home(name)
     check_writable(folder, "--output")
@@ -268,10 +268,10 @@ def check_output_folder(name: str, ours: Collection[str], writer: str) -> Path:
 
 
 def write_files(files: Mapping[str, Path | bytes], folder: Path) -> None:
-    """Write contents, and copies of files and folders, by their names in a folder; ``code`` is made anew.
+    """Write contents and copies of files and folders by name; ``code`` is recreated.
 
-    Raises :class:`UsageError`, before anything is changed, for a folder that would be copied into itself,
-    and for a source that would be replaced.
+    Before anything changes, raises :class:`UsageError` for a folder that would be copied into itself and
+    for a source that would be replaced.
     """
     for name, source in files.items():
         if isinstance(source, Path):

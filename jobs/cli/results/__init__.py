@@ -1,1 +1,1 @@
-"""Commands on the results of a job that has ended."""
+"""Commands on the results of ended jobs."""

@@ -90,7 +90,7 @@ def _ask_head(
 
 
 def render(answers: Sequence[Prediction]) -> str:
-    """Return the bare answer to one row, or each of several below its question or text."""
+    """Render the answer to one row, or several answers below their questions or texts."""
     texts = [_render(each) for each in answers]
     if len(texts) == 1:
         return texts[0]

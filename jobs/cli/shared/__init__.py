@@ -1,1 +1,1 @@
-"""What several commands share: the job they mean, its options, its display, and its end."""
+"""Shared by several commands: choosing a job, its options, its display, and what follows its end."""

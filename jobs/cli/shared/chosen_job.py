@@ -1,4 +1,4 @@
-"""The place where a job runs, a cluster of this tool or Kubernetes, and the job there that is meant."""
+"""Choose a job and its place: a cluster of this tool, or a Kubernetes namespace."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ONLY_ACTIVE = "(default: the only one that runs or waits)"
 def add_job_options(
     parser: argparse.ArgumentParser, help_: str = _ONLY_ACTIVE, *, json: bool = True
 ) -> None:
-    """Add ``JOB``, which is optional, and what chooses the cluster or namespace in which it is."""
+    """Add the optional ``JOB`` and the options that choose its cluster or namespace."""
     parser.add_argument("job", nargs="?", metavar="JOB", type=_job_id, help=help_)
     add_cluster_options(parser, json=json)
     add_access_options(parser)
@@ -72,7 +72,7 @@ def _job_id(text: str) -> str:
 
 
 def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> Launcher:
-    """Return the place of a job: Kubernetes if an option or its submission says so, else a cluster."""
+    """Return a job's launcher: Kubernetes by option or by the job's submission, else a cluster."""
     access = find_access(args)
     if access is not None:
         return open_kubernetes(access, args)
@@ -88,7 +88,7 @@ _OPTIONS = ("namespace", "context", "kubeconfig")
 
 @dataclass(frozen=True)
 class KubernetesAccess:
-    """A cluster and namespace; and of a job that this machine submitted, where its files are."""
+    """A cluster and namespace and, for a job submitted from this machine, the place of its files."""
 
     context: str | None = None
     kubeconfig: str | None = None
@@ -117,7 +117,7 @@ def object_name(text: str) -> str:
 
 
 def find_access(args: argparse.Namespace) -> KubernetesAccess | None:
-    """Return the place of a job on Kubernetes; ``None`` if neither options nor its submission name one.
+    """Return a job's place on Kubernetes; ``None`` if neither options nor its submission name one.
 
     Raises :class:`UsageError` for options of both kinds of clusters.
     """
@@ -139,7 +139,7 @@ def find_access(args: argparse.Namespace) -> KubernetesAccess | None:
 
 
 def remember_job(job: str, access: KubernetesAccess) -> None:
-    """Note on this machine where a job is, so that its ID is enough for later commands."""
+    """Record a job's place locally, so that later commands need only its ID."""
     with suppress(OSError):
         path = _note(job)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def remember_job(job: str, access: KubernetesAccess) -> None:
 
 
 def _note(job: str) -> Path:
-    return home() / ".kubernetes" / f"{job}.json"  # no cluster can have this name
+    return home() / ".kubernetes" / f"{job}.json"  # not a valid cluster name
 
 
 def _read_note(job: str) -> KubernetesAccess | None:
@@ -194,7 +194,7 @@ def access_flags(args: argparse.Namespace) -> str:
 def open_job_context(
     args: argparse.Namespace, now: datetime, *, show_cost: bool = False
 ) -> JobContext:
-    """Return the named cluster, its stack, and a display, ready to run jobs.
+    """Open the named cluster, with its stack and a display, to run jobs.
 
     Raises :class:`UsageError` if there is no such cluster.
     """
@@ -226,7 +226,7 @@ def open_job_context(
 
 
 def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInfo:
-    """Return the cloud with the price of a type, if that of the region is known."""
+    """Return the cloud with a type's price, if it is known for the region."""
     info = CloudInfo(cloud.name, cloud.region, cloud.billed)
     price = prices.machines.get(instance_type)
     if price is None or not price.is_here:
@@ -235,14 +235,14 @@ def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInf
 
 
 def open_overview(ctx: Context, prices: Prices) -> Overview:
-    """Return the cluster as its tags describe it, for its cost and its time left."""
+    """Return the cluster from its tags, for its cost and remaining time."""
     name = ctx.files.folder.name
     found = describe_inventory(ctx.clients.ec2, name, ("instances", "security_groups"))
     return Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices)
 
 
 def make_cost(ctx: Context, prices: Prices) -> Callable[[], float | None]:
-    """Return a function for the cluster's cost since its launch, as ``status`` shows it."""
+    """Return a function that computes the cluster's cost since launch, as ``status`` shows it."""
     if not ctx.cloud.billed:
         return lambda: 0.0
     overview = open_overview(ctx, prices)

@@ -27,7 +27,7 @@ _LINES = {
 
 
 class JobDisplay:
-    """Shows a job's events as a live line and its log as it arrives; ``cost`` is in USD so far."""
+    """Shows a job's events as a live line, and its log as it arrives; ``cost`` is in USD."""
 
     def __init__(
         self, progress: PlainProgress | TreeProgress, cost: Callable[[], float | None] | None = None
@@ -40,7 +40,7 @@ class JobDisplay:
         """Show one or more lines."""
         console = getattr(self._progress, "console", None)
         if console is None:
-            # One write: print() makes two, for each line of a flood.
+            # A single write per line: print() would do two.
             sys.stderr.write(f"{text}\n")
         else:
             clean = "\n".join(map(printable, text.split("\n")))
@@ -66,7 +66,7 @@ class JobDisplay:
             self._progress.note(text)
 
     def _is_due(self, share: float) -> bool:
-        """Without a live display, print a line per twentieth of the work or ten seconds."""
+        """Without a live display, print a line every ten seconds or every 5 % of the work."""
         now = time.monotonic()
         if (
             share < 1
@@ -80,7 +80,7 @@ class JobDisplay:
 
 
 def render_event(event: Mapping[str, Any]) -> str:
-    """Return an event as a line of a log; "" for one that has none."""
+    """Return an event as a line of text; "" for events without text."""
     kind = event["event"]
     if kind == "step":
         return render_step(event, None)
@@ -89,7 +89,7 @@ def render_event(event: Mapping[str, Any]) -> str:
 
 
 def render_step(event: Mapping[str, Any], usd: float | None) -> str:
-    """Return the live line: progress, speed, the nodes' shares, time left, and cost."""
+    """Render the live line: progress, speed, the nodes' shares, remaining time, and cost."""
     done, total = event["step"], event["total"]
     filled = _BAR * done // total
     parts = [
@@ -116,7 +116,7 @@ def render_shares(shares: list[float]) -> str:
 
 
 def render_end(job: str, end: JobEnd, result: dict[str, Any], folder: Path) -> str:
-    """Return how a job ended: its result, if it is one of training."""
+    """Render a job's outcome, with the result of a training job."""
     if "scores" in result or "f1" in result or "smoke" in result:
         return render_result(result, folder)
     took = f" after {format_seconds(end.seconds)}" if end.seconds is not None else ""
@@ -124,7 +124,7 @@ def render_end(job: str, end: JobEnd, result: dict[str, Any], folder: Path) -> s
 
 
 def render_result(result: dict[str, Any], folder: Path) -> str:
-    """Return the result in a few lines. Raises :class:`JobError` if it is damaged."""
+    """Render the result in a few lines. Raises :class:`JobError` if it is damaged."""
     try:
         return _render(result, folder)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Options that several commands share: of placement, of the queue, of training, and of trials."""
+"""Options that several commands share: placement, queue, training, and trials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jobs.worker.training.options import TrainOptions, flag
 Run = Callable[[argparse.Namespace], int]
 _HIDDEN = {"output", "trial_seconds", "resume"}
 _SECONDS, _MAX_SECONDS = 20, 3600
-# Without effect in a trial.
+# Options without effect in a trial.
 _WITHOUT_EFFECT = _HIDDEN | {
     *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints"),
     *("learning_rate", "warmup_ratio"),
@@ -38,7 +38,7 @@ _FOR_EXPERTS = frozenset(
         *("stride", "token_cache", "warmup_ratio", "wire"),
     }
 )
-"""Training options whose defaults suit nearly every job: the usual help leaves them out."""
+"""Training options whose defaults suit nearly every job; the usual help omits them."""
 
 
 def add_placement_options(
@@ -74,7 +74,7 @@ def add_placement_options(
 
 
 def add_shape_options(group: argparse._ArgumentGroup, texts: Mapping[str, str]) -> None:
-    """Add the options that make a :class:`NodeShape`: those of its fields that ``texts`` describe."""
+    """Add options for the fields of :class:`NodeShape` that ``texts`` describe."""
     add = group.add_argument
     for name, text in texts.items():
         default = getattr(NodeShape(), name)
@@ -107,9 +107,9 @@ def add_tasks(
 
 
 def add_training_options(parser: Parser, task: str, *more_for_experts: str) -> None:
-    """Add ``--demo``, and what a task can be asked for.
+    """Add ``--demo`` and a task's training options.
 
-    Together with its options for experts, the help leaves out ``more_for_experts`` of the parser's.
+    The usual help omits the task's advanced options and those in ``more_for_experts``.
     """
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the bundled sample"
@@ -119,7 +119,7 @@ def add_training_options(parser: Parser, task: str, *more_for_experts: str) -> N
 
 
 def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
-    """Add ``--retries``, with this default, ``--detach``, and what happens at the job's end."""
+    """Add ``--retries`` with this default, ``--detach``, and options for the job's end."""
     group.add_argument(
         "--retries",
         type=int,
@@ -139,7 +139,7 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
 
 
 def detachable(run: Run) -> Run:
-    """Return a command that runs a job to its end, or after ``--detach`` says how to come back to it."""
+    """Wrap a command that follows a job; with ``--detach``, it prints how to reattach instead."""
     follow = with_ends(run)
 
     def run_or_leave(args: argparse.Namespace) -> int:
@@ -199,7 +199,7 @@ def results_folder(args: argparse.Namespace, kind: str, now: datetime) -> Path:
 def add_trial_options(
     parser: Parser, trials: argparse._ArgumentGroup, task: str, *without: str
 ) -> None:
-    """Add ``--seconds`` and ``--demo`` to a group, and the training options with an effect in a trial."""
+    """Add ``--seconds`` and ``--demo`` to a group, and the training options that affect a trial."""
     text = f"seconds of measured training per trial (default: {_SECONDS})"
     trials.add_argument("--seconds", type=int, default=_SECONDS, help=text)
     trials.add_argument("--demo", action="store_true", help="try the job of `train TASK --demo`")

@@ -1,4 +1,4 @@
-"""``--on-finish`` and ``--down-when-done``: what follows when a job has ended and its results are here."""
+"""``--on-finish`` and ``--down-when-done``: actions after a job has ended and its results are fetched."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from jobs.launchers.queue.session import JobContext
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
-# A job has written how it ended while Slurm still clears its nodes, for at most its `KillWait`.
+# Slurm may still be cleaning up an ended job's nodes, for at most its `KillWait`.
 _LEAVES_QUEUE_S = 60.0
 Command = Callable[[argparse.Namespace], int]
 
 
 def add_end_options(group: argparse._ArgumentGroup) -> None:
-    """Add ``--on-finish`` and ``--down-when-done``, which :func:`with_ends` heeds."""
+    """Add ``--on-finish`` and ``--down-when-done`` for :func:`with_ends`."""
     group.add_argument(
         "--on-finish",
         metavar="COMMAND",
@@ -50,7 +50,7 @@ def add_end_options(group: argparse._ArgumentGroup) -> None:
 
 
 def with_ends(run: Command) -> Command:
-    """Return a command that follows a job, and then does what its options ask for."""
+    """Wrap a command that follows a job, to run these actions afterward."""
 
     def run_to_the_end(args: argparse.Namespace) -> int:
         if args.on_finish is None and not args.down_when_done:
@@ -93,7 +93,7 @@ def _needs_this_process(args: argparse.Namespace) -> UsageError:
 
 @dataclass
 class Ends:
-    """What a command does when its job on a cluster has ended."""
+    """The actions after a command's job on a cluster has ended."""
 
     args: argparse.Namespace
     ctx: Context
@@ -101,7 +101,7 @@ class Ends:
     is_removing: bool = False
 
     def announce(self) -> None:
-        """Say at the start what will happen. Somebody else's cluster needs an answer now."""
+        """Announce the actions; ask now for approval if the cluster is somebody else's."""
         if not self.args.down_when_done:
             return
         found = self._find()
@@ -116,7 +116,7 @@ class Ends:
             say(f"{line}. As long as that is so, the cluster stays.")
 
     def say_interrupted(self) -> None:
-        """After Ctrl-C, say what is not done any more, and which command does it."""
+        """After Ctrl-C, print which actions are skipped and the commands for them."""
         attach = ["spr-cluster", "attach"]
         text, then = "--on-finish was not run", "run it"
         if self.args.on_finish:
@@ -133,7 +133,7 @@ class Ends:
     def finish(self, failure: Exception | None = None) -> int:
         """Run the command, and remove the cluster; return the exit code.
 
-        What is not done becomes a part of the job's ``failure``, or else an error.
+        An action that fails is added to the job's ``failure``, or raised as an error.
         """
         code, undone = 0, []
         if self.args.on_finish and self.job.outcome.is_home:
@@ -149,7 +149,7 @@ class Ends:
         return code
 
     def _run_command(self) -> int:
-        """Run the command of ``--on-finish``; its failure is shown, and is the exit code 1."""
+        """Run the command of ``--on-finish``; its failure is shown and gives exit code 1."""
         outcome, command = self.job.outcome, self.args.on_finish
         names = {
             "SPR_JOB": outcome.job,
@@ -157,7 +157,7 @@ class Ends:
             "SPR_RESULTS": str((outcome.results or Path()).absolute()),
             "SPR_CLUSTER": self.args.name,
         }
-        # What it prints is no part of our JSON.
+        # Its output must not mix with our JSON.
         stdout = sys.__stderr__ if self.args.json else None
         done = subprocess.run(
             ["sh", "-c", command], env={**os.environ, **names}, stdout=stdout, check=False
@@ -167,7 +167,7 @@ class Ends:
         return int(done.returncode != 0)
 
     def _remove(self, failure: Exception | None) -> list[str]:
-        """Remove the cluster; return why it stays, or is not gone, and which commands help."""
+        """Remove the cluster; return why it remains, with the commands that help."""
         try:
             reasons = self._why_stays(failure)
             if reasons is not None:
@@ -186,12 +186,12 @@ class Ends:
         return []
 
     def _why_stays(self, failure: Exception | None) -> list[str] | None:
-        """Return why the cluster must stay, unless ``failure`` says it; ``None`` if it can go."""
+        """Return why the cluster must remain, unless ``failure`` already says so; ``None`` to remove it."""
         outcome = self.job.outcome
         if outcome.missing:
             again = f"to try again: spr-cluster fetch {outcome.job} {self.ctx.flags}"
             return [f"not all results are here: {'; '.join(outcome.missing)}", again]
-        # That a job failed is one of its ends. Any other failure left something undone.
+        # A failed job has also ended. Any other failure left something undone.
         is_expected = isinstance(failure, JobError) and outcome.state != SUCCEEDED
         if not outcome.is_home or (failure and not is_expected):
             return []
@@ -200,7 +200,7 @@ class Ends:
         return [*lines, *_how_to_resume(losses, self.ctx.flags)] if lines else None
 
     def _find_losses(self, outcome: Outcome) -> Losses:
-        """Return what the cluster's removal would lose, once this job has left the queue."""
+        """Return what removing the cluster would lose, once this job has left the queue."""
         found = self._find()
         own = {(what, outcome.job) for what in ACTIVE}
         asked: list[Losses] = []
@@ -214,7 +214,7 @@ class Ends:
         return asked[-1]
 
     def _find(self) -> Inventory:
-        """Return what says whose the cluster is, and where its head is."""
+        """Return the cluster's inventory, with its owner and head."""
         kinds = ("instances", "security_groups")
         return describe_inventory(self.ctx.clients.ec2, self.args.name, kinds)
 
@@ -224,7 +224,7 @@ class Ends:
 
     @property
     def _stays(self) -> str:
-        """That the cluster stays, and what that costs."""
+        """The note that the cluster remains, with its cost."""
         text, cloud = f"cluster {self.args.name} stays", self.job.cloud
         if not cloud.billed:
             return text
@@ -236,7 +236,7 @@ class Ends:
 
 
 def _how_to_resume(losses: Losses, flags: str) -> list[str]:
-    """Return the commands that continue what was not finished."""
+    """Return the commands for the unfinished actions."""
     jobs = [job for what, job in losses.found if what == "checkpoint"]
     resume = {job: shlex.join(resume_command(task_of(job))) for job in jobs}
     return [f"to continue its training: {resume[job]} {job} {flags}" for job in jobs]

@@ -1,1 +1,1 @@
-"""Data for tasks: readers, tokens, and their cache."""
+"""Data of tasks: readers, tokens, and the token cache."""

@@ -31,7 +31,7 @@ Record = TypeVar("Record")
 
 
 class Table(NamedTuple):
-    """The rows of one file or split; ``place(n)`` names the n-th row, as an editor counts them."""
+    """The rows of a file or split; ``place(n)`` names the n-th row by its line in an editor."""
 
     source: str
     columns: tuple[str, ...]
@@ -100,7 +100,7 @@ def _all_lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
 
 
 def _lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines that are not blank."""
+    """Yield the nonblank lines with their numbers."""
     for number, line in _all_lines(source, file):
         if "\0" in line:
             raise DatasetError(f"{source}: line {number}: contains NUL bytes")
@@ -251,7 +251,7 @@ def _read_parquet(path: Path, limit: int | None) -> Table:
 
 
 def _look_at_parquet(path: Path) -> Table:
-    """Check the file's ends; its columns are checked on the nodes."""
+    """Check the file's first and last bytes; the nodes check its columns."""
     content = path.read_bytes()
     if len(content) < 12 or (content[:4], content[-4:]) != (b"PAR1", b"PAR1"):
         raise DatasetError(f"{path}: is not Parquet, or is cut off")
@@ -300,7 +300,7 @@ def _load_hub(name: str) -> Any:
         from datasets import load_dataset  # noqa: PLC0415 - only the nodes have it
 
         return load_dataset(name)
-    # The library raises many types: those of requests, the hub, pyarrow.
+    # The library raises many types, among them those of requests, the hub, and pyarrow.
     except Exception as error:
         raise DatasetError(
             f"data {name!r} is no file or folder, and can't be loaded from the hub: {first_line(error)}",
@@ -309,7 +309,7 @@ def _load_hub(name: str) -> Any:
 
 
 def _from_splits(name: str, found: Any, split: str) -> Table:
-    """Return one split of ``datasets``' result; numbers that stand for class names become these names."""
+    """Return one split of ``datasets``' result, with class numbers replaced by class names."""
     if not hasattr(found, "features"):  # a dictionary of splits
         wanted = (TRAIN,) if split == TRAIN else _EVAL_NAMES
         chosen = next((each for each in wanted if each in found), None)
@@ -363,7 +363,7 @@ def read_records(
 ) -> list[Record]:
     """Return each row as a record. ``convert`` gets its place and the row, and raises :class:`DatasetError`.
 
-    A bad row refuses the table; with a list ``skipped``, it is left out and added to the list.
+    A bad row is an error; with a list ``skipped``, it is left out and added to the list.
     """
     problems, records = list(table.problems), list[Record]()
     for number, row in enumerate(table.rows):

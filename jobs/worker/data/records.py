@@ -1,4 +1,4 @@
-"""Bad records of a data set: which, where, and what to do. Standard library only: the laptop also uses it."""
+"""Reports of bad records in a data set. Standard library only, because the laptop also uses it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require_text(text: object, what: str) -> str:
         raise DatasetError(f"{what} is not a text")
     if not text.strip():
         raise DatasetError(f"{what} is empty")
-    # JSON can write half of a surrogate pair ("\ud800"), which no tokenizer can read.
+    # JSON can contain a lone surrogate ("\ud800"), which no tokenizer can read.
     if _SURROGATE.search(text):
         raise DatasetError(f"{what} contains half of a surrogate pair")
     return text

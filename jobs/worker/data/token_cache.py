@@ -1,7 +1,7 @@
-"""Texts tokenized by all ranks together, and cached on each node's disk for later jobs.
+"""Tokenize texts on all ranks together, and cache the tokens on each node's disk for later jobs.
 
-One file per key in numpy's format (npz, uncompressed): zip's checksums show damage, and reading takes about
-a fifth of the time of tokenizing (``benchmarks.tokenize``).
+One file per key in numpy's format (npz, uncompressed): zip's checksums detect damage, and reading takes about
+a fifth of the tokenizing time (``benchmarks.tokenize``).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..runtime.ranks import Ranks
 from .tokens import Column, Tokens, encode, join_tokens
 
 VERSION = 2
-"""Increase it when the code produces other tokens for the same texts."""
+"""Increase it when the code produces different tokens for the same texts."""
 LIMIT_BYTES = 2 * 1024**3
-"""Size of all files; beyond it, the least recently used ones are removed."""
+"""Maximum size of all files; the least recently used ones are removed."""
 _STALE_SECONDS = 3600
 """Older unfinished files belong to a failed job."""
 
 
 def token_key(columns: Sequence[Column], tokenizer: Any) -> str:
-    """Return a digest of everything that decides the tokens: texts, tokenizer, library, code."""
-    # Truncation and padding are those of a tokenizer's last call, and do not count.
+    """Return a digest of everything that determines the tokens: texts, tokenizer, library, code."""
+    # Truncation and padding depend on the tokenizer's last call and are excluded.
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     settings |= {"truncation": None, "padding": None}
     digest = hashlib.sha256(json.dumps([VERSION, tokenizers.__version__, settings]).encode())
@@ -54,9 +54,9 @@ def encode_together(
     cache: TokenCache | None,
     note: Callable[[str], None],
 ) -> list[Tokens]:
-    """Return each column's tokens, on every rank: from its node's cache, or made by all ranks.
+    """Return each column's tokens on every rank: from its node's cache, or encoded by all ranks.
 
-    If one node lacks them, all ranks share the work: they would have to wait for it anyway. Raises
+    If one node lacks them, all ranks share the work, since they would have to wait anyway. Raises
     :class:`DatasetError`.
     """
     key = token_key(columns, tokenizer)
@@ -87,14 +87,14 @@ def share_texts(texts: Sequence[str], ranks: Ranks) -> Sequence[str]:
 
 
 class TokenCache:
-    """A folder of tokens by key. It never fails a job: tokens that can't be read are made again."""
+    """A folder of tokens by key. It never fails a job: unreadable tokens are recreated."""
 
     def __init__(self, folder: str | Path, limit: int = LIMIT_BYTES) -> None:
         self._folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails without a home
         self._limit = limit
 
     def load(self, key: str) -> list[Tokens] | None:
-        """Return the tokens, or ``None`` without them; a damaged file is removed."""
+        """Return the tokens; ``None`` if there are none. A damaged file is removed."""
         path = self._path(key)
         try:
             found = _read(path)
@@ -109,7 +109,7 @@ class TokenCache:
         return found
 
     def store(self, key: str, columns: Sequence[Tokens]) -> None:
-        """Write tokens, completely or not at all. Raises ``OSError``."""
+        """Write tokens atomically. Raises ``OSError``."""
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f".{key}.{os.getpid()}.partial"
         arrays = {
@@ -139,7 +139,7 @@ class TokenCache:
                 elif facts.st_mtime < stale:
                     path.unlink()
         total = 0
-        # The newest first: it stays even if it alone exceeds the limit.
+        # Newest first: the newest is kept even if it alone exceeds the limit.
         for _, _, size, path in sorted(files, key=lambda file: (file[0], -file[1])):
             total += size
             if total > self._limit and path != newest:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..runtime.errors import DatasetError, ModelError, first_line
 
 CHUNK = 1000
-"""Texts per call of the tokenizer, which bounds its memory; a call uses all cores."""
+"""Texts per tokenizer call, to limit its memory; a call uses all cores."""
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -75,7 +75,7 @@ class Template(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One text of each sample, or texts that many samples share; ``offsets`` are wanted or not."""
+    """One text of each sample, or texts shared by samples; ``offsets``: whether they are needed."""
 
     texts: Sequence[str]
     offsets: bool = False
@@ -109,7 +109,7 @@ def _tokenize(texts: Sequence[str], tokenizer: Any, with_offsets: bool) -> Token
             return_attention_mask=False,
             return_token_type_ids=False,
             return_offsets_mapping=with_offsets,
-            # It would warn about passages longer than a window.
+            # Otherwise it warns about passages longer than a window.
             verbose=False,
         )
     # Tokenizers raise many types; the text is among these.
@@ -128,7 +128,7 @@ def _tokenize(texts: Sequence[str], tokenizer: Any, with_offsets: bool) -> Token
 
 
 def read_template(tokenizer: Any, *, pair: bool = True) -> Template:
-    """Return how a tokenizer joins two texts, or what it puts around one. Raises :class:`ModelError`."""
+    """Return how a tokenizer joins two texts or wraps one. Raises :class:`ModelError`."""
     texts = ("which", "eight cores")[: 1 + pair]
     joined = tokenizer(*texts)
     sides = joined.sequence_ids(0)
@@ -186,7 +186,7 @@ class TextSamples:
 
     @property
     def room(self) -> int:
-        """The most tokens of texts in a sample."""
+        """The maximum number of text tokens in a sample."""
         return self.max_length - self.template.specials
 
     @property
@@ -199,7 +199,7 @@ class TextSamples:
     def __getitem__(self, index: int) -> TextSample:
         texts = [column.ids[slice(*column.bounds[index : index + 2])] for column in self.columns]
         room, target = self.room, self.targets[index]
-        if len(texts) == 2:  # each keeps its half, and what the other does not need
+        if len(texts) == 2:  # each keeps its half, and the rest of the other's
             kept = max(room // 2, room - len(texts[1]))
             texts = [texts[0][:kept], texts[1]]
             room -= len(texts[0])

@@ -1,1 +1,1 @@
-"""What makes training fast on CPUs: it knows no task and no options, and works with any model."""
+"""Faster training on CPUs, for any model; independent of tasks and options."""

@@ -61,7 +61,7 @@ def attend(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return the output as (batch, tokens, heads, size), as transformers asks for it."""
+    """Return the output as (batch, tokens, heads, size), the shape that transformers expects."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if dropout:
         output = scaled_dot_product_attention(
@@ -75,8 +75,8 @@ def attend(
 def use_products(model: Any) -> bool:
     """Let a model's layers use :func:`attend`; return whether they do.
 
-    They do not if transformers or the model has no choice of attention, or if its answers to a small
-    batch would differ.
+    They do not if transformers or the model can't switch attention, or if the outputs for a small batch
+    would differ.
     """
     try:
         from transformers import (  # noqa: PLC0415 - reads variables when imported
@@ -89,12 +89,12 @@ def use_products(model: Any) -> bool:
         )
     except ImportError:
         return False
-    # Older releases warn of models that have no choice.
+    # Older releases warn about models that can't switch.
     logging.set_verbosity_error()
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
     before = model.config._attn_implementation
-    # Models differ in what they take and raise; training works without.
+    # Models' arguments and errors differ; training works without it.
     with suppress(Exception):
         expected = _answers(model)
         model.set_attn_implementation(NAME)

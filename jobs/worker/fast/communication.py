@@ -1,7 +1,7 @@
 """Gradient averaging: in bf16, half the bytes of fp32, while the backward pass still runs.
 
-Of the word embeddings, a third of DistilBERT whose gradients come last, only the rows of words that some
-rank has seen are sent.
+The word embeddings are a third of DistilBERT, and their gradients come last. Only the rows of words that
+some rank has seen are sent.
 
 Sums are computed in one ring or by node. In one ring, the ranks of a node pass everything on to each other,
 and one flow leaves each node. By node, each rank first sums its part of the numbers over the ranks of its
@@ -37,7 +37,7 @@ class SumOverRanks(Protocol):
 
 
 def choose_all_reduce(ranks: Ranks) -> SumOverRanks:
-    """Return the way that suits where the ranks run; all ranks must call this."""
+    """Choose the algorithm by where the ranks run; all ranks must call this."""
     places = ranks.gather(ranks.local)
     local = places[0].size
     regular = all(place == (rank % local, local) for rank, place in enumerate(places))
@@ -47,7 +47,7 @@ def choose_all_reduce(ranks: Ranks) -> SumOverRanks:
 
 
 def sum_in_ring(values: Tensor) -> Future[Tensor]:
-    """Sum over all ranks as the backend does it."""
+    """Sum over all ranks with the backend's own algorithm."""
     future: Future[Any] = dist.all_reduce(values, async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
 
@@ -98,14 +98,14 @@ class SumByNode:
         self._start(2, self._join, part, values, future)
 
     def _join(self, part: Tensor, values: Tensor, future: Future[Tensor]) -> None:
-        """Put the parts of this node's ranks together."""
+        """Gather the parts of this node's ranks."""
         parts = [torch.empty_like(part) for _ in range(self._local)]
         dist.all_gather(parts, part, group=self._gather)
         future.set_result(torch.cat(parts)[: len(values)])
 
 
 def _own_group(rank: int, lists: Sequence[range]) -> Any:
-    """Make a group of each list of ranks, as all ranks must, and return the one that has this rank."""
+    """Create a group for each list of ranks, as all ranks must, and return this rank's group."""
     groups = [dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT) for ranks in lists]
     return next(group for group, ranks in zip(groups, lists) if rank in ranks)  # noqa: B905 - 3.8
 
@@ -146,11 +146,11 @@ class Replica(DistributedDataParallel):
         if words is not None:
             # As DistributedDataParallel does with the other parameters.
             dist.broadcast(words.data, 0, group=control)
-        # In a tuple: as an attribute, it would be listed twice among the parameters.
+        # In a tuple: as a plain attribute, it would be registered twice.
         self._words = (words,)
         self.wire, self.control, self._all_reduce = wire, control, all_reduce
         self.last_sent, self.sent_bytes = 0.0, 0
-        # It refuses a function with other annotations than its own types; a lambda has none.
+        # It rejects functions with annotations of other types; a lambda has none.
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
     def _send(self, bucket: Any) -> Future[Tensor]:
@@ -188,7 +188,7 @@ class Replica(DistributedDataParallel):
         assert gradient is not None, "the word embeddings took part in the backward pass"
         announced.work.wait()
         rows = announced.seen.nonzero().squeeze(1)
-        # In groups as large as the others, so that the stages of a sum work at the same time.
+        # In groups of the usual size, so that the stages of a sum overlap.
         size = BUCKET_MB * 2**20 // gradient.element_size()
         groups = torch.split(gradient[rows].flatten(), size)
         averaged = torch.cat([each.wait() for each in [self._average(group) for group in groups]])
@@ -197,7 +197,7 @@ class Replica(DistributedDataParallel):
 
 def word_embeddings(model: nn.Module) -> Tensor | None:
     """Return the word embeddings, or None if another layer shares them."""
-    find = getattr(model, "get_input_embeddings", None)  # models of transformers have it
+    find = getattr(model, "get_input_embeddings", None)  # transformers' models have it
     table = find() if find else None
     if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
         return None

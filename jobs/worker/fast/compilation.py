@@ -86,14 +86,14 @@ def find_layers(model: Any) -> list[Any]:
 
 
 def why_no_compiler() -> str | None:
-    """Return why this machine can't compile, or None, by compiling a tiny function.
+    """Compile a tiny function; return why this machine can't, or None.
 
-    Compilation needs a matching C++ compiler, Python headers, and a folder; only a trial shows whether
-    they work.
+    Compilation needs a matching C++ compiler, Python headers, and a folder; only a trial shows whether they
+    work.
     """
     try:
         torch.compile(lambda x: x.cos() + 1, dynamic=False)(torch.ones(8))
-    # The compiler, the file system, and torch raise many types; training works without.
+    # The compiler, the file system, and torch raise many types; training works without compilation.
     except Exception as error:
         # The compiler's errors carry the reason inside.
         return first_line(getattr(error, "inner_exception", error))
@@ -119,7 +119,7 @@ class HashDropout(nn.Module):
         if not self.training:
             return values
         mixed = torch.arange(values.numel(), dtype=torch.int32).view(values.shape) + self.seed
-        # Multiples of the golden ratio are far apart. Not in place: the backward pass needs the old one.
+        # Multiples of the golden ratio are far apart. Not in place: the backward pass needs the old seed.
         self.seed = self.seed + (0x9E3779B9 - 2**32)
         # Two rounds of a multiplication and a shift, as in https://github.com/skeeto/hash-prospector. Its
         # shifts fill with zeros, those of int32 with the sign: x and ~x would have the same hash.
@@ -130,7 +130,7 @@ class HashDropout(nn.Module):
 
 
 def replace_dropouts(model: nn.Module) -> list[HashDropout]:
-    """Put a :class:`HashDropout` in the place of each dropout, and return them."""
+    """Replace each dropout with a :class:`HashDropout`, and return them."""
     return _replace(model, lambda each: type(each) is nn.Dropout and 0 < each.p < 1, HashDropout)
 
 
@@ -140,7 +140,7 @@ def restore_dropouts(model: nn.Module) -> None:
 
 
 def draw_seeds(model: nn.Module) -> None:
-    """Draw what the next forward pass drops, from torch's generator, whose state checkpoints hold."""
+    """Seed the next forward pass's dropout from torch's generator, whose state checkpoints contain."""
     own = [each for each in model.modules() if isinstance(each, HashDropout)]
     least = torch.iinfo(torch.int32).min
     for module, seed in zip(own, torch.randint(least, -least, (len(own),), dtype=torch.int32)):  # noqa: B905 - 3.8

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.step_time import FLOWS_GBIT_S, compare_with_published
 from jobs.experiments.step_model import (
     BACKWARD,
     EPOCH_S,
-    FLOWS_GBIT_S,
     StepModel,
     StepTiming,
-    compare_with_published,
     fit_step_model,
     published_speedups,
 )

@@ -1,4 +1,4 @@
-"""A cluster's deadline: extension, and the timers that shut nodes down, repaired where they are wrong."""
+"""A cluster's deadline: extends it, and corrects the timers that shut nodes down."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reset_guards(
     expires: datetime,
     open_host: HostOpener,
 ) -> dict[str, NodeAnswer]:
-    """Set the timers that the answers show to be wrong, and return the answers with the right time.
+    """Set the timers that are wrong according to the answers; return the corrected answers.
 
     ``expires`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
     can't be started.

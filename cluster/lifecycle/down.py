@@ -1,4 +1,4 @@
-"""Removal of a cluster: deletes everything with its tag, then verifies that nothing is left."""
+"""Removes a cluster: deletes everything with its tag, then verifies that nothing is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from infra.wait import (
 )
 
 _LONGEST_PAUSE_S = 5.0
-# AWS deletes these by name, which a newer cluster's have as well.
+# AWS deletes these by name, and a newer cluster's have the same names.
 _BY_NAME = {ActionKind.DELETE_PLACEMENTS, ActionKind.DELETE_GUARDS}
 
 
@@ -61,7 +61,7 @@ def down(
     removed: dict[str, set[str]] = {}
     kept = Inventory()
     denied: set[str] = set()
-    # If this machine has no files of the cluster either, one search is enough.
+    # If this machine has no files of the cluster, one search is enough.
     begun, clean, wanted = False, 0, 2 if ctx.files.exist else 1
     start = without_machines = ctx.clock.monotonic()
     rounds, reason = 0, ""
@@ -71,7 +71,7 @@ def down(
         found = _search(ctx, name, again=clean > 0)
         was_guarded |= is_guarded(found)
         had_record |= bool(found.security_groups)
-        # The machines, which cost money, must not depend on access to the scheduler.
+        # Removing the machines, which cost money, must not depend on access to the scheduler.
         if not found.instances and (was_guarded or not had_record):
             found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
         if found and generation is None:
@@ -126,15 +126,15 @@ def _require_approved(ctx: Context, generation: Generation, found: Inventory) ->
 
 
 def _begin_removal(ctx: Context, name: str) -> None:
-    """Record that this machine's key of the cluster can go with it, even if this `down` is interrupted."""
+    """Record that the removal has begun, so that a later `down` may delete the cluster's key."""
     if ctx.files.exist and _is_ours(ctx, name):
         write_private(ctx.files.removal, _place(ctx))
 
 
 def _is_removed(ctx: Context, name: str) -> bool:
-    """Return whether this machine knows that it removed the cluster, or never made anything of it.
+    """Return whether this machine knows that it removed the cluster, or never created anything of it.
 
-    The only key is not deleted because of an empty look: the cluster may be where this one can't see it.
+    An empty listing alone does not justify deleting the only key: the cluster may be in another account.
     """
     if not (ctx.files.exist and _is_ours(ctx, name)):
         return False
@@ -251,7 +251,7 @@ def _remove_all(
     def note(_: float) -> None:
         passed = (ctx.clock.monotonic() - start) / 60
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
-        cost = ", not billed any more" if ctx.cloud.billed else ""
+        cost = ", no longer billed" if ctx.cloud.billed else ""
         ctx.progress.note(
             f"shutting down{cost}: {passed:.0f} min of at most {DOWN_DEADLINE_S // 60}"
         )

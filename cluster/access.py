@@ -1,4 +1,4 @@
-"""A cluster's SSH rule and this machine's address: compared after a failed connection, and fixed."""
+"""Repairs a cluster's SSH rule after this machine's address has changed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from provision.host import Host, Result, Stream, TextSink
 
 T = TypeVar("T")
 
-# While machines boot, hundreds of connections fail in a row.
+# While machines boot, hundreds of connections fail in a row; look up the address once a minute.
 _AGAIN_S = 60.0
 _UNKNOWN = (SprError, ClientError, BotoCoreError)
 
 
 @dataclass(frozen=True)
 class Move:
-    """This machine's address is not among those that the cluster accepts SSH from."""
+    """This machine's address, ``caller``, is not one that the security group admits to SSH."""
 
     group: SecurityGroup
     caller: str
@@ -44,7 +44,7 @@ class Move:
 
 
 class AccessContext(Protocol):
-    """The part of :class:`cluster.context.Context` that :class:`Access` needs."""
+    """The part of :class:`cluster.context.Context` that :class:`Access` uses."""
 
     @property
     def cloud(self) -> Cloud: ...
@@ -65,24 +65,24 @@ class AccessContext(Protocol):
 
 
 class Access:
-    """Determines whether this machine may use SSH. Threads share one lookup per minute."""
+    """Checks whether the cluster admits this machine to SSH. Threads share one lookup per minute."""
 
     def __init__(self, ctx: AccessContext) -> None:
         self._ctx = ctx
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
-        self._mended = False
+        self._repaired = False
         self.refused: Move | None = None
-        """The detected move, if opening SSH to it was not allowed."""
+        """A change of address that the user did not allow."""
         self.moved_to = ""
-        """This machine's address, if the rule was fixed for it."""
+        """This machine's address, if the rule was repaired for it."""
 
     @property
     def flags(self) -> str:
         return self._ctx.flags
 
     def find_move(self) -> Move | None:
-        """Compare the rule with this machine's present address; ``None`` also if either is unknown."""
+        """Compare the rule with this machine's address; ``None`` if it fits or either is unknown."""
         ctx = self._ctx
         try:
             name = ctx.files.folder.name
@@ -90,7 +90,7 @@ class Access:
             group, record = found.group, found.record
             if group is None or not group.ssh_cidrs:
                 return None
-            # Inside the VPC, SSH does not come from the public address.
+            # From inside the VPC, SSH does not come from the address that the internet sees.
             if record and (record.options["private"] or record.options["jump"]):
                 return None
             caller = ctx.cloud.caller_cidr()
@@ -98,18 +98,18 @@ class Access:
             return None
         return None if group.admits(caller) else Move(group, caller)
 
-    def mend(self) -> bool:
-        """Open SSH to this machine's address if it was missing and that is allowed; if so, try again."""
+    def repair_rule(self) -> bool:
+        """Open SSH to this machine's new address, if the user allows it; return whether to try again."""
         clock = self._ctx.clock
         with self._lock:
             if clock.monotonic() - self._looked_at < _AGAIN_S:
-                return self._mended
+                return self._repaired
             move = self.find_move()
-            # The user's answer may take time, so the minute begins after it.
-            self._mended = move is not None and self._is_allowed(move)
-            self.refused = None if self._mended else move
+            # The user may take time to answer, so the minute begins afterward.
+            self._repaired = move is not None and self._is_allowed(move)
+            self.refused = None if self._repaired else move
             self._looked_at = clock.monotonic()
-            return self._mended
+            return self._repaired
 
     def _is_allowed(self, move: Move) -> bool:
         if not self._ctx.allow(f"{move}; allow it?"):
@@ -122,7 +122,7 @@ class Access:
         return True
 
     def follow(self, move: Move) -> None:
-        """Close SSH to the old address, unless the user chose it, and open it to the new one."""
+        """Open SSH to the new address; close it to the old one, unless the user chose that."""
         cidrs = move.group.cidrs_for(move.caller)
         open_security_group(self._ctx.clients.ec2, move.group, cidrs, move.caller)
         self.moved_to = move.caller
@@ -132,7 +132,7 @@ class Access:
 
 @dataclass(frozen=True)
 class FollowedHost:
-    """A :class:`provision.host.Host` that retries after the SSH rule was fixed."""
+    """A :class:`provision.host.Host` that tries again after the SSH rule is repaired."""
 
     host: Host
     access: Access
@@ -145,7 +145,7 @@ class FollowedHost:
         try:
             return work()
         except NoAnswerError as error:
-            if self.access.mend():
+            if self.access.repair_rule():
                 return work()
             if not (move := self.access.refused):
                 raise

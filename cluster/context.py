@@ -1,4 +1,4 @@
-"""Context of the lifecycle: the cloud, its clients, local files, event log, time, and progress."""
+"""What lifecycle code works with: the cloud, its clients, local files, event log, clock, and progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from provision.ssh import SshHost
 
 @dataclass(frozen=True)
 class Context:
-    """Everything the lifecycle acts with; tests replace the external parts."""
+    """Everything that lifecycle code needs; tests replace the parts that reach outside."""
 
     cloud: Cloud
     clients: Clients
@@ -40,9 +40,9 @@ class Context:
     now: Callable[[], datetime] = utc_now
     make_host: Callable[[Node, ClusterFiles], Host] | None = None
     command: str = ""
-    """The running command's name in the event log."""
+    """The running command, for the event log: ``up``."""
     allow: Callable[[str], bool] = lambda _question: False
-    """Decides whether SSH may be opened to this machine's new address."""
+    """Asks the user whether to open SSH to this machine's new address."""
 
     @cached_property
     def access(self) -> Access:
@@ -53,7 +53,7 @@ class Context:
         return EventLog(self.files.events, self.command, self.now)
 
     def remember(self, ssh_config: str = "") -> None:
-        """Record locally where the cluster is and with whose credentials it was created."""
+        """Record on this machine where the cluster is and which credentials created it."""
         cloud = self.cloud
         self.files.remember(
             cloud.name,
@@ -65,7 +65,7 @@ class Context:
         )
 
     def owner_labels(self, group: SecurityGroup | None) -> dict[str, str]:
-        """Return the tags of the cluster's owner: its creator, which never changes, and the key."""
+        """Return the owner tags: who created the cluster, which never changes, and the key."""
         owner = group.tags.get(tags.OWNER) if group else None
         key = key_pair.fingerprint(key_pair.read_public(self.files.key))
         return {tags.OWNER: owner or self.clients.caller.owner, tags.OWNER_KEY: key}
@@ -85,11 +85,11 @@ class Context:
     def host_opener(self) -> HostOpener:
         """Return a function that opens each node once and keeps its connection."""
         opened: dict[tuple[str, str], Host] = {}
-        # Created now: several threads opening hosts would each create their own.
+        # Created here, because concurrent threads would each make their own.
         access, gateway = self.access, Gateway()
 
         def open_host(node: Node) -> Host:
-            # A node with a new rank is reopened under its new name.
+            # A node with a new rank is opened again, under its new name.
             key = (node.instance.id, node.name)
             if key not in opened:
                 make = self.make_host or partial(self._ssh_host, gateway=gateway)
@@ -114,19 +114,19 @@ class Context:
         )
 
     def require_key(self) -> None:
-        """Raise :class:`UsageError` unless this machine has the cluster's key, for its user alone."""
+        """Raise :class:`UsageError` unless this machine has the cluster's key, readable by its user only."""
         key = self.files.key
         if not key_pair.read_public(key):
-            what = "on this machine is not the right one, or damaged"
+            what = "on this machine is damaged or not the right one"
             raise UsageError(
                 f"the cluster's key {what if key.exists() else 'is not on this machine'} ({key})",
                 hint="use the machine that made the cluster; "
                 f"`spr-cluster down {self.flags}` works from any machine",
             )
-        # OpenSSH refuses such a key as well.
+        # OpenSSH also refuses such a key.
         if (mode := key.stat().st_mode & 0o777) & 0o077:
             raise UsageError(
-                f"other users can read the cluster's key ({key}, mode {mode:o}); it was not used",
+                f"the cluster's key is readable by other users ({key}, mode {mode:o}); it was not used",
                 hint=f"chmod 600 {shlex.quote(str(key))}",
             )
 
@@ -135,7 +135,7 @@ class Context:
         return find_cluster(self.clients.ec2, self.files.folder.name, self._place, self.now())
 
     def find_expiry(self) -> datetime | None:
-        """Return when the cluster's nodes shut down; ``None`` if EC2 has no such tag."""
+        """Return when the cluster's nodes will shut down; ``None`` if EC2 doesn't say."""
         with suppress(BotoCoreError, ClientError, SprError):
             name = self.files.folder.name
             record = describe_inventory(self.clients.ec2, name, ("security_groups",)).record

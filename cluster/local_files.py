@@ -1,7 +1,7 @@
 """Files kept on this machine for a cluster: key, host keys, SSH configuration, and event log.
 
-The event log has each plan, action, reason, and resource as one JSON line, and no secrets. It stays when
-the cluster is removed.
+The event log records plans, actions, reasons, and resources, one JSON object per line, without secrets.
+It survives the cluster's removal.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class ClusterFiles:
 
     @property
     def removal(self) -> Path:
-        """Exists from the first deletion of `down` until its end, and names where that was."""
+        """Exists while `down` is removing the cluster; contains its cloud, region, and account."""
         return self.folder / "removal"
 
     @property
     def exist(self) -> bool:
-        """Whether this machine keeps anything of the cluster; its event log does not count."""
+        """Whether this machine has any of the cluster's files, apart from the event log."""
         return any(path.exists() for path in (self.key, self.known_hosts, self.ssh_config))
 
     @property
@@ -94,7 +94,7 @@ class ClusterFiles:
     ) -> None:
         """Record the cluster's cloud, region, and account in the first lines of its SSH configuration.
 
-        ``folder`` is that of an embedded cloud; ``profile`` is the AWS profile that was used.
+        ``folder`` is the embedded cloud's; ``profile`` is the AWS profile in use.
         """
         if ssh_config or not self.ssh_config.exists():
             first = f"{_CLOUD_LINE} {cloud} {region} {folder}".rstrip()
@@ -104,7 +104,7 @@ class ClusterFiles:
 
     @contextmanager
     def lock(self, command: str = "") -> Iterator[None]:
-        """Let one command at a time change a cluster; the kernel frees the lock.
+        """Let only one command at a time change a cluster; the kernel frees the lock.
 
         Raises :class:`UsageError` naming the process that holds it.
         """
@@ -130,11 +130,11 @@ class ClusterFiles:
         return self.folder.with_name(f".{self.folder.name}.lock")
 
     def user(self) -> tuple[str, int] | None:
-        """Return the command that changes the cluster now, and its PID."""
+        """Return the command that is changing the cluster, and its PID."""
         try:
             with self._lock_file.open() as file:
                 pid, _, command = file.read().partition(" ")
-                # Only a living process can hold the lock, and a free one is not touched for nothing.
+                # Only a live process can hold the lock; don't take a free one without need.
                 with suppress(PermissionError):
                     os.kill(int(pid), 0)
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -145,7 +145,7 @@ class ClusterFiles:
         return None
 
     def remove(self, *, keep_cloud: bool = False) -> None:
-        """Remove everything but the event log; ``keep_cloud`` keeps the cluster's cloud and region."""
+        """Remove everything except the event log; ``keep_cloud`` keeps the record of cloud and region."""
         kept = {self.events, self.ssh_config} if keep_cloud else {self.events}
         for path in set(self.folder.glob("*")) - kept:
             if path.is_dir():
@@ -157,7 +157,7 @@ class ClusterFiles:
 
 
 def cluster_names(folder: str | None = None) -> list[str]:
-    """Return the names of the clusters that this machine made: all, or those of an embedded cloud."""
+    """Return the clusters that this machine created: all, or those in one embedded cloud's folder."""
     paths = sorted(home().glob("*/ssh_config")) if home().is_dir() else ()
     names = (path.parent.name for path in paths)
     ours = (name for name in names if re.fullmatch(CLUSTER_NAME, name))
@@ -165,19 +165,19 @@ def cluster_names(folder: str | None = None) -> list[str]:
 
 
 def remembered_cloud(cluster: str) -> tuple[str, str] | None:
-    """Return the cloud and region in which this machine made a cluster, if it did."""
+    """Return the cloud and region of a cluster, if this machine created it."""
     cloud, region, *_ = (*_read_place(cluster), "", "")
     return (cloud, region) if region else None
 
 
 def remembered_account(cluster: str) -> tuple[str, str]:
-    """Return the account and the AWS profile with which this machine made a cluster, "" if unknown."""
+    """Return the account and AWS profile that created a cluster on this machine; "" if unknown."""
     account, profile, *_ = (*_read_line(cluster, 1, _ACCOUNT_LINE, 1), "", "")
     return account, profile
 
 
 def _read_place(cluster: str) -> list[str]:
-    """Return cloud, region, and the embedded cloud's folder, as far as this machine knows them."""
+    """Return cloud, region, and the embedded cloud's folder, as far as they are recorded."""
     return _read_line(cluster, 0, _CLOUD_LINE, 2)
 
 
@@ -190,13 +190,13 @@ def _read_line(cluster: str, number: int, label: str, splits: int) -> list[str]:
 
 
 def known_clusters(cloud: str | None = None) -> dict[str, tuple[str, str]]:
-    """Return cloud and region of the clusters that this machine made, in one cloud or in all."""
+    """Return cloud and region of the clusters that this machine created, in one or all clouds."""
     places = {name: place for name in cluster_names() if (place := remembered_cloud(name))}
     return {name: place for name, place in places.items() if cloud in (None, place[0])}
 
 
 def is_idle_here(cluster: str) -> bool:
-    """Return whether only this machine could change a cluster, and it does not: it has the key."""
+    """Return whether this machine has the cluster's key, so no other can change it, and is idle."""
     if not re.fullmatch(CLUSTER_NAME, cluster):
         return False
     files = ClusterFiles.of(cluster)
@@ -204,18 +204,18 @@ def is_idle_here(cluster: str) -> bool:
 
 
 def nearest_cluster(name: str) -> str:
-    """``; did you mean NAME?`` if this machine knows a similar name, but not this one."""
+    """Return ``; did you mean NAME?`` if this machine knows a similar name but not this one."""
     known = known_clusters()
     return "" if name in known else nearest(name, known)
 
 
 def place_options(name: str, cloud: str, region: str) -> str:
-    """Return ``--cloud`` and ``--region`` for a command in a message, if this machine does not know them."""
+    """Return ``--cloud`` and ``--region`` for commands in messages; "" if this machine knows them."""
     implied = remembered_cloud(name) == (cloud, region)
     return "" if implied else f" --cloud {cloud} --region {region}"
 
 
-# Messages of failed commands are quoted as reasons, and a command's output may contain anything.
+# Reasons quote the messages of failed commands, whose output may contain anything.
 _SECRETS = (
     re.compile(r"()-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL),
     re.compile(r"(://)[^/\s@]+(?=@)"),
@@ -224,7 +224,7 @@ _SECRETS = (
 
 
 def utc_now() -> datetime:
-    """Return the time in UTC, by the cloud's clock if this machine's is wrong."""
+    """Return the time in UTC, from the cloud's clock if this machine's is wrong."""
     return API_TIME.now()
 
 
@@ -239,7 +239,7 @@ class EventLog:
     def record(
         self, event: str, what: str, *, reason: str = "", resources: Sequence[str] = (), **more: Any
     ) -> None:
-        """Append one event. A log that can't be written stops no command."""
+        """Append one event. Failure to write the log stops no command."""
         line = {
             "time": render_time(self.now()),
             "command": self.command,
@@ -259,7 +259,6 @@ class EventLog:
                 file.write(_end_of_torn_line(descriptor) + content + b"\n")
 
     def record_action(self, event: str, action: Action, reason: str = "") -> None:
-        """Append what happened to a plan's action."""
         kind = action.kind.name.lower()
         self.record(event, action.title, reason=reason, resources=action.ids, action=kind)
 
@@ -268,13 +267,13 @@ class EventLog:
         return self.path.exists()
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the events, oldest first; lines that are damaged are skipped."""
+        """Return the events, oldest first, skipping damaged lines."""
         lines = read_text(self.path, "", errors="replace").split("\n")
         return [event for line in lines if (event := _parse(line)) is not None]
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return an exception as a reason."""
+    """Return an exception's message, or its type if it has none."""
     return str(getattr(error, "message", "") or error) or type(error).__name__
 
 

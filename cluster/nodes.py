@@ -27,7 +27,7 @@ class Node:
     rank: int
     instance: Instance
     jump: str = ""
-    """How it is reached from outside its network: see ``ClusterSpec.jump``."""
+    """How to reach it from outside its network: see ``ClusterSpec.jump``."""
 
     @property
     def name(self) -> str:
@@ -43,12 +43,12 @@ class Node:
 
     @property
     def is_public(self) -> bool:
-        """Whether this machine reaches it at a public address."""
+        """Whether this machine connects to its public address."""
         return bool(self.public_ip) and not self.jump
 
     @property
     def address(self) -> str:
-        """Where SSH connects to."""
+        """The address that SSH connects to."""
         return self.public_ip if self.is_public else self.private_ip
 
     def as_dict(self) -> dict[str, str]:
@@ -75,9 +75,9 @@ class Cluster:
     nodes: tuple[Node, ...]
     wanted_nodes: int
     place: str = ""
-    """The options that name its cloud and region in a command, unless this machine knows them."""
+    """``--cloud`` and ``--region`` for commands in messages; "" if this machine knows them."""
     expires: datetime | None = None
-    """When its nodes shut down, unless `extend` changes it."""
+    """When its nodes shut down."""
 
     @property
     def flags(self) -> str:
@@ -109,7 +109,7 @@ class Cluster:
         return self.head.instance.tags.get(tags.STACK, "")
 
     def first(self, count: int | None) -> Cluster:
-        """Return the cluster's first nodes as a smaller cluster; ``None`` means all of them.
+        """Return a smaller cluster of the first nodes; ``None`` means all of them.
 
         Raises :class:`UsageError` if the cluster has fewer nodes.
         """
@@ -136,7 +136,7 @@ class Cluster:
 
 
 def rank_nodes(instances: Iterable[Instance], jump: str | None = None) -> tuple[Node, ...]:
-    """Rank nodes by role, then launch: the head is 0, workers follow in EC2's launch order."""
+    """Rank the nodes: the head is 0, workers follow in EC2's launch order."""
     ranked = enumerate(rank_instances(instances))
     return tuple(Node(rank, instance, jump or "") for rank, instance in ranked)
 
@@ -144,8 +144,8 @@ def rank_nodes(instances: Iterable[Instance], jump: str | None = None) -> tuple[
 def is_unconnected(alive: Sequence[Instance], wanted: int | None) -> bool:
     """Return whether `up` has never connected these machines.
 
-    It buys the head first, or all nodes at once and then makes one the head. A cluster that misses nodes
-    and has no head has lost it.
+    `up` buys either the head first, or all nodes together and then makes one the head. A cluster without
+    a head and with missing nodes has lost its head.
     """
     has_head = any(instance.role == HEAD for instance in alive)
     is_whole = len(alive) == wanted
@@ -162,7 +162,7 @@ def _not_complete(name: str, flags: str) -> SprError:
 def find_cluster(
     ec2: EC2Client, name: str, place: str = "", now: datetime | None = None
 ) -> Cluster:
-    """Return the running cluster of that name, from its tags alone. ``place`` is for messages.
+    """Find a running cluster by its tags alone. ``place`` is for messages.
 
     Raises :class:`UsageError` if there is none, or if it has no head.
     """

@@ -1,4 +1,4 @@
-"""All clusters of an account, in one region or in all: state, prices, cost so far, and forgotten ones."""
+"""Overview of an account's clusters, in one or all regions: state, prices, and cost so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -22,12 +22,9 @@ from infra.errors import SprError
 from infra.plan.planner import is_connected, rank_instances
 from infra.spec import ClusterOptions
 
-if TYPE_CHECKING:
-    from infra.aws.cloud import Cloud
-
 
 def look_up_prices(cloud: Cloud, clients: Clients, types: Iterable[str], now: datetime) -> Prices:
-    """Return the prices of these types in the cloud's region; none where nothing is billed."""
+    """Return the prices of instance types in the cloud's region; none for a cloud that bills nothing."""
     names = tuple(dict.fromkeys(types))
     if not cloud.billed or not names:
         return Prices(cloud.region)
@@ -36,19 +33,19 @@ def look_up_prices(cloud: Cloud, clients: Clients, types: Iterable[str], now: da
 
 
 def cost_as_dict(cost: Price | None) -> dict[str, Any]:
-    """Return what machines have cost for ``--json``: an estimate if its source is another region."""
+    """Return the cost so far for ``--json``; it is an estimate if the prices are another region's."""
     if cost is None:
         return {"usd_so_far": None, "price_source": None}
     return {"usd_so_far": round(cost.usd, 2), "price_source": cost.source or None}
 
 
 def show_cost(row: Mapping[str, Any]) -> str:
-    """Return a cost from :func:`cost_as_dict` for people."""
+    """Format a cost from :func:`cost_as_dict` as text: ``$3.20``."""
     return "?" if row["usd_so_far"] is None else f"${row['usd_so_far']:.2f}"
 
 
 _PARALLEL = 8
-# Bare metal takes up to 20 minutes to boot; then the software is installed.
+# Bare metal takes up to 20 minutes to boot, before the software is installed.
 _LONGEST_START = timedelta(minutes=40)
 
 
@@ -71,7 +68,7 @@ class Overview:
 
     @property
     def expires(self) -> datetime | None:
-        """The end of its life: the latest that any of its resources is tagged with."""
+        """When it ends: the latest time in the tags of its resources."""
         group = self.found.group
         texts = [group.tags.get(tags.EXPIRES, "")] if group else []
         texts += [instance.tags.get(tags.EXPIRES, "") for instance in self.found.alive]
@@ -85,7 +82,7 @@ class Overview:
         return min((instance.launch_time for instance in self.found.instances), default=None)
 
     def cost(self, now: datetime) -> Price | None:
-        """Return what its machines have cost since their launch, at on-demand prices, if known."""
+        """Return the cost of its machines since their launch, at on-demand prices, if known."""
         if not self.billed:
             return Price(0.0, "")
         try:
@@ -115,7 +112,7 @@ class Overview:
         return "starting" if self._may_be_starting(now) else "degraded"
 
     def _may_be_starting(self, now: datetime) -> bool:
-        """Whether `up`, here or on another machine, may be about to connect it for the first time."""
+        """Whether an `up`, here or on another machine, may still be creating it."""
         unconnected = is_unconnected(self.found.alive, self.wanted_nodes)
         try:
             record = self.found.record
@@ -134,7 +131,7 @@ class Overview:
         return not rest and bool(images) and all(i.tags.get(tags.KEPT) == "yes" for i in images)
 
     def is_orphan(self, now: datetime) -> bool:
-        """Whether it has expired or its expiry is unknown; a kept image is no orphan."""
+        """Whether `gc` removes it: it has expired or its expiry is unknown. A kept image is no orphan."""
         return self.state(now) == "expired"
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
@@ -157,14 +154,13 @@ class Overview:
 def list_clusters(
     cloud: Cloud, regions: Sequence[str]
 ) -> tuple[tuple[Overview, ...], dict[str, str]]:
-    """Return our clusters in some regions, and why regions could not be searched, or only without guards.
+    """Return our clusters in these regions, and errors by region that was not searched completely.
 
-    Raises the error of the first region if none could be searched at all.
+    Raises the first region's error if no region could be searched.
     """
-
     clients = {region: connect(replace(cloud, region=region)) for region in regions}
     for each in clients.values():
-        # Sessions make clients in one thread at a time.
+        # A boto3 session can create clients in only one thread at a time.
         _ = each.ec2, each.scheduler, each.pricing
 
     errors: dict[str, ClientError | BotoCoreError] = {}
@@ -177,12 +173,11 @@ def list_clusters(
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
             errors[region] = error
-            # Removing machines, which cost money, must not depend on access to the scheduler.
+            # Without access to the scheduler, still list the machines, because they cost money.
             if found is None:
                 return None
         types = (machine.instance_type for each in found.values() for machine in each.alive)
-        there = replace(cloud, region=region)
-        prices = look_up_prices(there, clients[region], types, utc_now())
+        prices = look_up_prices(replace(cloud, region=region), clients[region], types, utc_now())
         return [Overview(name, region, each, cloud.billed, prices) for name, each in found.items()]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
@@ -196,5 +191,4 @@ def list_clusters(
 
 def describe_regions(clients: Clients) -> tuple[str, ...]:
     """Return the regions that the account can use."""
-    answer = clients.ec2.describe_regions()
-    return tuple(sorted(region["RegionName"] for region in answer["Regions"]))
+    return tuple(sorted(each["RegionName"] for each in clients.ec2.describe_regions()["Regions"]))

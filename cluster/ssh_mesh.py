@@ -1,6 +1,6 @@
-"""Connect the nodes: SSH between them, as in the reference recipe, and Slurm.
+"""Connects the nodes with SSH, as in the reference recipe, and Slurm (:mod:`cluster.slurm.configuration`).
 
-A fresh key, ``~/.ssh/config``, names, ``~/hosts``; Slurm's part is :mod:`cluster.slurm.configuration`.
+Each node gets a new shared key, ``~/.ssh/config``, names in ``/etc/hosts``, and ``~/hosts`` for mpirun.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEY = ".ssh/spr-cluster"
 _BEGIN, _END = "# spr-cluster begin", "# spr-cluster end"
 _BUNDLE = "/tmp/spr-cluster-mesh.tar"
 
-# /etc/hosts is written in place: a rename over it fails where it is mounted.
+# Write /etc/hosts in place: a rename fails where it is a mount.
 _UNPACK = f"""set -e
 umask 077
 tar -C "$HOME" -xf {_BUNDLE}
@@ -57,7 +57,7 @@ def render_ssh_config(nodes: Sequence[Node]) -> str:
         "    TCPKeepAlive yes\n"
         "    StrictHostKeyChecking yes\n"
         "    LogLevel ERROR\n"
-        # OpenSSH's default key exchange takes 50 ms longer per connection.
+        # OpenSSH's default key exchange takes 50 ms longer.
         "    KexAlgorithms curve25519-sha256,curve25519-sha256@libssh.org"
     )
     return "\n\n".join([*blocks, common]) + "\n"
@@ -69,7 +69,7 @@ def render_known_hosts(nodes: Sequence[Node], host_keys: Mapping[str, str]) -> s
 
 
 def render_hosts_block(nodes: Sequence[Node], hostnames: Mapping[str, str]) -> str:
-    """Render the ``/etc/hosts`` entries with the nodes' names and host names."""
+    """Render our part of ``/etc/hosts``: each node's address, ``nodeN``, and its hostname."""
     lines = [f"{node.private_ip} {node.name} {hostnames[node.name]}" for node in nodes]
     return "\n".join([_BEGIN, *lines, _END]) + "\n"
 
@@ -129,7 +129,7 @@ def bundle_mesh(cluster: Cluster, facts: Mapping[str, HostFacts], key: KeyPair) 
 
 
 def connect_nodes(cluster: Cluster, facts: Mapping[str, HostFacts], open_host: HostOpener) -> None:
-    """Connect the nodes by name and start Slurm, with new keys that are stored only on the nodes."""
+    """Connect the nodes by name and configure Slurm, with new keys that only the nodes store."""
     bundle = bundle_mesh(cluster, facts, generate_key_pair("spr-cluster-nodes"))
 
     def place(host: Host) -> None:

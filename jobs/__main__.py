@@ -19,7 +19,7 @@ from infra.errors import HangupError, SprError, UsageError
 from jobs.cli import COMMANDS, build_parser
 
 _POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
-# Names of the same commands in other tools.
+# Names that other tools use.
 _SYNONYMS = {
     "help": "--help",
     **dict.fromkeys(("create", "launch", "start"), "up"),
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse_empty(args)
         return int(args.run(args))
     except KeyboardInterrupt as interrupt:
-        # A second Ctrl-C, while existing resources are being listed, also arrives here.
+        # A second Ctrl-C, during the list of existing resources, also arrives here.
         with suppress(OSError):
             say("\ninterrupted")
         _exit_at_once(getattr(interrupt, "exit_code", 130))
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_empty(args: argparse.Namespace) -> None:
-    """An empty value is usually an unset shell variable: it must not mean the default."""
+    """Refuse an empty value: it is usually an unset shell variable and must not mean the default."""
     for key, value in vars(args).items():
         if value == "":
             name = key if key in _POSITIONAL else f"--{key.replace('_', '-')}"
@@ -107,7 +107,7 @@ class TerminatedError(KeyboardInterrupt):
 
 def _handle_signals() -> None:
     signal.signal(signal.SIGTERM, _terminate)
-    # `nohup` has it ignored.
+    # Under `nohup`, it is ignored.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _hang_up)
 

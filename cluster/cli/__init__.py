@@ -1,7 +1,4 @@
-"""Commands on clusters: up, verify, status, down, and what surrounds them.
-
-The entry point joins this table with that of the jobs' commands.
-"""
+"""Commands on clusters: up, verify, status, down, and others; :mod:`jobs.cli` adds those on jobs."""
 
 from cluster.console.parser import Command
 

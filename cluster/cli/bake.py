@@ -1,4 +1,4 @@
-"""``spr-cluster bake``: an image made ahead of time, on the cheapest machine that can make it."""
+"""``spr-cluster bake``: makes an image ahead of time, on the cheapest machine that can do so."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--instance-type",
         metavar="TYPES",
-        help="the machine that installs, or several in order of preference "
+        help="type of the machine that installs, or several in order of preference "
         f"(default: {','.join(BAKERS)})",
     )
     add_access_options(parser)
@@ -96,7 +96,7 @@ def _bake_options(args: argparse.Namespace, stack: str) -> dict[str, Any]:
 
 
 def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bool]:
-    """Return the image and whether it was made now. The machine that made it is terminated."""
+    """Return the image and whether this call made it; terminate the machine that did."""
     plan_input = prepare(
         ctx, args.name, _bake_options(args, stack), args.ssh_cidr, wants_image=True
     )
@@ -113,7 +113,6 @@ def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bo
     made = [image for image in kept if image.holds(plan_input.recipe)]
     if not made:
         raise SprError(
-            "no image was made; the machine was terminated",
-            hint="run the same command again",
+            "no image was made; the machine was terminated", hint="run the same command again"
         )
     return made[0], True

@@ -1,4 +1,4 @@
-"""The cluster that a command acts on: the options that choose it, its context, and whose it is."""
+"""The cluster that a command acts on: its options, its context, and its owner."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def add_cloud_options(
     *,
     json: bool = True,
 ) -> None:
-    """``--cloud`` and ``--region``, whose defaults are these, and ``--json``."""
+    """``--cloud`` and ``--region``, with descriptions of their defaults, and ``--json``."""
     parser.add_argument(
         "--cloud",
         choices=CLOUD_NAMES,
@@ -69,8 +69,8 @@ def add_cloud_options(
 def choose_cluster(args: argparse.Namespace) -> str:
     """Return the named cluster, else the only one whose key this machine has, else ``spr``.
 
-    Raises :class:`UsageError` for an invalid name, and if there are several and none is ``spr``; with
-    ``--yes``, also if there is one.
+    Raises :class:`UsageError` for an invalid name, or if the choice would be a guess: among several
+    clusters without ``spr``, or any without ``spr`` if ``--yes`` prevents a question.
     """
     if args.name is not None:
         ClusterFiles.of(args.name)
@@ -81,7 +81,7 @@ def choose_cluster(args: argparse.Namespace) -> str:
         return DEFAULT_NAME
     if getattr(args, "yes", False):
         raise UsageError(
-            "--yes needs --name: without a question, no cluster is guessed",
+            "--yes needs --name: a cluster is never guessed without asking",
             hint=f"this machine knows {_list_places(known)}",
         )
     if len(names) > 1:
@@ -93,7 +93,7 @@ def choose_cluster(args: argparse.Namespace) -> str:
 
 
 def _clusters_with_key(cloud: str | None = None) -> dict[str, tuple[str, str]]:
-    """Return the clusters that this machine can use: without a key, it knows only a kept image."""
+    """Return the clusters whose key this machine has; of others, it only remembers a kept image."""
     known = known_clusters(cloud).items()
     return {name: place for name, place in known if ClusterFiles.of(name).key.exists()}
 
@@ -105,9 +105,9 @@ def open_chosen_cloud(
     must_exist: bool = True,
     buys: bool = False,
 ) -> Cloud:
-    """Choose the cluster; return the cloud that the options name, else the one that it was made in.
+    """Choose the cluster; return the cloud from the options, else the one in which it was created.
 
-    Raises :class:`UsageError` if it must exist, and can't be searched for without an account.
+    Raises :class:`UsageError` if the cluster must exist, is unknown, and there are no credentials to search.
     """
     args.named = getattr(args, "named", args.name is not None)
     args.name = choose_cluster(args)
@@ -129,7 +129,7 @@ def open_chosen_cloud(
 def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
     """Return the named cloud; start the embedded one if necessary.
 
-    With ``buys``, assumed-role credentials stay valid until the machines are installed.
+    ``buys`` makes assumed-role credentials last until the machines are installed.
     Raises :class:`UsageError` if the name is unknown or the embedded cloud cannot run here.
     """
     if name == "local":
@@ -144,7 +144,7 @@ def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool 
 def open_place(cloud: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
     """Open a cloud; ask on a terminal for AWS's region if none is configured.
 
-    Raises :class:`UsageError` without a terminal: machines in an unexpected region are not found.
+    Raises :class:`UsageError` without a terminal, because machines in an unexpected region get lost.
     """
     try:
         return open_cloud(cloud, region, progress, buys=buys)
@@ -156,7 +156,7 @@ def open_place(cloud: str, region: str | None, progress: Progress, *, buys: bool
 
 
 def _unknown_cluster(name: str) -> UsageError:
-    elsewhere = "one that another machine made is found with AWS credentials: `aws configure`"
+    elsewhere = "AWS credentials find clusters made on other machines: `aws configure`"
     if known := known_clusters() if name != DEFAULT_NAME else _clusters_with_key():
         return UsageError(
             f"this machine knows no cluster {name!r}{nearest_cluster(name)}",
@@ -175,9 +175,9 @@ def _list_places(known: Mapping[str, tuple[str, str]]) -> str:
 
 
 def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context:
-    """Return the context of the chosen cluster in a cloud.
+    """Return the chosen cluster's context.
 
-    Raises :class:`UsageError` if this machine made the cluster in another account.
+    Raises :class:`UsageError` if this machine created the cluster in another account.
     """
     files = ClusterFiles.of(args.name)
     given = {"allow": ask, "command": args.verb, **more}
@@ -189,13 +189,13 @@ def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context
 def open_cluster(
     args: argparse.Namespace, progress: Progress | None = None, **more: Any
 ) -> Context:
-    """Return the context of the chosen cluster, in its cloud."""
+    """Choose the cluster and its cloud; return its context."""
     cloud = open_chosen_cloud(args, progress=progress)
     return open_context(args, cloud, progress=progress or Silent(), **more)
 
 
 def may_follow(args: argparse.Namespace) -> Callable[[str], bool]:
-    """Return whether a command that sets the SSH rule anyway may open it to another address."""
+    """Return the ``allow`` of a command that sets the SSH rule: yes, unless --ssh-cidr omits ``auto``."""
     return lambda _: args.ssh_cidr is None or AUTO in parse_ssh_cidr(args.ssh_cidr)
 
 
@@ -208,14 +208,14 @@ def _check_account(ctx: Context, args: argparse.Namespace) -> None:
     was = f" (profile {profile})" if profile else ""
     command = f"AWS_PROFILE={shlex.quote(profile)} spr-cluster {shlex.join(args.words)}"
     raise UsageError(
-        f"cluster {args.name!r} was made in AWS account {account}{was}, and these credentials are of "
+        f"cluster {args.name!r} was made in AWS account {account}{was}, but these credentials belong to "
         f"account {ctx.clients.caller.account}{now}",
         hint=command if profile else f"use credentials of account {account}: set AWS_PROFILE",
     )
 
 
 def record_failure(ctx: Context, failure: BaseException) -> BaseException:
-    """Record the error that ends a command; return it with a hint that names the event log."""
+    """Record the error that ends a command; return it with a hint about the event log."""
     if not ctx.events.exists:
         return failure
     error = failure
@@ -231,13 +231,13 @@ def record_failure(ctx: Context, failure: BaseException) -> BaseException:
 
 
 def find_other_owner(caller: Caller, found: Inventory) -> str:
-    """Return the ARN of whoever made a cluster, if that is not the caller; "" otherwise."""
+    """Return the ARN of the cluster's owner; "" if that is the caller or unknown."""
     owner = found.owner
     return "" if not owner or is_same_owner(owner, caller.owner) else owner
 
 
 def confirm_owner(ctx: Context, args: argparse.Namespace, found: Inventory) -> bool:
-    """Ask before a command changes somebody else's cluster; ``--yes`` with ``--name`` confirms.
+    """Ask before changing somebody else's cluster; ``--yes`` with ``--name`` confirms.
 
     Returns whether the user was asked. Raises :class:`UsageError` if the answer is no.
     """

@@ -22,7 +22,7 @@ _EXAMPLES = """\
   spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --market spot
   spr-cluster doctor --json
 """
-# Nobody's addresses, in place of those that are looked up.
+# A documentation address, in place of the ones that `up` looks up.
 _SOME_CIDRS = ("192.0.2.1/32",)
 
 
@@ -30,10 +30,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "doctor",
-        "Checks whether `up` with the same options would succeed: the account, region, quota, network,\n"
-        "routes, permissions, image, and tag policies, and port 22 out of this network. In each zone,\n"
-        "EC2 judges the purchase itself, as a dry run. Prints a verdict for each check and how to fix\n"
-        "problems. Buys and changes nothing. Exit code: 1 if a check failed, else 0.",
+        "Check whether `up` with the same options would succeed: account, region, quota, network,\n"
+        "routes, permissions, image, tag policies, and outgoing connections to port 22. EC2 checks the\n"
+        "purchase in each zone as a dry run. Prints a verdict for each check and how to fix problems.\n"
+        "Buys and changes nothing. The exit code is 1 if a check failed, else 0.",
         _EXAMPLES,
         run=run,
     )
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     zones = {result.node for result in results if result.check == "purchase"}
     text = render_results(results, len(zones))
     if verdict is not Verdict.FAIL:
-        end = f"Nothing stands in the way of `up` in {where}, as far as can be told for free."
+        end = f"`up` should succeed in {where}, as far as can be checked for free."
         text += f"\n{wrap(end)}"
     emit(args, text, {**place, "verdict": verdict.value, "checks": checks})
     if verdict is Verdict.FAIL:

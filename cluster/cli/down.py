@@ -1,4 +1,4 @@
-"""``spr-cluster down`` and ``extend``: the end of a cluster, now or later."""
+"""``spr-cluster down`` and ``extend``: remove a cluster, or extend its time to live."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "down",
-        "Remove a cluster: its nodes, image, snapshots, groups, and keys. It is found by its tags, so\n"
-        "`down` works from any machine and in any unfinished state. At the end, EC2 is searched for\n"
-        "anything that is left. It asks first if the machines cost money, if somebody else made the\n"
-        "cluster, if a job is running, and if results exist only on the nodes.",
+        "Remove a cluster: its nodes, image, snapshots, groups, and keys. `down` finds them by their\n"
+        "tags, so it works from any machine and in any unfinished state. At the end, it checks EC2 for\n"
+        "leftovers. It asks first if the machines cost money, if somebody else made the cluster, if a\n"
+        "job is running, or if results exist only on the nodes.",
         _DOWN_EXAMPLES,
         run=run_down,
     )
@@ -82,9 +82,9 @@ def _down(ctx: Context, args: argparse.Namespace, approved: Inventory | None) ->
 
 
 def _confirm(ctx: Context, args: argparse.Namespace) -> Inventory:
-    """Ask, if the cluster is billed or somebody else's, or a job or its results would be lost.
+    """Ask if the cluster costs money or is somebody else's, or if jobs or results would be lost.
 
-    Returns what was shown.
+    Returns the inventory that the user saw.
     """
     name = args.name
     found = describe_inventory(ctx.clients.ec2, name)
@@ -100,7 +100,7 @@ def _confirm(ctx: Context, args: argparse.Namespace) -> Inventory:
 
 
 def remove_cluster(ctx: Context, args: argparse.Namespace) -> Removed:
-    """Remove a cluster, after questions unless ``--yes`` answers them; at the end nothing is left."""
+    """Remove a cluster and verify that nothing is left; ask first, unless ``--yes`` was given."""
     with ctx.files.lock(ctx.command):
         approved = None if args.yes else _confirm(ctx, args)
         with ctx.progress.phase(f"Remove cluster {args.name}"):
@@ -126,8 +126,8 @@ def _describe_nothing(ctx: Context) -> str:
     if not ctx.files.key.exists():
         return text
     key = (
-        f"This machine keeps the cluster's key, because account {ctx.clients.caller.account} may not be "
-        f"where the cluster is. If another machine has removed it: rm -r {shlex.quote(str(folder))}"
+        f"This machine keeps the cluster's key, because the cluster may be in another account than "
+        f"{ctx.clients.caller.account}. If another machine has removed it: rm -r {shlex.quote(str(folder))}"
     )
     return f"{text}\n{wrap(key)}"
 

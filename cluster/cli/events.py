@@ -33,8 +33,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "events",
-        "Show what commands on this machine did to a cluster, and why: plans, purchases, nodes\n"
-        "replaced, zones left, and errors. The log survives `down`. Machines that another computer\n"
+        "Show what commands on this machine did to a cluster, and why: plans, purchases, replaced\n"
+        "nodes, abandoned zones, and errors. The log survives `down`. Machines that another computer\n"
         "bought are listed from their tags. Times are in UTC.",
         _EXAMPLES,
         run=run,
@@ -47,7 +47,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.tail is not None and args.tail < 1:
-        raise UsageError(f"--tail {args.tail}: expected a whole number from 1 on")
+        raise UsageError(f"--tail {args.tail}: expected a whole number of at least 1")
     name = args.cluster or choose_cluster(args)
     files = ClusterFiles.of(name)
     events: list[Mapping[str, Any]] = [*EventLog(files.events).read()]
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def _bought_elsewhere(
     args: argparse.Namespace, events: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the purchase of each machine that the log lacks, with the reason in its tags."""
+    """Return events for the machines that the log does not mention, with the reason in their tags."""
     logged = {id_ for event in events for id_ in event.get("resources") or ()}
     found = describe_inventory(connect(open_chosen_cloud(args)).ec2, args.name, ("instances",))
     return [
@@ -90,7 +90,7 @@ def _bought_elsewhere(
 
 
 def _without_begun(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Omit the beginning of every action whose end is known, too."""
+    """Omit the ``begun`` event of every action that has also ended."""
     begun: dict[str, int] = {}
     ended = set()
     for number, event in enumerate(events):

@@ -27,10 +27,10 @@ _EXAMPLES = """\
   spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
 """
 _LIMITS = {
-    "simulation": "It cannot judge policies of your organization that have conditions, nor those of "
-    "keys and buckets.",
-    "dry runs": "With the permissions iam:SimulatePrincipalPolicy and iam:GetRole, IAM's simulator is "
-    "asked, which can check more.",
+    "simulation": "It cannot evaluate your organization's policies with conditions, nor the policies "
+    "of keys and buckets.",
+    "dry runs": "The permissions iam:SimulatePrincipalPolicy and iam:GetRole would allow IAM's "
+    "simulator, which can check more.",
 }
 
 
@@ -38,22 +38,22 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "iam-policy",
-        "Print, as JSON, the least IAM policy that this tool requires. It allows buying only the types in\n"
-        "--instance-type, and only machines and disks with this tool's tag. Resources of EC2 can be changed\n"
-        "or deleted only if they have that tag.",
+        "Print the minimal IAM policy that this tool requires, as JSON. It allows buying only the types in\n"
+        "--instance-type, and only machines and disks with this tool's tag. EC2 resources can be changed or\n"
+        "deleted only if they have that tag.",
         _EXAMPLES,
         run=run,
     )
     parser.add_argument(
         "--instance-type",
         metavar="TYPES",
-        help="the types that can be bought, separated by commas (default: all types with AMX in the "
+        help="types that can be bought, separated by commas (default: all types with AMX in the "
         "tool's table, and those that bake images)",
     )
     parser.add_argument(
         "--kms-key",
         metavar="ARN",
-        help="also allow the use of this customer-managed key: the account's default for EBS. For spot "
+        help="also allow using this customer-managed key, if it is the account's default for EBS. For spot "
         "machines, EC2's role AWSServiceRoleForEC2Spot may also need a grant on it (aws kms create-grant)",
     )
     parser.add_argument(
@@ -64,14 +64,14 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--second-guard",
         action="store_true",
-        help="also allow what `up --second-guard` makes: whoever has it can create roles whose names begin "
-        "with spr-cluster-, with any permissions",
+        help="also allow what `up --second-guard` creates. This permits creating roles with any permissions, "
+        "if their names begin with spr-cluster-",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="print what these AWS credentials lack of the policy, without making anything; the exit "
-        "code is 1 if they lack something",
+        help="print which of the policy's permissions these AWS credentials are missing; creates nothing; "
+        "the exit code is 1 if any are missing",
     )
     add_cloud_options(parser)
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:
-    """Print what the caller may not do. Raises :class:`SprError` if there is anything."""
+    """Print the caller's missing permissions. Raises :class:`SprError` if there are any."""
     progress = make_progress()
     cloud = open_cloud(args.cloud or "aws", args.region, progress)
     clients = connect(cloud)

@@ -33,15 +33,15 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "images",
-        "A cluster that starts from an image installs nothing. A kept image is used by every cluster\n"
-        "with the same recipe. It costs what its snapshot costs: a few cents per GiB and month.",
+        "A cluster that starts from an image installs nothing. Every cluster with the same recipe uses\n"
+        "a kept image, which costs only its snapshot: a few cents per GiB and month.",
         _EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     list_ = add_command(
         actions,
         "list",
-        "Show every image that this tool made in a region, whoever ran it, from its tags.",
+        "Show every image that this tool made in a region, by any user, from its tags.",
         "  spr-cluster images list\n  spr-cluster images list --region eu-west-1 --json\n",
         "show all images that this tool made in a region",
         run_list,
@@ -50,10 +50,10 @@ def add_parser(subparsers: SubParsers) -> None:
     delete = add_command(
         actions,
         "delete",
-        "Delete images by their IDs, and the snapshots that hold their content. An unused image has\n"
-        "failed, was never finished, or holds a recipe that no stack has now. Your own stacks are those\n"
-        "in this folder's spr-cluster.toml: the image of a stack defined only in another folder, or on\n"
-        "a colleague's laptop, counts as unused. The image of a cluster that has machines is kept.",
+        "Delete images by their IDs, with their snapshots. An unused image has failed, was never\n"
+        "finished, or has a recipe that no current stack has. Stacks of your own are read from this\n"
+        "folder's spr-cluster.toml: the image of a stack defined only in another folder, or on a\n"
+        "colleague's laptop, counts as unused. The image of a cluster that has machines is kept.",
         "  spr-cluster images delete ami-0123456789abcdef0 --yes\n"
         "  spr-cluster images delete --unused --json\n",
         "delete images and their snapshots",
@@ -62,8 +62,7 @@ def add_parser(subparsers: SubParsers) -> None:
     delete.add_argument("ids", nargs="*", metavar="IMAGE", help="such as ami-0123456789abcdef0")
     text = "delete all images that no `up` would use"
     delete.add_argument("--unused", action="store_true", help=text)
-    # Its name in earlier versions.
-    text = "The same as `images delete --unused`."
+    text = "The same as `images delete --unused`."  # its name in earlier versions
     prune = add_command(actions, "prune", text, "  spr-cluster images prune\n", run=run_delete)
     prune.set_defaults(unused=True, ids=[])
     for each in (delete, prune):
@@ -72,7 +71,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def _open(args: argparse.Namespace) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:
-    """Return a region and the images in it."""
+    """Return the cloud, its EC2 client, and our images there."""
     cloud = open_place(args.cloud or "aws", args.region, make_progress())
     ec2 = connect(cloud).ec2
     return cloud, ec2, describe_our_images(cloud, ec2)

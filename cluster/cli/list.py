@@ -1,4 +1,4 @@
-"""``spr-cluster list`` and ``gc``: all clusters of this machine and of an account, and the forgotten ones."""
+"""``spr-cluster list`` and ``gc``: clusters of this machine and of an account, and forgotten ones."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def add_parser(subparsers: SubParsers) -> None:
     list_ = add_command(
         subparsers,
         "list",
-        "Show every cluster that this machine made, on AWS and on the embedded cloud, and every other\n"
-        "one that this tool created in the AWS account, whoever ran it, from its tags.",
+        "Show every cluster that this machine made, on AWS and on the embedded cloud, and every cluster\n"
+        "that any user of this tool made in the AWS account, from its tags.",
         _LIST_EXAMPLES,
         run=run_list,
     )
@@ -61,8 +61,8 @@ def add_parser(subparsers: SubParsers) -> None:
     gc.add_argument(
         "--all",
         action="store_true",
-        help="also clusters that have no machines but have not expired, even one that `up` on another "
-        "machine has only begun to create, and kept images",
+        help="also kept images, and clusters without machines that have not expired, even if `up` on "
+        "another machine has just begun to create them",
     )
     add_yes_option(gc, "remove without asking")
 
@@ -80,12 +80,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Search:
-    """The clouds that were searched, the clusters found, and the error of a cloud that did not answer."""
+    """The clouds searched, the clusters found, and the error of a cloud that did not answer."""
 
     places: Mapping[str, Sequence[str]]
     """The regions that were searched, by cloud."""
     callers: Mapping[str, Caller]
-    """With whose credentials, by cloud."""
+    """The credentials' owner, by cloud."""
     found: Sequence[tuple[Cloud, Overview]]
     failure: SprError | None
 
@@ -100,10 +100,10 @@ class _Search:
 
 
 def _search(args: argparse.Namespace, *, must_search: bool = True) -> _Search:
-    """Search the chosen cloud; by default AWS, and every cloud in which this machine made a cluster.
+    """Search the chosen cloud; by default AWS and every cloud in which this machine made a cluster.
 
-    A cloud that can't be used here is noted if there is another. Raises the error of the only one, unless
-    it has no credentials, was not asked for, and nothing ``must_search``.
+    A failing cloud is only noted if there is another. Raises the only cloud's error, unless it has no
+    credentials, no option names it, and the search is optional (not ``must_search``).
     """
     clouds = {cloud for cloud, _ in known_clusters().values()} | {"aws"}
     names = [args.cloud] if args.cloud else sorted(clouds)
@@ -127,7 +127,7 @@ def _search(args: argparse.Namespace, *, must_search: bool = True) -> _Search:
         found += [(cloud, cluster) for cluster in clusters]
     if not places and (must_search or len(names) > 1):
         raise failures[0]
-    # A cloud that is not set up here is no failure: nobody expects its clusters.
+    # A cloud that is not set up here is no failure.
     failed = [error for error in failures if not isinstance(error, UsageError)]
     return _Search(places, callers, found, failed[0] if failed else None)
 
@@ -138,7 +138,7 @@ def _search_cloud(
     progress = make_progress()
     cloud, regions = _choose_regions(name, args, progress)
     clients = connect(cloud)
-    # A role with MFA asks here, before anything is shown.
+    # A role with MFA asks for its code here, before the progress display.
     caller = clients.caller
     if args.all_regions:
         regions = describe_regions(clients)
@@ -153,7 +153,7 @@ def _search_cloud(
 def _choose_regions(
     name: str, args: argparse.Namespace, progress: Progress
 ) -> tuple[Cloud, Sequence[str]]:
-    """Return a cloud, and the regions to search: the chosen one, and those of clusters made here."""
+    """Return a cloud and the regions to search: the configured one and those of known clusters."""
     if args.region:
         return open_cloud(name, args.region, progress), (args.region,)
     there = tuple(dict.fromkeys(region for _, region in known_clusters(name).values()))
@@ -163,7 +163,7 @@ def _choose_regions(
         # Any region can list all of them.
         first = DEFAULT_REGION if args.all_regions else next(iter(there), None)
         if first is None:
-            error.hint = f"--all-regions searches everywhere, {error.hint}"
+            error.hint = f"--all-regions searches all of them, {error.hint}"
             raise
         return open_cloud(name, first, progress), there
     return cloud, tuple(dict.fromkeys([cloud.region, *there]))
@@ -236,7 +236,7 @@ def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
 
 
 def _total(clusters: Sequence[Overview], now: datetime) -> str:
-    """Return the cost of the machines that exist, and the sources of its prices."""
+    """Return the cost of the existing machines, with the sources of the prices."""
     costs = [cost for cluster in clusters if (cost := cluster.cost(now))]
     sources = dict.fromkeys(cost.source for cost in costs if cost.source)
     text = f"${sum(cost.usd for cost in costs):.2f} so far for the machines that exist now, at on-demand"
@@ -267,7 +267,7 @@ def run_gc(args: argparse.Namespace) -> int:
     rest = [c for cloud, c in search.found if (cloud, c) not in done and not c.found.alive]
     for cloud, each in others:
         command = f"spr-cluster down --yes --name {each.name} --cloud {cloud.name}"
-        say(f"Not removed, others made it: {command} --region {each.region}")
+        say(f"Not removed, because somebody else made it: {command} --region {each.region}")
     if rest and not args.json:
         print(f"Not removed (use --all): {', '.join(c.name for c in rest)}")
     if failed:
@@ -288,7 +288,7 @@ def _remove_all(
     *,
     unfinished: bool,
 ) -> list[tuple[Overview, SprError]]:
-    """Remove clusters, each regardless of the others; return those that failed, and why."""
+    """Remove clusters, continuing after failures; return those that failed, and why."""
     failed = []
     for cloud, cluster in clusters:
         try:
@@ -302,7 +302,7 @@ def _remove_all(
 
 
 def _is_wanted(cluster: Overview, now: datetime, *, unfinished: bool) -> bool:
-    """Whether ``gc`` removes a cluster; ``unfinished`` includes those that never had a machine."""
+    """Whether ``gc`` removes a cluster; ``unfinished`` includes those without machines."""
     return cluster.is_orphan(now) or (unfinished and not cluster.found.alive)
 
 
@@ -314,7 +314,7 @@ def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool
         clients = connect(there)
         clients.caller = caller
         ctx = Context(there, clients, files, progress, command="gc")
-        # Its owner may have renewed it while this command was asking.
+        # Its owner may have extended it while this command waited for an answer.
         found = describe_inventory(ctx.clients.ec2, cluster.name)
         if found and not _is_wanted(
             replace(cluster, found=found), ctx.now(), unfinished=unfinished

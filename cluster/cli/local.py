@@ -60,8 +60,8 @@ def add_parser(subparsers: SubParsers) -> None:
     stop = add_command(
         actions,
         "stop",
-        "Stop the server and the instances. The next command with `--cloud local` starts them again, "
-        "with the same disks and addresses.",
+        "Stop the server and the instances. The next command with `--cloud local` restarts them with "
+        "the same disks and addresses.",
         "  spr-cluster local stop\n",
         "stop the server and the instances; keep their state",
         run_stop,
@@ -70,7 +70,7 @@ def add_parser(subparsers: SubParsers) -> None:
     reset = add_command(
         actions,
         "reset",
-        "Remove the embedded cloud with all its instances and images, whatever their condition.",
+        "Remove the embedded cloud with all its instances and images, in any state.",
         "  spr-cluster local reset\n",
         "remove the embedded cloud",
         run_reset,
@@ -121,7 +121,7 @@ def run_faults(args: argparse.Namespace) -> int:
     elif args.file:
         put_faults(Path(args.file))
     shown = show_faults()
-    text = "No faults: everything works, at once."
+    text = "No faults: everything works immediately."
     if shown.file:
         text = f"# active: {shown.file}\n{shown.text.rstrip()}"
     emit(args, text, asdict(shown))

@@ -1,4 +1,4 @@
-"""Proposal that ``plan`` and ``up`` show before buying: actions, price, quota, zones, and time."""
+"""The proposal that ``up`` shows before buying: actions, price, quota, zones, and time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from infra.words import counted, render_duration, spoken_time
 from provision.stacks.compatibility import summarize_state
 from provision.stacks.load import load_stack
 
-# A cluster that lives less would be paid for and gone before it could be used.
+# A shorter-lived cluster would cost money and end before it could be used.
 _SHORTEST = timedelta(minutes=30)
-_GUARDED = f"Second guard: terminated from outside if they do not ({COST})."
+_GUARDED = f"Second guard: AWS terminates machines that do not shut down ({COST})."
 _UNGUARDED = (
-    "A machine that never boots does not shut down: --second-guard has AWS terminate it, too "
+    "A machine that never boots does not shut down: --second-guard lets AWS terminate it as well "
     f"({COST})."
 )
 _SMALL_GIB = 8
@@ -36,7 +36,7 @@ _SMALL_GIB = 8
 
 @dataclass(frozen=True)
 class Proposal:
-    """A plan with everything that a user needs to know before confirming."""
+    """A plan with everything that the user needs to know before confirming."""
 
     ctx: Context
     plan_input: PlanInput
@@ -46,11 +46,11 @@ class Proposal:
     quota_problem: str = ""
     """Why the quota is unknown."""
     notes: Sequence[str] = ()
-    """What may stand in the way of the purchase, and what is no longer supported."""
+    """Possible obstacles to the purchase, and unsupported software."""
 
     @property
     def _machines(self) -> dict[str, InstanceType]:
-        """The types by name. Of those that the table lacks, only the ones for sale are known."""
+        """The types by name; types that are in neither the table nor an offer are left out."""
         kept, spec = self.plan.keep, self.plan_input.spec
         names = [kept[0].instance_type] if kept else spec.instance_types
         known = INSTANCE_TYPES | {offer.type.name: offer.type for offer in self.offers}
@@ -63,7 +63,7 @@ class Proposal:
 
     @property
     def vcpus(self) -> int | None:
-        """vCPUs that the whole cluster needs of the quota, with the largest of its types."""
+        """The quota that the whole cluster needs, in vCPUs, with the largest of its types."""
         return max(self._vcpus_by_type.values(), default=None)
 
     def require_quota(self) -> None:
@@ -77,21 +77,21 @@ class Proposal:
 
     @property
     def price(self) -> Price | None:
-        """The cluster's price per hour on demand, if that of its region is known."""
+        """The cluster's on-demand price per hour, if the price in its region is known."""
         if not self.ctx.cloud.billed:
             return Price(0.0, "")
         return self.plan.price if self.plan.price and self.plan.price.is_here else None
 
     @property
     def usd_at_most(self) -> float | None:
-        """The most that the nodes can cost, unless not all prices are known."""
+        """The most that the nodes can cost, if all prices are known."""
         if self.price is None or self._loads_disks:
             return None
         return self._capped(self.price).usd * self.hours_left
 
     @property
     def spoken_price(self) -> str:
-        """The accepted price, as the event log holds it."""
+        """The accepted price, for the event log."""
         if self.price is None:
             return "an unknown price"
         most = "" if self.usd_at_most is None else f", at most ${self.usd_at_most:.2f}"
@@ -99,12 +99,12 @@ class Proposal:
 
     @property
     def _loads_disks(self) -> bool:
-        """Whether AWS bills loading the disks, whose price is not looked up."""
+        """Whether AWS bills loading the disks; that price is not looked up."""
         rate = self.plan_input.spec.volume_init_rate
         return bool(self.ctx.cloud.billed and self.plan.buys and rate)
 
     def _capped(self, price: Price) -> Price:
-        """Return the price with the maximum that the user set for spot machines."""
+        """Return the price, reduced to the user's maximum for spot machines."""
         spec = self.plan_input.spec
         if not spec.max_price or spec.on_demand_allowed or not self.ctx.cloud.billed:
             return price
@@ -131,7 +131,7 @@ class Proposal:
                 )
             if machine.amx is None and self.plan_input.spec.amx_required:
                 texts.append(
-                    f"Whether {name} has AMX is not known: the nodes are checked after boot."
+                    f"It is not known whether {name} has AMX: the nodes are checked after boot."
                 )
         return texts
 
@@ -195,7 +195,7 @@ class Proposal:
         return "  [{} to {} min]".format(*action.expected_min)
 
     def _software(self) -> list[str]:
-        """Return how long each way to install the software takes, if there is a choice."""
+        """Compare how long the ways to install the software take, if there is a choice."""
         installs = any(action.kind is ActionKind.INSTALL for action in self.plan.actions)
         if not installs or self.plan_input.spec.nodes == 1:
             return []
@@ -261,7 +261,7 @@ class Proposal:
 
 
 def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
-    """Return a plan with its offers and quota; nothing is changed."""
+    """Return a plan with its offers, prices, and quota. Changes nothing."""
     plan = plan_up(plan_input)
     left = plan_input.record.expires - ctx.now()
     if plan.buys and ctx.cloud.billed and left < _SHORTEST:

@@ -13,7 +13,7 @@ _ACCESS = ("private", "jump", "subnet_id")
 
 
 def add_spec_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options, all without defaults: a cluster keeps what is not given."""
+    """Add the options without defaults: an existing cluster keeps its own values."""
     parser.add_argument("--name", help="the cluster's name (default: spr)")
     add_cloud_options(parser, *MADE_THERE)
     _add(parser, [key for key in OPTIONS if key not in ("name", *_ACCESS)])
@@ -45,12 +45,15 @@ def _add(parser: argparse.ArgumentParser, keys: Any) -> None:
 
 
 def read_access_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the given ones of these options by the spec's names."""
+    """Return the options that the user gave, by the spec's names."""
     return {key: value for key in _ACCESS if (value := _given(args, OPTIONS[key])) is not None}
 
 
 def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options by the spec's names. Raises :class:`UsageError` for invalid ones."""
+    """Return the options that the user gave, by the spec's names.
+
+    Raises :class:`UsageError` for invalid ones.
+    """
     options = {key: _given(args, option) for key, option in OPTIONS.items() if key != "name"}
     given = {key: value for key, value in options.items() if value is not None}
     if args.spot or args.spot_or_on_demand:

@@ -8,10 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from cluster.cli.chosen_cluster import (
-    add_cluster_options,
-    open_cluster,
-)
+from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
 from cluster.console.output import say
 from cluster.console.parser import Parser, SubParsers, add_command
 from infra.errors import UsageError
@@ -21,7 +18,7 @@ _EXAMPLES = """\
   spr-cluster ssh node2
   spr-cluster ssh node1 -- lscpu      one command
 """
-# OpenSSH's own exit code, also of a command that ends with it.
+# OpenSSH's exit code for its own errors; a remote command may also return it.
 _NOT_CONNECTED = 255
 _NODE = re.compile(r"(node)?\d+")
 
@@ -43,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     client = shutil.which("ssh")
     if not client:
         raise UsageError("ssh is not installed on this machine", hint="install the OpenSSH client")
-    # argparse drops the "--", so in `ssh -- hostname` the node is hostname.
+    # argparse drops the "--", so `ssh -- hostname` looks like a node named hostname.
     named = _NODE.fullmatch(args.node)
     node = args.node if named else "node0"
     if named and args.command and args.command[0] != "--" and args.command[0].startswith("-"):
@@ -55,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     command = command[1:] if command[:1] == ["--"] else command
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
     code = run_client(argv)
-    if code == _NOT_CONNECTED and ctx.access.mend():
+    if code == _NOT_CONNECTED and ctx.access.repair_rule():
         if command:
-            # It may have begun: the connection can also have broken in the middle.
+            # It may have begun: the connection may have dropped in the middle.
             say("SSH is open again; run the command again")
         else:
             code = run_client(argv)
@@ -67,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parse_options_after_node(args: argparse.Namespace) -> None:
-    """Read the options in `ssh node1 --name tutor -- lscpu`, which argparse takes for the command's."""
+    """Parse our options in `ssh node1 --name bert -- lscpu`; argparse counts them as the command's."""
     parser = Parser(prog="spr-cluster ssh", add_help=False, allow_abbrev=False)
     add_cluster_options(parser, json=False)
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -75,6 +72,6 @@ def _parse_options_after_node(args: argparse.Namespace) -> None:
 
 
 def run_client(argv: Sequence[str]) -> int:
-    """Let OpenSSH have the terminal; return its exit code, or as a shell does that of a signal."""
+    """Run OpenSSH on the terminal; return its exit code, or 128 + N if signal N ended it."""
     code = subprocess.call(argv)
     return code if code >= 0 else 128 - code

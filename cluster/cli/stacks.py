@@ -43,7 +43,7 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "stacks",
         "List the shipped stacks and your own: their packages, training flags, and support state.\n"
-        "Versions that don't match are rejected here as in `up`.",
+        "Like `up`, it rejects versions that don't match.",
         _EXAMPLES,
         run=run,
     )
@@ -52,20 +52,19 @@ def add_parser(subparsers: SubParsers) -> None:
     check = add_command(
         actions,
         "check",
-        "Query every index that a stack names and resolve its Python packages together, for the\n"
-        "node's Python and Ubuntu, without installing them. The queries come from this machine.\n"
-        "Ubuntu's own packages are not checked. Exit code 1 if there are problems. --lock writes every\n"
-        "package with its exact version and SHA-256 to spr-cluster.locks/STACK.txt in the working\n"
-        "folder. Nodes and images made from this folder then install exactly these packages and reject\n"
-        "any other file. When the stack changes, its lock is rejected until it is written again.",
+        "Query every index that a stack names, from this machine, and resolve its Python packages\n"
+        "together for the nodes' Python and Ubuntu, without installing them. Ubuntu's own packages are\n"
+        "not checked. The exit code is 1 if there are problems. --lock writes every package with its\n"
+        "exact version and SHA-256 to spr-cluster.locks/STACK.txt in the working folder. Nodes and\n"
+        "images made from this folder then install exactly these packages and reject any other file.\n"
+        "When the stack changes, its lock is rejected until you write it again.",
         _CHECK_EXAMPLES,
         "check that all packages are available, and lock them; installs nothing",
         run_check,
     )
     text = "pin every package, with hashes, for all later nodes"
     check.add_argument("--lock", action="store_true", help=text)
-    # Its name in earlier versions.
-    text = "The same as `stacks check --lock`."
+    text = "The same as `stacks check --lock`."  # its name in earlier versions
     lock = add_command(actions, "lock", text, "  spr-cluster stacks lock intel\n", run=run_check)
     lock.set_defaults(lock=True)
     for each in (check, lock):
@@ -86,7 +85,7 @@ def _add_resolver_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ignore this machine's pip configuration, as machines on AWS have none",
     )
-    # SUPPRESS: otherwise its absence here would take back a --json before `check`.
+    # SUPPRESS: otherwise its default would override a --json before `check`.
     parser.add_argument(
         "--json",
         action="store_true",
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(stack: Stack) -> dict[str, Any]:
-    """A stack for ``--json``."""
+    """Return a stack for ``--json``."""
     lock, problem = _find_lock(stack)
     locked = stack.model_copy(update={"lock": lock.lines}) if lock else stack
     return {
@@ -118,7 +117,7 @@ def describe(stack: Stack) -> dict[str, Any]:
 
 
 def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
-    """A stack's lock, if it is usable, and what is wrong with it, if anything."""
+    """Return a stack's lock, if it is usable, and what is wrong with it, if anything."""
     try:
         return read_lock(stack, Path()), ""
     except UsageError as error:
@@ -144,8 +143,7 @@ def _flags(stack: Stack) -> tuple[str, ...]:
 
 
 def render(stack: Stack) -> str:
-    """A stack in a few lines."""
-
+    """Return a stack in a few lines."""
     rows = {
         "machine": f"Ubuntu {stack.ubuntu}, Python {stack.python}",
         "packages": ", ".join(stack.python_packages),
@@ -204,7 +202,7 @@ def _write_lock(stack: Stack, report: SourcesReport) -> Path:
 
 
 def render_report(report: SourcesReport, lock: Path | None) -> str:
-    """One line if there are no problems, else a sentence per problem."""
+    """Return one line if there are no problems, else a sentence per problem."""
     count = counted(len(report.packages), "package")
     if lock:
         return f"{report.stack}: wrote {lock}: {count} with hashes, for {report.target}"
@@ -218,7 +216,7 @@ def render_report(report: SourcesReport, lock: Path | None) -> str:
 
 
 def render_configuration(resolver: Resolver) -> list[str]:
-    """A warning if the result may differ from what machines on AWS find."""
+    """Warn if this machine's pip configuration may lead to another result than on AWS."""
     sources = resolver.configuration.sources
     if not sources.indexes and not sources.find_links:
         return []

@@ -23,7 +23,7 @@ from infra.ec2.instances import describe_spot_notices
 from infra.ec2.inventory import describe_inventory
 from infra.words import counted, spoken_time
 
-# What the question to the head may add to EC2's answers.
+# How long to wait for the head, after EC2's answers.
 _QUEUE_S = 3.0
 _EXAMPLES = """\
   spr-cluster status
@@ -36,7 +36,7 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "status",
         "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head\n"
-        "answers within seconds, also how busy the queue is.",
+        "answers within seconds, also show how busy the queue is.",
         _EXAMPLES,
         run=run,
     )
@@ -45,16 +45,16 @@ def add_parser(subparsers: SubParsers) -> None:
 
 @dataclass(frozen=True)
 class _View:
-    """What is known about a cluster now."""
+    """What is currently known about a cluster."""
 
     ctx: Context
     overview: Overview
     now: datetime
     nodes: Sequence[Node]
     notices: Mapping[str, str]
-    """EC2's words, by the IDs of spot machines that it reclaims."""
+    """EC2's notices, by the IDs of spot machines that it is about to reclaim."""
     user: tuple[str, int] | None
-    """The command that works on the cluster, and its process."""
+    """The command that is changing the cluster, and its PID."""
     keys: Mapping[str, str]
     """How the host key of each machine was verified."""
     queue: QueueSummary | NoAnswer
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     ctx = open_cluster(args)
     cloud, ec2 = ctx.cloud, ctx.clients.ec2
     found = describe_inventory(ec2, args.name)
-    now = utc_now()  # after an answer, which shows whether this machine's clock is right
+    now = utc_now()  # after EC2's answer, which corrects this machine's clock
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
     view = _View(
         ctx,
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         describe_spot_notices(ec2, found.alive),
         ctx.files.user(),
         verified_by(ctx.events),
-        # Only a machine with the key can enter the head.
+        # Only a machine with the key can log in to the head.
         ask_head(ctx, found, summarize_queue, _QUEUE_S) if ctx.files.key.exists() else NoAnswer(),
     )
     emit(args, "\n".join(_render(view)), _as_dict(view))
@@ -104,7 +104,7 @@ def _render(view: _View) -> Iterator[str]:
     if isinstance(view.queue, QueueSummary):
         yield f"Queue: {view.queue}"
     elif view.queue.why:
-        yield wrap(f"Queue: the head does not say how busy it is: {view.queue.why}")
+        yield wrap(f"Queue: unknown, because the head did not answer: {view.queue.why}")
     if next_step := working or _next_step(view):
         yield next_step
     if notices:
@@ -113,7 +113,7 @@ def _render(view: _View) -> Iterator[str]:
 
 
 def _next_step(view: _View) -> str:
-    """Return how to make the cluster whole; "" if it is."""
+    """Return how to complete the cluster; "" if it is complete."""
     overview, flags = view.overview, view.ctx.flags
     alive, state = overview.found.alive, overview.state(view.now)
     if alive and state == "degraded":
@@ -131,7 +131,7 @@ def _queue_as_dict(queue: QueueSummary | NoAnswer) -> dict[str, Any] | None:
 
 
 def _follow_address(ctx: Context) -> None:
-    """Compare the SSH rule with this machine's address, and offer to mend it."""
+    """Compare the SSH rule with this machine's address, and offer to fix it."""
     if (move := ctx.access.find_move()) is None:
         return
     if ask(f"{move}; allow it?"):
@@ -172,7 +172,7 @@ def _as_dict(view: _View) -> dict[str, Any]:
 
 
 def _source(row: Mapping[str, Any]) -> str:
-    """Return where the prices are from, except for a cost of zero."""
+    """Return the source of the prices; "" for a cost of zero."""
     return f" ({row['price_source']})" if row["price_source"] else ""
 
 

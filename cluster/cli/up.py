@@ -1,4 +1,4 @@
-"""``spr-cluster up`` and ``repair``: one plan, shown or applied."""
+"""``spr-cluster up`` and ``repair``: make a plan, then show or apply it."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def add_parser(subparsers: SubParsers) -> None:
     up = add_command(
         subparsers,
         "up",
-        "Create a cluster. Nodes start from an image that has the software; without one, the software\n"
-        "is installed (see --bake) and an image is made. Nodes reach each other over SSH, and AMX is\n"
-        "checked on each. After an interruption, run `up` again to continue. It changes nothing on a\n"
-        "cluster that is up to date.",
+        "Create a cluster. Nodes start from an image with the software; if there is none, `up` installs\n"
+        "the software (see --bake) and makes an image. It connects the nodes over SSH and checks AMX on\n"
+        "each. After an interruption, run `up` again to continue. It changes nothing on a cluster that\n"
+        "is up to date.",
         _UP_EXAMPLES,
         run=run,
     )
@@ -71,16 +71,15 @@ def add_parser(subparsers: SubParsers) -> None:
     text = "show the actions, price, quota, zones, and time; change nothing"
     up.add_argument("--dry-run", action="store_true", help=text)
     add_yes_option(up, "buy without asking")
-    # Its name in earlier versions.
-    text = "The same as `up --dry-run`."
+    text = "The same as `up --dry-run`."  # its name in earlier versions
     plan = add_command(subparsers, "plan", text, "  spr-cluster plan --nodes 4\n", run=run)
     add_spec_options(plan)
     plan.set_defaults(dry_run=True, yes=False)
     repair = add_command(
         subparsers,
         "repair",
-        "Restore a cluster: nodes that are missing, stopped, impaired, or unreachable are replaced.\n"
-        "If the head is missing, a worker becomes the head. A job that has lost a node is ended.",
+        "Restore a cluster: replace nodes that are missing, stopped, impaired, or unreachable. If the\n"
+        "head is missing, a worker becomes the head. A job that has lost a node is ended.",
         _REPAIR_EXAMPLES,
         run=run_repair,
     )
@@ -96,9 +95,9 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     given = read_spec_options(args)
-    # Unlike other commands, these never mean the only cluster that this machine knows.
+    # Unlike other commands, these never default to the only cluster that this machine knows.
     args.named, args.name = args.name is not None, args.name or DEFAULT_NAME
-    # Checked before anything is started or requested: a mistake costs no time.
+    # Checked first, so that a mistake costs no time.
     load_stack(given.get("stack", DEFAULT_STACK))
     if args.ssh_cidr is not None:
         parse_ssh_cidr(args.ssh_cidr)
@@ -139,7 +138,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
             end = "Nothing was changed." if proposal.plan.changes else "Up to date."
             emit(args, f"{wrap(proposal.render())}\n{end}", proposal.as_dict())
             return 0
-        # A kept image is there for everybody.
+        # Anyone may use a kept image.
         confirm_owner(ctx, args, plan_input.found.without_image())
         check_busy_nodes(ctx, plan_input, proposal.plan)
         if proposal.plan.changes and cloud.billed:
@@ -164,7 +163,7 @@ def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
 
 
 def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Cluster:
-    """Apply a proposal. A failure lists what exists and names the command ``again``, which continues."""
+    """Apply a proposal. After a failure, list what exists; the command ``again`` continues."""
     ctx, spec = proposal.ctx, proposal.plan_input.spec
 
     @functools.cache
@@ -173,7 +172,7 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
 
     def report_new_plan(plan_input: PlanInput, plan: Plan, reason: str) -> None:
         check_busy_nodes(ctx, plan_input, plan)
-        # A cluster that seemed up to date must not change unconfirmed.
+        # A cluster that seemed up to date must not change without confirmation.
         if not proposal.plan.changes and ctx.cloud.billed and not yes:
             raise SprError(
                 f"the cluster is degraded: {reason}; nothing was changed",
@@ -193,16 +192,16 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
         list_what_exists(ctx, spec.name, proposal.plan_input.now, again)
         error = record_failure(ctx, failure)
         if isinstance(error, UsageError):
-            # Exit code 2 would claim that nothing was changed.
+            # Exit code 2 would say that nothing was changed.
             error = SprError(error.message, hint=error.hint)
         raise error from None
 
 
 def list_what_exists(ctx: Context, name: str, since: datetime, again: str = "up") -> None:
-    """Print, after a failure or Ctrl-C, what exists, how to continue, and how to remove it.
+    """After a failure or Ctrl-C, print what exists, how to continue, and how to remove it.
 
-    If EC2 does not answer, for example because credentials have expired, the event log knows what was
-    bought ``since`` the command began.
+    If EC2 does not answer, for example because credentials have expired, list what was bought ``since``
+    the command began, from the event log.
     """
     cloud = ctx.cloud
     where = ctx.flags if again == "up" else f"--cloud {cloud.name} --region {cloud.region}"
@@ -259,7 +258,7 @@ def _render(cluster: Cluster, proposal: Proposal) -> Iterator[str]:
         yield f"Up to date: {counted(len(cluster.nodes), 'node')}, verified"
     name = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
     expires = spoken_time(proposal.plan_input.record.expires, proposal.ctx.now())
-    # The whole data set takes hours in containers on one machine.
+    # The full data set takes hours in containers on one machine.
     demo = "" if proposal.ctx.cloud.billed else " --demo"
     yield wrap(
         f"Nodes shut down automatically at {expires}. To extend: spr-cluster extend 2h{name}"

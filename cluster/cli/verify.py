@@ -10,10 +10,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.cli.chosen_cluster import (
-    add_cluster_options,
-    open_cluster,
-)
+from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
 from cluster.console.display import make_console, make_progress
 from cluster.console.output import emit, wrap
 from cluster.console.parser import SubParsers, add_command
@@ -39,7 +36,7 @@ from provision.stacks.load import load_stack
 _EXAMPLES = """\
   spr-cluster verify
   spr-cluster verify --name bert --json
-  spr-cluster verify --no-bandwidth             spares the network
+  spr-cluster verify --no-bandwidth
 """
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red", "skipped": "dim"}
 _MAX_SHOWN = 4
@@ -50,10 +47,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "verify",
-        "Checks each node over the SSH path jobs use: AMX, cores, memory, clock, power settings,\n"
-        "software, and disk. Then checks the network between the nodes: names, ports, SSH, latency,\n"
-        "and bandwidth. Finally starts a rank on each node with mpirun. Prints a verdict for each\n"
-        "check and how to fix problems. Changes nothing. Exit code: 1 if a check failed, else 0.",
+        "Check each node over the SSH path that jobs use: AMX, cores, memory, clock, power settings,\n"
+        "software, and disk. Then check the network between the nodes: names, ports, SSH, latency, and\n"
+        "bandwidth. Finally, start a rank on each node with mpirun. Prints a verdict for each check and\n"
+        "how to fix problems. Changes nothing. The exit code is 1 if a check failed, else 0.",
         _EXAMPLES,
         run=run,
     )
@@ -80,17 +77,15 @@ def run(args: argparse.Namespace) -> int:
         report = verify_cluster(
             cluster, expected, ctx.host_opener(), progress, bandwidth=not args.no_bandwidth
         )
-    text = (
-        f"{render_results(report.results, len(expected.addresses))}\n{summarize(report, expected)}"
-    )
-    emit(args, text, as_dict(ctx, expected, report))
+    table = render_results(report.results, len(expected.addresses))
+    emit(args, f"{table}\n{summarize(report, expected)}", as_dict(ctx, expected, report))
     if report.verdict is Verdict.FAIL:
         raise SprError(describe_failures(report.results))
     return 0
 
 
 def build_expected(ctx: Context, cluster: Cluster, *, judge: bool) -> Expected:
-    """Return the cluster's expected state, by its record; ``judge``: as real machines of its type."""
+    """Return the cluster's recorded state; with ``judge``, expect real machines of its type."""
     found = describe_inventory(ctx.clients.ec2, cluster.name, ("security_groups",))
     spec = found.record.options if found.record else {}
     machine = find_machine(ctx.clients.ec2, cluster.head.instance.instance_type)
@@ -114,7 +109,7 @@ def as_dict(ctx: Context, expected: Expected, report: VerifyReport) -> dict[str,
 
 
 def render_results(results: Sequence[CheckResult], nodes: int) -> str:
-    """Return the table and the remedies, in color for a terminal."""
+    """Return the table, in color for a terminal, and the remedies."""
     console = make_console()
     with console.capture() as captured:
         console.print(build_table(results, nodes))
@@ -159,7 +154,7 @@ def describe_group(group: Sequence[CheckResult], nodes: int) -> str:
 
 
 def list_remedies(results: Sequence[CheckResult]) -> list[str]:
-    """Return the lines with what to do, failures first. Commands stay on one line, to be copied."""
+    """Return the remedies, failures first. Commands stay on one line, so they can be copied."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for verdict in (Verdict.FAIL, Verdict.WARN):
         for result in results:
@@ -182,7 +177,7 @@ def _place(nodes: Sequence[str]) -> str:
 
 
 def describe_failures(results: Sequence[CheckResult]) -> str:
-    """Return which checks failed, and on which nodes, as an error's line."""
+    """Return an error message that lists the failed checks and their nodes."""
     nodes: dict[str, list[str]] = {}
     for result in results:
         if result.verdict is Verdict.FAIL:

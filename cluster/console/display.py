@@ -36,9 +36,9 @@ class _Phase:
 
 
 def format_table(rows: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> str:
-    """Render rows as a table; the first row is the header.
+    """Render rows, header first, as aligned columns.
 
-    On a narrow terminal, ``optional`` columns are dropped one by one; if that is not enough, each row
+    On a narrow terminal, the ``optional`` columns are dropped one by one; if that is not enough, each row
     becomes a paragraph of ``HEADER value`` pairs.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -66,7 +66,7 @@ def _as_paragraph(header: Sequence[str], row: Sequence[str], width: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``4.2 s``, ``3 min 05 s`` or ``1 h 02 min``."""
+    """Return ``4.2 s``, ``3 min 05 s``, or ``1 h 02 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -163,7 +163,7 @@ class TreeProgress:
 
 
 def make_console() -> Console:
-    """Return a rich console for tables on stdout, wide if stdout is not a terminal."""
+    """Return a rich console on stdout; tables are 160 columns wide when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 

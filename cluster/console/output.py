@@ -1,4 +1,4 @@
-"""Output and questions of commands: text or JSON, wrapped at spaces, but never within a command."""
+"""Output and questions of commands: text or JSON. Lines wrap at spaces, never inside a command."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _COMMAND = re.compile(
     r"(?: --[\w-]+(?: [^\s-]\S*)?)*"
 )
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-# The rest of one that is not complete can't do anything.
+# An incomplete sequence is harmless without its end.
 _ESCAPE = re.compile(r"\x1b(?:[\]PX^_].*?(?:\x07|\x1b\\|$)|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)")
 
 
 def printable(text: str, stream: TextIO | None = None) -> str:
-    """Return a line without escape sequences that move the cursor or change colors or the title.
+    """Strip a line of sequences that would move the cursor or change a terminal's title or colors.
 
-    A ``stream`` that is not a terminal gets the line unchanged.
+    For a ``stream`` that is not a terminal, the line is unchanged.
     """
     if text.isprintable() or (stream is not None and not stream.isatty()):
         return text
@@ -35,7 +35,7 @@ def printable(text: str, stream: TextIO | None = None) -> str:
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return a terminal's width in columns; ``None`` if the stream is not a terminal."""
+    """Return the terminal's width in columns; ``None`` if the stream is not a terminal."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -53,7 +53,7 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
     hanging = " " * (len(line) - len(line.lstrip(" ")) + indent)
 
     def keep_together(command: re.Match[str]) -> str:
-        # The terminal wraps longer commands itself: they are then copied as one line.
+        # The terminal itself wraps longer commands, so they can be copied as one line.
         return command[0].replace(" ", _NO_BREAK)
 
     filled = textwrap.fill(
@@ -67,9 +67,9 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
 
 
 def emit(args: argparse.Namespace, text: str | Callable[[], str], data: object) -> None:
-    """Print a command's result: with ``--json`` the data, else the text, if there is any.
+    """Print a command's result: with ``--json`` the data, otherwise the text, unless it is empty.
 
-    ``text`` may be a function, called only if the text is needed, because rendering may fail.
+    Pass a function if rendering the text may fail: ``--json`` does not call it.
     """
     shown = json.dumps(data) if args.json else text if isinstance(text, str) else text()
     if shown:
@@ -77,12 +77,12 @@ def emit(args: argparse.Namespace, text: str | Callable[[], str], data: object) 
 
 
 def say(text: str) -> None:
-    """Print a message on stderr, separate from the result."""
+    """Print a message on stderr, apart from the command's result."""
     print(wrap(text, stream=sys.stderr), file=sys.stderr, flush=True)
 
 
 def has_terminal() -> bool:
-    """Whether the user can be asked: stdin and stdout are a terminal."""
+    """Return whether a user can answer questions."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -93,7 +93,7 @@ def ask_for(what: str) -> str:
 
 
 def ask(question: str) -> bool:
-    """Ask a yes-or-no question on the terminal; without a terminal, the answer is no."""
+    """Ask a yes-or-no question; without a terminal, the answer is no."""
     return has_terminal() and ask_for(f"{question} [y/N]").lower() in ("y", "yes")
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, NoReturn
 
 SubParsers = Any
-# Removed options, with the reason.
+# Removed options, and why.
 _GONE = {
-    "--fabric": "this option is gone; the nodes use TCP, with ENA Express where their type has it (EFA is "
+    "--fabric": "this option is gone; the nodes use TCP, with ENA Express if their type has it (EFA is "
     "not supported)",
 }
 
@@ -22,7 +22,7 @@ class Command(NamedTuple):
 
     module: str
     help: str = ""
-    """Empty for a command's earlier name, which works but is not listed."""
+    """Empty for an old name of a command, which still works but is not listed."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -42,7 +42,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
                 joined = " ".join(paragraph)
                 parts.append(textwrap.fill(joined, width, break_on_hyphens=False))
                 paragraph = []
-            # An example's command is never wrapped; a comment that does not fit moves below it.
+            # Keep an example's command on one line; its comment moves below if both don't fit.
             command, *comment = re.split(r"(?<=\S)\s{2,}", line, maxsplit=1)
             fits = len(line) <= width or not comment
             parts += [line] if fits else [command, f"      {comment[0]}"]
@@ -65,22 +65,22 @@ def add_yes_option(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports errors in one line, without usage; hides advanced options from the usual help."""
+    """Reports mistakes in one line instead of the full usage, and can hide expert options from the help."""
 
     _for_experts: Collection[argparse.Action] = ()
     _shows_all = False
 
     def hide_from_help(self, names: Collection[str]) -> None:
-        """Show these options, by ``dest``, only in ``--help --advanced``; they still work."""
+        """Show these options, named by ``dest``, only in ``--help --advanced``; they work as usual."""
         self._for_experts = [action for action in self._actions if action.dest in names]
         self.add_argument("--advanced", action="help", help=argparse.SUPPRESS)
 
     def format_help(self) -> str:
-        """Return the help; without ``--advanced``, it states the number of hidden options."""
+        """Return the help; without ``--advanced``, it says how many options are hidden."""
         if self._shows_all or not self._for_experts:
             return super().format_help()
         texts, epilog = [action.help for action in self._for_experts], self.epilog
-        more = f"`--help --advanced` shows {len(texts)} more options, for experts."
+        more = f"`--help --advanced` shows {len(texts)} more options for experts."
         self.epilog = f"{more}\n\n{epilog}"
         for action in self._for_experts:
             action.help = argparse.SUPPRESS
@@ -92,8 +92,8 @@ class Parser(argparse.ArgumentParser):
                 action.help = text
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Report an unknown option here, where the closest valid one is known."""
-        # argparse handles `--help` immediately, and `--advanced` may follow it.
+        """Refuse unknown options here, where similar names are known."""
+        # `--help` acts as soon as it is parsed, and `--advanced` may follow it.
         self._shows_all = "--advanced" in (args or ())
         known, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -125,8 +125,7 @@ def add_command(
 ) -> Parser:
     """Return a command's parser, with examples at the end of its help.
 
-    A subcommand is listed only with ``help_``. ``run`` is its function, except for a command that only has
-    subcommands.
+    A subcommand is listed only with ``help_``. Omit ``run`` for a command that only has subcommands.
     """
     parser: Parser = subparsers.add_parser(
         name,

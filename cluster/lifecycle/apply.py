@@ -121,7 +121,7 @@ class PlanApplier:
             self._go_without(f"{', '.join(action.ids)} not removed", error)
 
     def _go_without(self, what: str, error: Exception) -> None:
-        """Report the failure of a step that a usable cluster does not need."""
+        """Note why an optional step failed."""
         known = translate_boto_error(error) or error
         message, hint = getattr(known, "message", str(known)), getattr(known, "hint", None)
         remedy = f" ({hint})" if hint else ""
@@ -138,8 +138,8 @@ class PlanApplier:
         try:
             step()
         except ClientError as error:
-            # An interrupted command just created it, and EC2 did not list it yet; or the `down` of an
-            # earlier cluster deleted this one's placement group, which is known only by its name.
+            # An interrupted command made it moments ago and EC2 did not list it yet; or the `down` of an
+            # earlier cluster deleted this one's placement group, which has the same name.
             code = error_code(error)
             if code.endswith(".Duplicate") or code == "InvalidPlacementGroup.Unknown":
                 raise PlanAgainError(error.response["Error"]["Message"]) from None
@@ -175,7 +175,7 @@ class PlanApplier:
         instances.label_instances(self.ctx.clients.ec2, [self.group.id], self._record_tags())
 
     def _record_tags(self) -> dict[str, str]:
-        """Return the tags of the group, the first resource; creates the key that they name."""
+        """Return the tags of the group, the first resource; create the key if there is none yet."""
         files, record = self.ctx.files, self.record
         if not key_pair.read_public(files.key):
             files.remove()
@@ -221,7 +221,7 @@ class PlanApplier:
         self.machines.add(HEAD, 1, self._find_image(), self.group)
 
     def _run_nodes(self) -> None:
-        """Buy all nodes at once; the first becomes the head."""
+        """Buy all nodes together; the first becomes the head."""
         self.machines.add(WORKER, self.spec.nodes, self._find_image(), self.group)
         self.machines.promote()
 
@@ -247,7 +247,7 @@ class PlanApplier:
             self.machines.head_host,
             head.instance.id,
             self.spec.name,
-            # EC2 rejects a name in use, so an interrupted command's image is not created twice.
+            # EC2 accepts a name only once, so an interrupted command's image is not started again.
             name=f"spr-cluster-{self.spec.name}-{head.instance.id}",
             labels=labels,
             clock=self.ctx.clock,
@@ -295,7 +295,7 @@ class PlanApplier:
         self.machines.label_head({tags.MESH: digest})
 
     def _submit_again(self) -> None:
-        """On a worker that has become the head, run the lost head's jobs."""
+        """If a worker has just become the head, restart the lost head's jobs on it."""
         head = self.machines.cluster.head.instance
         if tags.MESH in head.tags or not any(head.id == kept.id for kept in self.plan.keep):
             return

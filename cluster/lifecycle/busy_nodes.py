@@ -1,4 +1,4 @@
-"""Busy nodes that block a plan because it would remove or rename them."""
+"""Protects nodes that a job is using from plans that would remove or rename them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from provision.host import Host
 def check_busy_nodes(ctx: Context, plan_input: PlanInput, plan: Plan) -> None:
     """Raise :class:`UsageError` if the plan would take nodes from a running job, or rename them.
 
-    A job that has lost a node does not count: Slurm ends or requeues it. Only `repair` treats an unhealthy
-    node as lost; for other commands, a job may still be running on it.
+    A job that has lost a node does not count: Slurm ends or requeues it. Only `repair` treats an
+    unhealthy node as lost; other commands assume that a job may still be running on it.
     """
     unhealthy = plan_input.unhealthy if ctx.command == "repair" else ()
     healthy = {

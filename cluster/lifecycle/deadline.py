@@ -1,4 +1,4 @@
-"""A cluster's deadline: extend it, and fix nodes' shutdown timers that are wrong."""
+"""A cluster's deadline: extends it, and corrects the timers that shut nodes down."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reset_guards(
     expires: datetime,
     open_host: HostOpener,
 ) -> dict[str, NodeAnswer]:
-    """Fix the timers that the answers show to be wrong, and return the corrected answers.
+    """Set the timers that are wrong according to the answers; return the corrected answers.
 
     ``expires`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
     can't be started.

@@ -1,6 +1,6 @@
-"""Check an account before the first purchase: would `up` with these options succeed?
+"""Checks of an account before the first purchase: would `up` with these options succeed?
 
-Nothing is created or changed. The checks run in parallel and are independent of each other's failures.
+They create and change nothing, run in parallel, and fail independently.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from provision.stacks.load import load_stack
 
 # If the network drops packets, the SDK alone would try for minutes.
 _DEADLINE_S = 60.0
-# The request contains no SSH rule, so no address lookup is needed.
+# A documentation address: the request does not say who may use SSH, so none is looked up.
 _NOBODY = "192.0.2.1/32"
 # boto3 can create clients in one thread only:
 # https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
@@ -68,7 +68,7 @@ _ACTION = re.compile(r"[\w-]+:\w+(?= on )")
 
 @dataclass(frozen=True)
 class Examination:
-    """An account and the cluster that `up` would create in it."""
+    """An account, and the cluster that `up` would create there."""
 
     ctx: Context
     spec: ClusterSpec
@@ -110,7 +110,7 @@ Futures = Mapping[str, "Future[list[CheckResult]]"]
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the account. It is skipped if a check that it ``needs`` failed."""
+    """A check of the account, skipped if one that it ``needs`` has failed."""
 
     name: str
     look: Look
@@ -123,7 +123,7 @@ def examine(exam: Examination) -> list[CheckResult]:
         getattr(exam.ctx.clients, name)
     futures: Futures = {check.name: Future() for check in CHECKS}
     for check in CHECKS:
-        # Python waits for non-daemon threads when it exits.
+        # At exit, Python waits for threads that are not daemons.
         threading.Thread(target=_run, args=(exam, check, futures), daemon=True).start()
     deadline = time.monotonic() + _DEADLINE_S
     return [result for check in CHECKS for result in _await(check, futures, deadline)]
@@ -234,11 +234,11 @@ def _port_22(exam: Examination) -> list[CheckResult]:
         return _skipped("port 22", "machines are reached another way")
     if blocked := exam.ctx.cloud.probe_ssh():
         remedy = (
-            "Use a network that lets SSH out, or have an administrator open it to the region's "
-            "machines. With --jump, SSH takes another way."
+            "Use a network that allows outgoing SSH, or have an administrator allow it to the region's "
+            "machines. With --jump, SSH takes another route."
         )
         return [_result("port 22", Verdict.FAIL, f"this network blocks it: {blocked}", remedy)]
-    return _ok("port 22", "this network lets SSH out")
+    return _ok("port 22", "this network allows outgoing SSH")
 
 
 def _address(exam: Examination) -> list[CheckResult]:
@@ -248,8 +248,8 @@ def _address(exam: Examination) -> list[CheckResult]:
     there = describe_inventory(ctx.clients.ec2, exam.spec.name, ("security_groups",))
     group, _ = split_groups(there, key_pair.read_public(ctx.files.key))
     if group and not group.admits(caller):
-        found = f"{caller}; cluster {exam.spec.name} lets SSH in from {name_some(group.ssh_cidrs)}"
-        remedy = f"Let this address in:\nspr-cluster up {ctx.flags}"
+        found = f"{caller}; cluster {exam.spec.name} allows SSH from {name_some(group.ssh_cidrs)}"
+        remedy = f"Allow this address:\nspr-cluster up {ctx.flags}"
         return [_result("address", Verdict.FAIL, found, remedy)]
     return _ok("address", f"AWS sees this machine as {caller}")
 
@@ -286,7 +286,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
 
 
 def _denied(finding: Finding) -> str:
-    """Return the action that a finding is about: a call needs more than that of its own name."""
+    """Return the IAM action of a finding; a call may need actions besides the one named after it."""
     named = _ACTION.match(finding.why)
     return named[0] if named else finding.action.partition(" ")[0]
 
@@ -321,7 +321,7 @@ def _tags_of(exam: Examination) -> dict[str, str]:
 
 
 def _purchase(exam: Examination) -> Iterable[CheckResult]:
-    """Dry-run the first purchase of `up` in each zone."""
+    """Try the first purchase of `up` in each zone, as a dry run."""
     ctx, cluster = exam.ctx, exam.spec.name
     plan_input = prepare(ctx, cluster, exam.given, _NOBODY)
     plan = plan_up(plan_input)

@@ -1,4 +1,4 @@
-"""Removal of a cluster: deletes everything with its tag, then verifies that nothing is left."""
+"""Removes a cluster: deletes everything with its tag, then verifies that nothing is left."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def down(
     removed: dict[str, set[str]] = {}
     kept = Inventory()
     denied: set[str] = set()
-    # Without local files of the cluster, one search is enough.
+    # If this machine has no files of the cluster, one search is enough.
     begun, clean, wanted = False, 0, 2 if ctx.files.exist else 1
     start = without_machines = ctx.clock.monotonic()
     rounds, reason = 0, ""
@@ -71,7 +71,7 @@ def down(
         found = _search(ctx, name, again=clean > 0)
         was_guarded |= is_guarded(found)
         had_record |= bool(found.security_groups)
-        # Removing machines, which cost money, must not depend on access to the scheduler.
+        # Removing the machines, which cost money, must not depend on access to the scheduler.
         if not found.instances and (was_guarded or not had_record):
             found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
         if found and generation is None:
@@ -126,15 +126,15 @@ def _require_approved(ctx: Context, generation: Generation, found: Inventory) ->
 
 
 def _begin_removal(ctx: Context, name: str) -> None:
-    """Record that the local key can be deleted with the cluster, even after an interrupted `down`."""
+    """Record that the removal has begun, so that a later `down` may delete the cluster's key."""
     if ctx.files.exist and _is_ours(ctx, name):
         write_private(ctx.files.removal, _place(ctx))
 
 
 def _is_removed(ctx: Context, name: str) -> bool:
-    """Return whether this machine's records show that it removed the cluster or never created any of it.
+    """Return whether this machine knows that it removed the cluster, or never created anything of it.
 
-    An empty listing is no reason to delete the only key: the cluster may be in another account or region.
+    An empty listing alone does not justify deleting the only key: the cluster may be in another account.
     """
     if not (ctx.files.exist and _is_ours(ctx, name)):
         return False
@@ -251,7 +251,7 @@ def _remove_all(
     def note(_: float) -> None:
         passed = (ctx.clock.monotonic() - start) / 60
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
-        cost = ", not billed any more" if ctx.cloud.billed else ""
+        cost = ", no longer billed" if ctx.cloud.billed else ""
         ctx.progress.note(
             f"shutting down{cost}: {passed:.0f} min of at most {DOWN_DEADLINE_S // 60}"
         )

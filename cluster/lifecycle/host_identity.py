@@ -1,6 +1,6 @@
-"""Compare host keys with a second source: the head's with its console, the workers' with the head's view.
+"""Compares host keys with a second source: the head's with its console, the workers' with the head's view.
 
-The event log remembers how each machine's key was verified.
+The event log records how each machine's key was verified.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONSOLE_DEADLINE_S = 90.0
 
 
 def verified_by(events: EventLog) -> dict[str, str]:
-    """Return how this machine verified each host key, by instance ID."""
+    """Return how this machine verified host keys, by instance ID."""
     found: dict[str, str] = {}
     for event in events.read():
         for id_ in event["resources"] if event["event"] == _EVENT else ():
@@ -42,7 +42,7 @@ def verified_by(events: EventLog) -> dict[str, str]:
 
 def _remember(ctx: Context, how: str, ids: Iterable[str]) -> None:
     known = verified_by(ctx.events)
-    # An earlier comparison stays valid if the console has been overwritten since.
+    # If the console has since been overwritten, an earlier comparison still counts.
     if new := [i for i in ids if i not in known or how not in (known[i], FIRST_CONTACT)]:
         ctx.events.record(_EVENT, how, resources=new)
 
@@ -80,7 +80,7 @@ def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
     except BotoCoreError:
         return ()
     except ClientError as error:
-        # Not every type supports the latest output:
+        # Not every type can show its latest output:
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_GetConsoleOutput.html
         if error_code(error) in DENIED:
             raise
@@ -99,7 +99,7 @@ def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
         return ()
 
 
-def check_neighbours(ctx: Context, head: Host, nodes: Sequence[Node]) -> None:
+def check_neighbors(ctx: Context, head: Host, nodes: Sequence[Node]) -> None:
     """Compare the pinned keys with those that the head sees in the private network.
 
     Raises :class:`HostKeyError` naming a node with another key there.

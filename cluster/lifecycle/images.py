@@ -32,7 +32,7 @@ class OurImage:
     cluster: str
     stack: str
     in_use: bool
-    """Its cluster has machines, whose replacements may start from it."""
+    """Whether its cluster has machines, whose replacements may start from it."""
 
     @property
     def kept(self) -> bool:

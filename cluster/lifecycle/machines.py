@@ -8,7 +8,7 @@ from functools import cached_property
 
 from cluster import ssh_mesh
 from cluster.context import Context
-from cluster.lifecycle.host_identity import check_head_identity, check_neighbours
+from cluster.lifecycle.host_identity import check_head_identity, check_neighbors
 from cluster.lifecycle.reach import explain_cut_off, find_impaired, reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify.machine import require_amx
@@ -101,8 +101,8 @@ class Machines:
             # A head that has been connected may hold results.
             if len(self.all) > 1 or head.tags.get(tags.MESH) or not elsewhere:
                 raise
-            # The next plan buys all nodes at once, from the image, in any zone with capacity. The head
-            # has to go first: its placement group belongs to its zone.
+            # The next plan buys all nodes together, from the image, in any zone with capacity. The head
+            # must go first: its placement group belongs to its zone.
             why = f"no capacity for the workers in {head.zone}: {error.code}"
             self.ctx.events.record(
                 "moved", f"away from {head.zone}", reason=error.message, resources=[head.id]
@@ -133,14 +133,14 @@ class Machines:
         self.ctx.progress.note(f"bought: {offer}")
         self._record_purchase(offer, bought)
         if self.spec.second_guard:
-            # At once: a machine that never boots has no other.
+            # Immediately: a machine that never boots has no other guard.
             self.guard.protect([instance.id for instance in bought], self.record.expires)
         return bought
 
     def purchase(
         self, role: str, count: int, image: Image, group: SecurityGroup | None
     ) -> Purchase:
-        """Return what is bought; before the first purchase there may be no group."""
+        """Return what to buy; before the first purchase there may be no group."""
         labels = {
             tags.STACK: self.spec.stack,
             tags.EXPIRES: tags.render_time(self.record.expires),
@@ -182,7 +182,7 @@ class Machines:
 
     @property
     def _replaced(self) -> dict[str, str]:
-        """Why machines that the plan terminates do not stay, by instance ID."""
+        """Why the plan terminates machines, by instance ID."""
         found, unhealthy = self.plan_input.found, self.plan_input.unhealthy
         return {i.id: unhealthy[i.id] for i in found.alive if i.id in unhealthy}
 
@@ -198,7 +198,7 @@ class Machines:
     # Reaching and checking
 
     def reach(self) -> None:
-        """Wait for every machine that was not reached yet. Machines that fail are replaced."""
+        """Wait for every machine that was not reached yet, and replace those that fail."""
         ids = [instance.id for instance in self.all if instance.id not in self.facts]
         boot = instances.wait_until_running(
             self.ctx.clients.ec2, ids, on_wait=self._note_states, clock=self.ctx.clock
@@ -227,7 +227,7 @@ class Machines:
             note = require_amx(facts, required=self.spec.amx_required)
             self.ctx.progress.note(note)
         if others:
-            check_neighbours(self.ctx, self.head_host, others)
+            check_neighbors(self.ctx, self.head_host, others)
         if self.spec.amx_required:
             # If the head has AMX, a worker without it is a faulty machine, not a wrong type.
             missing = {

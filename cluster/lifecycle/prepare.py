@@ -1,4 +1,4 @@
-"""What a plan starts from: the desired cluster, what exists, and the ways to buy what is missing."""
+"""The input of a plan: the desired cluster, what exists, and the ways to buy what is missing."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def prepare(
     *,
     wants_image: bool = False,
 ) -> PlanInput:
-    """Return the specification and what exists, as the planner's input; nothing is changed.
+    """Return the specification and what exists, as the planner's input. Changes nothing.
 
-    Without ``ssh_cidr``, the ranges that the user chose are kept, and this machine's address is added
-    unless they cover it.
+    Without ``ssh_cidr``, keep the ranges that the user chose, and add this machine's address unless they
+    cover it.
     Raises :class:`UsageError` for options that an existing cluster can't change to, or if this
     machine lacks the cluster's key.
     """
@@ -84,7 +84,7 @@ def prepare(
         now=ctx.now(),
         unhealthy={
             **dict.fromkeys(impaired, "impaired, according to EC2's status checks"),
-            **{id_: f"EC2 takes it back: {notice}" for id_, notice in notices.items()},
+            **{id_: f"EC2 is reclaiming it: {notice}" for id_, notice in notices.items()},
         },
         wants_image=wants_image,
     )
@@ -113,10 +113,9 @@ def _kept_stack(ctx: Context, found: Inventory) -> str | None:
 def find_offers(
     ctx: Context, plan_input: PlanInput, note: Callable[[str], None] | None = None
 ) -> tuple[Offer, ...]:
-    """Every way to buy what is missing, before anything is made.
+    """Return every way to buy what is missing. ``note`` receives warnings for the user.
 
-    ``note`` receives what the user should know. Raises :class:`UsageError` if the region offers none,
-    or if this machine could not reach the machines.
+    Raises :class:`UsageError` if the region offers none, or if this machine could not reach the machines.
     """
     spec, group = plan_input.spec, plan_input.group
     require_jump_tools(spec.jump or "")

@@ -1,4 +1,4 @@
-"""Reaches nodes after launch (SSH, cloud-init, facts) in parallel, and explains what blocks the others."""
+"""Waits for nodes after launch (SSH, cloud-init, facts), and explains what blocks those that fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNKNOWN = (SprError, ClientError, BotoCoreError)
 def find_impaired(ctx: Context, machines: Iterable[Instance]) -> frozenset[str]:
     """Return the IDs of the machines that EC2's status checks call impaired.
 
-    Bare metal may be impaired while it boots, so that is no reason until a boot takes no longer.
+    Bare metal may be impaired while it boots, so it counts only after the longest boot time.
     """
     booting = ctx.now() - timedelta(seconds=BOOT_DEADLINE_S)
     ids = [m.id for m in machines if not (m.is_metal and m.launch_time > booting)]
@@ -37,9 +37,9 @@ def find_impaired(ctx: Context, machines: Iterable[Instance]) -> frozenset[str]:
 
 
 def explain_cut_off(ctx: Context, nodes: Sequence[Node], reason: str) -> SprError:
-    """Return the error for machines that EC2 calls healthy, and none of which answers.
+    """Return the error for machines that EC2 calls healthy although none answers.
 
-    ``reason`` is that of the last connection that failed.
+    ``reason`` is why the last connection failed.
     """
     ids = [node.instance.id for node in nodes]
     looks: list[Callable[[], Iterator[str]]] = [
@@ -57,7 +57,7 @@ def explain_cut_off(ctx: Context, nodes: Sequence[Node], reason: str) -> SprErro
         f"EC2's status checks are ok, but none of {counted(len(ids), 'node')} answers: {reason}. That is "
         f"the network, or what all of them have in common, so no machine was replaced. Looked at:"
         f"{''.join(lines)}\n  The machines were kept{cost}: {', '.join(ids)}.",
-        hint=f"when the network is mended, continue: {again}; or remove them: "
+        hint=f"when the network is fixed, continue: {again}; or remove them: "
         f"spr-cluster down {ctx.flags}",
     )
 
@@ -84,7 +84,7 @@ def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
         target = f"to {way.target}" if way.target else "nowhere"
         verdict = "" if way.is_public else ": NO ROUTE TO AN INTERNET GATEWAY"
         if way.is_inspected:
-            verdict = ", a firewall endpoint; whether SSH passes is not known"
+            verdict = ", a firewall endpoint, which may or may not allow SSH"
         if not nodes[0].is_public:
             inside = "are reached from inside" if nodes[0].public_ip else "have no public addresses"
             verdict = f", and the machines {inside}"
@@ -99,7 +99,7 @@ def _look_at_block(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _look_at_acls(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
-    """Look at the rules for this machine, or for the ranges from which private machines are reached."""
+    """Check the rules for this machine, or for private machines, the ranges that may use SSH."""
     group = None if nodes[0].is_public else _group_of(ctx)
     callers = group.ssh_cidrs if group else [ctx.cloud.caller_cidr()]
     flows = [flow for caller in callers for flow in ssh_flows(caller)]
@@ -140,20 +140,20 @@ _MOST_STATUSES = 10
 
 
 class _CutOffError(HostError):
-    """EC2's status checks are ok, but no node answers: the fault lies between this machine and them."""
+    """EC2's status checks are ok, but no node answers: the fault is between this machine and the nodes."""
 
 
 class _Stragglers:
-    """Nodes that do not answer yet, and why: one progress note for all of them.
+    """Nodes that do not answer yet, and why, for one progress note about all of them.
 
-    ``witness`` is a node that has answered before, if there is one.
+    ``witness`` is a node that answered before, if there is one.
     """
 
     def __init__(self, ctx: Context, open_host: HostOpener, witness: Node | None) -> None:
         self.ctx, self.open_host, self.witness = ctx, open_host, witness
         self.heard: list[Node] = []
         self.not_tried = set[str]()
-        """Instances of which the last connection ended on the way, with --jump."""
+        """Instances whose last connection failed at the jump, before it reached them."""
         self.ok_since: float | None = None
         self.waiting: dict[str, tuple[Node, str]] = {}
         self.lock = threading.Lock()
@@ -186,7 +186,7 @@ class _Stragglers:
             self.waiting.pop(node.name, None)
 
     def find_cut_off(self) -> bool:
-        """Return whether no node has answered for too long, although EC2 says that they are up."""
+        """Return whether no node has answered for too long although EC2 says that they are up."""
         if self.heard or self.ok_since is None:
             return False
         if self.ctx.clock.monotonic() - self.ok_since < _CUT_OFF_S:
@@ -196,7 +196,7 @@ class _Stragglers:
         return not self.heard
 
     def require_way(self, nodes: Sequence[Node], failed: Mapping[str, str]) -> None:
-        """Raise :class:`SprError` if no node answers any more, and EC2 finds no fault with one that failed.
+        """Raise :class:`SprError` if no node answers and EC2 finds no fault with one that failed.
 
         ``failed`` are reasons by instance ID.
         """
@@ -208,7 +208,7 @@ class _Stragglers:
         bad = gone | find_impaired(self.ctx, (i for i in asked if i.id in failed))
         lost = [why for id_, why in failed.items() if id_ not in bad]
         left = [node for id_, node in known.items() if id_ not in gone]
-        # Nodes that answered, and are gone, don't tell anything about the network.
+        # Nodes that answered but are gone say nothing about the network.
         if not lost or (known and not left):
             return
         is_open = any(on_all("looking for a way", left, self.answers).values())
@@ -219,7 +219,7 @@ class _Stragglers:
             raise explain_cut_off(self.ctx, kept, lost[0])
 
     def answers(self, node: Node) -> bool:
-        """Whether a new connection to a node succeeds."""
+        """Return whether a new connection to a node succeeds."""
         host = self.open_host(node)
         host.close()
         self.not_tried.discard(node.instance.id)
@@ -232,7 +232,7 @@ class _Stragglers:
             return False
 
     def _ask_ec2(self) -> None:
-        """Get EC2's view of the nodes that are waited for, once a minute: gone, or their checks."""
+        """Once a minute, get EC2's view of the waiting nodes: which are gone, and the status checks."""
         now = self.ctx.clock.monotonic()
         if now - self.asked_at < _STATUS_EVERY_S:
             return
@@ -251,7 +251,7 @@ class _Stragglers:
         words = sorted(
             {s.get("InstanceStatus", {}).get("Status", "?") for s in found["InstanceStatuses"]}
         )
-        # Machines that are still booting have a right to be waited for.
+        # Wait for machines that are still booting.
         booting = {"?", "initializing", "insufficient-data"} & set(words)
         if booting or "ok" not in words:
             self.ok_since = None
@@ -263,10 +263,10 @@ class _Stragglers:
 def reach_nodes(
     ctx: Context, nodes: Sequence[Node], open_host: HostOpener, witness: Node | None = None
 ) -> tuple[dict[str, HostFacts], dict[str, str]]:
-    """Return the facts of nodes that answer and why the others do not, by instance ID.
+    """Return the facts of nodes that answer, and why the others do not, by instance ID.
 
-    ``witness`` has answered before. Raises :class:`HostKeyError` for a machine with another host key
-    than before, and :class:`SprError` if the network is at fault.
+    ``witness`` answered before. Raises :class:`HostKeyError` for a machine whose host key has changed,
+    and :class:`SprError` if the network is at fault.
     """
     stragglers = _Stragglers(ctx, open_host, witness)
 
@@ -290,7 +290,7 @@ def reach_nodes(
     silent = [node for node in nodes if answers[node.name].error]
     awake = on_all("looking for a way", silent, stragglers.answers)
     is_back = any(awake.values()) or not stragglers.find_cut_off()
-    # A node that was given up for the network has its whole time again if the network is back.
+    # If the network is back, nodes given up because of it get their full time again.
     again = [
         node
         for node in silent

@@ -28,7 +28,7 @@ from infra.words import counted
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 
-# Faulty machines are replaced. After this many times, the cause is something else.
+# After replacing faulty machines this many times, the cause is something else.
 _MOST_REPLACEMENTS = 2
 _MOST_ROUNDS = 12
 _LONGEST_PAUSE_S = 15.0
@@ -43,7 +43,7 @@ def bring_up(
     offers: Callable[[], Sequence[Offer]],
     on_new_plan: Callable[[PlanInput, Plan, str], None] = lambda _input, _plan, _reason: None,
 ) -> Cluster:
-    """Apply a plan; if it no longer fits what exists, observe and plan again, a bounded number of times.
+    """Apply a plan. If it no longer fits what exists, observe and plan again, a limited number of times.
 
     Raises :class:`SprError` naming the machines that are faulty even after replacement.
     """
@@ -55,7 +55,7 @@ def bring_up(
 
 
 def _withdraw(ctx: Context, plan_input: PlanInput) -> None:
-    """Remove what this command made before another one turned out to own the cluster."""
+    """Remove what this command created before it found that another owns the cluster."""
     if plan_input.group is not None:
         return
     found = observe(ctx, plan_input.spec.name)
@@ -165,7 +165,7 @@ def _require_unchanged(
 
 
 def _observe_again(ctx: Context, plan_input: PlanInput) -> PlanInput:
-    """Return the same wish with what exists now. Raises :class:`SprError` if it may not be changed."""
+    """Return the same request with what exists now. Raises :class:`SprError` if it must not change."""
     found = observe(ctx, plan_input.spec.name)
     public_key = key_pair.read_public(ctx.files.key)
     check_owner(plan_input.spec.name, found, public_key, ctx.now())

@@ -1,4 +1,4 @@
-"""Commands on jobs, the table of all commands, and their parser, which imports only the given command."""
+"""Commands on jobs, the table of all commands, and the parser, which imports only the requested one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _render_commands() -> str:
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser, with the options of one command; without one, only what ``--help`` needs."""
+    """Return the parser with one command's options; without a command, only what ``--help`` needs."""
     parser = Parser(
         prog="spr-cluster",
         usage="spr-cluster COMMAND [options]",

@@ -1,4 +1,4 @@
-"""``spr-cluster attach`` and ``wait``: follow a job to its end, with or without its output."""
+"""``spr-cluster attach`` and ``wait``: follow a job until it ends, with or without its output."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "wait",
-        "Wait until a job ends, without its output. The exit code is 0 if it succeeded, otherwise 1.",
+        "Wait until a job ends, without showing its output. The exit code is 0 if it succeeded, else 1.",
         _WAIT_EXAMPLES,
         run=run_wait,
     )
     add_job_options(parser)
-    parser.add_argument("--all", action="store_true", help="wait for all jobs that run or wait")
+    parser.add_argument("--all", action="store_true", help="wait for all queued and running jobs")
     parser.add_argument(
         "--timeout",
         type=positive_int,
         default=_WEEK_S,
         metavar="SECONDS",
-        help="give up after this time; the job goes on (default: a week)",
+        help="give up after this time; the job continues (default: a week)",
     )
 
 
@@ -132,7 +132,7 @@ def follow(
 
 @contextmanager
 def leaving_it(job: str, launcher: KubernetesLauncher) -> Iterator[None]:
-    """After Ctrl-C or a cluster error, print that the job continues and how to follow or end it."""
+    """After Ctrl-C or a cluster error, say that the job continues, and how to see or end it."""
     try:
         yield
     except (KeyboardInterrupt, KubernetesError):

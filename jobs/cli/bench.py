@@ -6,10 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from cluster.cli.chosen_cluster import (
-    add_cluster_options,
-    open_cluster,
-)
+from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
 from cluster.console.display import format_table
 from cluster.console.output import emit, wrap
 from cluster.console.parser import SubParsers, add_command

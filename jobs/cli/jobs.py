@@ -146,25 +146,24 @@ def _add_logs(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "logs",
-        "Print the log of a job, with the events that its ranks report as text. --rank prints what one\n"
-        "rank wrote, from its own node; on Kubernetes, its pod.",
+        "Print a job's log, with its ranks' events as text. --rank prints what one rank wrote, from its\n"
+        "own node or, on Kubernetes, its pod.",
         _LOGS_EXAMPLES,
         run=run_logs,
     )
-    text = "(default: the only one that runs or waits, or else the newest)"
+    text = "(default: the only queued or running job, else the newest)"
     add_job_options(parser, text, json=False)
     parser.add_argument(
         "-f",
         "--follow",
         action="store_true",
-        help="go on until the job ends; Ctrl-C ends only this",
+        help="continue until the job ends; Ctrl-C ends only this command",
     )
     parser.add_argument("--rank", type=int, metavar="R", help="the log of this rank, from 0")
     parser.add_argument(
         "--since",
         metavar="TIME",
-        help="only what was written in the last, for example, 10m or 2h; by the times that the "
-        "ranks' events have, so not for programs of `run`",
+        help="only the last part, such as 10m or 2h, based on event timestamps; programs of `run` have none",
     )
 
 
@@ -228,7 +227,7 @@ def _add_cancel(subparsers: SubParsers) -> None:
         run=run_cancel,
     )
     add_job_options(parser)
-    parser.add_argument("--all", action="store_true", help="end all jobs that run or wait")
+    parser.add_argument("--all", action="store_true", help="end all queued and running jobs")
     parser.add_argument("--now", action="store_true", help="kill it without waiting")
     text = "on Kubernetes: also delete its claim, with the files of all jobs on it, unless others use it"
     parser.add_argument("--delete-claim", action="store_true", help=text)

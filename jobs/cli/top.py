@@ -36,8 +36,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "top",
-        "Watch a cluster live: each node's CPUs by their use, memory, and network; each rank's step,\n"
-        "samples per second, and share of communication; the queue; the time left, cost so far, and\n"
+        "Watch a cluster live: each node's CPU use, memory, and network; each rank's step, samples\n"
+        "per second, and share of communication; the queue; the time left, cost so far, and\n"
         f"time to live. A rank is marked with ! if it computes {100 * (SLOWER - 1):.0f} % longer per "
         "step than the median\n"
         "of its job's ranks. q or Ctrl-C quits. Without a terminal, it prints one snapshot. Nothing\n"

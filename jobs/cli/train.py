@@ -1,4 +1,4 @@
-"""``spr-cluster train``: one subcommand per task; ``squad`` also runs the published recipe."""
+"""``spr-cluster train``: one subcommand per task; squad also offers the published recipe."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _add_task(jobs: SubParsers, task: str) -> None:
         "--elastic",
         type=positive_int,
         metavar="MIN",
-        help="after the loss of a node, go on with at least MIN nodes and the same features per step, "
+        help="after the loss of a node, continue with at least MIN nodes and the same features per step, "
         "instead of waiting for `repair`",
     )
     placement.add_argument(
@@ -147,7 +147,7 @@ def _add_recipe(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--smoke",
         action="store_true",
-        help="recipe reference: run a minute on one node, to check that everything is there",
+        help="recipe reference: run for a minute on one node, to check that nothing is missing",
     )
     group.add_argument(
         "--run-qa",

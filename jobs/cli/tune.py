@@ -48,7 +48,7 @@ from jobs.train.tuned import TuningResult
 _TUNE_EXAMPLES = """\
   spr-cluster tune {task} --data train.json --model ./my-encoder
   spr-cluster tune {task} --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
-  spr-cluster tune {task} --batch-size 8,16,32      compare batch sizes, too
+  spr-cluster tune {task} --batch-size 8,16,32      also compare batch sizes
 """
 
 _ABOUT_TUNE = (
@@ -175,7 +175,7 @@ def _add_study_options(group: argparse._ArgumentGroup) -> None:
         type=numbers,
         default=(),
         metavar="LIST",
-        help="predict these numbers of nodes, too",
+        help="also predict these numbers of nodes",
     )
     add(
         "--samples",
@@ -293,7 +293,7 @@ def _render_model(study: ScalingStudy) -> Iterator[str]:
     if study.fit is None:
         measured = {row.nodes for row in study.rows if row.step_s is not None}
         why = (
-            "the exchange alone would explain these steps; measure one node, too"
+            "the exchange alone would explain these steps; also measure one node"
             if len(measured) > 1
             else "it needs measurements on two numbers of nodes"
         )

@@ -173,7 +173,7 @@ def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
     ("argv", "message"),
     [
         (["events", "../x"], "--name ../x: expected "),
-        (["events", "--tail", "0"], "--tail 0: expected a whole number from 1 on"),
+        (["events", "--tail", "0"], "--tail 0: expected a whole number of at least 1"),
     ],
 )
 def test_a_usage_error_is_one_line(line: CommandLine, argv: list[str], message: str) -> None:

@@ -48,9 +48,9 @@ _SUBMIT_EXAMPLES = """\
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1 --detach
 """
 _ABOUT_SUBMIT = (
-    "Submit the job that `render k8s {task}` prints. Its image must be in a registry. First, the "
-    "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "
-    "leaves the job running."
+    "Submit the job that `render k8s {task}` prints. Its image must be in a registry. The cluster is "
+    "checked first: if there are problems, all are listed and nothing is created. Ctrl-C leaves the "
+    "job running."
 )
 
 
@@ -58,9 +58,9 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "k8s",
-        "Train on Kubernetes, with Kubeflow: the same jobs, stacks, and placement as on a cluster "
-        "of your own. `jobs`, `attach`, `logs`, `wait`, `cancel`, `fetch`, and `report` take its ID as "
-        "that of any other job.",
+        "Train on Kubernetes with Kubeflow: the same jobs, stacks, and placement as on a cluster of "
+        "your own. `jobs`, `attach`, `logs`, `wait`, `cancel`, `fetch`, and `report` accept its ID like "
+        "any other job's.",
         _EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -74,16 +74,16 @@ def add_parser(subparsers: SubParsers) -> None:
     for task, each in add_tasks(submit, _ABOUT_SUBMIT, _SUBMIT_EXAMPLES, run):
         add_pod_options(each, task)
         add_access_options(each, namespace=False)
-        text = "have the cluster check the objects, and create nothing"
+        text = "let the cluster validate the objects; create nothing"
         each.add_argument("--dry-run", action="store_true", help=text)
-        text = "do not follow the job; `attach` does"
+        text = "return without following the job; `attach` follows it later"
         each.add_argument("--detach", action="store_true", help=text)
         add_json_option(each)
 
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
-    build_rendered(args, now)  # Reject invalid options before contacting the cluster.
+    build_rendered(args, now)  # Refuse invalid options before contacting the cluster.
     api, progress = open_api(args), make_progress()
     with progress.phase(f"Check context {api.context}, namespace {api.namespace}"):
         kind = _choose_kind(api, args)

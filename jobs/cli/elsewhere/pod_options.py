@@ -42,10 +42,10 @@ _FORMS = {
 }
 _CLAIM_SIZE = "100Gi"
 _SHAPE = {
-    "cores": "physical cores of a node",
-    "memory_gib": "GiB of a node",
-    "numa": "NUMA nodes of a node",
-    "threads_per_core": "hardware threads of a core",
+    "cores": "physical cores per node",
+    "memory_gib": "memory per node, in GiB",
+    "numa": "NUMA nodes per node",
+    "threads_per_core": "hardware threads per core",
 }
 
 
@@ -64,8 +64,8 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of pods")
     text = (
-        "default: TrainJob (Kubeflow Trainer 2); for `submit` what the cluster has and you may create, "
-        "TrainJob first"
+        "default: TrainJob (Kubeflow Trainer 2); for `submit`, a kind that the cluster has and you may "
+        "create, preferably TrainJob"
     )
     add("--kind", choices=tuple(JOB_KINDS), help=text)
     add("--stack", help="software, see `stacks` (default: upstream; recipe reference: reference)")
@@ -73,7 +73,7 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add("--name", help="the job's name (default: TASK-DATE-TIME-…)")
     add("--namespace", help=NAMESPACE_HELP)
     add("--pull-secret", metavar="NAME", help="secret with which nodes pull the image")
-    text = f"secret with a token of the hub, under the key {HUB_TOKEN}"
+    text = f"secret with a Hugging Face token, under the key {HUB_TOKEN}"
     add("--hub-secret", metavar="NAME", help=text)
 
 
@@ -91,7 +91,7 @@ def _add_claim(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--claim", metavar="NAME", help="use this PersistentVolumeClaim instead of a new one")
     add("--claim-size", metavar="SIZE", help=f"size of the new claim (default: {_CLAIM_SIZE})")
-    add("--storage-class", metavar="NAME", help="of the new claim (default: the cluster's)")
+    add("--storage-class", metavar="NAME", help="class of the new claim (default: the cluster's)")
 
 
 def _add_nodes(group: argparse._ArgumentGroup) -> None:

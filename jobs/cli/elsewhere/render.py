@@ -41,7 +41,7 @@ _K8S_EXAMPLES = """\
   spr-cluster render k8s squad --recipe reference --nodes 4  the published job
   spr-cluster render k8s squad --cores 64 --numa 2 --memory 1024 --nodes 2
 """
-_SHAPE = {"numa": "NUMA nodes of a node"}
+_SHAPE = {"numa": "NUMA nodes per node"}
 _SLURM_EXAMPLES = """\
   spr-cluster render slurm squad --nodes 4 --cores 64 --output job
   spr-cluster render slurm squad --nodes 4 --cores 96 --numa 2 --time 8:00:00
@@ -59,8 +59,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "render",
-        "Write a training job as files for a cluster that is not yours: Kubernetes, or the Slurm of an "
-        "HPC center. It asks no cluster.",
+        "Write a training job as files for a cluster that this tool has not created: Kubernetes, or "
+        "Slurm at an HPC center. It contacts no cluster.",
         _EXAMPLES,
     )
     schedulers = parser.add_subparsers(title="schedulers", metavar="SCHEDULER", required=True)
@@ -93,7 +93,7 @@ def _add_k8s(schedulers: SubParsers) -> None:
 
 
 def run_k8s(args: argparse.Namespace) -> int:
-    # A training option has the same name: the folder in the pods, which the request sets.
+    # A training option has the same name: the folder in the pods, which the request decides.
     output = vars(args).pop("output")
     rendered = build_rendered(args, datetime.now(timezone.utc))
     for warning in rendered.placement.warnings:
@@ -158,8 +158,8 @@ def _add_slurm_task(parser: Parser, task: str) -> None:
 def _add_job(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
-    # Centers' machines differ, and ranks planned for another number of cores are slow.
-    text = "physical cores of a node that jobs may use"
+    # No machine is typical of centers, and ranks with another number of cores are slow.
+    text = "physical cores per node that jobs may use"
     add("--cores", type=positive_int, required=True, metavar="N", help=text)
     add_shape_options(group, _SHAPE)
     add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
@@ -182,7 +182,7 @@ def _add_slurm(group: argparse._ArgumentGroup) -> None:
 
 
 def run_slurm(args: argparse.Namespace) -> int:
-    # A training option has the same name: the folder of the ranks, which the job sets.
+    # A training option has the same name: the folder of the ranks, which the job decides.
     output = vars(args).pop("output")
     script = build_script(args)
     folder = check_output_folder(output, OURS, "render slurm") if output else None
@@ -268,7 +268,7 @@ def check_output_folder(name: str, ours: Collection[str], writer: str) -> Path:
 
 
 def write_files(files: Mapping[str, Path | bytes], folder: Path) -> None:
-    """Write contents and copies of files and folders by name; ``code`` is recreated.
+    """Write contents, and copies of files and folders, by name into a folder; ``code`` is recreated.
 
     Before anything changes, raises :class:`UsageError` for a folder that would be copied into itself and
     for a source that would be replaced.

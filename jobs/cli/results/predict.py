@@ -6,10 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.cli.chosen_cluster import (
-    add_cluster_options,
-    open_cluster,
-)
+from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
 from cluster.console.display import make_progress
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command
@@ -48,7 +45,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--context",
         metavar="FILE|TEXT",
-        help="of questions: the text that contains the answers, or its file",
+        help="for questions: the text that contains the answers, or its file",
     )
     parser.add_argument(
         "--model",

@@ -27,9 +27,9 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "report",
-        "Writes one HTML page from a results folder: loss, speed of each rank over time, time by phase,\n"
-        "scaling, cost per epoch, environment, and placement. The page contains no scripts and needs\n"
-        "no network. It names what the folder does not contain.",
+        "Write one HTML page from a results folder: loss, speed of each rank over time, time by phase,\n"
+        "scaling, cost per epoch, environment, and placement. The page contains no scripts and needs no\n"
+        "network. It lists what the folder lacks.",
         _EXAMPLES,
         run=run,
     )

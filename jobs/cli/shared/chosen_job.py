@@ -1,4 +1,4 @@
-"""Choose a job and its place: a cluster of this tool, or a Kubernetes namespace."""
+"""Finds where a job runs, a cluster of this tool or Kubernetes, and which job a command means."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi
     from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 
-_ONLY_ACTIVE = "(default: the only one that runs or waits)"
+_ONLY_ACTIVE = "(default: the only queued or running job)"
 
 
 def add_job_options(

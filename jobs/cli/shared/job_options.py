@@ -133,7 +133,7 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
         "-v", "--verbose", action="store_true", help="show the mpirun command (it is in job.json)"
     )
     group.add_argument(
-        "--detach", action="store_true", help="do not follow the job; `spr-cluster attach` does"
+        "--detach", action="store_true", help="return without following the job; see `attach`"
     )
     add_end_options(group)
 

@@ -44,8 +44,8 @@ def add_end_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--down-when-done",
         action="store_true",
-        help="when the job has ended and its results are here, remove the cluster without a "
-        "question; it stays if anything would be lost with it, such as a checkpoint or another job",
+        help="when the job has ended and its results are here, remove the cluster without asking; it "
+        "stays if anything would be lost with it, such as a checkpoint or another job",
     )
 
 
@@ -116,7 +116,7 @@ class Ends:
             say(f"{line}. As long as that is so, the cluster stays.")
 
     def say_interrupted(self) -> None:
-        """After Ctrl-C, print which actions are skipped and the commands for them."""
+        """After Ctrl-C, say what will not be done, and which command does it."""
         attach = ["spr-cluster", "attach"]
         text, then = "--on-finish was not run", "run it"
         if self.args.on_finish:

@@ -64,8 +64,8 @@ def test_another_accounts_credentials_are_refused(
         result = line.run(*argv.split())
         assert result.code == 2
         assert result.message == (
-            "cluster 'spr' was made in AWS account 123456789012 (profile work), and these credentials "
-            f"are of account {OTHER} (profile home)\n  → AWS_PROFILE=work spr-cluster {argv}"
+            "cluster 'spr' was made in AWS account 123456789012 (profile work), but these credentials "
+            f"belong to account {OTHER} (profile home)\n  → AWS_PROFILE=work spr-cluster {argv}"
         )
     assert {seen.action for seen in line.call_log.calls} == {"sts:GetCallerIdentity"}
     assert len(line.call_log.calls) == len(_ADDRESSED)

@@ -199,7 +199,9 @@ def test_status_shows_how_busy_the_queue_is(
     line.machines.staged.clear()
     line.stage("node0", busy, Result(1, "", "slurm_load_partitions: Unable to contact slurm"))
     shown = line.must("status").out
-    assert "Queue: the head does not say how busy it is: [node0] Slurm does not answer: " in shown
+    assert (
+        "Queue: unknown, because the head did not answer: [node0] Slurm does not answer: " in shown
+    )
 
     line.machines.staged.clear()
     ended = threading.Event()
@@ -546,7 +548,7 @@ def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None
     line.must("status")
     assert "No events" in line.must("events").out
     assert cluster_names() == ["spr"]
-    assert "key on this machine is not the right one" in line.run("jobs").message
+    assert "key on this machine is damaged or not the right one" in line.run("jobs").message
     line.must("down", "--yes")
     assert line.must("list").out == "No clusters in aws, us-east-1, account 123456789012.\n"
 

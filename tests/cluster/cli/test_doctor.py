@@ -152,8 +152,8 @@ def test_a_new_address_of_this_machine_is_named(line: CommandLine) -> None:
     result = line.run(*_DOCTOR)
 
     assert result.code == 1
-    assert "198.51.100.9/32; cluster spr lets SSH in from 203.0.113.7/32" in result.out
-    assert "fail: address\n  → Let this address in:\n    spr-cluster up --name spr" in result.out
+    assert "198.51.100.9/32; cluster spr allows SSH from 203.0.113.7/32" in result.out
+    assert "fail: address\n  → Allow this address:\n    spr-cluster up --name spr" in result.out
     assert result.message == "1 of 12 checks failed: address"
 
 

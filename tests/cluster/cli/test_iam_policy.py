@@ -503,7 +503,7 @@ def test_a_key_for_disks_on_spot_may_need_a_grant(line: CommandLine, tmp_path: P
     assert "aws kms create-grant --key-id ARN --grantee-principal" in result.message
     help_ = " ".join(line.must("iam-policy", "--help").out.split())
     assert "AWSServiceRoleForEC2Spot may also need a grant" in help_
-    assert "can create roles" in help_
+    assert "permits creating roles" in help_
     assert "with any permissions" in help_
 
 

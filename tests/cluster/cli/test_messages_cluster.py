@@ -65,7 +65,7 @@ _ON_A_CLUSTER = (
     f.Row(
         "key damaged",
         "repair --yes",
-        "the cluster's key on this machine is not the right one, or damaged "
+        "the cluster's key on this machine is damaged or not the right one "
         f"(HOME/spr/id_ed25519){_NO_KEY}",
         act=f.damage_key,
         code=2,
@@ -74,7 +74,7 @@ _ON_A_CLUSTER = (
         f.Row(
             f"key open to others, {command.split()[0]}",
             command,
-            "other users can read the cluster's key (HOME/spr/id_ed25519, mode 644); it was not used"
+            "the cluster's key is readable by other users (HOME/spr/id_ed25519, mode 644); it was not used"
             "\n  → chmod 600 HOME/spr/id_ed25519",
             act=f.open_key,
             code=2,
@@ -91,7 +91,7 @@ _ON_A_CLUSTER = (
     f.Row(
         "key damaged, extend",
         "extend 2h",
-        "the cluster's key on this machine is not the right one, or damaged "
+        "the cluster's key on this machine is damaged or not the right one "
         f"(HOME/spr/id_ed25519){_NO_KEY}",
         act=f.damage_key,
         code=2,

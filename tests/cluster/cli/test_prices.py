@@ -176,7 +176,7 @@ def test_little_memory_and_unknown_amx_are_said(line: CommandLine) -> None:
     small = plan(line, "--instance-type", "t3.medium", "--allow-no-amx")
     assert small["warnings"] == ["t3.medium has 4 GiB of memory: too little to train BERT."]
     unknown = line.must("up", "--dry-run", "--instance-type", "i7i.metal-24xl").out
-    assert "Whether i7i.metal-24xl has AMX is not known" in unknown
+    assert "It is not known whether i7i.metal-24xl has AMX" in unknown
 
 
 def test_a_quota_that_does_not_count_the_type_is_not_shown(line: CommandLine) -> None:

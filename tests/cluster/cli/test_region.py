@@ -30,7 +30,7 @@ def test_without_a_region_nothing_is_bought_and_nothing_searched(line: CommandLi
     for argv in ("list", "gc --yes"):
         result = line.run(*argv.split())
         assert result.code == 2
-        assert "--all-regions searches everywhere, --region us-east-1" in result.message
+        assert "--all-regions searches all of them, --region us-east-1" in result.message
 
     assert not line.call_log.calls
 

@@ -38,9 +38,9 @@ def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
     offered = " ".join(line.must("up", "--dry-run").out.split())
     taken = " ".join(line.must("up", "--dry-run", "--second-guard").out.split())
 
-    assert f"--second-guard has AWS terminate it, too {free}." in offered
+    assert f"--second-guard lets AWS terminate it as well {free}." in offered
     assert "Second guard" not in offered
-    assert f"Second guard: terminated from outside if they do not {free}." in taken
+    assert f"Second guard: AWS terminates machines that do not shut down {free}." in taken
     action = "EventBridge Scheduler terminates each machine 10 min after its deadline"
     assert f"Second guard: {action} Nodes:" in taken
 

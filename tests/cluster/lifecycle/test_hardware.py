@@ -132,7 +132,7 @@ def test_a_worker_that_ec2_takes_back_is_replaced_while_it_still_runs(
 
     (removal,) = simulated_cloud.plan().terminations
     assert removal.ids == (worker,)
-    assert "EC2 takes it back" in removal.detail
+    assert "EC2 is reclaiming it" in removal.detail
 
 
 def test_images_and_ends_that_take_an_hour_are_waited_for(simulated_cloud: SimulatedCloud) -> None:

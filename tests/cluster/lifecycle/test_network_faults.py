@@ -142,7 +142,7 @@ def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
 
     with pytest.raises(SprError, match="none of 1 node answers") as caught:
         simulated_cloud.up(nodes=1)
-    assert "a firewall endpoint; whether SSH passes is not known" in str(caught.value)
+    assert "a firewall endpoint, which may or may not allow SSH" in str(caught.value)
     assert "NO ROUTE" not in str(caught.value)
     assert "the firewall may block SSH" in " ".join(simulated_cloud.progress.notes)
     simulated_cloud.faults(firewall)

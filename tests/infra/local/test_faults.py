@@ -192,7 +192,7 @@ def test_a_file_is_activated_shown_and_cleared(
 ) -> None:
     active_faults = StateFolder.of_user().faults
     assert main(["local", "faults"]) == 0
-    assert capsys.readouterr().out == "No faults: everything works, at once.\n"
+    assert capsys.readouterr().out == "No faults: everything works immediately.\n"
 
     user_file.write_text('profile = "metal"\nboot_s = 1.5\n')
     assert main(["local", "faults", str(user_file)]) == 0

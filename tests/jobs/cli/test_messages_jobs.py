@@ -96,7 +96,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     (
         "train squad --demo --fabric efa",
-        "--fabric: this option is gone; the nodes use TCP, with ENA Express where their type has it "
+        "--fabric: this option is gone; the nodes use TCP, with ENA Express if their type has it "
         "(EFA is not supported)" + f.help_of("train squad"),
     ),
     (

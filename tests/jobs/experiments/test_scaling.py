@@ -161,7 +161,7 @@ def test_steps_explained_by_exchange_alone_make_no_model(tmp_path: Path) -> None
     study = go(hosts, scaling_request(tmp_path, nodes=(2, 3), weak=True, predict=(1,)))
     assert study.fit is None
     shown = "\n".join(render_scaling(study, tmp_path))
-    assert "the exchange alone would explain these steps; measure one node, too" in shown
+    assert "the exchange alone would explain these steps; also measure one node" in shown
     # What was published is against one node, which this study has not measured.
     assert "3.47" not in shown
 

@@ -27,7 +27,7 @@
 again=
 # Without --batch, scancel signals only the steps: torchrun, which passes the signal on to its ranks.
 trap 'again=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
-# Slurm sends this to the ranks, too, after `scancel` and before it preempts the job. Wait for them.
+# After `scancel` and before a preemption, Slurm also sends this to the ranks. Wait for them.
 trap : TERM
 
 # 4 x 24 = 96 of a node's 96 cores: each rank finds the CPUs that it may use, and takes its own.

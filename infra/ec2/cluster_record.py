@@ -46,10 +46,7 @@ class ClusterRecord:
 
 def deadline_tags(record: ClusterRecord) -> dict[str, str]:
     """Return the tags to update for a new deadline."""
-    return {
-        GENERATION: str(record.generation),
-        tags.EXPIRES: tags.render_time(record.expires),
-    }
+    return {GENERATION: str(record.generation), tags.EXPIRES: tags.render_time(record.expires)}
 
 
 def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -> dict[str, str]:

@@ -181,8 +181,7 @@ def create_image(
         Description=f"spr-cluster {cluster}: the head node with its software installed",
         NoReboot=True,
         TagSpecifications=tags.tag_specifications(
-            ["image", "snapshot"],
-            tags.resource_tags(cluster, "image", **labels),
+            ["image", "snapshot"], tags.resource_tags(cluster, "image", **labels)
         ),
     )["ImageId"]
 

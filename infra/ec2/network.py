@@ -145,8 +145,7 @@ class TypeSupport:
 def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, TypeSupport]:
     """Return the region's support for instance types; omits types that it does not offer."""
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
-        LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": list(types)}],
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(types)}]
     )
     zones: dict[str, set[str]] = {}
     for page in pages:
@@ -234,10 +233,7 @@ def require_sold(spec: ClusterSpec, support: Mapping[str, TypeSupport], region: 
 
 
 def require_offers(
-    spec: ClusterSpec,
-    support: Mapping[str, TypeSupport],
-    networks: Sequence[Network],
-    region: str,
+    spec: ClusterSpec, support: Mapping[str, TypeSupport], networks: Sequence[Network], region: str
 ) -> None:
     """Raise :class:`UsageError` if a type can't be used, or no subnet is in a zone with one of the types."""
     require_sold(spec, support, region)

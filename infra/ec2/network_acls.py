@@ -159,10 +159,7 @@ def describe_acls(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, Netw
 
 
 def require_open_acls(
-    ec2: EC2Client,
-    networks: Sequence[Network],
-    flows: Sequence[Flow],
-    note: Callable[[str], None],
+    ec2: EC2Client, networks: Sequence[Network], flows: Sequence[Flow], note: Callable[[str], None]
 ) -> list[Network]:
     """Return the subnets whose network ACL allows these flows.
 

@@ -270,9 +270,7 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "KeyName": tags.resource_name(spec.name),
         "UserData": purchase.user_data(offer),
         "NetworkInterfaces": [_interface(purchase, offer)],
-        "BlockDeviceMappings": [
-            {"DeviceName": purchase.image.root_device, "Ebs": _disk(purchase)},
-        ],
+        "BlockDeviceMappings": [{"DeviceName": purchase.image.root_device, "Ebs": _disk(purchase)}],
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",

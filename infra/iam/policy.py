@@ -177,10 +177,7 @@ def build_policy(
             _allow("Find", ("ssm:GetParameter", "ssm:GetServiceSetting"), [ubuntu, setting]),
             _allow("Machines", _RUN, _ec2("instance/*"), {"Null": tagged, "StringEquals": machine}),
             _allow(
-                "Disks",
-                _RUN,
-                _ec2("volume/*"),
-                {"Null": tagged, "Bool": {"ec2:Encrypted": "true"}},
+                "Disks", _RUN, _ec2("volume/*"), {"Null": tagged, "Bool": {"ec2:Encrypted": "true"}}
             ),
             # EC2 checks the permission for a spot request only if the call tags it.
             _allow(

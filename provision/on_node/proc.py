@@ -59,9 +59,7 @@ def parse_times(text: str) -> dict[int, tuple[int, int]]:
 
 
 def busy_percent(
-    before: Mapping[int, tuple[int, int]],
-    after: Mapping[int, tuple[int, int]],
-    cpus: Iterable[int],
+    before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]], cpus: Iterable[int]
 ) -> float:
     """Return how busy some CPUs were between two looks, in percent of all their time."""
     busy = total = 0

@@ -121,8 +121,7 @@ def _read_one(path: Path, name: str, table: Any, shipped: Sequence[str]) -> Chan
 def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
     """Return the base with the changes. Raises :class:`UsageError` if one removes a missing package."""
     given = changes.model_dump(
-        exclude_none=True,
-        exclude={"base", "python_packages", "remove_packages", "environment"},
+        exclude_none=True, exclude={"base", "python_packages", "remove_packages", "environment"}
     )
     if changes.ubuntu and not changes.python:
         given["python"] = UBUNTU_PYTHON[changes.ubuntu]

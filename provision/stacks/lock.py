@@ -96,7 +96,7 @@ def parse_lock(text: str, where: str) -> Lock:
         except (TypeError, ValueError, UsageError):
             raise UsageError(
                 f"{where}, line {number}: {line[:60]!r} is not a line of a lock, such as "
-                "name==1.0 --hash=sha256:…",
+                "name==1.0 --hash=sha256:…"
             ) from None
     return Lock(inputs, tuple(packages))
 

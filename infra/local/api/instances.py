@@ -7,11 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from moto.ec2.exceptions import (
-    EC2ClientError,
-    InvalidParameterCombination,
-    OperationNotPermitted4,
-)
+from moto.ec2.exceptions import EC2ClientError, InvalidParameterCombination, OperationNotPermitted4
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 

@@ -125,8 +125,7 @@ def require_new_image_name(backend: Any, name: str) -> None:
     for image in backend.amis.values():
         if image.name == name and image.owner_id == backend.account_id:
             raise EC2ClientError(
-                "InvalidAMIName.Duplicate",
-                f"AMI name {name} is already in use by AMI {image.id}",
+                "InvalidAMIName.Duplicate", f"AMI name {name} is already in use by AMI {image.id}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Creation of an AMI from a running machine, without its private keys and identity; its recipe."""
+"""Create AMIs from running machines without private keys or machine identity; identify their recipes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import FilterTypeDef
 
-# The machine's identity moves to memory while the disk is copied: an image must hold no host keys,
-# no key to other nodes, and no machine id that two machines would share. If this tool dies
-# meanwhile, its SSH session ends, and with it the seal; if it hangs, the limit ends the seal.
+# The machine's identity moves to memory while the disk is copied: an image must not contain host keys,
+# keys to other nodes, or a machine id. If this tool dies, its SSH session ends, which also ends the
+# seal; if it hangs, the time limit ends the seal.
 _SEAL_LIMIT_S = 15 * 60
 _SEAL_DEADLINE_S = 10 * 60
-# EC2 begins the copy within seconds of the call; until then the disk must stay as it is.
+# EC2 begins the copy within seconds of the call; until then the disk must not change.
 _COPY_BEGINS_DEADLINE_S = 10 * 60
 _UNBROKEN = "unbroken"
 
@@ -43,10 +43,10 @@ def begin_image(
     labels: Mapping[str, str] | None = None,
     clock: Clock | None = None,
 ) -> str:
-    """Begin an image; return its id once its content is fixed and tagged as clean.
+    """Start creating an image; return its id once its content is fixed and tagged as clean.
 
-    ``labels``, such as the recipe of the machine's software, become tags. Raises
-    :class:`CloudError` if private keys may be in it; the unfinished image is deleted.
+    ``labels``, such as the software recipe, become tags. Raises :class:`CloudError` and deletes the
+    image if it may contain private keys.
     """
     image_id, snapshots = "", tuple[str, ...]()
     token = secrets.token_hex(8)
@@ -81,7 +81,7 @@ def _render_seal(token: str) -> str:
 
 
 def _unseal(host: Host, token: str) -> bool:
-    """Restore the machine's identity; return whether it was sealed all the time until now."""
+    """Restore the machine's identity; return whether the seal held until now."""
     unseal = (
         f"said=$(sh /run/spr-cluster/unseal {token}) && echo $said && "
         f'[ "$said" = {_UNBROKEN} ] && systemctl stop spr-cluster-seal.service; true'
@@ -91,25 +91,20 @@ def _unseal(host: Host, token: str) -> bool:
 
 def _wait_until_copy_begins(ec2: EC2Client, image_id: str, clock: Clock | None) -> tuple[str, ...]:
     """Wait for the image's snapshots; their content is fixed when they start."""
-    # EC2 names the image in the descriptions of its snapshots.
+    # Snapshot descriptions contain the image id.
     of_image: list[FilterTypeDef] = [{"Name": "description", "Values": [f"*{image_id}*"]}]
-
     snapshots = ec2.get_paginator("describe_snapshots")
 
     def probe() -> tuple[str, ...] | None:
         pages = snapshots.paginate(OwnerIds=["self"], Filters=of_image, **images.PAGES)
         return tuple(s["SnapshotId"] for page in pages for s in page["Snapshots"]) or None
 
-    return wait_until(
-        f"snapshot of image {image_id}",
-        patient(probe),
-        deadline_s=_COPY_BEGINS_DEADLINE_S,
-        clock=clock,
-    )
+    what = f"snapshot of image {image_id}"
+    return wait_until(what, patient(probe), deadline_s=_COPY_BEGINS_DEADLINE_S, clock=clock)
 
 
 def _discard(ec2: EC2Client, image_id: str, snapshots: tuple[str, ...]) -> None:
-    """Delete an unfinished image, as far as EC2 allows it now."""
+    """Delete what EC2 lets us delete of an unfinished image."""
     if image_id:
         with suppress(ClientError, BotoCoreError):
             ec2.deregister_image(ImageId=image_id)
@@ -119,11 +114,11 @@ def _discard(ec2: EC2Client, image_id: str, snapshots: tuple[str, ...]) -> None:
 
 
 def recipe_digest(stack: Stack, base: str = "") -> str:
-    """Identify the content of an image; the same on every machine and in every cluster.
+    """Return a digest of an image's content, equal on every machine and in every cluster.
 
-    It covers the stack with all its versions and indexes, the Ubuntu release, our installation and
-    sealing scripts, and ``base``: what else a cloud starts machines from. It leaves out Canonical's
-    rebuilds of a release, which would invalidate every image several times a month.
+    It covers the stack with all versions and indexes, the Ubuntu release, the install and seal
+    scripts, and ``base``, anything else that the cloud's machines start from. Canonical's rebuilds of a
+    release are excluded; they would invalidate every image several times a month.
     """
     parts = {
         "base": base,

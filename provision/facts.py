@@ -1,6 +1,6 @@
-"""What a machine says of itself through :mod:`provision.on_node.facts`: its facts, and a node's health.
+"""Machine facts and node health, as reported by :mod:`provision.on_node.facts`.
 
-The facts are what jobs and the mesh need; the health adds software, settings, and free resources.
+Jobs and the mesh need the facts; health adds software, settings, and free resources.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Cpu:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """A machine as it describes itself. ``cpus`` are those that its processes may use."""
+    """What a machine reports about itself. ``cpus`` are those that its processes may use."""
 
     hostname: str
     kernel: str
     model: str
     amx: frozenset[str]
     tile_data: str
-    """``granted`` if the kernel lets a process use AMX's registers, else the name of its error."""
+    """``granted`` if the kernel lets a process use AMX registers, else an error name such as ``EINVAL``."""
     cpus: tuple[Cpu, ...]
     memory_total: int
     """KiB."""
@@ -55,7 +55,7 @@ class HostFacts:
 
     @property
     def missing_amx(self) -> tuple[str, ...]:
-        """What AMX lacks here: processor flags, else the kernel's permission; empty if it works."""
+        """What AMX is missing: processor flags, or the kernel's permission; empty if AMX works."""
         flags = tuple(sorted(AMX_FLAGS - self.amx))
         if flags or self.tile_data == _GRANTED:
             return flags
@@ -79,13 +79,13 @@ class HostFacts:
 
 
 def describe(stack: Stack | None = None, commands: Iterable[str] = ()) -> Program:
-    """Return the program that tells a machine's facts, or also the health of a node with this stack.
+    """Return a program that reports a machine's facts and, with a stack, the node's health.
 
-    The health includes what the shell ``commands`` print.
+    Health includes the output of the shell ``commands``.
     """
     question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE, "warm": WARM_UNIT}
     if stack is None:
-        # The system's Python: the stack's may not be there yet, or be broken.
+        # The system's Python: the stack's may be missing or broken.
         return send(facts, json.dumps(question))
     found = [parse_requirement(text) for text in stack.python_packages]
     packages = [requirement.name for requirement in found if requirement]
@@ -94,7 +94,7 @@ def describe(stack: Stack | None = None, commands: Iterable[str] = ()) -> Progra
 
 
 def gather_facts(host: Host) -> HostFacts:
-    """Query a machine for its facts, in one command. Raises :class:`HostError`."""
+    """Query a machine's facts in one command. Raises :class:`HostError`."""
     return query(host, "facts", describe(), parse_facts)
 
 
@@ -107,7 +107,7 @@ def parse_facts(text: str) -> HostFacts:
 
 
 def read_answer(text: str) -> Mapping[str, Any]:
-    """Parse the probe's JSON. Raises :class:`ValueError` with the text if it is none."""
+    """Parse the probe's JSON. Raises :class:`ValueError` with the text if it is not JSON."""
     try:
         return parse_object(text, "facts")
     except UsageError:
@@ -115,7 +115,7 @@ def read_answer(text: str) -> Mapping[str, Any]:
 
 
 def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of :class:`HostFacts`. Raises :class:`ValueError` if the answer lacks one."""
+    """Return the fields of :class:`HostFacts`. Raises :class:`ValueError` if the answer lacks one."""
     try:
         processor, network = answer["processor"], answer["network"]
         allowed = parse_cpus(processor["allowed"])
@@ -145,7 +145,7 @@ def parse_topology(text: str) -> tuple[Cpu, ...]:
 
 @dataclass(frozen=True)
 class NodeHealth(HostFacts):
-    """A node as it describes itself; ``None`` is what it does not know.
+    """What a node reports about itself; ``None`` means unknown.
 
     Memory is in KiB, the disk in bytes, ``time`` in seconds since 1970 by the node's own clock.
     """
@@ -156,20 +156,20 @@ class NodeHealth(HostFacts):
     versions: Mapping[str, str | None]
     modules: Mapping[str, str | None]
     logical_cpus: int
-    """All that it has, usable or not."""
+    """Usable or not."""
     clock_kept: bool | None
     tcmalloc_error: str | None
     disk_size: int
     disk_free: int
     disk_error: str | None
     reading_disk: bool
-    """It still reads its new disk for the first time, which is slow."""
+    """Whether it is still reading its new disk for the first time, which is slow."""
     memory_available: int
     own_addresses: tuple[str, ...]
     mtus: Mapping[str, int]
     """MTU by IPv4 address."""
     said: Mapping[str, str]
-    """What the commands print that checks ask for; "" if one fails."""
+    """Output by command, for the checks; "" if the command fails."""
     time: float
 
 

@@ -1,4 +1,4 @@
-"""A machine over SSH: the protocol that runs commands and copies files."""
+"""The protocol for a machine over SSH: run commands and copy files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_ANSWER_HINT = (
 
 
 TextSink = Callable[[str], None]
-"""Takes one or more whole lines, without the end of the last one."""
+"""Takes one or more whole lines, without the final newline."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Result:
 
 
 class Stream(Protocol):
-    """A running command: its output and error output by lines, until it ends or its connection breaks."""
+    """A running command. Iterating yields its output lines until it ends or the connection breaks."""
 
     def send(self, text: str) -> None:
         """Write to its standard input. Raises :class:`HostError` if it has ended."""
@@ -59,11 +59,11 @@ class Host(Protocol):
     ) -> Result:
         """Run a shell command. Raises :class:`HostError` on a non-zero exit unless ``check`` is off.
 
-        ``on_text`` receives output and error output as they come.
+        ``on_text`` receives stdout and stderr as they arrive.
         """
 
     def open_stream(self, command: str) -> Stream:
-        """Start a shell command that runs for long, such as one that is watched."""
+        """Start a long-running shell command, such as `tail -f`."""
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         """Write a file."""
@@ -80,7 +80,7 @@ class Host(Protocol):
     def close(self) -> None: ...
 
     def why_gone(self) -> str:
-        """Why it will never answer again, according to the cloud; "" if it may."""
+        """Return why the cloud says it will never answer again, such as "terminated"; "" if it may."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def wait_until_reachable(
 ) -> None:
     """Wait until a machine answers over SSH.
 
-    A rejected login is retried, too: cloud-init may not have written the key yet. ``on_wait``
-    receives the seconds passed and the last reason. Raises :class:`HostKeyError` at once for a
+    Rejected logins are retried, because cloud-init may not have written the key yet. ``on_wait``
+    receives the seconds passed and the last reason. Raises :class:`HostKeyError` immediately for a
     changed host key, and :class:`HostError` with the last reason at the deadline.
     """
     last: list[HostError] = []
@@ -126,17 +126,11 @@ def wait_until_reachable(
             on_wait(passed, last[0].message if last else "")
 
     try:
+        what, every_s = f"SSH on {host.name}", 4
         wait_until(
-            f"SSH on {host.name}",
-            answers,
-            deadline_s=deadline_s,
-            clock=clock,
-            every_s=4,
-            on_wait=report,
+            what, answers, deadline_s=deadline_s, clock=clock, every_s=every_s, on_wait=report
         )
     except DeadlineError as error:
         reason = last[0].message.removeprefix(f"[{host.name}] ") if last else ""
-        hint = last[0].hint if last else None
-        raise HostError(
-            host.name, f"{error.message}: {reason}", hint=hint or _NO_ANSWER_HINT
-        ) from None
+        hint = (last[0].hint if last else None) or _NO_ANSWER_HINT
+        raise HostError(host.name, f"{error.message}: {reason}", hint=hint) from None

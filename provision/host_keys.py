@@ -1,7 +1,7 @@
-"""SSH host keys: pinned on this machine by instance id, compared with the console and the head.
+"""SSH host keys, pinned on this machine by instance id and compared with the console and the head.
 
-A key is written as in OpenSSH's files: ``type base64``. Addresses are no names of machines: EC2
-gives an address to another machine within minutes, an instance id never.
+A key has OpenSSH's format, ``type base64``. Addresses can't identify machines: EC2 may reassign an
+address within minutes, but never an instance id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from infra.files import read_text
 from provision.host import Host
 
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
-# Anywhere in a line: a console may put the time and the program's name before it.
+# Anywhere in a line: a console may prefix the time and the program's name.
 _KEY = re.compile(r"(?:^|\s)((?:ssh|ecdsa|sk)-[\w@.-]+) (AAAA[A-Za-z0-9+/]+={0,2})(?=\s|$)")
 _SCAN_TIMEOUT_S = 10
 
@@ -48,7 +48,7 @@ def parse_console_host_keys(text: str) -> tuple[str, ...]:
 
 
 def _is_complete(key: str) -> bool:
-    """Whether a key is complete and of its type: kernel messages may cut a line of the console."""
+    """Whether a key is valid: kernel messages may cut a console line short."""
     try:
         serialization.load_ssh_public_key(key.encode())
     except (ValueError, UnsupportedAlgorithm):
@@ -57,15 +57,12 @@ def _is_complete(key: str) -> bool:
 
 
 def pinned_host_keys(known_hosts: Path, alias: str) -> tuple[str, ...]:
-    """Return the keys pinned for an alias, in the order of the file; none if there is no file."""
+    """Return the keys pinned for an alias in file order; empty if there is no file."""
     return tuple(key for name, key in _read(known_hosts) if name == alias)
 
 
 def pin_host_keys(known_hosts: Path, alias: str, keys: Iterable[str]) -> None:
-    """Replace an alias's pinned keys; other aliases keep theirs.
-
-    A concurrent reader sees the file as it was before or as it is after.
-    """
+    """Replace an alias's pinned keys. Readers see either the old file or the new one."""
     with _locked(known_hosts.with_name(f".{known_hosts.name}.lock")):
         entries = _read(known_hosts)
         others = [(name, key) for name, key in entries if name != alias]
@@ -75,7 +72,6 @@ def pin_host_keys(known_hosts: Path, alias: str, keys: Iterable[str]) -> None:
 
 
 def _read(known_hosts: Path) -> list[tuple[str, str]]:
-    """The file's lines as alias and key."""
     try:
         text = read_text(known_hosts, "")
     except UsageError as error:
@@ -110,10 +106,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def scan_host_keys(head: Host, addresses: Sequence[str]) -> dict[str, str]:
-    """Return machines' ed25519 keys by private address, as the head sees them.
-
-    Addresses that do not answer are missing.
-    """
+    """Return ed25519 keys by private address, as the head sees them; silent addresses are missing."""
     if not addresses:
         return {}
     scan = f"ssh-keyscan -T {_SCAN_TIMEOUT_S} -t ed25519 {shlex.join(addresses)} 2>/dev/null"
@@ -129,10 +122,10 @@ def scan_host_keys(head: Host, addresses: Sequence[str]) -> dict[str, str]:
 def check_pinned_keys(
     node: str, alias: str, pinned: Sequence[str], seen: Sequence[str], known_hosts: Path
 ) -> None:
-    """Compare a node's pinned keys with those seen elsewhere: on its console, or by the head.
+    """Compare a node's pinned keys with those seen on its console or by the head.
 
-    Raises :class:`HostKeyError` if a key of the same type differs, or if none is the same: a man in
-    the middle could withhold just the type that is seen elsewhere.
+    Raises :class:`HostKeyError` if a key of the same type differs, or if no key matches: a man in the
+    middle could withhold exactly the type that is seen elsewhere.
     """
     types = {key.split()[0] for key in seen}
     wrong = [key for key in pinned if key.split()[0] in types and key not in seen]

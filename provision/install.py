@@ -1,4 +1,4 @@
-"""Installation of a stack on a machine: one script, rendered from data, run over SSH; Intel MPI's needs."""
+"""Install a stack on a machine with one rendered script over SSH; settings and errors of Intel MPI."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 _ROOT = "/opt/spr-cluster"
 VENV = f"{_ROOT}/venv"
 STACK_FILE = f"{_ROOT}/stack"
-"""On the node: the digest of its stack, once that is installed completely."""
+"""On the node: the digest of its stack, written when the installation is complete."""
 EXAMPLES = f"{_ROOT}/examples"
-"""On the node, if the stack has them: run_qa.py and the files beside it."""
+"""On the node, if the stack has examples: run_qa.py and its neighbors."""
 LOG = "/var/log/spr-cluster-install.log"
 HOSTFILE = "/home/ubuntu/hosts"
-"""The nodes' names in the order of their ranks, head first; the same file on every node."""
+"""The nodes' names in rank order, head first; the same file on every node."""
 MPIRUN_ENV = {
     "PATH": f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin",
     "I_MPI_ROOT": VENV,
@@ -34,7 +34,7 @@ MPIRUN_ENV = {
 }
 """Where mpirun finds its programs, its libraries, and libfabric's providers."""
 _QUEUE = ("slurm-wlm", "munge", "curl")
-"""System packages of every node, besides those of its stack; curl is for Slurm's health check."""
+"""System packages of every node in addition to its stack's; Slurm's health check needs curl."""
 _STEP = "@step "
 _INSTALL_DEADLINE_S = 45 * 60
 _CLOUD_INIT_DEADLINE_S = 20 * 60
@@ -48,7 +48,7 @@ def persist(
     clock: Clock | None,
     on_break: Callable[[str], None] | None = None,
 ) -> T:
-    """Repeat work whose connection broke; on the machine, it may have continued."""
+    """Repeat work whose connection broke, although it may have continued on the machine."""
     for attempt in range(2, _ATTEMPTS + 1):
         try:
             return work()
@@ -78,7 +78,7 @@ def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
 
 
 def render_install_script(stack: Stack) -> str:
-    """Render the bash script that installs a stack. It can run again after any interruption."""
+    """Render the bash script that installs a stack. It can be rerun after any interruption."""
     values = {"root": _ROOT, "venv": VENV, "python": stack.python}
     values |= {"pip": stack.pip, "examples": stack.examples}
     arrays = {
@@ -92,19 +92,19 @@ def render_install_script(stack: Stack) -> str:
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     lines += [f"{name}=({shlex.join(array)})" for name, array in arrays.items()]
     script = resources.files("provision.on_node").joinpath("install.sh").read_text()
-    # In one group, which bash reads whole: a second upload must not change a run of the first.
+    # Bash reads a group whole, so a second upload can't change a running script.
     return "\n".join(["{", *lines, script, "exit", "}", ""])
 
 
 def stack_digest(stack: Stack) -> str:
-    """Identify an installation: any change of the stack or of the script changes the digest."""
+    """Return a digest that changes with the stack or the install script."""
     return hashlib.sha256(render_install_script(stack).encode()).hexdigest()[:12]
 
 
 def install_stack(host: Host, stack: Stack, progress: Progress, clock: Clock | None = None) -> None:
-    """Install a stack; a no-op if the machine already has it. The log stays on the machine.
+    """Install a stack unless the machine already has it. The log stays on the machine.
 
-    The installation survives a broken connection. Raises :class:`HostError` with its last lines.
+    Survives a broken connection. Raises :class:`HostError` with the last lines of output.
     """
     persist(host, lambda: _install(host, stack, progress), clock, progress.note)
 
@@ -122,14 +122,10 @@ def _install(host: Host, stack: Stack, progress: Progress) -> None:
                 tail.append(line.strip())
                 del tail[:-5]
 
-    # tee's -p: a broken connection must not end what it can no longer report.
-    command = f"set -o pipefail; bash {script} {stack_digest(stack)} 2>&1 | sudo tee -pa {LOG}"
-    done = host.run(
-        f"bash -c {shlex.quote(command)}",
-        timeout_s=_INSTALL_DEADLINE_S,
-        check=False,
-        on_text=follow,
-    )
+    # tee -p: the installation continues after its connection breaks.
+    pipe = f"set -o pipefail; bash {script} {stack_digest(stack)} 2>&1 | sudo tee -pa {LOG}"
+    command = f"bash -c {shlex.quote(pipe)}"
+    done = host.run(command, timeout_s=_INSTALL_DEADLINE_S, check=False, on_text=follow)
     if done.exit_code != 0:
         raise HostError(
             host.name,
@@ -139,7 +135,7 @@ def _install(host: Host, stack: Stack, progress: Progress) -> None:
 
 
 def explain_mpi_failure(lines: Sequence[str]) -> str | None:
-    """Return the cause that mpirun's output names, as one line; ``None`` if it names none.
+    """Return the cause of a failure in mpirun's output as one line; ``None`` if there is none.
 
     Intel MPI's Hydra reports a node on which it can't start a process as
     ``Unable to run bstrap_proxy on HOST``.

@@ -1,4 +1,4 @@
-"""The way to machines over ``--jump``: a command that leads to port 22 of one, which leads to the others."""
+"""``--jump``: a proxy command reaches port 22 of one machine, through which the others are reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from provision.host import CONNECT_TIMEOUT_S
 
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html
 _SSM_PLUGIN = "session-manager-plugin"
-# While no machine answers yet; an EC2 Instance Connect Endpoint has 20 connections, for all its users:
+# While no machine answers yet. An EC2 Instance Connect Endpoint has 20 connections for all its users:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/eice-quotas.html
 _MOST_TUNNELS = 8
 _INSTALL = {
@@ -30,7 +30,7 @@ _INSTALL = {
 
 
 def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[str, ...]:
-    """Return the command that reaches a machine over ``--jump``; an empty one needs no help.
+    """Return the command that reaches a machine over ``--jump``; empty for a direct connection.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/connect-using-eice.html and
     https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html
@@ -42,26 +42,17 @@ def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[
         return ("aws", "ec2-instance-connect", *tunnel, "--region", region)
     if jump == SSM:
         document = ("--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=22")
-        return (
-            "aws",
-            "ssm",
-            "start-session",
-            "--target",
-            instance_id,
-            *document,
-            "--region",
-            region,
-        )
+        session = ("start-session", "--target", instance_id, *document)
+        return ("aws", "ssm", *session, "--region", region)
     host, _, port = jump.partition(":")
-    # The user's own configuration, keys, and known hosts apply. A host that is not known is refused.
+    # The user's own configuration, keys, and known hosts apply. Unknown hosts are refused.
     options = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=15")
-    # Without a port, that of the user's configuration applies.
-    chosen = ("-p", port) if port else ()
+    chosen = ("-p", port) if port else ()  # else the port of the user's configuration
     return ("ssh", *options, *chosen, "-W", f"{address}:22", "--", host)
 
 
 def require_jump_tools(jump: str) -> None:
-    """Raise :class:`UsageError` if this machine lacks a program that ``--jump`` needs."""
+    """Raise :class:`UsageError` if a program that ``--jump`` needs is missing."""
     plugin = (_SSM_PLUGIN,) if jump == SSM else ()
     for program in (*proxy_argv(jump, "", "", "")[:1], *plugin):
         if not which(program):
@@ -72,7 +63,7 @@ def require_jump_tools(jump: str) -> None:
 
 
 class Proxy:
-    """A running proxy command. ``socket`` is its input and output.
+    """A running proxy command; ``socket`` is its input and output.
 
     paramiko's own ProxyCommand waits forever for a command that has ended:
     https://github.com/paramiko/paramiko/issues/495
@@ -87,14 +78,13 @@ class Proxy:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._errors,
-                # Ctrl-C stops the job over this connection.
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C stops the job over this connection
             )
             on_error.pop_all()
         theirs.close()
 
     def close(self, patience_s: float = 5.0) -> str:
-        """End it, and return the last line that it wrote to its error output."""
+        """End the command and return the last line of its stderr."""
         self.socket.close()
         self._process.terminate()
         try:
@@ -109,7 +99,7 @@ class Proxy:
 
 
 class Tunnel:
-    """An SSH connection to one machine over a proxy command, from which others are reached."""
+    """An SSH connection to one machine over a proxy command, used to reach other machines."""
 
     def __init__(self, name: str, connection: Any, proxy: Proxy) -> None:
         self.name, self._connection, self._proxy = name, connection, proxy
@@ -125,7 +115,7 @@ class Tunnel:
         )
 
     def answers(self) -> bool:
-        """Return whether the machine itself still reacts."""
+        """Return whether the machine itself still responds."""
         try:
             self._connection.transport.open_session(timeout=CONNECT_TIMEOUT_S).close()
         except (paramiko.SSHException, EOFError, OSError):
@@ -138,9 +128,9 @@ class Tunnel:
 
 
 class Gateway:
-    """The machine of a cluster from which the others are reached: the first that answers over ``--jump``.
+    """The first machine of a cluster that answers over ``--jump``; the others are reached through it.
 
-    All connections share one tunnel, because endpoints allow few, and those of one hour at most.
+    All connections share one tunnel: endpoints allow few, for an hour at most.
     """
 
     def __init__(self) -> None:
@@ -150,14 +140,14 @@ class Gateway:
 
     @property
     def name(self) -> str:
-        """The machine's name; "" if there is none now."""
+        """The machine's name; "" if there is currently none."""
         tunnel = self._tunnel
         return tunnel.name if tunnel and tunnel.is_open else ""
 
     def connect(self, address: str, port: int, dig: Callable[[], Tunnel]) -> Any:
-        """Return a connection to a machine's private address, with the interface of a socket.
+        """Return a socket-like connection to a machine's private address.
 
-        Without a gateway, the machine itself becomes it: ``dig`` opens its tunnel.
+        If there is no gateway yet, ``dig`` opens a tunnel to this machine, which becomes the gateway.
         """
         if channel := self._connect(address, port):
             return channel
@@ -174,7 +164,7 @@ class Gateway:
         raise OSError("the connection broke")
 
     def _connect(self, address: str, port: int) -> paramiko.Channel | None:
-        """Return a connection over the gateway, or ``None`` without one; fail if the machine is silent."""
+        """Return a connection over the gateway; ``None`` without one. Raises if the target is silent."""
         tunnel = self._tunnel
         if not tunnel:
             return None

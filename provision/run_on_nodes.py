@@ -1,7 +1,7 @@
-"""One way to run something on nodes: a program of ours on one machine or on all, or any work on many.
+"""Run something on nodes: one of our programs on one machine or all, or any function for many.
 
-A program is a module with ``main``. It and the modules that it imports travel over standard input, and
-nothing is installed. They use the standard library and each other alone, and Python 3.8 or newer.
+A program is a module with ``main``. It is sent over standard input with the modules that it imports; nothing
+is installed. They use only the standard library and each other, and Python 3.8 or newer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ for name,text in json.loads(sys.stdin.readline()):
  exec(compile(text,name,"exec"),module.__dict__)
 module.main()"""
 SYSTEM_PYTHON = ("python3", "-I", "-S", "-c", _START)
-"""The system's Python, without what a user's environment adds to it: it starts in 10 ms."""
+"""The system's Python, isolated from the user's environment: it starts in 10 ms."""
 _FIND = f'p={VENV}/bin/python; [ -x $p ] || p=python3; exec $p -c "$@"'
 STACK_PYTHON = ("sh", "-c", _FIND, "sh", _START)
-"""The Python of the node's stack, with all its packages, or else the system's."""
+"""The Python of the node's stack with its packages, or else the system's."""
 _END = "_END_OF_THE_PROGRAM_"
 _NO_SSH = 255
 # Measured on 256 hosts: beyond about 64 simultaneous logins, cryptography is the bottleneck.
@@ -40,7 +40,7 @@ FAN_OUT = 64
 
 
 class Named(Protocol):
-    """Anything with a machine's name."""
+    """Anything with the name of a machine."""
 
     @property
     def name(self) -> str: ...
@@ -52,7 +52,7 @@ N = TypeVar("N", bound=Named)
 
 @dataclass(frozen=True)
 class Program:
-    """A program for a node: the words of its command, and the standard input, which has its source."""
+    """A program for a node: its command's words, and the standard input that contains its source."""
 
     argv: tuple[str, ...]
     stdin: str
@@ -63,7 +63,7 @@ class Program:
         return f"exec {shlex.join(self.argv)}"
 
     def render(self, title: str, node: str = "") -> str:
-        """Return the shell command that runs it, or has another ``node`` run it."""
+        """Return the shell command that runs it here or on another ``node``."""
         run = shlex.join(self.argv)
         there = f"ssh {node} {shlex.quote(run)}" if node else run
         return f"# {title}\n{there} <<'{_END}'\n{self.stdin}{_END}"
@@ -75,7 +75,7 @@ def send(
     lines: Iterable[str] = (),
     python: tuple[str, ...] = SYSTEM_PYTHON,
 ) -> Program:
-    """Return a program with its arguments, and the ``lines`` that it reads from standard input."""
+    """Return a program with its arguments and the ``lines`` for its standard input."""
     sources: dict[str, str] = {}
     _collect(program, sources)
     text = "".join(f"{line}\n" for line in (json.dumps([*sources.items()]), *lines))
@@ -83,7 +83,7 @@ def send(
 
 
 def _collect(module: ModuleType, sources: dict[str, str]) -> None:
-    """Add a module after those of ours that it imports."""
+    """Add a module after our modules that it imports."""
     source = inspect.getsource(module)
     # Not by `ast`: in Python 3.11, its parser fails at random if several threads use it.
     for imported in re.findall(r"^from (\S+) import ", source, re.MULTILINE):
@@ -95,9 +95,9 @@ def _collect(module: ModuleType, sources: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """What one node answered; ``reason`` says why there is no ``value``.
+    """One node's answer; ``reason`` says why there is no ``value``.
 
-    ``began`` and ``ended`` are seconds since 1970 by the clock of the head, if it asked.
+    ``began`` and ``ended`` are seconds since 1970 by the head's clock, if the head ran the program.
     """
 
     node: str
@@ -110,7 +110,7 @@ class Answer(Generic[T]):
 
     @property
     def problem(self) -> str:
-        """Why the head can't use the node; empty if it can."""
+        """Why the head can't use the node; "" if it can."""
         if not self.reached:
             return f"the head can't connect over SSH: {self.reason}"
         return "" if self.value else f"the probe failed: {self.reason}"
@@ -119,7 +119,7 @@ class Answer(Generic[T]):
 def query(
     host: Host, what: str, program: Program, parse: Callable[[str], T], limit_s: float = 120
 ) -> T:
-    """Run a program on a machine, and parse what it prints. Raises :class:`HostError`."""
+    """Run a program on a machine and parse its output. Raises :class:`HostError`."""
     said = host.run(program.render(f"querying the {what}"), timeout_s=limit_s).stdout
     try:
         return parse(said)
@@ -132,7 +132,7 @@ def query_all(
 ) -> dict[str, Answer[T]]:
     """Have the head run a program on all nodes of its hostfile, over the SSH path that jobs use.
 
-    A node that does not answer within ``limit_s`` seconds is named, not waited for.
+    A node that does not answer within ``limit_s`` seconds gets a reason instead of a value.
     """
     plan = {"argv": program.argv, "stdin": program.stdin, "limit_s": limit_s}
     asking = send(everywhere, lines=[json.dumps(plan)]).render(f"querying the {what} of all nodes")

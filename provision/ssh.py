@@ -1,4 +1,4 @@
-"""SSH to a machine, through fabric, with host keys pinned at the first contact."""
+"""SSH to a machine through fabric, with host keys pinned at first contact."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.jump import Gateway, Proxy, Tunnel
 
 _KEEPALIVE_S = 20
-# A connection whose packets are lost breaks after this time; TCP alone would try for 15 minutes.
+# A connection that loses its packets breaks after this time; TCP alone would try for 15 minutes.
 _LOST_S = 60
 _PORT = 22
 # paramiko's exit code if the connection ended before the command did.
 _NO_EXIT_CODE = -1
 LINE_BYTES = 1 << 16
-"""Longer lines of followed output are passed on in pieces."""
+"""Longer lines of streamed output are split."""
 _LONGEST_ANSWER_BYTES = 1 << 22
-# Of so many lines at the end of a text, those that are not empty may be the reason of a failure.
+# Number of lines at the end of an output that may explain a failure.
 _SEARCHED = 20
-# It logs tracebacks for connections that a booting machine refuses; our errors name the reason.
+# paramiko logs tracebacks for connections that a booting machine refuses; our errors name the reason.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 class _LearnOnce(paramiko.MissingHostKeyPolicy):
-    """Pins a host's key at the first contact; paramiko rejects a key that changes later."""
+    """Pins a host's key at first contact; paramiko rejects a changed key."""
 
     def __init__(self, known_hosts: Path, alias: str) -> None:
         self._known_hosts, self._alias = known_hosts, alias
@@ -59,10 +59,10 @@ class _LearnOnce(paramiko.MissingHostKeyPolicy):
 
 
 class _InterruptibleRun(Remote):
-    """fabric's runner, except that Ctrl-C ends it at once, not when the command ends."""
+    """fabric's runner, except that Ctrl-C ends it immediately, not when the command ends."""
 
     def send_interrupt(self, interrupt: KeyboardInterrupt) -> None:
-        # Otherwise fabric's readers wait for the end of the remote command's output.
+        # Otherwise fabric's readers wait until the remote command's output ends.
         self.channel.close()
         raise interrupt
 
@@ -70,7 +70,7 @@ class _InterruptibleRun(Remote):
 def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
     """Yield texts of whole lines, as a terminal shows them; longer ones in pieces of ``longest`` bytes.
 
-    Of a line that rewrites itself after ``\\r``, such as a progress bar, this is its last state.
+    A line that rewrites itself after ``\\r``, such as a progress bar, is yielded in its last state.
     """
     rest = b""
     for block in blocks:
@@ -86,7 +86,7 @@ def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[
 
 
 def _may_be_longer(lines: bytes, longest: int) -> bool:
-    """Whether a line may be longer. Programs print millions, which are not looked at one by one."""
+    """Whether a line may be too long; millions of lines are not checked one by one."""
     half = longest // 2
     return any(lines.find(b"\n", at, at + half) < 0 for at in range(0, len(lines), half))
 
@@ -123,7 +123,7 @@ class ChannelStream:
             yield from text.split("\n")
 
     def follow(self, on_text: TextSink, timeout_s: float | None) -> int:
-        """Pass on all lines, and return the exit code. Raises :class:`TimeoutError`."""
+        """Pass on all lines and return the exit code. Raises :class:`TimeoutError`."""
         for text in whole_lines(self._receive(timeout_s)):
             on_text(text)
         code: int = self._channel.recv_exit_status()
@@ -145,9 +145,9 @@ class ChannelStream:
 class SshHost:
     """A :class:`Host` over fabric. It connects at the first use and keeps the connection.
 
-    ``alias`` is the name of its host keys in the file of known hosts: the instance id, since an
-    address may belong to another machine tomorrow. ``proxy`` is a command that leads to its port 22.
-    With a ``gateway``, all machines share one such command. ``ask_why_gone`` implements :meth:`why_gone`.
+    ``alias`` names its host keys in the known-hosts file: the instance id, because an address may be
+    reassigned. ``proxy`` is a command that connects to its port 22. With a ``gateway``, all machines share
+    one such command. ``ask_why_gone`` implements :meth:`why_gone`.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class SshHost:
         return connection
 
     def _dig(self) -> Tunnel:
-        """Open this machine's tunnel for a gateway; if that fails, its proxy tells why."""
+        """Open this machine's tunnel for a gateway; on failure, report the proxy's reason."""
         connection = self._prepare()
         self._proxy = proxy = Proxy(self._proxy_argv)
         connection.connect_kwargs["sock"] = proxy.socket
@@ -337,7 +337,7 @@ class SshHost:
         return ChannelStream(self._name, self._open_channel(command, combine_stderr=True))
 
     def _open_channel(self, command: str, *, combine_stderr: bool = False) -> paramiko.Channel:
-        # Not fabric's run: it keeps all output, and joins it anew with each piece that arrives.
+        # Not fabric's run, which keeps all output and rejoins it for every piece that arrives.
         connection = self._open()
         try:
             channel = connection.transport.open_session(timeout=CONNECT_TIMEOUT_S)
@@ -408,7 +408,7 @@ class SshHost:
 
 
 def _trust(known: paramiko.HostKeys, address: str, key: str) -> None:
-    """Make paramiko expect a key at an address, under paramiko's own name for it."""
+    """Make paramiko expect a key at an address, under its own notation for the address."""
     name = address if _PORT == paramiko.config.SSH_PORT else f"[{address}]:{_PORT}"
     with suppress(paramiko.hostkeys.InvalidHostKey, paramiko.SSHException):
         entry = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {key}")

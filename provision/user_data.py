@@ -23,7 +23,7 @@ EXPIRY_TIMER = "spr-cluster-expiry.timer"
 EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
 _SHOW = f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show"
 SHOW_EXPIRY = f"sudo -n sh -c {shlex.quote(_SHOW)}"
-"""Prints the time in force, in seconds since 1970; fails if the timer does not run."""
+"""Prints the effective expiry in seconds since 1970; fails if the timer is not running."""
 
 # bootcmd runs during the boot: a unit that waits for basic.target would wait for cloud-init.
 _UNIT = "[Unit]\nDefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target\n"
@@ -41,7 +41,7 @@ _NOTICE_DEAD_SESSIONS = (
 EXPRESS_MTU = 8900
 """The MTU of machines with ENA Express; it can't carry AWS's usual 9001."""
 WARM_UNIT = "spr-cluster-warm.service"
-"""It runs while a new machine reads its disk for the first time."""
+"""The unit that runs while a new machine reads its disk for the first time."""
 _START_WARM = (
     f"systemd-run --quiet --no-block --unit={WARM_UNIT} -p DefaultDependencies=no "
     f"-p CPUSchedulingPolicy=idle -p IOSchedulingClass=idle /bin/sh {_STATE}/warm || true"
@@ -54,9 +54,9 @@ def render_user_data(
     """Render user data that powers the machine off at ``expires``; EC2 then terminates it.
 
     With ``idle_timeout``, the head powers the whole cluster off after that time without an SSH
-    session or a job. With ``ena_express``, the network gets the settings that this needs. All files
-    are in memory, written at every boot from this machine's user data (cloud-init's bootcmd), so that
-    no image carries one machine's expiry over to another.
+    session or a job. With ``ena_express``, the network gets the settings it needs. All files are in
+    memory, written at every boot from the machine's own user data (cloud-init's bootcmd), so that an
+    image never carries one machine's expiry to another.
     ``EXPIRES_FILE`` on the machine overrides ``expires``: see :func:`extend_life`.
     """
     guards = {"expiry": render_expiry_script(expires)}
@@ -124,10 +124,10 @@ def _read(script: str) -> str:
 
 
 def extend_life(host: Host, expires: datetime) -> None:
-    """Set the time at which a machine shuts itself down; it survives reboots.
+    """Set the time at which a machine shuts itself down, also across reboots.
 
-    Starts the timer if it does not run. Raises :class:`HostError` if it can't be started, or keeps
-    another time.
+    Starts the timer if it is not running. Raises :class:`HostError` if it can't be started or keeps a
+    different time.
     """
     epoch = int(expires.timestamp())
     # A rename, so that the timer's script never reads half a number.

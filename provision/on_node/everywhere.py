@@ -1,8 +1,8 @@
-"""Starts a program on every node over SSH at once, and prints their answers. Runs on the head.
+"""Run a program on every node over SSH in parallel and print the answers. Runs on the head.
 
-Its line of input is a plan: the program's ``argv`` and ``stdin``, and ``limit_s``, seconds for each node. It
-prints one line of JSON per node of the hostfile, in that order. Nothing is written to a disk, which could
-be full.
+It reads a plan, one line of input: the program's ``argv`` and ``stdin``, and ``limit_s``, seconds per node.
+It prints one line of JSON per node of the hostfile, in that order. It writes nothing to disk, which could be
+full.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _WIDTH = 64
 
 
 def over_ssh(node: str, argv: list[str], connect_s: int = 20) -> list[str]:
-    """Return the command that runs words on another node."""
+    """Return the SSH command that runs words on another node."""
     return ["ssh", "-o", f"ConnectTimeout={connect_s}", node, shlex.join(argv)]
 
 
 def ask(node: str, plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the exit code, ``None`` after ``limit_s``, and the last line, if need be of the errors."""
+    """Return the exit code (``None`` after ``limit_s``) and the last line of stdout or else of stderr."""
     began, code, text = time.time(), None, ""
     try:
         done = subprocess.run(

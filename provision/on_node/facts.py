@@ -1,4 +1,4 @@
-"""Describes a node as one line of JSON: facts, and its health. ``null`` is what a machine does not have.
+"""Describe a node in one line of JSON: facts and health. ``null`` means that the machine has no value.
 
 Its argument is JSON: the paths ``venv`` and ``mark``, and, for the node's health, ``packages`` and
 ``modules`` whose versions are reported, shell ``commands`` whose output is, and the systemd unit ``warm``
@@ -31,7 +31,7 @@ _ANSWER_S = 15
 
 
 def read(path: str) -> str | None:
-    """A file's text without the space around it; ``None`` if it can't be read."""
+    """A file's text, stripped; ``None`` if it can't be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -39,7 +39,7 @@ def read(path: str) -> str | None:
 
 
 def output(*argv: str, **env: str) -> str:
-    """What a command prints; empty if it fails or does not exist."""
+    """A command's output; empty if it fails or does not exist."""
     try:
         done = subprocess.run(
             argv,
@@ -68,7 +68,7 @@ def ask_tile_data() -> str:
 
 
 def is_clock_kept() -> bool | None:
-    """Whether something, such as chrony, synchronizes the clock, by the kernel's flag."""
+    """Whether a service such as chrony synchronizes the clock, according to the kernel."""
     buffer = ctypes.create_string_buffer(_TIMEX_SIZE)
     if ctypes.CDLL(None).adjtimex(buffer) < 0:
         return None
@@ -77,7 +77,7 @@ def is_clock_kept() -> bool | None:
 
 
 def describe_processor() -> dict[str, Any]:
-    """What ``lscpu`` reports, which placement uses, and which CPUs this process may use."""
+    """``lscpu``'s output, for placement, and the CPUs that this process may use."""
     text = output("lscpu")
     model = re.search(r"^Model name:\s*(.*)$", text, re.MULTILINE)
     status = read("/proc/self/status") or ""
@@ -135,7 +135,7 @@ def find_module_versions(modules: list[str]) -> dict[str, str | None]:
 
 
 def describe_disk() -> dict[str, Any]:
-    """Bytes of the root disk, and the error if a job could not write its files."""
+    """Bytes of the root disk, and an error if a job could not write its files."""
     disk = os.statvfs("/")
     error = None
     try:
@@ -170,7 +170,7 @@ def describe_network() -> dict[str, Any]:
 
 
 def find_own_addresses(name: str) -> list[str]:
-    """The addresses that the node's own name has on it."""
+    """The addresses that the node's own name resolves to."""
     try:
         found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -179,7 +179,7 @@ def find_own_addresses(name: str) -> list[str]:
 
 
 def describe_facts(venv: str) -> dict[str, Any]:
-    """What jobs and the mesh need, quickly and without writing anything."""
+    """The facts that jobs and the mesh need, collected quickly and without writing."""
     # As PyPI's intel-openmp leaves it.
     iomp5 = Path(venv, "lib/libiomp5.so")
     return {
@@ -194,7 +194,7 @@ def describe_facts(venv: str) -> dict[str, Any]:
 
 
 def describe(question: dict[str, Any]) -> dict[str, Any]:
-    """The facts, and the node's health if packages are asked for."""
+    """The facts and, if packages are given, the node's health."""
     facts = describe_facts(question["venv"])
     if "packages" not in question:
         return facts
@@ -211,7 +211,7 @@ def describe(question: dict[str, Any]) -> dict[str, Any]:
         "disk": describe_disk(),
         "reading_disk": output("systemctl", "is-active", question["warm"]).strip() == "active",
         "said": {each: output("sh", "-c", each).strip() for each in question["commands"]},
-        # Last: the caller compares it with the moment of the answer.
+        # Last: the caller compares it with the time of the answer.
         "time": time.time(),
     }
 

@@ -1,7 +1,7 @@
 """Network agent: measures the network between the nodes.
 
 On the head, ``coordinate`` starts the agent on every node over SSH, has each listen on a free port,
-distributes the ports, and runs the stages on all nodes at once, each with a deadline. On each node,
+distributes the ports, and runs each stage on all nodes in parallel, with a deadline. On each node,
 ``serve`` executes the head's orders, one per line.
 """
 
@@ -38,7 +38,7 @@ STAGES = {"listen": 40.0, "reach": 60.0, "ssh": 90.0, "send": 25.0}
 
 
 class PeerListener(threading.Thread):
-    """Answers the other nodes: a message with the time, a bulk transfer with its number of bytes."""
+    """Answers other nodes: a message with the time, a bulk transfer with the number of bytes."""
 
     def __init__(self, token: bytes) -> None:
         super().__init__(daemon=True)
@@ -125,7 +125,7 @@ def reach(peer: dict[str, Any], token: bytes) -> dict[str, Any]:
 
 
 def measure_round_trip(connection: socket.socket) -> tuple[float, float]:
-    """Return the seconds of one round trip, and how far the peer's clock was ahead midway."""
+    """Return the seconds of one round trip and how far the peer's clock was ahead at its middle."""
     before, start = time.time(), time.perf_counter()
     connection.sendall(_MESSAGE.pack(before))
     peer_time = _MESSAGE.unpack(receive(connection, _MESSAGE.size))[0]
@@ -134,7 +134,7 @@ def measure_round_trip(connection: socket.socket) -> tuple[float, float]:
 
 
 def describe_error(error: OSError) -> str:
-    """Return the kernel's message; some of Python's errors have none."""
+    """Return the kernel's message; some Python errors have none."""
     return "timed out" if isinstance(error, socket.timeout) else error.strerror or str(error)
 
 
@@ -160,7 +160,7 @@ def log_in(peer: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(peer: dict[str, Any], token: bytes) -> dict[str, Any]:
-    """Measure Gbit/s to one peer over parallel connections, by the bytes that the peer counted."""
+    """Measure Gbit/s to one peer over parallel connections, from the bytes the peer received."""
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(_STREAMS) as pool:
         flows = [pool.submit(send_bytes, peer, token) for _ in range(_STREAMS)]
@@ -308,5 +308,5 @@ def main() -> None:
         serve(bytes.fromhex(first["token"]))
     else:
         print("links:" + json.dumps(coordinate(first)), flush=True)
-    # Do not wait for threads that still wait for other nodes.
+    # Do not join threads that still wait for other nodes.
     os._exit(0)

@@ -1,8 +1,8 @@
-"""What /proc says of a node: CPU time, memory, and traffic; the ranks on it, and their CPUs.
+"""Read /proc on a node: CPU time, memory, traffic, and the ranks with their CPUs.
 
 A rank is a process of this user with its number in its environment: mpirun and srun set PMI_RANK, torchrun
-RANK. Its job is the folder below the jobs' folder in which it runs, else Slurm's name of it. Metrics files
-written lately count as ranks, too.
+RANK. Its job is its working folder below the jobs' folder, else Slurm's name. Recent metrics files also count
+as ranks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 _FRESH_S = 30.0
 _NEWEST_JOBS = 3
-# As :mod:`jobs.worker.runtime.process` reads them, which does not come along. Other programs set RANK, too,
-# so it alone is not enough; torchrun itself has neither.
+# As in :mod:`jobs.worker.runtime.process`, which is not sent along. Other programs also set RANK, so RANK
+# alone is not enough; torchrun itself has neither.
 _MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
 _TORCHRUN = ("RANK", "LOCAL_RANK")
 _METRICS = re.compile(r"rank-(\d+)\.jsonl")
 
 
 def read(path: str) -> str:
-    """Return a file's text; "" if it can't be read, such as that of a process that has ended."""
+    """Return a file's text; "" if it can't be read, for example after its process has ended."""
     try:
         with open(path, errors="replace") as file:  # noqa: PTH123 - Path takes ten times as long
             return file.read()
@@ -61,7 +61,7 @@ def parse_times(text: str) -> dict[int, tuple[int, int]]:
 def busy_percent(
     before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]], cpus: Iterable[int]
 ) -> float:
-    """Return how busy some CPUs were between two looks, in percent of all their time."""
+    """Return how busy CPUs were between two samples, in percent of their total time."""
     busy = total = 0
     for cpu in cpus:
         if cpu in before and cpu in after:
@@ -71,14 +71,14 @@ def busy_percent(
 
 
 def parse_memory(text: str) -> dict[str, int]:
-    """Return the bytes of memory: all, and what a program could still get."""
+    """Return the bytes of total and available memory."""
     pairs = re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", text, re.MULTILINE)
     known = {name: 1024 * int(number) for name, number in pairs}
     return {"memory": known.get("MemTotal", 0), "available": known.get("MemAvailable", 0)}
 
 
 def parse_network(text: str, devices: set[str]) -> tuple[int, int]:
-    """Return the bytes received and sent by these devices; without any, by all but loopback."""
+    """Return the bytes received and sent by these devices, by default all except loopback."""
     received = sent = 0
     for line in text.splitlines()[2:]:
         name, _, counters = line.partition(":")
@@ -89,7 +89,7 @@ def parse_network(text: str, devices: set[str]) -> tuple[int, int]:
 
 
 def read_environ(process: str) -> dict[str, str]:
-    """Return the environment with which a process began; ``process`` is its folder in /proc."""
+    """Return a process's initial environment; ``process`` is its folder in /proc."""
     pairs = (pair.partition("=") for pair in read(process + "/environ").split("\0"))
     return {name: value for name, _, value in pairs}
 
@@ -109,7 +109,7 @@ class RankCpus(NamedTuple):
 
 
 class CpuGroup(NamedTuple):
-    """CPUs with the same use: that of some ranks, of oneCCL, or none of these."""
+    """CPUs with the same use: by certain ranks, by oneCCL, or by neither."""
 
     name: str
     ranks: list[int]
@@ -130,14 +130,14 @@ def find_ranks(proc: str, jobs: str, uid: int) -> dict[RankKey, RankCpus]:
             name = find_names(environ)[0]
             if name in environ:
                 key = RankKey(find_job(entry.path, environ, jobs), int(environ[name]))
-                # A rank's children have its environment, too.
+                # A rank's children share its environment.
                 if key.job and key not in found:
                     found[key] = find_cpus(entry.path, environ)
     return found
 
 
 def find_names(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the variables with a rank's number among all, and among those of its node."""
+    """Return the variables with a rank's global and local number."""
     by_torchrun = _MPIRUN[0] not in environ and _TORCHRUN[1] in environ
     return _TORCHRUN if by_torchrun else _MPIRUN
 
@@ -152,7 +152,7 @@ def find_job(process: str, environ: Mapping[str, str], jobs: str) -> str:
 
 
 def find_cpus(process: str, environ: Mapping[str, str]) -> RankCpus:
-    """Return a rank's CPUs: as planned, which the rank itself has checked, else as the kernel says."""
+    """Return a rank's CPUs: from its plan, which the rank has verified, else from the kernel."""
     with suppress(ValueError, KeyError, IndexError, TypeError):
         place = json.loads(environ["SPR_PLACEMENT"])[int(environ[find_names(environ)[1]])]
         if place["cpus"]:
@@ -163,7 +163,7 @@ def find_cpus(process: str, environ: Mapping[str, str]) -> RankCpus:
 
 
 def group_cpus(ranks: Mapping[RankKey, RankCpus], cpus: set[int]) -> list[CpuGroup]:
-    """Divide a node's CPUs: ranks with the same CPUs are one group, and what is left is the last."""
+    """Divide a node's CPUs into groups: ranks with the same CPUs are one, the remaining CPUs the last."""
     members: dict[str, list[int]] = {}
     workers: dict[str, None] = {}
     for key in sorted(ranks):
@@ -181,7 +181,7 @@ def group_cpus(ranks: Mapping[RankKey, RankCpus], cpus: set[int]) -> list[CpuGro
 
 
 def find_metrics(jobs: str, now: float) -> dict[RankKey, str]:
-    """Return the metrics files of the newest jobs that were written lately."""
+    """Return the newest jobs' recently written metrics files."""
     folders = []
     for folder in glob.glob(glob.escape(jobs) + "/*/output/metrics"):  # noqa: PTH207
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Sampler: runs on every node while somebody looks, and prints one line of JSON per interval.
+"""Sampler: runs on every node while a user watches, and prints one line of JSON per interval.
 
-The sampler writes nothing. It ends when its standard input ends, or was silent for SILENCE_S, so it never
-outlives the one who looks. Of each rank's metrics file, described in jobs/worker/runtime/output.py, it reads
-the end: a look costs the same for a long file and a short one, for fast steps and slow ones.
+The sampler writes nothing. It ends when its standard input ends or was silent for SILENCE_S, so it never
+outlives the viewer. It reads only the end of each rank's metrics file (see jobs/worker/runtime/output.py), so
+the cost depends neither on the file's length nor on the speed of the steps.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from provision.on_node.proc import (
 
 SILENCE_S = 30
 _SEARCH_S = 5.0
-"""Between two searches for ranks: they come and go with jobs, and a search reads all of /proc."""
+"""Interval between searches for ranks, which start and end with jobs; a search reads all of /proc."""
 _NICE = 10
-"""The ranks matter more than their figures."""
+"""The ranks matter more than their metrics."""
 _TAIL_BYTES = 16384
-"""The most that one look parses."""
+"""The maximum size parsed at a time."""
 _WINDOW_S = 20.0
-"""Of training, over which a rank's figures are averaged."""
+"""Training time over which a rank's metrics are averaged."""
 
 
 class TailStep(NamedTuple):
@@ -79,7 +79,7 @@ class MetricsTail:
         self._steps: deque[TailStep] = deque(maxlen=64)
 
     def look(self, now: float) -> None:
-        """Read what was added since the last look."""
+        """Read the lines added since the last call."""
         try:
             found = os.stat(self.path)  # noqa: PTH116
             self._age_s = max(0.0, now - found.st_mtime)
@@ -87,7 +87,7 @@ class MetricsTail:
             if mark == self._mark:
                 return
             if found.st_ino != self._mark[0] or found.st_size < self._offset:
-                # A run that is resumed replaces its file.
+                # A resumed run replaces its file.
                 self._offset = 0
                 self._steps.clear()
             self._mark = mark
@@ -131,11 +131,11 @@ class MetricsTail:
 
 
 class Sampler:
-    """One node's figures since its last look."""
+    """One node's metrics since its last sample."""
 
     def __init__(self, jobs: str, proc: str = "/proc", devices: str = "/sys/class/net") -> None:
         self._jobs, self._proc = jobs, proc
-        # What the kernel has a device for: not bridges, whose traffic would count twice.
+        # Only physical devices: the traffic of bridges would count twice.
         self._devices = {path.split("/")[-2] for path in glob.glob(devices + "/*/device")}  # noqa: PTH207
         self._ranks: dict[RankKey, RankCpus] = {}
         self._tails: dict[RankKey, MetricsTail] = {}
@@ -151,7 +151,7 @@ class Sampler:
         return parse_network(read(self._proc + "/net/dev"), self._devices)
 
     def look(self) -> dict[str, Any]:
-        """Return the figures of the time since the last look, or since the beginning."""
+        """Return the metrics since the last sample, or since the start."""
         tick, now = time.monotonic(), time.time()
         if tick - self._searched >= _SEARCH_S:
             self._search(now)
@@ -200,7 +200,7 @@ class Sampler:
 
 
 def main() -> None:
-    """Print figures until standard input ends. Its next line is JSON: ``interval_s``, and ``jobs``."""
+    """Print samples until standard input ends. Its first line is JSON: ``interval_s`` and ``jobs``."""
     question = json.loads(sys.stdin.readline())
     interval = float(question["interval_s"])
     os.nice(_NICE)
@@ -217,13 +217,13 @@ def main() -> None:
                 print(json.dumps(sampler.look()), flush=True)
             except BrokenPipeError:
                 os._exit(0)
-            # After a pause of the machine, not one line for each second of it.
+            # After the machine was suspended, do not print one line per missed interval.
             due = max(due + interval, time.monotonic() + interval / 2)
 
 
 def set_end(interval: float) -> None:
-    """End this process after SILENCE_S, and some intervals, unless this is called again until then.
+    """End this process after SILENCE_S and some intervals, unless called again before.
 
-    It ends wherever it waits, also in a write that is not read.
+    This works wherever the process is blocked, even in a write that nobody reads.
     """
     signal.setitimer(signal.ITIMER_REAL, SILENCE_S + 3 * interval)

@@ -1,4 +1,4 @@
-"""Which versions match, their flags and support; rejects a stack whose versions don't match. Pure.
+"""Matching versions, their flags, and their support; rejects stacks whose versions don't match. Pure.
 
 Sources: the tables of https://github.com/intel/torch-ccl (torch and its bindings), of
 https://github.com/intel/intel-extension-for-pytorch (torch and IPEX), of
@@ -232,7 +232,7 @@ _SPANS: tuple[tuple[str, str, str | None], ...] = (
     ("--train_sampling_strategy", "5.2.0", None),
 )
 _LAST_WITH_IPEX = "4.56.2"
-# From 5.1.0 on, --ddp_backend accepts other names.
+# Since 5.1.0, --ddp_backend accepts other names.
 _FIRST_WITHOUT_CCL, _LAST_WITH_CCL = "5.1.0", "5.0.0"
 
 
@@ -260,7 +260,7 @@ def known_flags(transformers: str) -> frozenset[str]:
 
 
 def training_flags(stack: Stack) -> TrainingFlags:
-    """Return the flags with which a script such as run_qa.py uses this stack.
+    """Return the flags that make a script such as run_qa.py use this stack.
 
     Raises :class:`UsageError`, naming the last release that fits, if there are none.
     """
@@ -273,7 +273,7 @@ def training_flags(stack: Stack) -> TrainingFlags:
     backend = "--ddp_backend" if "--ddp_backend" in known else "--xpu_backend"
     argv = [backend, stack.backend]
     argv += ["--use_ipex"] if stack.use_ipex else []
-    # Without either flag, the trainer asks for a GPU.
+    # Without either flag, the trainer requires a GPU.
     argv += ["--use_cpu" if "--use_cpu" in known else "--no_cuda", "--bf16"]
     return TrainingFlags(known, tuple(argv))
 
@@ -301,7 +301,7 @@ _ENDED = {IPEX: "archived IPEX", BINDING: "deprecated the oneCCL bindings"}
 
 
 def summarize_state(stack: Stack) -> tuple[str, ...]:
-    """Return a line for a stack with parts that Intel has given up; none for others."""
+    """Return a line for a stack with parts that Intel has discontinued; none for others."""
     ended = [text for package, text in _ENDED.items() if stack.requirement(package)]
     if not ended:
         return ()

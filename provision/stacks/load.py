@@ -22,7 +22,7 @@ from provision.stacks.lock import read_lock
 from provision.stacks.stack import Stack, parse_requirement
 
 DEFAULT_STACK = "upstream"
-"""Why this one: docs/software.md."""
+"""docs/software.md explains the choice."""
 OWN_FILE = "spr-cluster.toml"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _Url = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
@@ -62,7 +62,7 @@ class Changes(BaseModel):
     find_links: tuple[_Url, ...] | None = None
     system_packages: tuple[_SystemPackage, ...] | None = None
     python_packages: tuple[str, ...] = ()
-    """Each replaces the base's requirement of that package, or is added."""
+    """Each replaces the base's requirement of the same package, or is added."""
     remove_packages: tuple[str, ...] = ()
     pip: str | None = Field(default=None, pattern=r"^[0-9]+(\.[0-9]+)*$")
     examples: _Url | None = None
@@ -162,7 +162,7 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def stack_names(own: Path = Path(OWN_FILE)) -> tuple[str, ...]:
-    """The stacks that ship, then the user's own."""
+    """The shipped stacks, then the user's own."""
     return (*shipped_names(), *sorted(read_own_stacks(own, shipped_names())))
 
 

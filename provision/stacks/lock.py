@@ -17,7 +17,7 @@ from infra.files import parse_json, read_text
 from provision.stacks.stack import Stack, parse_requirement
 
 LOCK_FOLDER = "spr-cluster.locks"
-"""Beside ``spr-cluster.toml``; one file for each stack that is locked."""
+"""Beside ``spr-cluster.toml``; one file per locked stack."""
 
 _INPUTS = ("ubuntu", "python", "indexes", "find_links", "python_packages", "pip")
 _INPUT = re.compile(r"# (\w+): (.*)")
@@ -56,7 +56,7 @@ def lock_path(stack: str, folder: Path) -> Path:
 
 
 def requirements(stack: Stack) -> tuple[str, ...]:
-    """What is resolved together: the stack's packages and the pip that installs them."""
+    """The packages to resolve together: the stack's, and the pip that installs them."""
     return (*stack.python_packages, *([f"pip=={stack.pip}"] if stack.pip else []))
 
 

@@ -1,4 +1,4 @@
-"""Are all parts of a stack available? uv resolves its packages as a node would, before a machine is bought.
+"""Check that all parts of a stack are available: uv resolves its packages as a node would.
 
 Options: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile
 """
@@ -33,7 +33,7 @@ from provision.stacks.stack import Stack, parse_requirement
 # Of the Ubuntu releases with these Pythons.
 _PYTHON_PATCHES = {"3.8": "3.8.10", "3.10": "3.10.12", "3.12": "3.12.3"}
 _PYPI = "https://pypi.org/simple"
-# Nodes install with pip, so only pip's configuration counts; these change nothing in a resolution.
+# Nodes install with pip, so only pip's configuration counts; these settings don't affect resolution.
 _KEPT_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
 _SETTING = re.compile(r"^(global|install|:env:)\.([a-z-]+)=(.*)$", re.MULTILINE)
 # The frame that uv draws around errors.
@@ -89,7 +89,7 @@ class PipConfiguration:
 
 @dataclass(frozen=True)
 class Resolution:
-    """Packages that fit together, or why there are none. ``unsolvable``: no packages would fit."""
+    """Compatible packages, or why there are none. ``unsolvable``: the requirements contradict each other."""
 
     packages: tuple[Pinned, ...] = ()
     error: str = ""
@@ -112,7 +112,7 @@ class Resolver:
         limit_s: float,
         *options: str,
     ) -> Resolution:
-        """Find versions that fit together, with everything that they need on the target."""
+        """Resolve requirements, with all dependencies, for the target."""
         sources += self.configuration.sources
         argv = [self.uv, "pip", "compile", "-", "--quiet", "--no-config", "--color=never"]
         argv += ["--no-header", "--no-annotate", "--python", sys.executable]
@@ -158,7 +158,7 @@ def find_resolver(*, isolated: bool = False, answer_s: float = 10) -> Resolver:
 
 
 def read_pip_configuration() -> PipConfiguration:
-    """Return the part of pip's configuration that decides what it finds."""
+    """Return the part of pip's configuration that affects what it finds."""
     has_pip = importlib.util.find_spec("pip") is not None
     pip = [sys.executable, "-m", "pip"] if has_pip else ["pip3"]
     try:
@@ -178,7 +178,7 @@ def parse_pip_configuration(text: str) -> PipConfiguration:
         known |= {key: ast.literal_eval(value) for where, key, value in found if where == section}
 
     def sources(key: str) -> tuple[str, ...]:
-        # pip passes over folders that do not exist; uv would fail.
+        # pip ignores folders that do not exist; uv would fail.
         return tuple(url for url in known.get(key, "").split() if not is_missing_folder(url))
 
     trusted = known.get("trusted-host", "").split()
@@ -217,7 +217,7 @@ def explain(errors: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One sentence about what is wrong, with the package or the index that it concerns, if any."""
+    """A problem in one sentence, with the package or index that it concerns, if any."""
 
     sentence: str
     package: str = ""
@@ -226,7 +226,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class SourcesReport:
-    """The outcome for one stack; ``packages`` are those that a node would install."""
+    """The result for one stack; ``packages`` are those that a node would install."""
 
     stack: str
     target: Target
@@ -251,7 +251,7 @@ def check_sources(
 ) -> SourcesReport:
     """Query every address that a stack names, then resolve its packages together.
 
-    Ends within about ``limit_s`` seconds. With ``hashes``, downloads what has none on its index.
+    Takes at most about ``limit_s`` seconds. With ``hashes``, downloads files whose index has no hash.
     """
     end = time.monotonic() + limit_s
     target = Target(stack.ubuntu, stack.python)
@@ -263,7 +263,7 @@ def check_sources(
     strict = {*stack.find_links, stack.examples}
     problems = probe_all(named, strict, min(resolver.answer_s, limit_s))
     packages: tuple[Pinned, ...] = ()
-    # Without one index another's build would be chosen, such as PyPI's torch for CUDA.
+    # Without that index, another build would be chosen, such as PyPI's torch for CUDA.
     if all(problem.index == stack.examples for problem in problems):
 
         def resolve(texts: Sequence[str], *options: str) -> Resolution:
@@ -284,7 +284,7 @@ def check_sources(
 def _find_unavailable(
     stack: Stack, target: Target, sources: Sources, resolve: Callable[..., Resolution]
 ) -> Iterator[Problem]:
-    """A problem for every requirement of the stack that no source meets, whatever the others are."""
+    """A problem for every requirement that no source satisfies on its own."""
     where = ", ".join((*sources.indexes, *sources.find_links))
     for text in requirements(stack):
         requirement = parse_requirement(text)
@@ -298,7 +298,7 @@ def _find_unavailable(
 
 
 def probe_all(urls: Sequence[str], strict: set[str], limit_s: float) -> list[Problem]:
-    """A problem for every address that does not answer as it should."""
+    """A problem for every address that does not answer correctly."""
     distinct = list(dict.fromkeys(urls))
     with ThreadPoolExecutor(len(distinct)) as pool:
         reasons = pool.map(lambda url: _probe(url, strict=url in strict, limit_s=limit_s), distinct)
@@ -307,7 +307,7 @@ def probe_all(urls: Sequence[str], strict: set[str], limit_s: float) -> list[Pro
 
 
 def _probe(url: str, *, strict: bool, limit_s: float) -> str:
-    """Why an address can't be used; empty if it can. ``strict``: refusals count, too."""
+    """Why an address can't be used; empty if it can. ``strict``: refusals also count."""
     if url.startswith("file:"):
         return "does not exist" if is_missing_folder(url) else ""
     try:

@@ -1,4 +1,4 @@
-"""A stack: all of a node's software as one value, with requirements by ``packaging``'s rules. Pure."""
+"""A stack: all of a node's software as one value. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Requirement:
 
     @property
     def pinned(self) -> str | None:
-        """The one version that fits, without its local part (``+cpu``); ``None`` if more may fit."""
+        """The exact version, without its local part (``+cpu``); ``None`` if several versions fit."""
         exact = [one.version for one in self.versions if one.operator == "=="]
         one = len(self.versions) == 1 and exact and not exact[0].endswith(".*")
         return exact[0].split("+")[0] if one else None
@@ -74,7 +74,7 @@ def is_final(version: str) -> bool:
 
 
 def fits(version: str, pattern: str) -> bool:
-    """Whether a version is the one that a pattern names, or of its series (``2.0.*``)."""
+    """Whether a version matches a pattern: the same version, or its series (``2.0.*``)."""
     return SpecifierSet(f"=={pattern}").contains(release(version))
 
 
@@ -105,7 +105,7 @@ class Stack(BaseModel):
     summary: str
     ubuntu: str
     python: str
-    """The release's own ``python3``, which runs the node's environment."""
+    """Ubuntu's ``python3``, which runs the node's environment."""
     launcher: Literal["mpirun"] = "mpirun"
     backend: Literal["ccl", "gloo"]
     use_ipex: bool
@@ -131,7 +131,7 @@ class Stack(BaseModel):
         return None
 
     def choose_backend(self, backend: str) -> str:
-        """Return the backend of communication that is asked for; for ``auto`` the stack's own."""
+        """Return the requested communication backend; for ``auto``, the stack's own."""
         return self.backend if backend == "auto" else backend
 
     def pin(self, package: str) -> str | None:
@@ -141,7 +141,7 @@ class Stack(BaseModel):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Modules, and what their ``__version__`` begins with; torch first, which the others import."""
+        """Modules and the prefix of their ``__version__``; torch first, because the others import it."""
         pins = {package: self.pin(package) for package in (TORCH, IPEX, BINDING, TRANSFORMERS)}
         return {
             module_name(package, version): version for package, version in pins.items() if version
@@ -161,7 +161,7 @@ def render_requirements(stack: Stack) -> str:
 
 
 def pip_options(stack: Stack) -> str:
-    """Return pip's options beside the requirements: a lock is complete, with a hash for every file."""
+    """Return pip's options for the requirements: a lock is complete, with a hash for every file."""
     return "--require-hashes --no-deps" if stack.lock else ""
 
 

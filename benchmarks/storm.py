@@ -9,7 +9,7 @@ system, dies, has no SSH or no AMX, spot, a second guard, and a network that let
 Block Public Access, or port 22 blocked.
 
 Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought
-again or terminated, and `up` continues when it is mended. `down` in another account changes nothing. No key
+again or terminated, and `up` continues when it is repaired. `down` in another account changes nothing. No key
 is lost before the last `down`, which leaves nothing, counted in the cloud itself.
 `--seed 7 --only 13` repeats one run.
 """
@@ -157,11 +157,11 @@ def continue_after(
 
 def visit_from_elsewhere(cloud: CloudProcess, home: Path, faults: str) -> list[str]:
     """Run `down` in another account; return what it changed."""
-    mended = faults.partition("[network]")[0]
+    repaired = faults.partition("[network]")[0]
     before = sorted(cloud.left())
-    cloud.faults(f'account = "{OTHER_ACCOUNT}"\n{mended}')
+    cloud.faults(f'account = "{OTHER_ACCOUNT}"\n{repaired}')
     run = run_in_process(cloud, home, run_down)
-    cloud.faults(mended)
+    cloud.faults(repaired)
     checks = {
         f"elsewhere: {run.code}: {run.error}": run.code != DONE,
         "removed from another account": sorted(cloud.left()) != before,

@@ -1,4 +1,4 @@
-"""A cluster that exists: it grows, shrinks, is mended, and keeps what it was created with."""
+"""A cluster that exists: it grows, shrinks, is repaired, and keeps what it was created with."""
 
 from __future__ import annotations
 

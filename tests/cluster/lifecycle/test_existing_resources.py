@@ -1,4 +1,4 @@
-"""What surrounds a cluster that exists, and what it was created with: mended, kept, never overwritten."""
+"""What surrounds a cluster that exists, and what it was created with: repaired, kept, never overwritten."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_deleted_rules_are_restored(simulated_cloud: SimulatedCloud) -> None:
         ActionKind.VERIFY,
     ]
     simulated_cloud.up()
-    mended = simulated_cloud.found("security_groups").group
-    assert mended is not None
-    assert mended.is_open_as([CALLER], CALLER)
+    repaired = simulated_cloud.found("security_groups").group
+    assert repaired is not None
+    assert repaired.is_open_as([CALLER], CALLER)
 
 
 def test_a_key_deleted_in_ec2_is_imported_again(simulated_cloud: SimulatedCloud) -> None:

@@ -16,7 +16,7 @@ from tests.harness.simulated_cloud import SimulatedCloud
 from tests.harness.simulated_machines import host_key_of
 
 STRANGER = host_key_of("i-stranger")
-_NOT_OURS = "another SSH key|on this machine is not the right one"
+_NOT_OURS = "another SSH key|not the right one"
 
 
 def pin_stranger(simulated_cloud: SimulatedCloud, *instance_ids: str) -> Callable[[], None]:

@@ -163,7 +163,7 @@ def test_a_vpc_that_block_public_access_excludes_is_used(simulated_cloud: Simula
 def test_machines_on_which_no_ssh_server_works_are_kept_too(
     simulated_cloud: SimulatedCloud,
 ) -> None:
-    """What all of them have in common is not mended by another purchase."""
+    """What all of them have in common is not repaired by another purchase."""
     simulated_cloud.faults('[[machine]]\nfate = "no-ssh"\n')
 
     with pytest.raises(SprError, match=r"none of 1 node answers: .*connection refused"):
@@ -222,7 +222,7 @@ def test_a_network_acl_that_is_closed_after_the_purchase_is_named(
     assert_nothing_was_replaced(simulated_cloud)
 
 
-def test_the_same_machines_are_used_when_the_network_is_mended(
+def test_the_same_machines_are_used_when_the_network_is_repaired(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     when(simulated_cloud, "RunInstances", CUT)
@@ -255,11 +255,11 @@ def test_a_head_that_is_older_than_a_boot_has_minutes_to_answer(
     simulated_cloud.clock.now += 3600
     looks = itertools.count()
 
-    def mend(action: str, moment: str) -> None:
+    def repair(action: str, moment: str) -> None:
         if (action, moment) == ("DescribeInstanceStatus", "after") and next(looks) == 2:
             simulated_cloud.mend_ssh(head)
 
-    simulated_cloud.fake.application.on_call = mend
+    simulated_cloud.fake.application.on_call = repair
 
     assert simulated_cloud.up(nodes=2).head.instance.id == head
 
@@ -366,7 +366,7 @@ def test_a_machine_that_answers_again_while_another_boots_is_kept(
             simulated_cloud.break_ssh(id_)
         raise ConnectionLostError("node0", "the connection broke")
 
-    def mend(action: str, moment: str) -> None:
+    def repair(action: str, moment: str) -> None:
         if (action, moment) == ("DescribeInstanceStatus", "after"):
             looks.append(action)
             if len(looks) == 10:
@@ -374,7 +374,7 @@ def test_a_machine_that_answers_again_while_another_boots_is_kept(
                     simulated_cloud.mend_ssh(id_)
 
     simulated_cloud.steps.before["cloud-init"] = lose
-    simulated_cloud.fake.application.on_call = mend
+    simulated_cloud.fake.application.on_call = repair
 
     simulated_cloud.up(nodes=2, bake="none")
 
@@ -587,7 +587,7 @@ def test_many_connections_that_fail_at_once_look_the_address_up_once(
     assert time.monotonic() - before < 5
 
 
-def test_a_rule_that_cannot_be_mended_is_no_crash(simulated_cloud: SimulatedCloud) -> None:
+def test_a_rule_that_cannot_be_repaired_is_no_crash(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1)
     simulated_cloud.faults(
         MOVED

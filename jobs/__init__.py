@@ -1,1 +1,1 @@
-"""Work on a cluster: what to run, on which cores, how mpirun starts it, and what came of it."""
+"""Jobs on a cluster: their plans, placement, launchers, and results."""

@@ -156,7 +156,7 @@ def _read(row: str, parse: Callable[[str], T], limit_s: float) -> Answer[T]:
 
 
 def on_each(hosts: Iterable[N], work: Callable[[N], T]) -> dict[str, Answer[T]]:
-    """Do the same on many machines at once, from here; return what came of it by machine name.
+    """Run a function for many machines in parallel; return the outcomes by machine name.
 
     A :class:`HostKeyError` is raised as it is: it outweighs other failures.
     """
@@ -185,7 +185,7 @@ def on_each(hosts: Iterable[N], work: Callable[[N], T]) -> dict[str, Answer[T]]:
 def on_all(
     what: str, hosts: Iterable[N], work: Callable[[N], T], *, hint: str | None = None
 ) -> dict[str, T]:
-    """Do the same on many machines at once; return the results by machine name.
+    """Run a function for many machines in parallel; return the results by machine name.
 
     Raises :class:`HostsError` with every failed machine's outcome, and with ``hint`` or else the
     first machine's hint.

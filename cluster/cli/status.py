@@ -195,7 +195,7 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
         if row["left_s"] > 0:
             text = (
                 f"Nodes are set to shut down at {spoken_time(overview.expires, now)}; "
-                "`spr-cluster verify` asks each node's timer"
+                "`spr-cluster verify` checks each node's timer"
             )
         lines.append(text)
     return "\n".join(lines)

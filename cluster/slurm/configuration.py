@@ -67,7 +67,7 @@ JobCompLoc={STATE_FOLDER}/jobs.txt
 
 
 def make_munge_key() -> bytes:
-    """Return a new key, with which the nodes' daemons recognize one another."""
+    """Return a new key for the nodes' daemons to authenticate one another."""
     return secrets.token_bytes(_KEY_BYTES)
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """``why`` the head did not answer; "" if there is none on which jobs could ever run."""
+    """``why`` the head did not answer; "" if no node can have run jobs yet."""
 
     why: str = ""
 

@@ -1,1 +1,1 @@
-"""``report``: one page, and pictures, from a results folder. Everything here is pure but the reading."""
+"""``report``: one page with charts from a results folder. Pure, except for reading the folder."""

@@ -119,7 +119,7 @@ def _round_step(rough: float) -> float:
 
 
 def format_tick(value: float, step: float) -> str:
-    """Format a tick with the digits that its distance to the next one needs."""
+    """Format a tick with as many digits as its distance to the next one requires."""
     if abs(value) < step / 1e6:
         return "0"
     if step >= 1000 and abs(value) >= 10_000:

@@ -179,7 +179,7 @@ class HourlyPrice:
 class Cost:
     """Cost in US dollars of one epoch (training only) and of the whole run.
 
-    Neither includes the nodes' startup and idle time, disks, and traffic.
+    Both exclude the nodes' startup and idle time, disks, and traffic.
     """
 
     price: HourlyPrice
@@ -235,7 +235,7 @@ def compute_cost(run: Run, price: HourlyPrice) -> Cost:
 
 
 def scores(run: Run) -> dict[str, float]:
-    """Return the scores of a run's evaluation by their names, in percent."""
+    """Return a run's evaluation scores by name, in percent."""
     found = run.results.get("scores", run.results)
     known = found if isinstance(found, dict) else {}
     names = SCORES if found is run.results else known
@@ -308,6 +308,6 @@ def published_costs() -> list[tuple[str, float, float]]:
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """Return the settings in which compared runs differ."""
+    """Return the settings that differ between compared runs."""
     keys = ("model", "data", "train_samples", "dtype", "backend", "batch_size_per_rank", "recipe")
     return [key for key in keys if len({str(run.results.get(key)) for run in runs}) > 1]

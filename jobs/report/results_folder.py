@@ -200,7 +200,7 @@ class Run:
 
     @property
     def price(self) -> tuple[float, str] | None:
-        """US dollars per hour of one node, and their source, as they were when the job began."""
+        """Price of one node in US dollars per hour when the job began, and its source."""
         usd, source = as_number(self.job.get("usd_per_hour")), self.job.get("price_source")
         return (usd, source) if usd and usd > 0 and isinstance(source, str) else None
 

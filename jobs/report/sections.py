@@ -78,7 +78,7 @@ class Report:
     facts: Sequence[tuple[str, str]]
     placement: Table | None
     confusion: Table | None
-    """How often each class was taken for each."""
+    """The confusion matrix."""
     cost: Cost | None = None
 
 
@@ -134,7 +134,7 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
 
 
 def warnings_of(run: Run) -> Iterator[str]:
-    """Yield what limits the validity of the figures."""
+    """Yield warnings about the validity of the figures."""
     if not run.results and (run.series or not run.study):
         yield "No results.json: this run did not finish, or its results are elsewhere."
     elif run.results and not run.series:
@@ -189,7 +189,7 @@ def facts_of(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def confusion_of(run: Run) -> Table | None:
-    """Return how often each class was taken for each; ``None`` if the results have no such counts."""
+    """Return the confusion matrix; ``None`` if the results have none."""
     classes, matrix = (run.results.get(key) for key in ("classes", "confusion"))
     if not isinstance(classes, list) or not isinstance(matrix, list) or not matrix:
         return None
@@ -350,7 +350,7 @@ def _throughput(run: Run, column: str, unit: str, title: str) -> Section:
 
 
 def _rank_lines(scaled: Mapping[int, list[ChartPoint]], means: Mapping[int, float]) -> list[Line]:
-    """Return a line per rank; of many ranks, all gray except the slowest and the median."""
+    """Return a line per rank; with many ranks, all but the slowest and the median are gray."""
     if len(scaled) <= _MOST_LINES:
         return [
             Line(f"rank {rank}", points, index + 1)

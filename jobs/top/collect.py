@@ -1,7 +1,7 @@
-"""Collecting a cluster's figures over one SSH connection to its head.
+"""Collect a cluster's metrics over one SSH connection to its head.
 
-The programs that run on the nodes travel over standard input; nothing is installed. Whoever looks sends a
-beat for every line: without beats, relay and samplers end.
+The nodes' programs are sent over standard input; nothing is installed. The viewer sends a beat for every
+line: without beats, the relay and the samplers exit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%N|%r")
 _JOBS = "~/spr-jobs"
 _RETRY_S = 5.0
 _FIRST_S = 25.0
-"""For the first complete snapshot: a node that is gone takes ten seconds to be noticed."""
+"""Time for the first complete snapshot; detecting a lost node takes ten seconds."""
 _LOOK_UP_S = 300.0
 _UNKNOWN = (SprError, ClientError, BotoCoreError)
 
@@ -38,7 +38,7 @@ _UNKNOWN = (SprError, ClientError, BotoCoreError)
 def send_relay(
     nodes: Sequence[str], interval_s: float, queue: Sequence[str] = _SQUEUE, jobs: str = _JOBS
 ) -> Program:
-    """Return the relay, with what to watch and the samplers that it starts. The head comes first."""
+    """Return the relay program, with its plan and the samplers that it starts. The head comes first."""
     question = {"interval_s": interval_s, "jobs": jobs}
     samplers = asdict(send(sampler, lines=[json.dumps(question)]))
     plan = {**question, **samplers, "nodes": nodes, "queue": queue}
@@ -47,7 +47,7 @@ def send_relay(
 
 @dataclass(frozen=True)
 class Watched:
-    """A cluster as EC2 describes it, and how its nodes are reached."""
+    """A cluster as EC2 describes it, and a way to connect to its nodes."""
 
     cluster: Cluster
     overview: Overview
@@ -65,7 +65,7 @@ class Watched:
         return stream
 
     def complete(self, snapshot: Snapshot, now: datetime) -> Snapshot:
-        """Add what only EC2 knows: cost, and time left."""
+        """Add the values from EC2: cost and remaining time."""
         cost, expires = self.overview.cost(now), self.overview.expires
         return replace(
             snapshot,
@@ -77,9 +77,9 @@ class Watched:
 
 @dataclass
 class Collector:
-    """Keeps the newest snapshot of a cluster, which a thread of its own receives.
+    """Keeps the newest snapshot of a cluster, received by a separate thread.
 
-    ``look_up`` asks EC2 for the cluster: at the beginning, every few minutes, and before each connection.
+    ``look_up`` reads the cluster from EC2: at the start, every few minutes, and before each connection.
     """
 
     look_up: Callable[[], Watched]
@@ -104,9 +104,9 @@ class Collector:
             self._stream.close()
 
     def latest(self) -> tuple[Snapshot | None, str]:
-        """Return the newest snapshot, and what is wrong with the connection, "" if nothing is.
+        """Return the newest snapshot, and the connection's problem ("" if none).
 
-        Raises :class:`UsageError` if the cluster is gone, :class:`HostKeyError` if its head may be another.
+        Raises :class:`UsageError` if the cluster is gone, :class:`HostKeyError` for a changed host key.
         """
         if self._failure:
             raise self._failure
@@ -116,7 +116,7 @@ class Collector:
         return self._snapshot, self._problem
 
     def first(self) -> Snapshot:
-        """Wait for every node's answer, for a while. Raises :class:`DeadlineError` without any."""
+        """Wait a limited time for every node's answer. Raises :class:`DeadlineError` without any."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure or (self._snapshot and self._snapshot.is_complete),
@@ -134,7 +134,7 @@ class Collector:
         return watched
 
     def _work(self, watched: Watched) -> None:
-        """Receive, and connect again when that ends, until :meth:`stop`."""
+        """Receive, and reconnect when the connection ends, until :meth:`stop`."""
         while not self._failure:
             try:
                 if self._stream is not None:
@@ -151,7 +151,7 @@ class Collector:
                 self._changed.notify_all()
 
     def _receive(self, watched: Watched) -> None:
-        """Take what the head sends until the connection ends, or the cluster has other nodes."""
+        """Receive snapshots until the connection ends or the cluster's nodes change."""
         assert self._stream is not None
         looked_up, words = time.monotonic(), "the connection to the head ended"
         for line in self._stream:

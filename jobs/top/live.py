@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 32
 
 
 def read_recording(path: Path) -> Iterator[Snapshot]:
-    """Yield a file's snapshots. Raises :class:`UsageError` for a line that is none."""
+    """Yield a file's snapshots. Raises :class:`UsageError` for an invalid line."""
     for number, line in enumerate(read_lines(path, _MAX_BYTES), start=1):
         if line.strip():
             yield parse_snapshot(line, f"{path}, line {number}")
@@ -69,16 +69,16 @@ class Recording:
 
 
 Source = Callable[[], "tuple[Snapshot | None, str]"]
-"""Returns the newest snapshot, if there is one, and what is wrong with it, if anything is."""
+"""Returns the newest snapshot, if there is one, and its problem ("" if none)."""
 _LOOK_S = 0.2
-"""Between two looks at keys, the terminal's size, and the source."""
+"""Interval between checks of keys, the terminal's size, and the source."""
 _REDRAW_S = 1.0
-"""At most, since the time without an answer is shown, too."""
+"""Maximum interval between redraws, because the time without an answer is also shown."""
 _QUIT = b"qQ"
 
 
 def show_live(source: Source, console: Console) -> None:
-    """Show a source's snapshots on the whole screen until `q`; Ctrl-C raises as ever."""
+    """Show a source's snapshots on the whole screen until `q`; Ctrl-C raises as usual."""
     drawn: tuple[object, ...] = ()
     at = float("-inf")
     with (
@@ -107,17 +107,17 @@ def _draw(snapshot: Snapshot | None, notice: str, width: int, height: int) -> Te
 
 @contextmanager
 def read_keys() -> Iterator[Callable[[float], bytes]]:
-    """Return a function that waits some seconds for keys and returns them, for a ``with`` block."""
+    """Yield a function that waits some seconds for keys and returns them."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     after = termios.tcgetattr(terminal)
-    # Keys one by one and unseen. Ctrl-Z would leave the shell with this screen.
+    # Keys one by one, without echo. Ctrl-Z would leave the shell in this screen.
     after[3] &= ~(termios.ICANON | termios.ECHO)
     after[6][termios.VSUSP] = b"\0"
 
     def wait(seconds: float) -> bytes:
         ready = select.select([terminal], [], [], seconds)[0]
-        # Without a terminal any more, there is nobody to see this.
+        # The terminal is gone: quit.
         return (os.read(terminal, 1024) or b"q") if ready else b""
 
     termios.tcsetattr(terminal, termios.TCSADRAIN, after)

@@ -35,7 +35,7 @@ _HELP = {
 
 
 def render_prometheus(snapshot: Snapshot) -> str:
-    """Return all figures that are known, each with its help and type; all are gauges."""
+    """Return all known metrics, each with its help and type; all are gauges."""
     samples: dict[str, list[str]] = {name: [] for name in _HELP}
     shared = {"cluster": snapshot.cluster} if snapshot.cluster else {}
     for name, labels, value in _list_samples(snapshot):
@@ -63,7 +63,7 @@ def _list_samples(snapshot: Snapshot) -> Iterator[tuple[str, Labels, float | Non
         yield "spr_job_eta_seconds", labels, job.left_s
     yield "spr_queue_up", {}, not snapshot.queue_error
     states = Counter(row.state for row in snapshot.queue)
-    # Only jobs that wait are left out of a long list.
+    # A long list omits only waiting jobs.
     states["PENDING"] += max(0, snapshot.queued - len(snapshot.queue))
     for state, count in sorted(states.items()):
         yield "spr_queue_jobs", {"state": state}, count

@@ -1,4 +1,4 @@
-"""The queue, and what the running jobs' logs say. Runs on the head: see :mod:`jobs.top.relay`."""
+"""The queue, and the progress in running jobs' logs. Runs on the head: see :mod:`jobs.top.relay`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from jobs.worker.runtime.events import mark_of, parse_event
 
 CONNECTING = "connecting"
-"""The error of what has not answered yet."""
+"""The error while there is no answer yet."""
 _QUEUE_S = 5.0
 _ANSWER_S = 10.0
 _LISTED_JOBS = 100
@@ -21,7 +21,7 @@ _KEPT = {"step": {name: name for name in _STEP}, "phase": {"name": "phase"}}
 
 
 class QueueReader:
-    """The queue, asked every few seconds, without waiting for an answer."""
+    """The queue, queried every few seconds without blocking."""
 
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
@@ -32,7 +32,7 @@ class QueueReader:
         self.answer = _no_queue(CONNECTING)
 
     def look(self, now: float) -> None:
-        """Take an answer that has arrived; ask again when that is due."""
+        """Read an answer that has arrived; query again when due."""
         if self._process is not None:
             if self._process.poll() is not None:
                 self.answer = self._take(self._process.returncode)
@@ -80,7 +80,7 @@ def _no_queue(why: str) -> dict[str, Any]:
 
 
 def parse_queue_line(line: str) -> dict[str, Any] | None:
-    """Parse a line of ``squeue -o '%A|%j|%T|%M|%D|%N|%r'``; a job's name may hold anything."""
+    """Parse a line of ``squeue -o '%A|%j|%T|%M|%D|%N|%r'``; a job's name may contain anything."""
     number, _, rest = line.partition("|")
     parts = rest.rsplit("|", 5)
     if len(parts) != 6 or not parts[3].isdigit():
@@ -91,7 +91,7 @@ def parse_queue_line(line: str) -> dict[str, Any] | None:
 
 
 class LogTail:
-    """What the last events in a job's log say. Its cost does not depend on the log's length."""
+    """Reads the last events in a job's log, at a cost that does not depend on the log's length."""
 
     def __init__(self, path: str, mark: str = "") -> None:
         self._path, self._offset, self._mark = path, 0, mark
@@ -121,14 +121,14 @@ class LogTail:
 
 
 class JobLogs:
-    """The logs of the jobs that run now."""
+    """The logs of running jobs."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._tails: dict[str, LogTail] = {}
 
     def look(self, jobs: set[str], now: float) -> list[dict[str, Any]]:
-        """Return each job's progress, by its log."""
+        """Return each job's progress from its log."""
         known = self._tails
         self._tails = {
             job: known.get(job) or LogTail(f"{self._folder}/{job}/log", mark_of(job))

@@ -1,9 +1,9 @@
-"""Relay: runs on the head while somebody looks, starts the samplers of all nodes, and merges their lines.
+"""Relay: runs on the head while a user watches, starts all nodes' samplers, and merges their lines.
 
-It prints one line of JSON per interval: the nodes' figures, what the running jobs' logs say, and the queue.
-A node that does not answer is in it, too, with the reason, and is asked again. Like
-:mod:`provision.on_node.sampler`, it uses the standard library alone, leaves no file, and ends with its
-standard input, or some time after its last beat. The samplers' standard inputs end with it.
+It prints one line of JSON per interval: the nodes' metrics, the progress in running jobs' logs, and the
+queue. A node that does not answer is included with the reason, and retried. Like
+:mod:`provision.on_node.sampler`, it uses only the standard library, leaves no file, and ends with its
+standard input or some time after the last beat. The samplers end with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NodeLink:
         self._heard = self._retry = self._beat = 0.0
 
     def keep(self, selector: selectors.BaseSelector, now: float) -> None:
-        """Send a beat if that is due; start the sampler if it does not run, and was not just started."""
+        """Send a beat if due; start the sampler if it is not running and was not just started."""
         if self._process is not None:
             if now >= self._beat:
                 self._beat = now + _BEAT_S
@@ -68,11 +68,11 @@ class NodeLink:
 
     def _send(self, text: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # its end shows when its output is read
+            with suppress(OSError):  # reading its output detects its end
                 self._process.stdin.write(text)
 
     def read(self, selector: selectors.BaseSelector, now: float) -> None:
-        """Take what the sampler has printed; keep its last whole line."""
+        """Read the sampler's output; keep its last complete line."""
         assert self._process is not None
         assert self._process.stdout is not None
         text = os.read(self._process.stdout.fileno(), 1 << 16)
@@ -85,7 +85,7 @@ class NodeLink:
             self._line, self._heard, self._error = lines[-1], now, ""
 
     def _bury(self) -> str:
-        """Remove a process that has ended; return why it did."""
+        """Clean up a process that has ended; return why it ended."""
         process, self._process = self._process, None
         assert process is not None
         assert process.stderr is not None
@@ -99,7 +99,7 @@ class NodeLink:
             self._process.kill()
 
     def figures(self, now: float) -> dict[str, Any]:
-        """Return the node's figures, or why there are none."""
+        """Return the node's metrics, or why there are none."""
         silent = now - self._heard
         if not self._error and silent > self._patience:
             return {"name": self.name, "error": f"no answer for {silent:.0f} s"}
@@ -154,14 +154,14 @@ class Relay:
         return {"time": round(time.time(), 3), "nodes": nodes, "jobs": jobs, **queue}
 
     def end(self) -> None:
-        """End what it started. The samplers would end by themselves, some seconds later."""
+        """End the samplers, which would exit by themselves some seconds later."""
         for link in self._links:
             link.end()
         self._queue.end()
 
 
 def main() -> None:
-    """Its line of input is the plan: what to watch, and the samplers' own command and input."""
+    """Reads the plan, one line of input: what to watch, and the samplers' command and input."""
     plan = json.loads(sys.stdin.readline())
     set_end(float(plan["interval_s"]))
     relay = Relay(plan)

@@ -1,8 +1,8 @@
 """A snapshot as text for a terminal of any size: the table of nodes and ranks, bars, and styles. Pure.
 
-From top to bottom: the cluster, its jobs, its nodes, the queue, and a legend. Each node has a row, and one
-for each of its ranks if there is room. If there is not even room for all nodes, those with problems come
-first, and the last row counts the rest.
+From top to bottom: the cluster, its jobs, its nodes, the queue, and a legend. Each node has a row
+and, if there is room, one for each of its ranks. Without room for all nodes, those with problems come first,
+and the last row counts the rest.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def format_step(seconds: float) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return text from elsewhere without what could move the cursor."""
+    """Replace unprintable characters, such as escape sequences that move the cursor."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def join(parts: Iterable[Text], width: int) -> Text:
-    """Return one line with as many parts, from the first on, as it has room for."""
+    """Join as many parts, starting with the first, as fit on a line."""
     line = Text()
     for part in parts:
         if part and line and line.cell_len + 2 + part.cell_len > width:
@@ -67,7 +67,7 @@ def fit(line: Text, width: int) -> Text:
 
 
 COLUMN_WIDTH = 79
-"""Of a node's row without notes: wider screens show several columns of nodes, or longer bars."""
+"""A node's row without notes; wider screens show several columns of nodes, or longer bars."""
 _LONGEST_BAR = 40
 _GAP = 3
 _QUIET_S = 60.0
@@ -109,7 +109,7 @@ def render_nodes(nodes: Sequence[LiveNode], width: int, room: int | None) -> lis
 
 
 def _severity(node: LiveNode) -> int:
-    """Return a key by which the nodes that need attention come first."""
+    """Return the sort key that puts nodes that need attention first."""
     return 0 if node.error else 1 if node.stragglers else 2
 
 
@@ -117,7 +117,7 @@ _Row = tuple[LiveNode, "LiveRank | CoreGroup | None"]
 
 
 def list_rows(nodes: Iterable[LiveNode]) -> list[_Row]:
-    """Return each node, followed by its ranks, and by oneCCL's CPUs."""
+    """Return each node, followed by its ranks and oneCCL's CPUs."""
     rows: list[_Row] = []
     for node in nodes:
         rows.append((node, None))
@@ -161,7 +161,7 @@ class _Line:
 def _render_line(line: _Line, width: int) -> Text:
     figures = "".join(f"{line.cells.get(title, ''):>{size}}" for title, size in _COLUMNS.items())
     mark = " !" if line.style == SLOW else "  "
-    # There is room for notes where bars have their full length.
+    # Notes fit only where bars have their full length.
     note = f" {line.note}" if width - _FIXED - _LONGEST_BAR > len(line.note) else ""
     text = Text.assemble(
         (set_cell_size(line.name, _NAME) + " ", line.style),
@@ -221,7 +221,7 @@ _JOBS = 3
 def render(snapshot: Snapshot, width: int, height: int | None = None, notice: str = "") -> Text:
     """Return the snapshot as lines of at most ``width`` cells; at most ``height`` lines, if given.
 
-    ``notice`` says what is wrong with the view itself.
+    ``notice`` is a problem of the view itself.
     """
     head = [_render_title(snapshot, width), *_render_jobs(snapshot.jobs, width)]
     mark = any(node.stragglers for node in snapshot.nodes)
@@ -308,13 +308,13 @@ def _render_queue(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _legend(mark: bool, *, on_screen: bool) -> Text:
-    """Return the keys, and what the mark of slow ranks means if there is one."""
+    """Return the keys and, if any rank is marked slow, the mark's meaning."""
     longer = f"! computes {100 * (SLOWER - 1):.0f} % longer per step than its job's median"
     return Text("   ".join(["q quits"] * on_screen + [longer] * mark), DIM)
 
 
 def _shorten_queue(lines: list[Text], room: int, queued: int) -> list[Text]:
-    """Return the header, the first jobs, and how many are left out; with room for one line, only that."""
+    """Return the header, the first jobs, and the number of others; on one line, only the number."""
     if room < 3:
         return [Text(f"QUEUE  {counted(queued, 'job')}", DIM)]
     return [*lines[: room - 1], Text(f"… and {counted(queued - room + 2, 'more job')}", DIM)]

@@ -1,4 +1,4 @@
-"""Snapshot: what the live view shows of a moment, and what ``--json`` prints and ``--replay`` reads."""
+"""Snapshot: the state that the live view shows, ``--json`` prints, and ``--replay`` reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.top.queue_and_logs import CONNECTING
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
 SLOWER = 1.2
-"""A straggler computes longer per step than the median of its job's ranks, by this factor."""
+"""A straggler computes this many times longer per step than the median of its job's ranks."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class CoreGroup:
 
 @dataclass(frozen=True)
 class LiveRank:
-    """A rank's newest step, and averages over its last seconds; ``None``: not known, or not yet.
+    """A rank's newest step, and averages over its last seconds; ``None`` if unknown.
 
-    ``communication`` is the share of its time that it waits for other ranks, ``own_seconds`` the rest of
+    ``communication`` is the fraction of time spent waiting for other ranks, ``own_seconds`` the rest of
     each step. ``age_s`` is the time since its metrics file was written.
     """
 
@@ -51,7 +51,7 @@ class LiveRank:
 
 @dataclass(frozen=True)
 class LiveNode:
-    """A node's figures, or the ``error`` because of which there are none.
+    """A node's metrics, or the ``error`` why there are none.
 
     ``busy`` is in percent of all CPUs, ``received`` and ``sent`` are in bytes per second, ``memory`` and
     ``available`` in bytes.
@@ -80,7 +80,7 @@ class LiveNode:
 
     @property
     def rest_busy(self) -> float | None:
-        """How busy the CPUs are that no rank uses; ``None`` if there is none."""
+        """How busy the CPUs without ranks are; ``None`` if there are none."""
         return next((group.busy for group in self.groups if group.name == "rest"), None)
 
     def group_of(self, rank: int) -> CoreGroup | None:
@@ -102,7 +102,7 @@ class LiveJob:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the last step."""
+        """Seconds until the last step."""
         return None if self.eta_seconds is None else max(0.0, self.eta_seconds - self.age_s)
 
 
@@ -136,7 +136,7 @@ class Snapshot:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node, and the queue, has answered or failed to."""
+        """Whether every node and the queue have answered or failed."""
         return CONNECTING not in (self.queue_error, *(node.error for node in self.nodes))
 
     @property
@@ -144,7 +144,7 @@ class Snapshot:
         return tuple(rank for node in self.nodes for rank in node.ranks)
 
     def as_json(self) -> str:
-        """Return it as one line, which :func:`parse_snapshot` reads."""
+        """Return one line of JSON for :func:`parse_snapshot`."""
         return json.dumps(asdict(self))
 
 
@@ -175,7 +175,7 @@ def _mark(rank: LiveRank, limits: dict[str, float]) -> LiveRank:
 
 
 def combine(ranks: Sequence[LiveRank]) -> LiveRank:
-    """Return a node's ranks as one: the first step, all samples, the mean share, the longest time."""
+    """Combine a node's ranks: the earliest step, the sum of samples, the mean share, the longest time."""
 
     def known(name: str) -> list[float]:
         values = (getattr(rank, name) for rank in ranks)

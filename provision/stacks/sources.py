@@ -50,7 +50,7 @@ class Target:
     @property
     def options(self) -> tuple[str, ...]:
         platform = f"x86_64-manylinux_2_{RELEASES[self.ubuntu].glibc_minor}"
-        # Markers can depend on the patch release, too.
+        # Markers can also depend on the patch release.
         python = _PYTHON_PATCHES.get(self.python, self.python)
         return ("--python-version", python, "--python-platform", platform)
 

@@ -242,7 +242,7 @@ class KubernetesApi:
         hint = None
         message = _message(body) or f"HTTP status {status}"
         if status == HTTPStatus.FORBIDDEN:
-            hint = "ask the cluster's administrator for a role that allows it"
+            hint = "request a role that allows it from the cluster's administrator"
             if "exceeded quota" in message:
                 hint = "request less, delete what is not needed, or have the quota raised"
         error = BY_STATUS.get(status, KubernetesError)

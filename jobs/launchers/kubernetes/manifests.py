@@ -181,7 +181,7 @@ _WIDTH = 100
 # A key, or the name of a list item.
 _LINE = re.compile(r"( *)(?:- name: (\S+)$|([\w./-]+):)")
 CLAIM_COMMENTS = {
-    "accessModes": "Pods on several nodes use it at once: the storage class must offer ReadWriteMany, as "
+    "accessModes": "Pods on several nodes share it: the storage class must offer ReadWriteMany, as "
     "NFS, CephFS, EFS, Filestore, and Azure Files do. Block storage can only serve one node.",
 }
 _REFERENCE = {
@@ -197,8 +197,8 @@ _REFERENCE = {
     "checkpoint. The original's folder is the same for all jobs.",
     "LD_PRELOAD": "Corrected: a name that the image makes. The original's libtcmalloc.so.4.5.9 is that of "
     "one release, and its libiomp5.so of one image; a missing library is skipped with a warning.",
-    "OMP_NUM_THREADS": "Corrected: the original has 23 threads per rank and 200 CPUs per pod, whatever the "
-    "node.",
+    "OMP_NUM_THREADS": "Corrected: the original has 23 threads per rank and 200 CPUs per pod, regardless of "
+    "the node.",
     "CCL_ATL_TRANSPORT": "Corrected: oneCCL's default is MPI, but torchrun starts the ranks, not mpirun.",
     "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
     "HF_HOME": "Corrected: one variable instead of TRANSFORMERS_CACHE, which is deprecated, and "
@@ -237,7 +237,7 @@ def job_comments(
     comments["OMP_NUM_THREADS"] = f"{placed} {comments['OMP_NUM_THREADS']}".strip()
     comments |= {
         "limits": "Equal to the requests, in whole CPUs: QoS class Guaranteed, so that a node with the "
-        "static CPU manager gives the pod cores of its own. "
+        "static CPU manager gives the pod exclusive cores. "
         f"The rest of {pods.shape.memory_gib} GiB is for the system, kubelet, and its eviction threshold.",
         "terminationGracePeriodSeconds": "Time for a checkpoint after a request to stop.",
         "workspace": f"Holds {CLAIM_PATH}/data, the hub's cache, and {pods.folder}.",

@@ -40,7 +40,7 @@ def choose_compilation(asked: str, dtype: str, steps: int) -> Compilation:
         return Compilation(False, f"it does not speed up {dtype}")
     if steps < FEWEST_STEPS:
         return Compilation(False, f"{steps} steps are too few to pay for it")
-    return Compilation(True, f"it speeds up bf16, and pays from {FEWEST_STEPS} steps on")
+    return Compilation(True, f"it speeds up bf16 and pays off from {FEWEST_STEPS} steps")
 
 
 def compile_layers(model: Any, *, shared: bool = False) -> int:

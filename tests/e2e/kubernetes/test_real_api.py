@@ -93,7 +93,7 @@ def test_a_user_without_rights(space: Space) -> None:
         assert (result.code, result.out) == (1, "")
         text, fix = message(result)
         assert 'is forbidden: User "bob" cannot' in text
-        assert fix == "  → ask the cluster's administrator for a role that allows it"
+        assert fix == "  → request a role that allows it from the cluster's administrator"
     assert space.api.items(space.jobs) == []
 
 

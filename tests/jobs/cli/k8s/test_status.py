@@ -258,4 +258,4 @@ def test_delete_without_the_right_says_whose_it_lacks(k8s: K8s, server: Kubernet
 
     assert result.code == 1
     assert 'User "ada" cannot delete resource "pytorchjobs"' in result.err
-    assert "  → ask the cluster's administrator" in result.err
+    assert "  → request a role that allows it" in result.err

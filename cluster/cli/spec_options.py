@@ -57,6 +57,8 @@ def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {key: _given(args, option) for key, option in OPTIONS.items() if key != "name"}
     given = {key: value for key, value in options.items() if value is not None}
     if args.spot or args.spot_or_on_demand:
+        if "market" in given:
+            raise UsageError("--market replaces --spot and --spot-or-on-demand: use it alone")
         given["market"] = "spot-or-on-demand" if args.spot_or_on_demand else "spot"
     if "max_price" in given and given.get("market", "on-demand") == "on-demand":
         raise UsageError("--max-price requires --market spot; on-demand prices are fixed")

@@ -147,6 +147,10 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --idle-timeout soon", f"--idle-timeout 'soon': {_DURATION}"),
     ("up --idle-timeout 1m", "--idle-timeout 1m: expected from 5m to 30d"),
     ("plan --idle-timeout 31d", "--idle-timeout 31d: expected from 5m to 30d"),
+    (
+        "up --spot --market on-demand",
+        "--market replaces --spot and --spot-or-on-demand: use it alone",
+    ),
     ("up --max-price 3", "--max-price requires --market spot; on-demand prices are fixed"),
     ("up --market spot --max-price 0", f"--max-price 0: {_PRICE}"),
     ("up --market spot --max-price -1", f"--max-price -1: {_PRICE}"),

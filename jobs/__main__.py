@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from cluster.console.output import say
+from cluster.console.parser import Parser
 from infra.aws.api_time import API_TIME
 from infra.errors import HangupError, SprError, UsageError
 from jobs.cli import COMMANDS, build_parser
@@ -44,8 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = near or difflib.get_close_matches(command, COMMANDS, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         build_parser().error(f"unknown command {command!r}{meant}")
-    parser = build_parser(command)
-    args = parser.parse_args(words)
+    parser, full = build_parser(command), words
+    Parser.explain = staticmethod(str)
+    if command is not None:
+        try:
+            full = _add_project(words)
+        except SprError as error:
+            return _report(error)
+    args = parser.parse_args(full)
     args.words = words
     if args.version:
         print(f"spr-cluster {version('spr-cluster')}")
@@ -71,6 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report(translated)
     return 0
+
+
+def _add_project(words: list[str]) -> list[str]:
+    """Return the words with the options in ``spr-cluster.toml``; messages name the file's lines."""
+    options = import_module("jobs.cli.shared.project_options")
+    project = import_module("infra.project_file")
+    if words[0] not in options.READERS or not project.find_project_file().exists():
+        return words
+    found = options.apply_project(words, project.read_project_file(), build_parser)
+    Parser.explain = staticmethod(found.explain)
+    return list(found.words)
 
 
 def _refuse_empty(args: argparse.Namespace) -> None:
@@ -128,6 +146,8 @@ def _hang_up(_number: int, _frame: object) -> None:
 
 
 def _report(error: SprError) -> int:
+    if isinstance(error, UsageError):
+        error.message = Parser.explain(error.message)
     say(f"spr-cluster: {error}")
     return error.exit_code
 

@@ -11,6 +11,7 @@ from cluster.console.display import make_progress
 from cluster.console.output import emit, wrap
 from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import SprError, UsageError
+from infra.project_file import find_project_file
 from infra.words import counted
 from provision.install import stack_digest
 from provision.stacks.compatibility import explain_state, training_flags
@@ -119,7 +120,7 @@ def describe(stack: Stack) -> dict[str, Any]:
 def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
     """Return a stack's lock, if it is usable, and what is wrong with it, if anything."""
     try:
-        return read_lock(stack, Path()), ""
+        return read_lock(stack, find_project_file().parent), ""
     except UsageError as error:
         return None, error.message
 
@@ -132,7 +133,7 @@ def _describe_lock(stack: Stack) -> str:
     if lock is None:
         return f"none; to pin all packages by hash: {command}"
     count = counted(len(lock.packages), "package")
-    return f"{count} pinned by hash, in {lock_path(stack.name, Path())}"
+    return f"{count} pinned by hash, in {lock_path(stack.name, find_project_file().parent)}"
 
 
 def _flags(stack: Stack) -> tuple[str, ...]:
@@ -192,7 +193,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def _write_lock(stack: Stack, report: SourcesReport) -> Path:
-    path = lock_path(stack.name, Path())
+    path = lock_path(stack.name, find_project_file().parent)
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(render_lock(stack, report.packages))

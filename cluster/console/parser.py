@@ -67,6 +67,8 @@ def add_yes_option(parser: argparse.ArgumentParser, what: str) -> None:
 class Parser(argparse.ArgumentParser):
     """Reports mistakes in one line instead of the full usage, and can hide expert options from the help."""
 
+    explain: Callable[[str], str] = staticmethod(str)
+    """Completes a message, such as with the file that an option is from."""
     _for_experts: Collection[argparse.Action] = ()
     _shows_all = False
 
@@ -112,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean --{near[0]}?" if near and word.startswith("-") else ""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"spr-cluster: {message}\n  → {self.prog} --help\n")
+        self.exit(2, f"spr-cluster: {type(self).explain(message)}\n  → {self.prog} --help\n")
 
 
 def add_command(

@@ -33,6 +33,7 @@ GROUPS = {
     "jobs": _JOBS,
     "software": CLUSTER_GROUPS["software"],
     "upkeep": CLUSTER_GROUPS["upkeep"]
+    | {"config": Command("jobs.cli.config", "show or write spr-cluster.toml, and what it sets")}
     | {"completion": Command("jobs.cli.completion", "print a completion script for your shell")},
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

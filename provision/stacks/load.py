@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from infra.ec2.images import Release
 from infra.errors import UsageError
-from infra.files import parse_toml, read_text
+from infra.files import parse_toml
+from infra.project_file import PROJECT_FILE, find_project_file, read_project_file
 from infra.words import explain_invalid, nearest
 from provision.stacks.compatibility import UBUNTU_PYTHON, check_stack
 from provision.stacks.lock import read_lock
@@ -23,7 +24,6 @@ from provision.stacks.stack import Stack, parse_requirement
 
 DEFAULT_STACK = "upstream"
 """docs/software.md explains the choice."""
-OWN_FILE = "spr-cluster.toml"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _Url = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
 # https://www.debian.org/doc/debian-policy/ch-controlfields.html#source
@@ -75,16 +75,7 @@ def read_own_stacks(path: Path, shipped: Sequence[str]) -> dict[str, Changes]:
 
     Raises :class:`UsageError` with the key, its value, what was expected, and the closest valid name.
     """
-    content = parse_toml(read_text(path, ""), str(path))
-    for key in content:
-        if key != "stacks":
-            raise UsageError(
-                f"{path}: unknown table [{key}]{nearest(key, ['stacks'])}",
-                hint="the file may contain only [stacks.NAME] tables",
-            )
-    tables = content.get("stacks", {})
-    if not isinstance(tables, dict):
-        raise UsageError(f"{path}: stacks is not a table", hint="write [stacks.NAME]")
+    tables = read_project_file(path).table("stacks")
     return {name: _read_one(path, name, table, shipped) for name, table in tables.items()}
 
 
@@ -125,7 +116,7 @@ def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
     )
     if changes.ubuntu and not changes.python:
         given["python"] = UBUNTU_PYTHON[changes.ubuntu]
-    given.setdefault("summary", f"{base.name}, changed in {OWN_FILE}")
+    given.setdefault("summary", f"{base.name}, changed in {PROJECT_FILE}")
     environment = {**base.environment, **changes.environment}
     return Stack(
         **{
@@ -161,18 +152,18 @@ def shipped_names() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
 
 
-def stack_names(own: Path = Path(OWN_FILE)) -> tuple[str, ...]:
+def stack_names(own: Path | None = None) -> tuple[str, ...]:
     """The shipped stacks, then the user's own."""
-    return (*shipped_names(), *sorted(read_own_stacks(own, shipped_names())))
+    return (*shipped_names(), *sorted(read_own_stacks(own or find_project_file(), shipped_names())))
 
 
-def load_stack(name: str, own: Path = Path(OWN_FILE), *, locked: bool = True) -> Stack:
+def load_stack(name: str, own: Path | None = None, *, locked: bool = True) -> Stack:
     """Return a stack by its name, checked, with its lock if it has one.
 
     Raises :class:`UsageError` if the name is unknown, if versions don't match, or, if ``locked``,
     if the stack has changed since it was locked.
     """
-    shipped = shipped_names()
+    own, shipped = own or find_project_file(), shipped_names()
     changes = {} if name in shipped else read_own_stacks(own, shipped)
     if name in shipped:
         stack = _load_shipped(name)
@@ -182,7 +173,7 @@ def load_stack(name: str, own: Path = Path(OWN_FILE), *, locked: bool = True) ->
         names = (*shipped, *sorted(changes))
         raise UsageError(
             f"unknown stack {name!r}: one of {', '.join(names)}{nearest(name, names)}",
-            hint=f"your own stacks are read from {OWN_FILE} in the working folder",
+            hint=f"your own stacks are read from {PROJECT_FILE} in the working folder or above",
         )
     check_stack(stack)
     lock = read_lock(stack, own.parent) if locked else None

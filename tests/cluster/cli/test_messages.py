@@ -102,12 +102,12 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     (
         "up --stack tensorflow",
         "unknown stack 'tensorflow': one of intel, reference, upstream"
-        "\n  → your own stacks are read from spr-cluster.toml in the working folder",
+        "\n  → your own stacks are read from spr-cluster.toml in the working folder or above",
     ),
     (
         "stacks check tensorflow --lock",
         "unknown stack 'tensorflow': one of intel, reference, upstream"
-        "\n  → your own stacks are read from spr-cluster.toml in the working folder",
+        "\n  → your own stacks are read from spr-cluster.toml in the working folder or above",
     ),
     ("stacks check intel --lock --timeout 0", "--timeout 0: expected seconds, more than 0"),
     ("up --bake worker", "--bake worker: expected head or none"),

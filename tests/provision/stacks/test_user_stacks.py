@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks.load import OWN_FILE, load_stack, stack_names
+from provision.stacks.load import PROJECT_FILE, load_stack, stack_names
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    return tmp_path / OWN_FILE
+    return tmp_path / PROJECT_FILE
 
 
 def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
@@ -140,5 +140,5 @@ def test_an_unknown_stack_names_the_closest_and_the_file(own: Path) -> None:
 
     assert str(caught.value) == (
         "unknown stack 'mime': one of intel, reference, upstream, mine; did you mean mine?\n"
-        "  → your own stacks are read from spr-cluster.toml in the working folder"
+        "  → your own stacks are read from spr-cluster.toml in the working folder or above"
     )

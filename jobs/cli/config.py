@@ -1,0 +1,244 @@
+"""``spr-cluster config``: show, write, and describe ``spr-cluster.toml``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cluster.cli.spec_options import read_spec_options
+from cluster.console.output import ask_for, emit, has_terminal, say
+from cluster.console.parser import Parser, SubParsers, add_command, add_json_option
+from infra.errors import UsageError
+from infra.project_file import PROJECT_FILE, ProjectFile, read_project_file
+from infra.spec import CLUSTER_NAME, OPTIONS, ClusterOptions, parse_ssh_cidr, validate_options
+from infra.words import render_duration
+from jobs.cli.shared.job_options import read_options
+from jobs.cli.shared.project_options import apply_project, file_options, parser_of
+from jobs.program.plan import check_variables
+from jobs.worker.tasks import TASKS
+from provision.stacks.load import DEFAULT_STACK, Changes, load_stack
+
+_EXAMPLES = """\
+  spr-cluster config                   options of the cluster and the jobs
+  spr-cluster config up --nodes 8      the same for a command line
+  spr-cluster config run finetune      one job of spr-cluster.toml
+  spr-cluster config --init            ask four questions, and write a file
+  spr-cluster config --schema > spr-cluster.schema.json
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "config",
+        "Show every option of a command with its value and origin: the command line, a line of\n"
+        "spr-cluster.toml in this folder or above, or the default.",
+        _EXAMPLES,
+        run=run,
+    )
+    add_json_option(parser)
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--init", action="store_true", help="ask four questions, and write a new file")
+    way.add_argument(
+        "--schema", action="store_true", help="print the file's JSON schema, for editors"
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="up, run NAME, train TASK, or another, with options",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.schema:
+        print(json.dumps(build_schema(), indent=2))
+    elif args.init:
+        _write_new()
+    else:
+        project = read_project_file()
+        settings = list(describe_settings(args.command or ["up"], project))
+        if not args.command:
+            settings += _describe_jobs(project)
+        emit(args, _render(settings), [asdict(each) for each in settings])
+    return 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option's value and origin: ``flag``, ``default``, or a file with its line."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def describe_settings(words: Sequence[str], project: ProjectFile) -> Iterator[Setting]:
+    """Yield the options of a command line. Raises :class:`UsageError` for an invalid one."""
+    build_parser = import_module("jobs.cli").build_parser  # it imports this module
+    commands = import_module("jobs.cli").COMMANDS
+    if words[0] not in commands:
+        raise UsageError(f"unknown command {words[0]!r}", hint="such as: spr-cluster config up")
+    found = apply_project(words, project, build_parser)
+    Parser.explain = staticmethod(found.explain)
+    args = build_parser(found.words[0]).parse_args(found.words)
+    _check(args)
+    names = [found.words[0], *([args.task] if "task" in args else [])]
+    typed = {word.partition("=")[0] for word in words}
+    for flag, action in file_options(parser_of(build_parser(names[0]), *names)).items():
+        value, origin = getattr(args, action.dest, None), "default"
+        if flag in typed:
+            origin = "flag"
+        elif flag in found.origins:
+            value, origin = found.origins[flag].value, found.origins[flag].where
+        elif value in (None, []) or action.default is argparse.SUPPRESS:
+            value = _default_of(flag, action, args)
+        yield Setting(flag[2:], _plain(value), origin)
+
+
+def _describe_jobs(project: ProjectFile) -> Iterator[Setting]:
+    """Yield what the file sets for its jobs. Raises :class:`UsageError` for the first invalid option."""
+    for name in project.table("jobs"):
+        for each in describe_settings(["run", name], project):
+            if each.key in project.table("jobs", name):
+                yield replace(each, key=f"jobs.{name}.{each.key}")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise :class:`UsageError` for a value that a command would refuse."""
+    if args.verb in ("up", "plan"):
+        given = {"name": args.name} if args.name else {}
+        validate_options(**given, **read_spec_options(args))
+        load_stack(args.stack or DEFAULT_STACK)
+        if args.ssh_cidr is not None:
+            parse_ssh_cidr(args.ssh_cidr)
+    elif args.verb == "run":
+        check_variables(args.env)
+    elif "task" in args and args.verb == args.task:
+        read_options(args, getattr(args, "preset", None))
+
+
+def _default_of(flag: str, action: argparse.Action, args: argparse.Namespace) -> Any:
+    """Return the value that an omitted option has; ``None`` if it depends on the cluster."""
+    if "task" in args and action.dest in vars(TASKS[args.task].Options()):
+        return getattr(TASKS[args.task].Options(), action.dest)
+    keys = [key for key, option in OPTIONS.items() if option.flag == flag]
+    if args.verb in ("up", "plan", "doctor") and keys and OPTIONS[keys[0]].const is None:
+        return ClusterOptions.model_fields[keys[0]].default
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as in the file."""
+    if isinstance(value, timedelta):
+        return render_duration(value)
+    return list(value) if isinstance(value, tuple) else value or None if value == "" else value
+
+
+def _render(settings: Sequence[Setting]) -> str:
+    width = max(len(each.key) for each in settings)
+    rows = [(each.key, _shown(each.value), each.origin) for each in settings]
+    middle = max(len(value) for _, value, _ in rows)
+    return "\n".join(f"{key:<{width}}  {value:<{middle}}  {origin}" for key, value, origin in rows)
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == []:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+# A new file.
+
+
+def _write_new() -> None:
+    path = Path(PROJECT_FILE)
+    if path.exists():
+        raise UsageError(f"{path} already exists", hint="`spr-cluster config` shows what it sets")
+    if not has_terminal():
+        raise UsageError("--init asks questions, but there is no terminal")
+    folder = re.sub(r"[^a-z0-9]+", "-", Path.cwd().name.lower()).strip("-")[:32]
+    name = _ask("Name of the cluster?", folder if re.fullmatch(CLUSTER_NAME, folder) else "spr")
+    nodes = _ask("How many nodes?", "2")
+    idle = _ask("Shut down after how long without a job?", "1h")
+    command = _ask("Which command trains?", "python train.py")
+    text = render_new(name, nodes, idle, command)
+    path.write_text(text)
+    say(f"{path} is written. Next: spr-cluster up, then: spr-cluster run train")
+
+
+def _ask(question: str, default: str) -> str:
+    return ask_for(f"{question} [{default}]") or default
+
+
+def render_new(name: str, nodes: str, idle: str, command: str) -> str:
+    """Return a new file. Raises :class:`UsageError` for an invalid answer."""
+    options = {"name": name, "nodes": nodes, "idle_timeout": idle}
+    for key, text in options.items():
+        if not re.fullmatch(CLUSTER_NAME if key == "name" else r"[0-9]+[mhd]?", text):
+            raise UsageError(f"{key.replace('_', '-')} {text!r}: expected {OPTIONS[key].expected}")
+    return (
+        f'[cluster]  # the options of `spr-cluster up`\nname = "{name}"\nnodes = {int(nodes)}\n'
+        f'idle-timeout = "{idle}"\n\n[jobs.train]  # start it with: spr-cluster run train\n'
+        f"command = {json.dumps(command, ensure_ascii=False)}\n"
+    )
+
+
+# The schema for editors.
+
+
+def build_schema() -> dict[str, Any]:
+    """Return the file's JSON schema, from the parsers of the commands."""
+    build_parser = import_module("jobs.cli").build_parser
+    cluster = _properties(parser_of(build_parser("up"), "up"))
+    program = {
+        "command": {"type": ["string", "array"], "description": "the program and its arguments"}
+    }
+    program |= _properties(parser_of(build_parser("run"), "run"))
+    jobs = [_object(program, required=["command"])]
+    for task, each in TASKS.items():
+        first = {"task": {"const": task, "description": each.help}}
+        properties = _properties(parser_of(build_parser("train"), "train", task))
+        jobs.append(_object(first | properties, required=["task"]))
+    stack = Changes.model_json_schema()
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": PROJECT_FILE,
+        **_object(
+            {
+                "cluster": _object(cluster),
+                "jobs": {"type": "object", "additionalProperties": {"anyOf": jobs}},
+                "stacks": {"type": "object", "additionalProperties": stack},
+            }
+        ),
+    }
+
+
+def _object(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {**properties}, "additionalProperties": False, **more}
+
+
+def _properties(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    return {flag[2:]: _property(flag, action) for flag, action in file_options(parser).items()}
+
+
+def _property(flag: str, action: argparse.Action) -> dict[str, Any]:
+    about = {"description": action.help} if action.help else {}
+    if action.nargs == 0:
+        return {"type": "boolean", **about}
+    kind = "number" if action.type is float else "string" if action.type is None else "integer"
+    if flag == "--env":
+        texts = {"type": "object", "additionalProperties": {"type": "string"}}
+        return {"anyOf": [texts, {"type": "array", "items": {"type": "string"}}], **about}
+    if isinstance(action, argparse._AppendAction) or action.metavar in ("TYPES", "RANGES"):
+        return {"anyOf": [{"type": kind}, {"type": "array", "items": {"type": kind}}], **about}
+    choices = {"enum": list(action.choices)} if action.choices is not None else {}
+    return {"type": kind, **choices, **about}

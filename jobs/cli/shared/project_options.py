@@ -1,0 +1,312 @@
+"""The options in ``spr-cluster.toml`` as words of a command line, checked by the commands' own parsers.
+
+``[cluster]`` has the options of `up`; all commands on a cluster use its name, cloud, and region.
+``[jobs.NAME]`` has a task or a command, with the options of `train` or `run`. The words precede the user's,
+so what is typed wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.project_file import ProjectFile
+from infra.words import nearest
+from jobs.worker.tasks import TASKS
+
+BuildParser = Callable[[str], argparse.ArgumentParser]
+_BUYS = ("up", "plan", "doctor")
+_ON_CLUSTER = frozenset(
+    {
+        *(
+            "status",
+            "verify",
+            "repair",
+            "ssh",
+            "cp",
+            "extend",
+            "down",
+            "events",
+            "train",
+            "run",
+            "jobs",
+        ),
+        *("top", "attach", "logs", "wait", "cancel", "fetch", "bench", "tune", "scaling"),
+    }
+)
+READERS = _ON_CLUSTER | {*_BUYS}
+"""The commands that the file can give options."""
+_WITH_TASK = ("train", "tune", "scaling")
+_PLACE = ("name", "cloud", "region")
+# What a command does, or a person confirms, is not the project's to say.
+_NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume"})
+_LISTS = ("TYPES", "RANGES")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)$")
+_LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an option comes from: the file with its line, the key, and the value there."""
+
+    where: str
+    key: str
+    value: object
+
+
+@dataclass(frozen=True)
+class CommandWords:
+    """A whole command line, and the origin of each option that the file sets, by its flag."""
+
+    words: list[str]
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def explain(self, message: str) -> str:
+        """Begin a message about an option that the file sets with file, line, and key."""
+        for flag, origin in self.origins.items():
+            if re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", message):
+                return f"{origin.where}: {origin.key}: {message}"
+        for origin in self.origins.values():
+            values = origin.value if isinstance(origin.value, list) else [origin.value]
+            if any(repr(str(value)) in message for value in values):
+                return f"{origin.where}: {origin.key}: {message}"
+        return message
+
+
+def apply_project(
+    words: Sequence[str], project: ProjectFile, build_parser: BuildParser
+) -> CommandWords:
+    """Return a command line with the project's options. Raises :class:`UsageError` for invalid ones."""
+    if not project.content or not words or {"-h", "--help"} & {*words[: _end(words)]}:
+        return CommandWords([*words])
+    command = words[0]
+    if command in _BUYS:
+        parser = parser_of(build_parser(command), command)
+        options = _Options(parser, project, ("cluster",))
+        table = project.table("cluster")
+        return _insert(words, 1, options.render(table, strict=command != "doctor"))
+    if command in ("run", *_WITH_TASK) and (job := _find_job(words, project)):
+        words, given = _expand_job(words, job, project, build_parser)
+        at = 1 if words[0] == "run" else 2
+        return _insert(words, at, {**_place(words, project, build_parser), **given})
+    if command in _ON_CLUSTER:
+        has_task = command in _WITH_TASK and len(words) > 1 and not words[1].startswith("-")
+        return _insert(words, 1 + has_task, _place(words, project, build_parser))
+    return CommandWords([*words])
+
+
+def _end(words: Sequence[str]) -> int:
+    return words.index("--") if "--" in words else len(words)
+
+
+Rendered = dict[str, tuple[list[str], Origin]]
+
+
+def _insert(words: Sequence[str], at: int, found: Rendered) -> CommandWords:
+    typed = {word.partition("=")[0] for word in words[: _end(words)]}
+    new = [word for given, _ in found.values() for word in given]
+    origins = {flag: origin for flag, (_, origin) in found.items() if flag not in typed}
+    return CommandWords([*words[:at], *new, *words[at:]], origins)
+
+
+def _place(words: Sequence[str], project: ProjectFile, build_parser: BuildParser) -> Rendered:
+    """Return the options that say which cluster it is, unless the user named another one."""
+    table = {key: value for key, value in project.table("cluster").items() if key in _PLACE}
+    parser = build_parser("status")
+    found = _Options(parser_of(parser, "status"), project, ("cluster",)).render(table)
+    typed, _ = parser.parse_known_args(["status", *_typed_place(words)])
+    if typed.name not in (None, table.get("name")):
+        return {}
+    if typed.cloud not in (None, table.get("cloud", "aws")):
+        found.pop("--region", None)
+    return found
+
+
+def _typed_place(words: Sequence[str]) -> Iterator[str]:
+    for at, word in enumerate(words[: _end(words)]):
+        if word in ("--name", "--cloud") and at + 1 < len(words):
+            yield f"{word}={words[at + 1]}"
+        elif word.startswith(("--name=", "--cloud=")):
+            yield word
+
+
+def _find_job(words: Sequence[str], project: ProjectFile) -> str:
+    """Return the name of the project's job in ``run NAME`` or ``train NAME``."""
+    jobs = project.table("jobs")
+    name = words[1] if len(words) > 1 else ""
+    if name in jobs or name.startswith("-") or name in TASKS:
+        return name if name in jobs else ""
+    if words[0] == "run" and name and jobs and (near := nearest(name, jobs)):
+        raise UsageError(
+            f"{project.path} has no job {name!r}{near}",
+            hint=f"to run a program of that name: spr-cluster run -- {shlex.join(words[1:])}",
+        )
+    return ""
+
+
+def _expand_job(
+    words: Sequence[str], name: str, project: ProjectFile, build_parser: BuildParser
+) -> tuple[list[str], Rendered]:
+    """Return the words of a job without its options, and the options. Its paths are the file's."""
+    command, _, *typed = words
+    table, where = project.table("jobs", name), project.where("jobs", name)
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{where}: [jobs.{name}]: a name has at most 32 lower-case letters, digits, and hyphens"
+        )
+    kinds = [key for key in ("task", "command") if key in table]
+    if len(kinds) != 1:
+        raise UsageError(
+            f"{where}: [jobs.{name}] needs either a task or a command",
+            hint=f'such as task = "{next(iter(TASKS))}" or command = "python train.py"',
+        )
+    value, at = table.pop(kinds[0]), project.where("jobs", name, kinds[0])
+    if kinds == ["task"]:
+        if value not in TASKS:
+            meant = nearest(value, TASKS) if isinstance(value, str) else ""
+            raise UsageError(f"{at}: task = {value!r}: one of {', '.join(TASKS)}{meant}")
+        command = "train" if command == "run" else command
+        parser = parser_of(build_parser("train"), "train", value)
+        found = _Options(parser, project, ("jobs", name)).render(table)
+        if command != "train":
+            known = file_options(parser_of(build_parser(command), command, value))
+            found = {flag: each for flag, each in found.items() if flag in known}
+        return [command, value, *typed], found
+    if command != "run":
+        raise UsageError(f"{at}: [jobs.{name}] is a command", hint=f"spr-cluster run {name}")
+    program = _split_command(value, at)
+    parser = parser_of(build_parser("run"), "run")
+    found = _Options(parser, project, ("jobs", name)).render(table)
+    end = _end(typed)
+    return ["run", *typed[:end], "--", *program, *typed[end + 1 :]], found
+
+
+def _split_command(value: object, where: str) -> list[str]:
+    if isinstance(value, str) and value.strip():
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise UsageError(f"{where}: command = {value!r}: {error}") from None
+    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+        return list(value)
+    raise UsageError(f'{where}: command = {value!r}: expected text such as "python train.py"')
+
+
+def parser_of(parser: argparse.ArgumentParser, *names: str) -> argparse.ArgumentParser:
+    """Return the parser of a command or of its subcommand."""
+    for name in names:
+        below = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        parser = below.choices[name]
+    return parser
+
+
+def file_options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return the options that a file may set, by flag."""
+    actions = [action for action in parser._actions if action.dest not in _NEVER]
+    return {
+        flag: action
+        for action in actions
+        if action.help != argparse.SUPPRESS
+        for flag in action.option_strings
+        if flag.startswith("--")
+    }
+
+
+class _Options:
+    """Renders a table of the file as words for a parser."""
+
+    def __init__(
+        self, parser: argparse.ArgumentParser, project: ProjectFile, table: tuple[str, ...]
+    ) -> None:
+        self._known, self._project, self._table = file_options(parser), project, table
+
+    def render(self, table: Mapping[str, Any], *, strict: bool = True) -> Rendered:
+        """Return words and origin by flag. Unknown keys are errors if ``strict``, and else left out."""
+        found: Rendered = {}
+        for key, value in table.items():
+            flag = f"--{key}"
+            where = self._project.where(*self._table, key)
+            if flag not in self._known:
+                if not strict:
+                    continue
+                names = [name[2:] for name in self._known]
+                raise UsageError(
+                    f"{where}: unknown key {key!r} in [{'.'.join(self._table)}]{nearest(key, names)}"
+                )
+            words = self._words(flag, key, value, where)
+            found[flag] = (words, Origin(where, key, value))
+        return found
+
+    def _words(self, flag: str, key: str, value: Any, where: str) -> list[str]:
+        action, shown = self._known[flag], f"{where}: {key} = {_shown(value)}"
+        if flag == "--env" and isinstance(value, dict):
+            return [f"--env={word}" for word in self._variables(value)]
+        if action.nargs == 0:
+            if not isinstance(value, bool):
+                raise UsageError(f"{shown}: expected true or false")
+            return [flag] if value else []
+        is_list = isinstance(action, argparse._AppendAction)
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and not is_list:
+            if action.metavar not in _LISTS:
+                raise UsageError(f"{shown}: expected one value")
+            values = [",".join(map(str, value))]
+        for each in values:
+            if isinstance(each, bool) or not isinstance(each, str | int | float):
+                raise UsageError(
+                    f"{shown}: expected {'text' if action.type is None else 'a number'}"
+                )
+            if each == "":
+                raise UsageError(f"{shown}: the value is empty")
+        return [f"{flag}={self._path(action, str(each))}" for each in values]
+
+    def _path(self, action: argparse.Action, value: str) -> str:
+        """Return a path of the project as seen from the working folder."""
+        root = self._project.root
+        kind = str(action.metavar or "")
+        if root == Path.cwd() or not {"PATH", "DIR", "FILE"} & {*kind.split("|")}:
+            return value
+        is_name = "NAME" in kind or not (kind == "DIR" or (root / value).exists())
+        return value if is_name and not value.startswith(".") else str(root / value)
+
+    def _variables(self, table: Mapping[str, Any]) -> Iterator[str]:
+        """Yield ``NAME=VALUE`` words; ``$NAME`` in a value is this machine's variable."""
+        for name, value in table.items():
+            where = self._project.where(*self._table, "env", name)
+            if not isinstance(value, str):
+                raise UsageError(f"{where}: {name} = {_shown(value)}: expected text, in quotes")
+            if _SECRET.search(name) and value and not _LOCAL.search(value):
+                raise UsageError(
+                    f"{where}: {name} is a secret in a file",
+                    hint=f'set it in your shell, and write {name} = "${name}" here',
+                )
+            yield f"{name}={_expand_variables(name, value, where)}"
+
+
+def _expand_variables(name: str, value: str, where: str) -> str:
+    def look_up(match: re.Match[str]) -> str:
+        if match[3]:
+            return "$"
+        wanted = match[1] or match[2]
+        if wanted not in os.environ:
+            raise UsageError(
+                f"{where}: {name} refers to {wanted}, which is not set on this machine",
+                hint=f"export {wanted}=…",
+            )
+        return os.environ[wanted]
+
+    return _LOCAL.sub(look_up, value)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,268 @@
+"""``spr-cluster.toml``: what it sets, and one line for each mistake in it. No cloud is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from infra.files import parse_toml
+from infra.project_file import ProjectFile, read_project_file
+from jobs.__main__ import main
+from jobs.cli import build_parser
+from jobs.cli.config import build_schema, render_new
+from jobs.cli.shared.project_options import apply_project
+
+FILE = """\
+[cluster]
+name = "bert"
+nodes = 2
+cloud = "aws"
+region = "eu-west-1"
+instance-type = ["c7i.metal-24xl", "m7i.metal-24xl"]
+allow-no-amx = true
+no-placement-group = false
+
+[jobs.finetune]
+task = "squad"
+epochs = 3
+demo = true
+
+[jobs.mine]
+command = "python train.py --name 'a b'"
+files = ["a.py", "b.py"]
+ppn = 2
+[jobs.mine.env]
+SEED = "7"
+HF_TOKEN = "$HF_TOKEN"
+PRICE = "$$5"
+"""
+PLACE = ["--name=bert", "--cloud=aws", "--region=eu-west-1"]
+UP = [
+    *("--name=bert", "--nodes=2", "--cloud=aws", "--region=eu-west-1"),
+    *("--instance-type=c7i.metal-24xl,m7i.metal-24xl", "--allow-no-amx"),
+]
+MINE = [
+    "--files=a.py",
+    "--files=b.py",
+    "--ppn=2",
+    "--env=SEED=7",
+    "--env=HF_TOKEN=hf_x",
+    "--env=PRICE=$5",
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    return tmp_path
+
+
+def parse(text: str) -> ProjectFile:
+    Path("spr-cluster.toml").write_text(text)
+    return read_project_file()
+
+
+@pytest.mark.parametrize(
+    ("typed", "whole"),
+    [
+        ("up --nodes 8", ["up", *UP, "--nodes", "8"]),
+        ("status", ["status", *PLACE]),
+        ("ssh node1 -- ls --name x", ["ssh", *PLACE, "node1", "--", "ls", "--name", "x"]),
+        ("down --name other", ["down", "--name", "other"]),
+        ("down --name=bert", ["down", *PLACE, "--name=bert"]),
+        ("down --cloud local", ["down", "--name=bert", "--cloud=aws", "--cloud", "local"]),
+        ("train squad --seed 1", ["train", "squad", *PLACE, "--seed", "1"]),
+        ("train finetune", ["train", "squad", *PLACE, "--epochs=3", "--demo"]),
+        (
+            "run finetune --seed 1",
+            ["train", "squad", *PLACE, "--epochs=3", "--demo", "--seed", "1"],
+        ),
+        ("tune finetune", ["tune", "squad", *PLACE, "--demo"]),
+        ("run mine", ["run", *PLACE, *MINE, "--", "python", "train.py", "--name", "a b"]),
+        (
+            "run mine --ppn 1 -- --epochs 5",
+            [
+                "run",
+                *PLACE,
+                *MINE,
+                "--ppn",
+                "1",
+                "--",
+                "python",
+                "train.py",
+                "--name",
+                "a b",
+                "--epochs",
+                "5",
+            ],
+        ),
+        ("run -- mine", ["run", *PLACE, "--", "mine"]),
+        ("list", ["list"]),
+        ("up --help", ["up", "--help"]),
+    ],
+)
+def test_the_file_gives_options_and_the_command_line_wins(typed: str, whole: list[str]) -> None:
+    assert apply_project(typed.split(), parse(FILE), build_parser).words == whole
+
+
+def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
+    parse(FILE)
+    assert main(["config", "--json", "up", "--nodes", "8"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["nodes"] == {"key": "nodes", "value": 8, "origin": "flag"}
+    assert rows["name"] == {"key": "name", "value": "bert", "origin": "spr-cluster.toml:2"}
+    assert rows["ttl"] == {"key": "ttl", "value": "8h", "origin": "default"}
+    assert main(["config"]) == 0
+    shown = capsys.readouterr().out
+    assert "hf_x" not in shown
+    assert [line.split() for line in shown.splitlines() if "jobs.mine.env" in line] == [
+        ["jobs.mine.env", "SEED,", "HF_TOKEN,", "PRICE", "spr-cluster.toml:19"]
+    ]
+
+
+def test_a_project_is_found_from_a_folder_below(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse('[jobs.a]\ntask = "squad"\ndata = "data/x.json"\nmodel = "./m"\nresults = "out"\n')
+    (folder / "data").mkdir()
+    (folder / "data" / "x.json").touch()
+    (folder / "src").mkdir()
+    monkeypatch.chdir(folder / "src")
+    words = apply_project(["run", "a"], read_project_file(), build_parser).words
+    assert words[2:] == [
+        f"--data={folder}/data/x.json",
+        f"--model={folder}/m",
+        f"--results={folder}/out",
+    ]
+
+
+def test_the_schema_accepts_what_the_parsers_accept() -> None:
+    schema = build_schema()
+    jsonschema.Draft7Validator.check_schema(schema)
+    validator = jsonschema.Draft7Validator(schema)
+    validator.validate(parse_toml(FILE, "x"))
+    validator.validate(parse_toml(render_new("a-b", "2", "1h", 'say "hi"'), "x"))
+    for broken in (
+        "[clusters]",
+        "[cluster]\nnode = 1",
+        '[cluster]\nnodes = "2"',
+        '[jobs.a]\ntask = "x"',
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            validator.validate(parse_toml(broken, "x"))
+
+
+def test_a_new_file_starts_a_job() -> None:
+    words = apply_project(
+        ["run", "train"], parse(render_new("a", "2", "1h", "python a.py")), build_parser
+    )
+    assert words.words == ["run", "--name=a", "--", "python", "a.py"]
+
+
+# The broken files: the table, the line of the mistake, and what its message has besides file and line.
+CLUSTER: list[tuple[str, str]] = [
+    ("node = 4", "'node' in [cluster]; did you mean nodes?"),
+    ("nods = 4", "did you mean nodes?"),
+    ("instance_typ = 'c7i.metal-24xl'", "did you mean instance-type?"),
+    ("spots = true", "unknown key 'spots'"),
+    ("yes = true", "unknown key 'yes'"),
+    ("json = true", "unknown key 'json'"),
+    ("dry-run = true", "unknown key 'dry-run'"),
+    ("help = true", "unknown key 'help'"),
+    ("epochs = 3", "unknown key 'epochs'"),
+    ("tll = '8h'", "did you mean ttl?"),
+    ("nodes = 0", "--nodes 0: expected a whole number from 1 to 256"),
+    ("nodes = 1000", "--nodes 1000: expected"),
+    ("nodes = -1", "nodes: --nodes -1: expected"),
+    ("nodes = 'four'", "nodes: argument --nodes"),
+    ("nodes = 2.5", "nodes: argument --nodes"),
+    ("nodes = true", "nodes = true: expected a number"),
+    ("nodes = [2]", "nodes = [2]: expected one value"),
+    ("nodes = {a = 1}", "expected a number"),
+    ("nodes = 2026-01-01", "expected a number"),
+    ("name = 'Bert'", "name: --name Bert: expected at most 32"),
+    ("name = ''", 'name = "": the value is empty'),
+    ("name = 7", "name: --name 7: expected"),
+    ("ttl = '8 hours'", "ttl: --ttl '8 hours': expected a duration"),
+    ("ttl = '0m'", "ttl: --ttl"),
+    ("ttl = 8", "ttl: --ttl '8': expected a duration"),
+    ("idle_timeout = '1h'", "did you mean idle-timeout?"),
+    ("idle-timeout = '1m'", "idle-timeout: --idle-timeout"),
+    ("market = 'spott'", "did you mean"),
+    ("market = true", "expected text"),
+    ("max-price = 'cheap'", "max-price: argument --max-price"),
+    ("max-price = 3", "max-price: --max-price requires --market spot"),
+    ("allow-no-amx = 'yes'", "expected true or false"),
+    ("private = 1", "expected true or false"),
+    ("cloud = 'azure'", "cloud: argument --cloud"),
+    ("instance-type = 'c7i'", "instance-type: unknown instance type 'c7i'"),
+    ("instance-type = []", "instance-type = []"),
+    ("instance-type = [1]", "instance-type: unknown instance type '1'"),
+    ("stack = 'upstrem'", "did you mean upstream?"),
+    ("bake = 'tail'", "bake: --bake tail: expected head or none"),
+    ("volume-gib = 5", "volume-gib: --volume-gib 5: expected"),
+    ("volume-iops = 80000", "volume-iops: --volume-iops 80000: at most"),
+    ("subnet-id = 'vpc-1'", "subnet-id: --subnet-id vpc-1: expected"),
+    ("jump = '-oProxy'", "jump: --jump '-oProxy': expected"),
+    ("ssh-cidr = '10.1.2.3/16'", "did you mean 10.1.0.0/16?"),
+]
+JOB: list[tuple[str, str]] = [
+    ("task = 'squat'", "did you mean squad?"),
+    ("task = 3", "task = 3: one of"),
+    ("command = ''", "command = ''"),
+    ('command = "a \'b"', "command = "),
+    ("command = [1]", "command = [1]"),
+    ("task = 'squad'\nepoch = 3", "unknown key 'epoch' in [jobs.a]; did you mean epochs?"),
+    ("task = 'squad'\nepochs = 0", "epochs: --epochs 0 is out of range"),
+    ("task = 'squad'\nepochs = 'x'", "epochs: argument --epochs"),
+    ("task = 'squad'\ndtype = 'bf61'", "dtype: argument --dtype"),
+    ("task = 'squad'\nresume = true", "unknown key 'resume'"),
+    ("task = 'squad'\nppn = 0", "ppn: argument --ppn"),
+    ("command = 'x'\nenv = ['1A=2']", "env: --env 1A=2: expected"),
+    ("command = 'x'\nenv = {RANK = '1'}", "env: --env RANK: the placement sets it"),
+    ("command = 'x'\nenv = {HF_TOKEN = 'hf_abc'}", "HF_TOKEN is a secret in a file"),
+    ("command = 'x'\nenv = {A = 1}", "A = 1: expected text"),
+    ("command = 'x'\nenv = {A = '$UNSET_1'}", "A refers to UNSET_1, which is not set"),
+    ("command = 'x'\nfile = 'a'", "did you mean files?"),
+]
+WHOLE: list[tuple[str, str]] = [
+    ("[cluster\n", ":"),
+    ("[clusters]\nnodes = 1", "unknown table [clusters]; did you mean cluster?"),
+    ("nodes = 4", "unknown table [nodes]"),
+    ("cluster = 4", "cluster is not a table"),
+    ("[jobs]\na = 4", "jobs.a is not a table"),
+    ("[jobs.a]\nepochs = 3", "[jobs.a] needs either a task or a command"),
+    ("[jobs.a]\ntask = 'squad'\ncommand = 'x'", "needs either a task or a command"),
+    ("[jobs.A]\ntask = 'squad'", "[jobs.A]: a name has at most"),
+]
+BROKEN = [
+    *((f"# mine\n[cluster]\n{text}\n", 3, said) for text, said in CLUSTER),
+    *((f"[jobs.a]\n{text}\n", 1 + len(text.split("\n")), said) for text, said in JOB),
+    *((text, 0, said) for text, said in WHOLE),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "said"), BROKEN, ids=range(len(BROKEN)))
+def test_a_mistake_in_the_file_is_one_line_with_its_place(
+    text: str, line: int, said: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert len(BROKEN) >= 60
+    Path("spr-cluster.toml").write_text(text)
+    before = sorted(folder.rglob("*"))
+    try:
+        code: Any = main(["config"])
+    except SystemExit as exit_:
+        code = exit_.code
+    err = capsys.readouterr().err
+    place = f"spr-cluster.toml:{line}: " if line else "spr-cluster.toml"
+    assert code == 2, err
+    assert err.startswith(f"spr-cluster: {place}"), err
+    assert said in err
+    assert [row[:4] for row in err.splitlines()[1:]] in ([], ["  → "]), err
+    assert sorted(folder.rglob("*")) == before

@@ -33,7 +33,7 @@ MPIRUN_ENV = {
     "FI_PROVIDER_PATH": f"{VENV}/lib",
 }
 """Where mpirun finds its programs, its libraries, and libfabric's providers."""
-_QUEUE = ("slurm-wlm", "munge", "curl")
+_QUEUE = ("slurm-wlm", "munge", "curl", "rsync")
 """System packages of every node in addition to its stack's; Slurm's health check needs curl."""
 _STEP = "@step "
 _INSTALL_DEADLINE_S = 45 * 60

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.cli.chosen_cluster import add_cluster_options
 from cluster.console.display import format_seconds
-from cluster.console.output import emit
+from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
@@ -17,19 +17,25 @@ from jobs.cli.shared.chosen_job import add_results_option, open_job_context
 from jobs.cli.shared.job_options import (
     add_placement_options,
     add_queue_options,
+    add_variable_options,
     detachable,
     read_placement,
+    read_variable_options,
     results_folder,
 )
+from jobs.launchers.folders import has_rsync
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord
-from jobs.program.plan import ProgramRequest, check_variables, collect_files, plan_program
+from jobs.program.folder import choose_folders
+from jobs.program.plan import MAX_BYTES, ProgramRequest, collect_files, plan_program
 from jobs.train.request import check_results
 
 _EXAMPLES = """\
-  spr-cluster run -- hostname                                 once per rank
+  spr-cluster run -- hostname                 once per rank
   spr-cluster run --nodes 2 --ppn 2 -- python my_script.py --epochs 3
-  spr-cluster run --files src --env SEED=7 -- python src/main.py
+  spr-cluster run --env HF_TOKEN --data-dir data -- python src/main.py
+  spr-cluster run finetune                    a job in spr-cluster.toml
+  spr-cluster run finetune -- --epochs 5      with more arguments
 """
 
 
@@ -37,10 +43,11 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "run",
-        "Run a program in every rank, placed and pinned like `train`. The nodes receive the command's\n"
-        "script from the working folder, and what --files names. Every rank has torch's RANK,\n"
-        "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, and MASTER_PORT. What it writes to the folder\n"
-        "$SPR_OUTPUT is fetched; that of each worker goes to a folder named after the node.",
+        "Run a program in every rank, placed and pinned like `train`. The nodes receive the project: the\n"
+        "folder of spr-cluster.toml or of the git repository, as git sees it and without what .sprignore\n"
+        "lists; only what changed is sent. Every rank has torch's RANK, WORLD_SIZE, LOCAL_RANK,\n"
+        "MASTER_ADDR, and MASTER_PORT. What it writes to the folder $SPR_OUTPUT is fetched; that of\n"
+        "each worker goes to a folder named after the node.",
         _EXAMPLES,
         run=detachable(run),
     )
@@ -50,20 +57,27 @@ def add_parser(subparsers: SubParsers) -> None:
     group = parser.add_argument_group("program")
     add = group.add_argument
     add(
+        "--folder",
+        metavar="DIR",
+        help="the folder to send and to start in, instead of the project and the working folder; `none` "
+        "sends only the command's script and --files",
+    )
+    add(
         "--files",
         action="append",
         default=[],
         metavar="PATH",
-        help="file or folder that the program needs; repeatable",
+        help="another file or folder that the program needs, such as one that git ignores; repeatable",
     )
-    add("--large-files", action="store_true", help="allow more than 256 MiB")
     add(
-        "--env",
+        "--data-dir",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="environment variable for the program; repeatable",
+        metavar="DIR",
+        help="folder of data, sent once and shared by all jobs, at its place in the project; repeatable",
     )
+    add("--large-files", action="store_true", help="allow more than 256 MiB besides the data")
+    add_variable_options(add)
     add_results_option(group, "the output")
     parser.add_argument(
         "program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --"
@@ -86,11 +100,21 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
     for flag in ("program", "files"):
         if "" in getattr(args, flag):
             raise UsageError(f"{flag if flag == 'program' else '--files'}: a word is empty")
-    variables = check_variables(args.env)
-    files = collect_files(args.program, args.files, Path.cwd(), large=args.large_files)
+    variables = read_variable_options(args)
+    here, folder = Path.cwd(), args.folder
+    if not has_rsync() and not args.data_dir and folder is None:
+        say("rsync is not installed here: only the command's script and --files are sent")
+        folder = "none"
+    max_bytes = None if args.large_files else MAX_BYTES
+    sent = choose_folders(folder, args.data_dir, here, max_bytes)
+    start = sent.project.root / sent.subfolder if sent.project else here
+    large = args.large_files
+    files = collect_files(args.program, args.files, here, sent.project, start, large=large)
     return ProgramRequest(
         command=tuple(args.program),
         files=files,
+        folders=sent.folders,
+        subfolder=sent.subfolder,
         results=results_folder(args, "run", now),
         placement=read_placement(args),
         nodes=args.nodes,

@@ -20,9 +20,11 @@ from jobs.cli.shared.job_options import (
     add_queue_options,
     add_task_command,
     add_training_options,
+    add_variable_options,
     detachable,
     read_options,
     read_placement,
+    read_variable_options,
     refuse_own_settings,
     results_folder,
 )
@@ -116,6 +118,7 @@ def _add_task(jobs: SubParsers, task: str) -> None:
     placement.add_argument(
         "--no-tuned", action="store_true", help="ignore the result of `spr-cluster tune`"
     )
+    add_variable_options(parser.add_argument)
     add_results_option(parser, "the results")
     add_push_option(parser)
     parser.add_argument(
@@ -212,7 +215,8 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
     results = expand_home(args.results) if args.results else None
     if results:
         check_writable(results)
-    return ResumeRequest(args.task, job, results, changes, args.ppn, _retries(args))
+    variables = read_variable_options(args)
+    return ResumeRequest(args.task, job, results, changes, args.ppn, _retries(args), variables)
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
@@ -230,12 +234,14 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         args.nodes,
         _retries(args),
         args.elastic,
+        read_variable_options(args),
     )
 
 
 def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
-    refuse_own_settings(args, ("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries"))
+    names = ("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries", "env", "env_file")
+    refuse_own_settings(args, names)
     if args.smoke and args.nodes not in (None, 1):
         raise UsageError("--smoke runs on one node: omit --nodes")
     if args.smoke and args.push_to:

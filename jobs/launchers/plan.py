@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from infra.words import counted, format_size
 from jobs.worker.supervisor.launch import BEGIN, END
 
 PLACEMENTS = ("auto", "reference")
@@ -33,6 +34,34 @@ class PlacementOptions:
 
 
 @dataclass(frozen=True)
+class JobFolder:
+    """A local folder for a job, which gets it as ``target``. ``size`` is in bytes.
+
+    ``store`` is its place on the nodes, below the home folder. A folder with ``names``, the files to send,
+    has its content's digest in its store, and each job gets a copy. Without, all jobs share one.
+    """
+
+    root: Path
+    store: str
+    target: str
+    size: int
+    names: tuple[str, ...] | None = None
+
+    @property
+    def shared(self) -> bool:
+        return self.names is None
+
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Return the files' sizes and times of change, which differ if one of them has changed."""
+        known = [(self.root / name).lstat() for name in self.names or ()]
+        return tuple((each.st_size, each.st_mtime_ns) for each in known)
+
+    def __str__(self) -> str:
+        files = "" if self.names is None else f"{counted(len(self.names), 'file')}, "
+        return f"{self.root.name}: {files}{format_size(self.size)}"
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """A Python module to run in every rank: ``python -m module argv``.
 
@@ -48,12 +77,16 @@ class JobPlan:
     title: str = "Run"
     """What the job does, for the progress display: ``Train`` becomes ``Train on 4 nodes``."""
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
+    folders: tuple[JobFolder, ...] = ()
+    """Folders to send before ``files``."""
     sends: str = ""
     """The user's files, such as ``2 files, 3.4 MiB``, for the progress display."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     nodes: int | None = None
     """How many nodes of the cluster to use; ``None`` uses all of them."""
     env: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[str, ...] = ()
+    """The user's ``NAME=VALUE`` words: sent in a private file, and removed when the job ends."""
     results: Path | None = None
     """Local folder for output, log, and record; ``None`` leaves them on the head."""
     command: tuple[str, ...] = ()

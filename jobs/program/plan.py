@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -11,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.files import check_file
+from infra.files import check_file, read_text
 from infra.words import counted, format_size
-from jobs.launchers.plan import JobPlan, PlacementOptions
+from jobs.launchers.plan import JobFolder, JobPlan, PlacementOptions
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
 
@@ -41,34 +40,44 @@ class ProgramFiles:
 
 
 def collect_files(
-    command: Sequence[str], named: Iterable[str], folder: Path, *, large: bool = False
+    command: Sequence[str],
+    named: Iterable[str],
+    folder: Path,
+    project: JobFolder | None = None,
+    start: Path | None = None,
+    *,
+    large: bool = False,
 ) -> ProgramFiles:
-    """Return the command's script and the files and folders in ``named``.
+    """Return the command's script and the files and folders in ``named``, but those of the project.
 
-    A path inside ``folder`` stays relative on the nodes; any other keeps only its last part.
-    Raises :class:`UsageError` if a file is missing, if two have one name, and, unless ``large``, if
-    they exceed :data:`MAX_BYTES`.
+    A path inside the project, by default ``folder``, stays relative on the nodes; any other keeps only its
+    last part. The command runs in ``start``, by default ``folder``. Raises :class:`UsageError` if a file
+    is missing, if two have one name, and, unless ``large``, if they exceed :data:`MAX_BYTES`.
     """
     found: dict[str, Path] = {}
-    script = find_script(command, folder)
-    for given in dict.fromkeys([*([script] if script else []), *named]):
-        for name, path in _expand(given, folder):
+    root = project.root if project else folder
+    start = start or folder
+    script = find_script(command, start, root)
+    wanted = [*([(script, start)] if script else []), *((each, folder) for each in named)]
+    for given, here in dict.fromkeys(wanted):
+        for name, path in _expand(given, here, root):
             if found.setdefault(name, path) != path:
                 raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
-    files = ProgramFiles(found)
+    sent = {*(project.names or ())} if project else set()
+    files = ProgramFiles({name: path for name, path in found.items() if name not in sent})
     if files.size > MAX_BYTES and not large:
         raise _too_large(files)
     return files
 
 
-def find_script(command: Sequence[str], folder: Path) -> str | None:
+def find_script(command: Sequence[str], folder: Path, root: Path | None = None) -> str | None:
     """Return the first word that names a local file. Raises :class:`UsageError` if a script is missing.
 
     An absolute path, such as ``/usr/bin/env``, is on the nodes.
     """
     for word in command:
         if not word.startswith(("/", "-")) and (folder / word).is_file():
-            _require_inside(word, folder)
+            _require_inside(word, folder, root or folder)
             return word
     program, *rest = command
     first = rest[0] if rest else ""
@@ -87,20 +96,21 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib's keeps the dots
 
 
-def _require_inside(script: str, folder: Path) -> None:
-    if not _absolute(folder / script).is_relative_to(_absolute(folder)):
+def _require_inside(script: str, folder: Path, root: Path) -> None:
+    if not _absolute(folder / script).is_relative_to(_absolute(root)):
+        what = "working folder" if root == folder else "project"
         raise UsageError(
-            f"{script} is outside the working folder {folder}",
+            f"{script} is outside the {what} {root}",
             hint="run the command from a folder that contains the script and its files",
         )
 
 
-def _expand(given: str, folder: Path) -> Iterable[tuple[str, Path]]:
+def _expand(given: str, folder: Path, project: Path) -> Iterable[tuple[str, Path]]:
     root = _absolute(folder / os.path.expanduser(given))  # noqa: PTH111 - pathlib's fails for unknown users
     if not root.exists():
         raise UsageError(f"--files {given}: no such file or folder")
     check_file(root)
-    base = _absolute(folder)
+    base = _absolute(project)
     place = root.relative_to(base) if root.is_relative_to(base) else Path(root.name)
     if root.is_file():
         yield place.as_posix(), root.resolve()
@@ -126,7 +136,8 @@ def _too_large(files: ProgramFiles) -> UsageError:
     )
 
 
-_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = re.compile(rf"({_NAME.pattern})=.*", re.DOTALL)
 # Set by the placement and the launcher.
 _RESERVED = re.compile(
     r"(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|(SPR|PMI|MPI|I_MPI|CCL_WORKER)_.*"
@@ -143,6 +154,9 @@ class ProgramRequest:
     command: tuple[str, ...]
     files: ProgramFiles
     results: Path
+    folders: tuple[JobFolder, ...] = ()
+    subfolder: str = "."
+    """The program's working folder in the project."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     nodes: int | None = None
     env: tuple[str, ...] = ()
@@ -152,16 +166,50 @@ class ProgramRequest:
 
 
 def check_variables(words: Sequence[str]) -> tuple[str, ...]:
-    """Return ``NAME=VALUE`` words. Raises :class:`UsageError` for one that the placement sets."""
+    """Return ``NAME=VALUE`` words; a ``NAME`` alone takes its value from this machine's environment.
+
+    Raises :class:`UsageError` for a variable that is not set here, or that the placement sets.
+    """
+    found = []
     for word in words:
+        if _NAME.fullmatch(word):
+            if word not in os.environ:
+                raise UsageError(
+                    f"--env {word} is not set on this machine", hint=f"export {word}=…"
+                )
+            word = f"{word}={os.environ[word]}"
         match = _VARIABLE.fullmatch(word)
         if not match:
-            raise UsageError(f"--env {word}: expected NAME=VALUE")
+            raise UsageError(f"--env {word}: expected NAME=VALUE, or NAME")
         if _RESERVED.fullmatch(match[1]):
             raise UsageError(
                 f"--env {match[1]}: the placement sets it for each rank",
                 hint="--nodes, --ppn, --placement, and --ccl-workers control it",
             )
+        found.append(word)
+    return tuple(found)
+
+
+def read_variables(path: Path) -> tuple[str, ...]:
+    """Read a file of ``NAME=VALUE`` lines; comments, ``export``, and quotes are as in a shell.
+
+    Raises :class:`UsageError` with the line's number, but never a value.
+    """
+    words = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        name, is_set, value = text.partition("=")
+        try:
+            parts = shlex.split(value, comments=True)
+        except ValueError:
+            parts = ["", ""]
+        if not is_set or not _NAME.fullmatch(name) or len(parts) > 1:
+            raise UsageError(
+                f"{path}: line {number} is not NAME=VALUE", hint="quote values with spaces"
+            )
+        words.append(f"{name}={''.join(parts)}")
     return tuple(words)
 
 
@@ -173,9 +221,8 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
     backend = stack.choose_backend(request.backend)
     files: dict[str, Path | bytes] = {"work/.keep": b""}
     files |= {f"work/{name}": path for name, path in request.files.files.items()}
-    argv = ["--folder=work", "--output=output"]
+    argv = [f"--folder={os.path.normpath(f'work/{request.subfolder}')}", "--output=output"]
     if request.env:
-        files[SECRETS] = json.dumps(request.env).encode()
         argv.append(f"--environment={SECRETS}")
     return JobPlan(
         kind=request.kind,
@@ -183,7 +230,9 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         argv=(*argv, "--", *request.command),
         backend=backend,
         files=files,
-        sends=str(request.files),
+        variables=request.env,
+        folders=request.folders,
+        sends=str(request.files) if request.files.files else "",
         placement=request.placement,
         nodes=request.nodes,
         env={"SPR_BACKEND": backend},
@@ -193,6 +242,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         details={
             "files": len(request.files.files),
             "bytes": request.files.size,
+            "folders": {each.target: Path(each.store).name for each in request.folders},
             "env": [word.partition("=")[0] for word in request.env],
         },
         gather_output=True,

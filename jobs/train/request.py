@@ -42,6 +42,8 @@ class TrainRequest:
     """How often the job may restart after losing a rank or a node."""
     elastic: int | None = None
     """Minimum number of nodes to continue with after a loss."""
+    env: tuple[str, ...] = ()
+    """``NAME=VALUE`` words for the ranks."""
 
 
 def check_inputs(options: TrainOptions) -> None:

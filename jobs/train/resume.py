@@ -39,6 +39,8 @@ class ResumeRequest:
     changes: Mapping[str, Any] | None = None
     nproc_per_node: int | None = None
     retries: int = 0
+    env: tuple[str, ...] = ()
+    """``NAME=VALUE`` words for the ranks; those of the interrupted job are gone."""
 
 
 def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any], Path]:
@@ -137,7 +139,8 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
         )
     plan = plan_options(options_again(record, request), offline=bool(record.env))
     placement = replace(record.options, nproc_per_node=per_node)
-    return replace(plan, placement=placement, nodes=nodes, retries=request.retries)
+    plan = replace(plan, retries=request.retries, variables=request.env)
+    return replace(plan, placement=placement, nodes=nodes)
 
 
 def options_of(record: JobRecord) -> TrainOptions:

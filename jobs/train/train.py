@@ -62,6 +62,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     return replace(
         plan,
         files=data_files(options),
+        variables=request.env,
         placement=request.placement,
         nodes=request.nodes,
         results=request.results,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = TWO[1]
+PLAIN = ("--name", NAME, "--folder", "none")
 
 _SCRIPT = """\
 import json, os, socket, sys
@@ -101,7 +105,7 @@ def test_a_script_of_torch_runs_on_all_nodes(
 def test_a_program_that_is_no_python_on_the_first_node(two: LiveCluster, tmp_path: Path) -> None:
     folder = str(tmp_path / "one")
     done = two.cli.run(
-        "run", "--name", NAME, "--nodes=1", "--results", folder, "--", "sh", "-c", "hostname; pwd"
+        "run", *PLAIN, "--nodes=1", "--results", folder, "--", "sh", "-c", "hostname; pwd"
     )
     names = ["ip-" + node["private_ip"].replace(".", "-") for node in two.up_result["nodes"]]
     assert names[0] in done.stderr.split()
@@ -109,8 +113,96 @@ def test_a_program_that_is_no_python_on_the_first_node(two: LiveCluster, tmp_pat
     assert "/work" in done.stderr
 
 
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a job that prints what it is, and the working folder in it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    root = tmp_path / "my project"
+    (root / "src").mkdir(parents=True)
+    monkeypatch.chdir(root)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    (root / "src/show.py").write_text("print('first version', open('../data/x').read())\n")
+    (root / ".gitignore").write_text("data/\nbig.bin\n")
+    (root / "big.bin").write_bytes(b"0" * 1000)
+    (root / "data").mkdir()
+    (root / "data/x").write_text("of the data")
+    (root / "spr-cluster.toml").write_text(
+        f'[cluster]\nname = "{NAME}"\n[jobs.show]\ncommand = "sh -c \'cd src && python show.py\'"\n'
+        'data-dir = "data"\n'
+    )
+    return root
+
+
+def test_a_queued_job_runs_the_project_as_it_was_submitted(
+    two: LiveCluster, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.cli.run("run", *PLAIN, "--detach", "--", "sleep", "6")
+    queued = two.cli.run("run", "show", "--detach")
+    assert "sending my project: 3 files" in queued.stderr
+    job = re.search(r"run-\d{8}-\d{6}-\w{3}", queued.stdout)
+    assert job
+    (project / "src/show.py").write_text("print('other version', open('../data/x').read())\n")
+    monkeypatch.chdir(project / "src")
+
+    other = two.cli.run("run", "show")
+
+    assert "sent 1 changed file" in other.stderr  # the data is there already
+    assert "sent 0 changed files" in other.stderr
+    assert other.stderr.count("other version of the data\n") == 2
+    log = two.cli.run("logs", job[0]).stdout
+    assert log.count("first version of the data\n") == 2
+    for node in ("node0", "node1"):
+        found = ssh_two(two, node, f"cd spr-jobs/{job[0]}/work; ls -A; ls ~/spr-folders | wc -l")
+        assert found.split() == [".gitignore", ".keep", "data", "spr-cluster.toml", "src", "2"]
+
+
+def test_a_secret_is_only_in_the_ranks_and_a_private_file(
+    two: LiveCluster, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = f"hf_{secrets.token_hex(12)}"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    (project / ".env").write_text(f"# mine\nexport OTHER='{secret} x'\n")
+    check = f'[ $HF_TOKEN = {secret[:3]}$REST ] && [ "$OTHER" = "$HF_TOKEN x" ] && echo it fits; sleep 5'
+    more = (
+        "--env",
+        "HF_TOKEN",
+        "--env-file",
+        ".env",
+        "--env",
+        f"REST={secret[3:]}",
+        "--results=out",
+    )
+    running = two.cli.start(
+        "run", *PLAIN, *more, "--", "sh", "-c", check.replace(secret[:3], "hf_")
+    )
+    shown = []
+    assert running.stdout is not None
+    for line in running.stdout:
+        shown.append(line)
+        if "it fits" in line:
+            break
+    # What others can see: process lists, their environments, the queue, and files of any mode but 0600.
+    pattern = f"[{secret[3]}]{secret[4:]}"  # which does not match itself
+    look = f"""sudo bash -c 'cd /proc; cat [0-9]*/cmdline; for p in [0-9]*; do
+      [ "$(stat -c %U $p)" = ubuntu ] || cat $p/environ; done; scontrol -o show job; scontrol -d show job
+      find /home /var/log /var/spool /var/lib/slurm* /tmp -xdev -type f ! -perm 600 -exec cat {{}} +
+      ' 2>/dev/null | tr '\\0' '\\n' | grep -c '{pattern}' || true"""
+    found = {node: ssh_two(two, node, look).strip() for node in ("node0", "node1")}
+    shown += running.stdout.readlines()
+    assert running.wait(timeout=60) == 0, "".join(shown)
+    assert found == {"node0": "0", "node1": "0"}
+    assert secret[3:] not in "".join(shown)
+    left = f"sudo grep -rl '{pattern}' /home /var/log /var/spool /tmp 2>/dev/null || true"
+    assert [ssh_two(two, node, left) for node in ("node0", "node1")] == ["", ""]
+    tops = (two.cli.home, project / "out")
+    files = [path for top in tops for path in top.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [path for path in files if secret[3:].encode() in path.read_bytes()]
+    assert "HF_TOKEN" in (project / "out/job.json").read_text()
+
+
 def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: Path) -> None:
-    run = ("run", "--name", NAME, "--results")
+    run = ("run", *PLAIN, "--results")
     program = ("--", "sh", "-c", "echo to no avail; exit 3")
     failed = two.cli.run(*run, str(tmp_path), *program, check=1)
     assert read(tmp_path / "job.json")["exit_code"] == 3

@@ -29,7 +29,7 @@ PACKAGES = (
     "systemd systemd-sysv dbus openssh-server openssh-client cloud-init sudo python3-venv "
     "iproute2 ca-certificates procps netbase util-linux less "
     # Large, and required by stacks on every node.
-    "g++ python3-dev slurm-wlm munge curl"
+    "g++ python3-dev slurm-wlm munge curl rsync"
 )  # fmt: skip
 
 # A single layer: removing an image without parents leaves nothing behind.

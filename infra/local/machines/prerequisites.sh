@@ -13,6 +13,7 @@ need aardvark-dns aardvark-dns
 need iptables iptables
 need mmdebstrap mmdebstrap
 need ssh openssh-client
+need rsync rsync
 need ip iproute2
 python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
 [ -z "$missing" ] && exit 0

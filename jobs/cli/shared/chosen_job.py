@@ -216,6 +216,7 @@ def open_job_context(
         progress=progress,
         on_event=display.event,
         on_log=display.log,
+        ssh_config=ctx.files.ssh_config,
         find_expiry=ctx.find_expiry,
         detach=getattr(args, "detach", False),
         verbose=getattr(args, "verbose", False),

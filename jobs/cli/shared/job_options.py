@@ -19,6 +19,7 @@ from jobs.launchers.placement import NodeShape
 from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launchers.queue.job_output import how_to_come_back
 from jobs.launchers.queue.session import DetachedError
+from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
 from jobs.worker.tasks import TASKS
@@ -136,6 +137,25 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
         "--detach", action="store_true", help="return without following the job; see `attach`"
     )
     add_end_options(group)
+
+
+def add_variable_options(add: Callable[..., Any]) -> None:
+    """Add ``--env`` and ``--env-file``, which :func:`read_variable_options` reads."""
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable for the ranks; without a value, this machine's. It goes to the nodes in "
+        "a private file, never into a command line, log, or record; repeatable",
+    )
+    add("--env-file", action="append", default=[], metavar="FILE", help="file of NAME=VALUE lines")
+
+
+def read_variable_options(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
+    read = [word for path in args.env_file for word in read_variables(expand_home(path))]
+    return check_variables([*read, *args.env])
 
 
 def detachable(run: Run) -> Run:

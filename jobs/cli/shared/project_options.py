@@ -185,6 +185,9 @@ def _expand_job(
     program = _split_command(value, at)
     parser = parser_of(build_parser("run"), "run")
     found = _Options(parser, project, ("jobs", name)).render(table)
+    # Such a job starts in the file's folder, wherever it is typed.
+    root = str(project.root)
+    found = {"--folder": ([f"--folder={root}"], Origin(where, "folder", root)), **found}
     end = _end(typed)
     return ["run", *typed[:end], "--", *program, *typed[end + 1 :]], found
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from infra.errors import HangupError, HostError, JobError, SprError
 from infra.wait import Progress, Silent
 from infra.words import counted
 from jobs.launchers import files
+from jobs.launchers.folders import send_folders
 from jobs.launchers.launcher import CANCELLED, JobEnd, Outcome
 from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.placement import Placement, plan_placement
@@ -41,7 +43,7 @@ from jobs.launchers.queue.job_output import (
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
 from jobs.worker.supervisor.attempt import SUCCEEDED
-from jobs.worker.supervisor.launch import Launch
+from jobs.worker.supervisor.launch import SECRETS, Launch
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host
 from provision.run_on_nodes import on_all
@@ -69,6 +71,8 @@ class JobContext:
     verbose: bool = False
     """Print the mpirun command (``job.json`` always has it)."""
     outcome: Outcome = field(default_factory=Outcome)
+    ssh_config: Path = Path()
+    """OpenSSH's configuration for the nodes."""
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
 
@@ -129,14 +133,21 @@ class JobSession:
 
     def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
         """Send the plan's files and the worker code to the nodes. A failure leaves nothing there."""
-        if plan.resumed_job:
+        if plan.resumed_job and not plan.variables:
             return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
-        sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
-        if placement:
+        sent: dict[str, Path | bytes] = {}
+        if plan.variables:
+            sent[SECRETS] = json.dumps(plan.variables).encode()
+        if not plan.resumed_job:
+            sent |= {**files.worker_files(), **plan.files, "output/.keep": b""}
+        if placement and not plan.resumed_job:
             sent[RECORD] = self._record(plan, placement).render().encode()
         try:
+            if plan.folders:
+                note, ssh_config = self.context.progress.note, self.context.ssh_config
+                send_folders(self.head, plan.folders, self.paths, ssh_config, note)
             files.place_files(self.head, self.paths, sent)
         except BaseException:
             self._withdraw(plan)

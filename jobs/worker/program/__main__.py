@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..runtime.errors import BackendError, PlacementError, WorkerError, first_line
+from ..runtime.errors import PlacementError, WorkerError
 from ..runtime.events import Events, take_mark
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.pinning import take_place
-from ..runtime.process import leave, read_identity, read_local_place
+from ..runtime.process import leave, read_identity, read_local_place, read_words
 
 _NO_PROGRAM = 127
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -52,17 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code and not asked:
         events.error(_describe(name, code), exit_code=code)
     return code
-
-
-def read_words(path: Path) -> list[str]:
-    """Return the user's ``NAME=VALUE`` words. Raises :class:`BackendError` if the file is damaged."""
-    try:
-        words = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BackendError(f"{path} can't be read: {first_line(error)}") from error
-    if not isinstance(words, list) or not all(isinstance(w, str) and "=" in w for w in words):
-        raise BackendError(f"{path} is not a list of NAME=VALUE")
-    return words
 
 
 def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:

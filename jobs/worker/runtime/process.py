@@ -6,6 +6,7 @@ Runs on Python 3.8.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -13,9 +14,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from .errors import BackendError
+from .errors import BackendError, first_line
 
 STOPPED = 128 + signal.SIGTERM
 """143: the exit code of a run that stopped cleanly on request."""
@@ -57,6 +59,21 @@ def read_identity(environ: Mapping[str, str]) -> RankIdentity:
     if identity.size > 1 and not environ.get("MASTER_ADDR"):
         raise BackendError("MASTER_ADDR is not set: the ranks can't find rank 0")
     return identity
+
+
+VARIABLES = "environment.json"
+"""The user's variables for the ranks, on every node until the job has ended."""
+
+
+def read_words(path: Path) -> list[str]:
+    """Return the user's ``NAME=VALUE`` words. Raises :class:`BackendError` if the file is damaged."""
+    try:
+        words = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackendError(f"{path} can't be read: {first_line(error)}") from error
+    if not isinstance(words, list) or not all(isinstance(w, str) and "=" in w for w in words):
+        raise BackendError(f"{path} is not a list of NAME=VALUE")
+    return words
 
 
 class LocalPlace(NamedTuple):

@@ -12,13 +12,12 @@ from typing import Any
 from ..runtime import output
 from ..runtime.cores import CoreShare, cpu_mask
 from ..runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
-from ..runtime.process import PLANNED
+from ..runtime.process import PLANNED, VARIABLES
 
 CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
 """Files in a job's folder on the head: JSON about its last attempt, and a marker for a user's cancel."""
-SECRETS = "environment.json"
-"""The user's variables for the program, on every node until the job has ended."""
+SECRETS = VARIABLES
 FOLDER = "SPR_JOB_FOLDER"
 """The environment variable of all processes of a job on its first node."""
 MASTER_PORT = "29500"

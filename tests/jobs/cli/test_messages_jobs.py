@@ -159,7 +159,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         re.compile(r"x\.py: no such file in .*\n  → the command's script must be in .*"),
     ),
     ("run --files nowhere -- hostname", "--files nowhere: no such file or folder"),
-    ("run --env A -- hostname", "--env A: expected NAME=VALUE"),
+    ("run --env A -- hostname", "--env A is not set on this machine\n  → export A=…"),
     (
         "run --env RANK=1 -- hostname",
         "--env RANK: the placement sets it for each rank\n"

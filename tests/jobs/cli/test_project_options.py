@@ -84,12 +84,16 @@ def parse(text: str) -> ProjectFile:
             ["train", "squad", *PLACE, "--epochs=3", "--demo", "--seed", "1"],
         ),
         ("tune finetune", ["tune", "squad", *PLACE, "--demo"]),
-        ("run mine", ["run", *PLACE, *MINE, "--", "python", "train.py", "--name", "a b"]),
+        (
+            "run mine",
+            ["run", *PLACE, "--folder=HERE", *MINE, "--", "python", "train.py", "--name", "a b"],
+        ),
         (
             "run mine --ppn 1 -- --epochs 5",
             [
                 "run",
                 *PLACE,
+                "--folder=HERE",
                 *MINE,
                 "--ppn",
                 "1",
@@ -108,7 +112,8 @@ def parse(text: str) -> ProjectFile:
     ],
 )
 def test_the_file_gives_options_and_the_command_line_wins(typed: str, whole: list[str]) -> None:
-    assert apply_project(typed.split(), parse(FILE), build_parser).words == whole
+    words = apply_project(typed.split(), parse(FILE), build_parser).words
+    assert [word.replace(str(Path.cwd()), "HERE") for word in words] == whole
 
 
 def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +167,7 @@ def test_a_new_file_starts_a_job() -> None:
     words = apply_project(
         ["run", "train"], parse(render_new("a", "2", "1h", "python a.py")), build_parser
     )
-    assert words.words == ["run", "--name=a", "--", "python", "a.py"]
+    assert words.words == ["run", "--name=a", f"--folder={Path.cwd()}", "--", "python", "a.py"]
 
 
 # The broken files: the table, the line of the mistake, and what its message has besides file and line.

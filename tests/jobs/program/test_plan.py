@@ -90,7 +90,7 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert (kept["kind"], kept["exit_code"], kept["when"]) == ("run", 0, NOW.isoformat())
     assert [node["name"] for node in kept["nodes"]] == ["node0", "node1", "node2"]
     assert kept["placement"]["omp_threads"] == 2
-    assert kept["more"] == {"files": 1, "bytes": 8, "env": ["A"]}
+    assert kept["more"] == {"files": 1, "bytes": 8, "folders": {}, "env": ["A"]}
     assert "b c" not in json.dumps(kept) + line + "".join(log)
     assert "torch==2.13.0" in kept["packages"]
     assert kept["ended"] >= kept["when"]
@@ -197,7 +197,7 @@ def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("NAME", "--env NAME: expected NAME=VALUE"),
+        ("NAME", "--env NAME is not set on this machine"),
         ("1A=x", "--env 1A=x: expected NAME=VALUE"),
         ("RANK=1", "--env RANK: the placement sets it for each rank"),
         ("OMP_NUM_THREADS=4", "--env OMP_NUM_THREADS: the placement sets it for each rank"),

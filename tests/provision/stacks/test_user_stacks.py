@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks.load import PROJECT_FILE, load_stack, stack_names
+from infra.project_file import PROJECT_FILE
+from provision.stacks.load import load_stack, stack_names
 
 
 @pytest.fixture

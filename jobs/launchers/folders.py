@@ -1,0 +1,110 @@
+"""Send a job's folders to all nodes: what changed goes to the head by rsync, and from there in a tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infra.errors import HostError, HostsError, UsageError
+from infra.words import counted, format_size
+from jobs.launchers.plan import JobFolder, JobPaths
+from provision.host import Host
+from provision.on_node import spread
+from provision.run_on_nodes import send
+
+_LIMIT_S = 4 * 3600
+_TRIES = 3
+_SENT = re.compile(r"files transferred: ([\d,.]+).*?Total bytes sent: ([\d,.]+)", re.DOTALL)
+_HINT = (
+    "nodes of a cluster that an earlier version made have no rsync: on each, "
+    "`sudo apt-get install rsync`, or make a new cluster"
+)
+
+
+def has_rsync() -> bool:
+    """Whether this machine can send folders."""
+    return bool(shutil.which("rsync") and shutil.which("ssh"))
+
+
+def send_folders(
+    head: Host,
+    folders: Sequence[JobFolder],
+    paths: JobPaths,
+    ssh_config: Path,
+    note: Callable[[str], None],
+) -> None:
+    """Put folders on all nodes and into a job. Raises :class:`HostError`, or :class:`HostsError` by node."""
+    listed = "ls -t ~/spr-folders 2>/dev/null || true"
+    known = head.run(f"# looking for earlier versions of the folder\n{listed}").stdout.split()
+    items = []
+    for folder in folders:
+        name = Path(folder.store).name
+        project = name.rpartition("-")[0]
+        links = [] if folder.shared else [k for k in known if k.rpartition("-")[0] == project][:3]
+        arrives = folder.store if folder.shared else f"spr-folders/.{name}"
+        if folder.shared or name not in known:
+            note(f"sending {folder}")
+            note(_send(folder, arrives, links, head.name, ssh_config))
+        target = f"{paths.relative_root}/{folder.target}" if folder.target else ""
+        items.append(
+            {
+                "store": folder.store,
+                "arrives": arrives,
+                "links": [*links, *([] if folder.shared else [name])],
+                "target": target,
+                "shared": folder.shared,
+            }
+        )
+    base = send(spread)
+    plan = {"folders": items, "nodes": None, "argv": base.argv, "source": base.stdin}
+    program = send(spread, lines=[json.dumps(plan)])
+    said = head.run(program.render("giving the folders to all nodes"), timeout_s=_LIMIT_S).stdout
+    failed = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    if failed:
+        raise HostsError("the folder could not be copied to all nodes", failed, hint=_HINT)
+
+
+def _send(
+    folder: JobFolder, arrives: str, links: Sequence[str], node: str, ssh_config: Path
+) -> str:
+    """Send what changed to the head; return what that was. The files must not change meanwhile."""
+    for _ in range(_TRIES):
+        before = folder.stamp()
+        said = _rsync(folder, arrives, links, node, ssh_config)
+        if folder.shared or folder.stamp() == before:
+            match = _SENT.search(said)
+            files, size = (
+                (int(re.sub(r"\D", "", text)) for text in match.groups()) if match else (0, 0)
+            )
+            return f"sent {counted(files, 'changed file')}, {format_size(size)}"
+    raise UsageError(f"{folder.root} keeps changing while it is sent", hint="try again")
+
+
+def _rsync(
+    folder: JobFolder, arrives: str, links: Sequence[str], node: str, ssh_config: Path
+) -> str:
+    there = f"mkdir -p {shlex.quote(str(Path(arrives).parent))} && rsync"
+    argv = ["rsync", "-rlptz", "--stats", f"--rsync-path={there}"]
+    argv += ["-e", shlex.join(["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"])]
+    with tempfile.NamedTemporaryFile() as names:
+        if folder.names is None:
+            argv += ["--delete"]
+        else:
+            names.write(b"".join(os.fsencode(name) + b"\0" for name in folder.names))
+            names.flush()
+            # By content: two edits in one second leave time and size equal.
+            argv += ["--checksum", "--from0", f"--files-from={names.name}"]
+            argv += [f"--link-dest=../{name}" for name in links]
+        argv += [f"{folder.root}/", f"{node}:{arrives}/"]
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
+        raise HostError(node, f"rsync of {folder.root} failed: {lines[0]}", hint=_HINT)
+    return done.stdout

@@ -1,0 +1,214 @@
+"""The folders that a program needs: the project as git sees it, and data that stays on the nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.project_file import PROJECT_FILE, find_project_file
+from infra.words import counted, format_size
+from jobs.launchers.plan import JobFolder
+
+IGNORE_FILE = ".sprignore"
+"""Patterns, in the syntax of ``.gitignore``, of files that jobs don't need."""
+_CACHES = ("__pycache__/", ".venv/", ".mypy_cache/", ".ruff_cache/", ".pytest_cache/", ".git/")
+# What this tool fetched is no part of the project.
+_FETCHED = f"results/*-{'[0-9]' * 8}-{'[0-9]' * 6}-*/"
+_ENOUGH = 1 << 20
+_GIT_S = 60
+
+
+def find_project(folder: Path) -> Path | None:
+    """Return the folder of the nearest ``spr-cluster.toml``, else the git repository, if there is one."""
+    path = find_project_file(folder)
+    if path.is_file():
+        return path.absolute().parent
+    top = _git(folder, "rev-parse", "--show-toplevel", check=False).strip()
+    # Some keep their home folder's settings in git.
+    return Path(top) if top and Path(top) != Path.home() else None
+
+
+@dataclass(frozen=True)
+class SentFolders:
+    """A job's project, if it has one, with its data; the command runs in ``subfolder``.
+
+    That is the working folder, or the folder that the user named.
+    """
+
+    project: JobFolder | None = None
+    data: tuple[JobFolder, ...] = ()
+    subfolder: str = "."
+
+    @property
+    def folders(self) -> tuple[JobFolder, ...]:
+        return (*([self.project] if self.project else []), *self.data)
+
+
+def choose_folders(
+    given: str | None, data: Sequence[str], here: Path, max_bytes: int | None
+) -> SentFolders:
+    """Return what to send from the working folder ``here``. ``given`` is a folder, ``none``, or ``None``.
+
+    Raises :class:`UsageError` for a missing folder, or a project of more than ``max_bytes``.
+    """
+    root = None if given == "none" else find_project(here)
+    if given not in (None, "none"):
+        root = (here / os.path.expanduser(given)).resolve()  # noqa: PTH111 - pathlib's fails for unknown users
+        if not root.is_dir():
+            raise UsageError(f"--folder {given}: no such folder", hint="`none` sends no folder")
+    found = tuple(read_data(each, root or here) for each in data)
+    if root is None:
+        return SentFolders(data=found)
+    subfolder = here.resolve().relative_to(root.resolve()).as_posix() if given is None else "."
+    without = tuple(each.target.removeprefix("work/") for each in found)
+    return SentFolders(read_project(root, max_bytes=max_bytes, without=without), found, subfolder)
+
+
+def list_project(root: Path) -> tuple[str, ...]:
+    """Return the files that git tracks or would add, submodules' as well, without ``.sprignore``'s.
+
+    Without a repository, all files but caches. Raises :class:`UsageError` if git fails.
+    """
+    if not shutil.which("git"):
+        return tuple(sorted(_walk(root)))
+    inside = _git(root, "rev-parse", "--is-inside-work-tree", check=False).strip() == "true"
+    with tempfile.TemporaryDirectory() as scratch:
+        # An empty repository elsewhere gives a plain folder git's patterns.
+        where = ["-C", str(root)]
+        if not inside:
+            _git(Path(scratch), "init", "--quiet")
+            where = [f"--git-dir={scratch}/.git", f"--work-tree={root}"]
+        names = set(_list_files(root, where, inside=inside))
+    return tuple(sorted(name for name in names if os.path.lexists(root / name)))
+
+
+def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
+    ignores = [f"--exclude-from={root / IGNORE_FILE}"] if (root / IGNORE_FILE).is_file() else []
+    caches = [] if inside else [f"--exclude={pattern}" for pattern in _CACHES]
+    untracked = (
+        "ls-files",
+        "-z",
+        "--others",
+        "--exclude-standard",
+        *ignores,
+        *caches,
+        f"--exclude={_FETCHED}",
+    )
+    yield from _git(root, *where, *untracked).split("\0")[:-1]
+    if not inside:
+        return
+    tracked = _git(root, *where, "ls-files", "-z", "--stage").split("\0")[:-1]
+    ignored = (
+        _git(root, *where, "ls-files", "-z", "--cached", "--ignored", *ignores) if ignores else ""
+    )
+    unwanted = {*ignored.split("\0")}
+    for entry in tracked:
+        mode, _, name = entry.partition("\t")
+        if name in unwanted:
+            continue
+        if mode.startswith("160000"):  # a submodule
+            if (root / name / ".git").exists():
+                yield from (f"{name}/{each}" for each in list_project(root / name))
+        else:
+            yield name
+
+
+def _walk(root: Path) -> Iterator[str]:
+    if (root / IGNORE_FILE).is_file():
+        raise UsageError(f"{root / IGNORE_FILE} needs git, which is not installed here")
+    for below, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if f"{name}/" not in _CACHES]
+        yield from (str(Path(below, name).relative_to(root)) for name in names)
+
+
+def _git(folder: Path, *words: str, check: bool = True) -> str:
+    argv = ["git", *([] if words[0].startswith("-") else ["-C", str(folder)]), *words]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if check:
+            raise UsageError(f"git can't list {folder}: {error}") from None
+        return ""
+    if done.returncode and check:
+        why = done.stderr.decode(errors="replace").strip().split("\n")[0]
+        raise UsageError(f"git can't list {folder}: {why}", hint="`--folder none` sends no folder")
+    return os.fsdecode(done.stdout) if done.returncode == 0 else ""
+
+
+def read_project(root: Path, *, max_bytes: int | None, without: tuple[str, ...] = ()) -> JobFolder:
+    """Return a project's files with the digest of their content; ``without`` are folders in it.
+
+    Raises :class:`UsageError` if they exceed ``max_bytes``, and names the largest.
+    """
+    names = [
+        name
+        for name in list_project(root)
+        if not any(name.startswith(f"{each}/") for each in without)
+    ]
+    sizes = {name: (root / name).lstat().st_size for name in names}
+    if max_bytes is not None and sum(sizes.values()) > max_bytes:
+        raise _too_large(root, sizes, max_bytes)
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(os.fsencode(name) + b"\0" + _digest(root / name))
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", root.name).strip("-")[:32] or "project"
+    store = f"spr-folders/{slug}-{digest.hexdigest()[:16]}"
+    return JobFolder(root, store, "work", sum(sizes.values()), tuple(names))
+
+
+def _digest(path: Path) -> bytes:
+    """Return a digest of a file's kind, mode, and content."""
+    known = path.lstat()
+    if stat.S_ISLNK(known.st_mode):
+        return b"l" + hashlib.sha256(os.fsencode(path.readlink())).digest()
+    if not stat.S_ISREG(known.st_mode):
+        return b"-"
+    content = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_ENOUGH):
+                content.update(block)
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read: {error.strerror}") from None
+    return (b"x" if known.st_mode & 0o100 else b"f") + content.digest()
+
+
+def read_data(given: str, project: Path) -> JobFolder:
+    """Return a folder of data, sent once and shared by all jobs. Raises :class:`UsageError` if it is none.
+
+    A folder of the project keeps its place in it; any other keeps its name.
+    """
+    root = Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111 - keeps links' names
+    if not root.is_dir():
+        raise UsageError(f"--data-dir {given}: no such folder")
+    place = root.relative_to(project) if root.is_relative_to(project) else Path(root.name)
+    if not place.parts:
+        raise UsageError(f"--data-dir {given} is the project itself", hint="name a folder in it")
+    size = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())
+    known = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
+    return JobFolder(root, f"spr-data/{root.name}-{known}", f"work/{place.as_posix()}", size)
+
+
+def _too_large(root: Path, sizes: dict[str, int], max_bytes: int) -> UsageError:
+    parts: dict[str, int] = {}
+    for name, size in sizes.items():
+        top = name.partition("/")[0]
+        parts[top] = parts.get(top, 0) + size
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    shown = ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
+    total = f"{counted(len(sizes), 'file')}, {format_size(sum(sizes.values()))}"
+    return UsageError(
+        f"{root}: {total} exceed {format_size(max_bytes)}; the largest: {shown}",
+        hint=f"list what jobs don't need in {IGNORE_FILE}, send data once with --data-dir, or send all "
+        f"with --large-files (the project is the folder of {PROJECT_FILE} or the git repository)",
+    )

@@ -1,0 +1,124 @@
+"""Give folders to a job on this node and to other nodes, each of which passes them on: a binomial tree.
+
+It reads a plan, one line of input: the ``folders``, the ``nodes`` to give them to (``null``: those of the
+hostfile after this one), and the ``argv`` and ``source`` with which this program runs on another node. It
+prints a line for each node that does not get them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+_SSH = ("ssh", "-o", "ConnectTimeout=10")
+_LIMIT_S = 1800
+_WIDTH = 8
+_KEPT = 10
+"""Versions of folders that stay on a node, so that only changes to them are sent."""
+
+
+def main() -> None:
+    plan = json.loads(sys.stdin.readline())
+    os.chdir(Path.home())
+    for folder in plan["folders"]:
+        take(folder)
+    nodes = plan["nodes"]
+    if nodes is None:
+        nodes = Path("hosts").read_text(encoding="utf-8").split()[1:]
+    with ThreadPoolExecutor(_WIDTH) as pool:
+        for failed in pool.map(lambda half: pass_on(plan, half), halves(nodes)):
+            for line in failed:
+                print(line, flush=True)
+        for folder in plan["folders"]:
+            use(folder)
+
+
+def halves(nodes: list[str]) -> list[list[str]]:
+    """Split nodes into groups of 1/2, 1/4, ... of them; the first of each gives to its others. Pure."""
+    groups = []
+    while nodes:
+        size = (len(nodes) + 1) // 2
+        groups.append(nodes[:size])
+        nodes = nodes[size:]
+    return groups
+
+
+def take(folder: dict[str, Any]) -> None:
+    """Give a folder that has arrived its final name."""
+    arrived, store = Path(folder["arrives"]), Path(folder["store"])
+    if arrived == store:
+        return
+    if store.exists():
+        shutil.rmtree(arrived, ignore_errors=True)
+        os.utime(store)
+    elif arrived.exists():
+        os.utime(arrived)  # rsync gave it the source's time
+        arrived.rename(store)
+
+
+def use(folder: dict[str, Any]) -> None:
+    """Copy a folder into the job, or link one that all jobs share; remove the oldest versions."""
+    store, target = Path(folder["store"]), folder["target"]
+    if target:
+        place = Path(target)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if folder["shared"]:
+            place.unlink() if place.is_symlink() else None
+            place.symlink_to(store.absolute())
+        else:
+            subprocess.run(["cp", "-a", "--reflink=auto", f"{store}/.", f"{place}/"], check=True)
+    if not folder["shared"]:
+        kept = sorted(store.parent.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
+        for old in kept[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def pass_on(plan: dict[str, Any], nodes: list[str]) -> list[str]:
+    """Give the folders to the first of some nodes, which gives them to the others."""
+    while nodes:
+        first, nodes = nodes[0], nodes[1:]
+        why = next(filter(None, (give(folder, first) for folder in plan["folders"])), "")
+        if not why:
+            line = json.dumps({**plan, "nodes": nodes})
+            done = _run([*_SSH, first, shlex.join(plan["argv"])], f"{plan['source']}{line}\n")
+            said = done.stdout.splitlines()
+            if done.returncode == 0:
+                return said
+            why = _last_line(done.stderr)
+            return [*said, f"{first}: {why}", *(f"{node}: not reached" for node in nodes)]
+        if nodes:
+            return [f"{first}: {why}", *pass_on(plan, nodes)]
+        return [f"{first}: {why}"]
+    return []
+
+
+def give(folder: dict[str, Any], node: str) -> str:
+    """Copy a folder to a node; return why that failed."""
+    store, arrives = Path(folder["store"]), folder["arrives"]
+    links = [f"--link-dest=../{name}" for name in folder["links"]]
+    there = f"mkdir -p {shlex.quote(str(store.parent))} && rsync"
+    ways = ["-a", "--delete", *links, f"--rsync-path={there}", "-e", " ".join(_SSH)]
+    done = _run(["rsync", *ways, f"{store}/", f"{node}:{arrives}/"])
+    return _last_line(done.stderr) if done.returncode else ""
+
+
+def _run(argv: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+
+
+def _last_line(text: str) -> str:
+    lines = [
+        line for line in text.splitlines() if line and "--link-dest arg does not exist" not in line
+    ]
+    return next(
+        (line for line in lines if "rsync error" not in line), lines[-1] if lines else "failed"
+    )

@@ -1,0 +1,129 @@
+"""Folders on many nodes: here, each node is a home folder, and ``ssh`` runs its command there."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.on_node import spread
+from provision.on_node.spread import halves
+from provision.run_on_nodes import send
+
+# sshd starts in the login user's home folder.
+_SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift 2; done
+node=$1; shift
+echo "$(basename "$HOME") $node" >> NODES/../connections
+[ -d "NODES/$node" ] || { echo "ssh: no route to host" >&2; exit 255; }
+export HOME="NODES/$node"; cd "$HOME" && exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    folder = tmp_path / "nodes"
+    names = [f"node{number}" for number in range(16)]
+    for name in names:
+        (folder / name).mkdir(parents=True)
+    (folder / "node0/hosts").write_text("".join(f"{name}\n" for name in names))
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(_SSH.replace("NODES", str(folder)))
+    ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def give(nodes: Path, *folders: dict[str, Any]) -> str:
+    base = send(spread)
+    plan = {"folders": folders, "nodes": None, "argv": base.argv, "source": base.stdin}
+    program = send(spread, lines=[json.dumps(plan)])
+    environ = {
+        **os.environ,
+        "HOME": str(nodes / "node0"),
+        "PATH": f"{nodes.parent}/bin:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        program.argv, input=program.stdin, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def arrives(nodes: Path, version: str, *links: str) -> dict[str, Any]:
+    folder = nodes / f"node0/spr-folders/.p-{version}"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text(f"version {version}")
+    (folder / "same.py").write_text("same")
+    os.utime(folder / "same.py", (1, 1))
+    return {
+        "store": f"spr-folders/p-{version}",
+        "arrives": f"spr-folders/.p-{version}",
+        "links": [*links, f"p-{version}"],
+        "target": f"spr-jobs/{version}/work",
+        "shared": False,
+    }
+
+
+def test_every_node_has_the_folder_in_its_job(nodes: Path) -> None:
+    first = arrives(nodes, "1")
+    assert give(nodes, first) == ""
+    for node in nodes.iterdir():
+        assert (node / "spr-jobs/1/work/a.py").read_text() == "version 1"
+        (node / "spr-jobs/1/work/same.py").write_text("the program changed its copy")
+    assert give(nodes, arrives(nodes, "2", "p-1")) == ""
+    for node in nodes.iterdir():
+        assert (node / "spr-jobs/2/work/same.py").read_text() == "same"
+        same = (node / "spr-folders/p-2/same.py").stat()
+        assert same.st_nlink == 2 or node.name == "node0", "it was not sent again"
+        assert not list(node.glob("spr-folders/.p*"))
+    # The first node gives to a few of the fifteen, and they to the others.
+    connections = (nodes.parent / "connections").read_text().splitlines()
+    assert {row.split()[1] for row in connections if row.startswith("node0 ")} == {
+        *("node1", "node9", "node13", "node15")
+    }
+    (nodes / "node0/spr-folders/p-1").rename(nodes / "node0/spr-folders/.p-1")
+    assert give(nodes, first) == "", "again, because an earlier try did not finish"
+
+
+def test_a_node_that_is_gone_costs_no_other_node(nodes: Path) -> None:
+    (nodes / "node1").rename(nodes.parent / "gone")
+
+    said = give(nodes, arrives(nodes, "1"))
+
+    assert said == "node1: ssh: no route to host\n"
+    assert all((node / "spr-jobs/1/work/a.py").exists() for node in nodes.iterdir())
+
+
+def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:
+    data = nodes / "node0/spr-data/d"
+    data.mkdir(parents=True)
+    (data / "x").write_text("1")
+    folder = {"store": "spr-data/d", "arrives": "spr-data/d", "links": [], "shared": True}
+    assert give(nodes, {**folder, "target": "spr-jobs/1/work/data"}) == ""
+    (data / "x").unlink()
+    (data / "y").write_text("2")
+    assert give(nodes, {**folder, "target": "spr-jobs/2/work/data"}) == ""
+    for node in nodes.iterdir():
+        for job in ("1", "2"):
+            assert [path.name for path in (node / f"spr-jobs/{job}/work/data").iterdir()] == ["y"]
+
+
+def test_old_versions_are_removed(nodes: Path) -> None:
+    for version in range(12):
+        folder = nodes / f"node0/spr-folders/q-{version}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (version + 1, version + 1))
+    assert give(nodes, arrives(nodes, "1")) == ""
+    kept = {path.name for path in (nodes / "node0/spr-folders").iterdir()}
+    assert kept == {"p-1", *(f"q-{version}" for version in range(3, 12))}
+
+
+def test_nodes_are_split_in_halves() -> None:
+    assert halves(["a", "b", "c", "d", "e"]) == [["a", "b", "c"], ["d"], ["e"]]
+    assert halves([]) == []

@@ -25,7 +25,7 @@ _EXAMPLES = """\
   spr-cluster stacks check                is every package available?
   spr-cluster stacks check intel --lock   the same packages on all later nodes
 
-your own stacks, in spr-cluster.toml in the working folder:
+your own stacks, in spr-cluster.toml in the working folder or above:
   [stacks.mine]
   base = "intel"                          the other keys change this stack
   python_packages = ["datasets==4.1.0"]   replaces that package, or adds it
@@ -56,7 +56,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "Query every index that a stack names, from this machine, and resolve its Python packages\n"
         "together for the nodes' Python and Ubuntu, without installing them. Ubuntu's own packages are\n"
         "not checked. The exit code is 1 if there are problems. --lock writes every package with its\n"
-        "exact version and SHA-256 to spr-cluster.locks/STACK.txt in the working folder. Nodes and\n"
+        "exact version and SHA-256 to spr-cluster.locks/STACK.txt beside spr-cluster.toml. Nodes and\n"
         "images made from this folder then install exactly these packages and reject any other file.\n"
         "When the stack changes, its lock is rejected until you write it again.",
         _CHECK_EXAMPLES,

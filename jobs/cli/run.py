@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -27,7 +27,14 @@ from jobs.launchers.folders import has_rsync
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord
 from jobs.program.folder import choose_folders
-from jobs.program.plan import MAX_BYTES, ProgramRequest, collect_files, plan_program
+from jobs.program.packages import find_packages, import_folders, runs_python
+from jobs.program.plan import (
+    MAX_BYTES,
+    ProgramRequest,
+    collect_files,
+    find_script,
+    plan_program,
+)
 from jobs.train.request import check_results
 
 _EXAMPLES = """\
@@ -76,6 +83,13 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="DIR",
         help="folder of data, sent once and shared by all jobs, at its place in the project; repeatable",
     )
+    add(
+        "--packages",
+        metavar="FILE",
+        help="what to install beside the stack: a uv.lock, pyproject.toml, requirements file, or script with "
+        "a header; `none` for nothing (default: the script's header, else the project's first of these)",
+    )
+    add("--own-torch", action="store_true", help="let the packages replace the stack's torch")
     add("--large-files", action="store_true", help="allow more than 256 MiB besides the data")
     add_variable_options(add)
     add_results_option(group, "the output")
@@ -107,13 +121,26 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         folder = "none"
     max_bytes = None if args.large_files else MAX_BYTES
     sent = choose_folders(folder, args.data_dir, here, max_bytes)
+    packages, imports = None, tuple[str, ...]()
+    if sent.project:
+        imports = import_folders(sent.project.root)
     start = sent.project.root / sent.subfolder if sent.project else here
     large = args.large_files
     files = collect_files(args.program, args.files, here, sent.project, start, large=large)
+    if sent.project and (args.packages or runs_python(args.program)):
+        script = find_script(args.program, start, sent.project.root)
+        packages = find_packages(
+            args.packages, sent.project.root, start / script if script else None
+        )
+    if packages and args.own_torch:
+        say("--own-torch: without the stack's oneCCL and IPEX, and its tested match with mpirun")
+        packages = replace(packages, own_torch=True)
     return ProgramRequest(
         command=tuple(args.program),
         files=files,
         folders=sent.folders,
+        packages=packages,
+        imports=imports,
         subfolder=sent.subfolder,
         results=results_folder(args, "run", now),
         placement=read_placement(args),

@@ -11,16 +11,19 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from infra.errors import HostError, HostsError, UsageError
 from infra.words import counted, format_size
-from jobs.launchers.plan import JobFolder, JobPaths
+from jobs.launchers.plan import PACKAGES, JobFolder, JobPaths
 from provision.host import Host
 from provision.on_node import spread
 from provision.run_on_nodes import send
 
 _LIMIT_S = 4 * 3600
 _TRIES = 3
+_KEEP_FOLDERS, _KEEP_PACKAGES = 10, 4
+"""Numbers of earlier versions that stay on a node, so that only changes are sent."""
 _SENT = re.compile(r"files transferred: ([\d,.]+).*?Total bytes sent: ([\d,.]+)", re.DOTALL)
 _HINT = (
     "nodes of a cluster that an earlier version made have no rsync: on each, "
@@ -36,14 +39,18 @@ def has_rsync() -> bool:
 def send_folders(
     head: Host,
     folders: Sequence[JobFolder],
+    packages: str,
     paths: JobPaths,
     ssh_config: Path,
     note: Callable[[str], None],
 ) -> None:
-    """Put folders on all nodes and into a job. Raises :class:`HostError`, or :class:`HostsError` by node."""
+    """Put folders, and ``packages`` that the head has, on all nodes and into a job.
+
+    Raises :class:`HostError`, or :class:`HostsError` with each node's reason.
+    """
     listed = "ls -t ~/spr-folders 2>/dev/null || true"
     known = head.run(f"# looking for earlier versions of the folder\n{listed}").stdout.split()
-    items = []
+    items = [_linked(packages, paths)] if packages else []
     for folder in folders:
         name = Path(folder.store).name
         project = name.rpartition("-")[0]
@@ -57,9 +64,10 @@ def send_folders(
             {
                 "store": folder.store,
                 "arrives": arrives,
-                "links": [*links, *([] if folder.shared else [name])],
+                "links": links,
                 "target": target,
-                "shared": folder.shared,
+                "copied": not folder.shared,
+                "keep": 0 if folder.shared else _KEEP_FOLDERS,
             }
         )
     base = send(spread)
@@ -69,6 +77,17 @@ def send_folders(
     failed = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
     if failed:
         raise HostsError("the folder could not be copied to all nodes", failed, hint=_HINT)
+
+
+def _linked(packages: str, paths: JobPaths) -> dict[str, Any]:
+    return {
+        "store": f"spr-packages/{packages}",
+        "arrives": f"spr-packages/.{packages}",
+        "links": [],
+        "target": f"{paths.relative_root}/{PACKAGES}",
+        "copied": False,
+        "keep": _KEEP_PACKAGES,
+    }
 
 
 def _send(

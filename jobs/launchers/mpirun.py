@@ -11,7 +11,7 @@ from jobs.launchers.placement import Placement
 from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.worker.runtime.events import MARK, mark_of
 from jobs.worker.supervisor.launch import FOLDER, Launch, build_argv
-from jobs.worker.supervisor.nodes import PARTS
+from jobs.worker.supervisor.nodes import PACK
 from provision.install import MPIRUN_ENV, VENV
 from provision.stacks.stack import BINDING, Stack, environment_lookup
 
@@ -26,7 +26,7 @@ mkdir -p {{root}} && cd {{root}} || exit 1
 exec >> log 2>&1
 for node in {{launch.head}} $(cat ~/hosts); do
   [ ! -d code/worker ] || break
-  ssh $node 'cd {{root}} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | tar -xf -
+  ssh $node 'cd {{root}} && {PACK}' | tar -xPf -
 done 2>/dev/null
 export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
 batch() {{{{

@@ -17,6 +17,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUFFIX = "".join(secrets.choice(_DIGITS) for _ in range(3))
 STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
+PACKAGES = "packages"
+"""In a job's folder: a link to the packages that were installed for it."""
 CHECKPOINT_SECONDS = 120
 """Time to save a checkpoint after a request to stop: a large model needs gigabytes."""
 
@@ -62,6 +64,21 @@ class JobFolder:
 
 
 @dataclass(frozen=True)
+class PackageList:
+    """Python packages that a job needs, as requirement lines; ``source`` is the name of their file."""
+
+    source: str
+    lines: tuple[str, ...]
+    is_lock: bool = False
+    """Whether it is complete, with exact versions."""
+    own_torch: bool = False
+    """Whether it may replace the stack's torch."""
+
+    def __str__(self) -> str:
+        return f"the packages of {self.source}"
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """A Python module to run in every rank: ``python -m module argv``.
 
@@ -79,6 +96,8 @@ class JobPlan:
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
     folders: tuple[JobFolder, ...] = ()
     """Folders to send before ``files``."""
+    packages: PackageList | None = None
+    """What to install beside the stack's packages."""
     sends: str = ""
     """The user's files, such as ``2 files, 3.4 MiB``, for the progress display."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)

@@ -12,7 +12,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.files import check_file, read_text
 from infra.words import counted, format_size
-from jobs.launchers.plan import JobFolder, JobPlan, PlacementOptions
+from jobs.launchers.plan import JobFolder, JobPlan, PackageList, PlacementOptions
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
 
@@ -155,6 +155,9 @@ class ProgramRequest:
     files: ProgramFiles
     results: Path
     folders: tuple[JobFolder, ...] = ()
+    packages: PackageList | None = None
+    imports: tuple[str, ...] = ()
+    """Folders from which the program imports, relative to the job's."""
     subfolder: str = "."
     """The program's working folder in the project."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
@@ -222,6 +225,8 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
     files: dict[str, Path | bytes] = {"work/.keep": b""}
     files |= {f"work/{name}": path for name, path in request.files.files.items()}
     argv = [f"--folder={os.path.normpath(f'work/{request.subfolder}')}", "--output=output"]
+    if request.imports:
+        argv.append(f"--imports={':'.join(request.imports)}")
     if request.env:
         argv.append(f"--environment={SECRETS}")
     return JobPlan(
@@ -232,6 +237,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         files=files,
         variables=request.env,
         folders=request.folders,
+        packages=request.packages,
         sends=str(request.files) if request.files.files else "",
         placement=request.placement,
         nodes=request.nodes,
@@ -242,6 +248,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         details={
             "files": len(request.files.files),
             "bytes": request.files.size,
+            "packages": request.packages.source if request.packages else None,
             "folders": {each.target: Path(each.store).name for each in request.folders},
             "env": [word.partition("=")[0] for word in request.env],
         },

@@ -20,8 +20,6 @@ from typing import Any
 _SSH = ("ssh", "-o", "ConnectTimeout=10")
 _LIMIT_S = 1800
 _WIDTH = 8
-_KEPT = 10
-"""Versions of folders that stay on a node, so that only changes to them are sent."""
 
 
 def main() -> None:
@@ -65,26 +63,29 @@ def take(folder: dict[str, Any]) -> None:
 
 def use(folder: dict[str, Any]) -> None:
     """Copy a folder into the job, or link one that all jobs share; remove the oldest versions."""
-    store, target = Path(folder["store"]), folder["target"]
-    if target:
-        place = Path(target)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if folder["shared"]:
-            place.unlink() if place.is_symlink() else None
-            place.symlink_to(store.absolute())
-        else:
-            subprocess.run(["cp", "-a", "--reflink=auto", f"{store}/.", f"{place}/"], check=True)
-    if not folder["shared"]:
+    store, place = Path(folder["store"]), Path(folder["target"])
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if folder["copied"]:
+        subprocess.run(["cp", "-a", "--reflink=auto", f"{store}/.", f"{place}/"], check=True)
+    else:
+        place.unlink() if place.is_symlink() else None
+        place.symlink_to(store.absolute())
+    if folder["keep"]:
         kept = sorted(store.parent.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+        # A job that has not ended may need what it links to.
+        links = [link for link in Path("spr-jobs").glob("*/*") if link.is_symlink()]
+        used = {link.resolve() for link in links if not (link.parent / "end.json").exists()}
+        for old in kept[: -folder["keep"]]:
+            if old.resolve() not in used:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def pass_on(plan: dict[str, Any], nodes: list[str]) -> list[str]:
     """Give the folders to the first of some nodes, which gives them to the others."""
     while nodes:
         first, nodes = nodes[0], nodes[1:]
-        why = next(filter(None, (give(folder, first) for folder in plan["folders"])), "")
+        lacking = find_lacking(plan["folders"], first)
+        why = next(filter(None, (give(folder, first) for folder in lacking)), "")
         if not why:
             line = json.dumps({**plan, "nodes": nodes})
             done = _run([*_SSH, first, shlex.join(plan["argv"])], f"{plan['source']}{line}\n")
@@ -97,6 +98,17 @@ def pass_on(plan: dict[str, Any], nodes: list[str]) -> list[str]:
             return [f"{first}: {why}", *pass_on(plan, nodes)]
         return [f"{first}: {why}"]
     return []
+
+
+def find_lacking(folders: list[dict[str, Any]], node: str) -> list[dict[str, Any]]:
+    """Return the folders that a node does not have yet, and those whose content may change."""
+    fixed = [folder["store"] for folder in folders if folder["store"] != folder["arrives"]]
+    has = (
+        _run([*_SSH, node, f"ls -d {shlex.join(fixed)} 2>/dev/null"]).stdout.split()
+        if fixed
+        else []
+    )
+    return [folder for folder in folders if folder["store"] not in has]
 
 
 def give(folder: dict[str, Any], node: str) -> str:

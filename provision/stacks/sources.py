@@ -59,6 +59,19 @@ class Target:
 
 
 @dataclass(frozen=True)
+class NodePython:
+    """A node's Python, such as ``3.12.3``, and its C library, such as ``2.39``."""
+
+    version: str
+    glibc: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        platform = f"x86_64-manylinux_{self.glibc.replace('.', '_')}"
+        return ("--python-version", self.version, "--python-platform", platform)
+
+
+@dataclass(frozen=True)
 class Sources:
     """Package indexes, the main one first, and pages of links."""
 
@@ -107,16 +120,18 @@ class Resolver:
     def resolve(
         self,
         requirements: Sequence[str],
-        target: Target,
+        target: Target | NodePython,
         sources: Sources,
         limit_s: float,
         *options: str,
+        binary: bool = True,
     ) -> Resolution:
-        """Resolve requirements, with all dependencies, for the target."""
+        """Resolve requirements, with all dependencies, for the target; only wheels if ``binary``."""
         sources += self.configuration.sources
         argv = [self.uv, "pip", "compile", "-", "--quiet", "--no-config", "--color=never"]
         argv += ["--no-header", "--no-annotate", "--python", sys.executable]
-        argv += ["--only-binary", ":all:", *target.options, *sources.options]
+        argv += ["--only-binary", ":all:"] if binary else []
+        argv += [*target.options, *sources.options]
         try:
             done = subprocess.run(
                 [*argv, *self.configuration.options, *options],
@@ -149,12 +164,17 @@ def find_resolver(*, isolated: bool = False, answer_s: float = 10) -> Resolver:
 
     Raises :class:`SprError` if there is no uv.
     """
+    configuration = PipConfiguration() if isolated else read_pip_configuration()
+    return Resolver(find_uv(), configuration, answer_s)
+
+
+def find_uv() -> str:
+    """Return uv's path. Raises :class:`SprError` if there is none."""
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
     uv = shutil.which("uv", path=path)
     if not uv:
         raise SprError("uv is not installed here", hint=f"{sys.executable} -m pip install uv")
-    configuration = PipConfiguration() if isolated else read_pip_configuration()
-    return Resolver(uv, configuration, answer_s)
+    return uv
 
 
 def read_pip_configuration() -> PipConfiguration:

@@ -176,20 +176,21 @@ def test_a_secret_is_only_in_the_ranks_and_a_private_file(
         "run", *PLAIN, *more, "--", "sh", "-c", check.replace(secret[:3], "hf_")
     )
     shown = []
-    assert running.stdout is not None
-    for line in running.stdout:
-        shown.append(line)
-        if "it fits" in line:
-            break
-    # What others can see: process lists, their environments, the queue, and files of any mode but 0600.
-    pattern = f"[{secret[3]}]{secret[4:]}"  # which does not match itself
-    look = f"""sudo bash -c 'cd /proc; cat [0-9]*/cmdline; for p in [0-9]*; do
-      [ "$(stat -c %U $p)" = ubuntu ] || cat $p/environ; done; scontrol -o show job; scontrol -d show job
-      find /home /var/log /var/spool /var/lib/slurm* /tmp -xdev -type f ! -perm 600 -exec cat {{}} +
-      ' 2>/dev/null | tr '\\0' '\\n' | grep -c '{pattern}' || true"""
-    found = {node: ssh_two(two, node, look).strip() for node in ("node0", "node1")}
-    shown += running.stdout.readlines()
-    assert running.wait(timeout=60) == 0, "".join(shown)
+    with running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            shown.append(line)
+            if "it fits" in line:
+                break
+        # What others can see: process lists, their environments, the queue, and files of any mode but 0600.
+        pattern = f"[{secret[3]}]{secret[4:]}"  # which does not match itself
+        look = f"""sudo bash -c 'cd /proc; cat [0-9]*/cmdline; for p in [0-9]*; do
+          [ "$(stat -c %U $p)" = ubuntu ] || cat $p/environ; done; scontrol -o show job; scontrol -d show job
+          find /home /var/log /var/spool /var/lib/slurm* /tmp -xdev -type f ! -perm 600 -exec cat {{}} +
+          ' 2>/dev/null | tr '\\0' '\\n' | grep -c '{pattern}' || true"""
+        found = {node: ssh_two(two, node, look).strip() for node in ("node0", "node1")}
+        shown += running.stdout.readlines()
+        assert running.wait(timeout=60) == 0, "".join(shown)
     assert found == {"node0": "0", "node1": "0"}
     assert secret[3:] not in "".join(shown)
     left = f"sudo grep -rl '{pattern}' /home /var/log /var/spool /tmp 2>/dev/null || true"
@@ -199,6 +200,31 @@ def test_a_secret_is_only_in_the_ranks_and_a_private_file(
     assert len(files) > 5
     assert not [path for path in files if secret[3:].encode() in path.read_bytes()]
     assert "HF_TOKEN" in (project / "out/job.json").read_text()
+
+
+def test_projects_with_other_packages_run_side_by_side(two: LiveCluster, project: Path) -> None:
+    show = "import iniconfig, torch; print(iniconfig.__file__.split('/')[-3], torch.__file__)"
+    (project / "src/show.py").write_text(
+        f"from importlib.metadata import version\n{show}\nprint('has', version('iniconfig'))\n"
+    )
+    (project / "requirements.txt").write_text("iniconfig==2.0.0\ntorch>=2\n")
+    first = two.cli.run("run", "show")
+    (project / "requirements.txt").write_text("iniconfig==1.1.1\n")
+    second = two.cli.run("run", "show")
+
+    assert "installing 1 package: iniconfig==2.0.0" in first.stderr
+    assert first.stderr.count("has 2.0.0\n") == second.stderr.count("has 1.1.1\n") == 2
+    assert "/opt/spr-cluster/venv/" in first.stderr, "torch is the stack's"
+    (project / "requirements.txt").write_text("iniconfig==2.0.0\ntorch>=2\n")
+    assert "installing" not in two.cli.run("run", "show").stderr
+    jobs = two.cli.run("jobs", "--name", NAME).stdout
+    for wanted, reason in (
+        ("iniconfig==99", "there is no version of iniconfig==99"),
+        ("torch==2.0.0", "requirements.txt needs torch==2.0.0, and stack upstream has"),
+    ):
+        (project / "requirements.txt").write_text(wanted)
+        assert reason in two.cli.run("run", "show", check=2).stderr
+    assert len(two.cli.run("jobs", "--name", NAME).stdout.splitlines()) == len(jobs.splitlines())
 
 
 def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from jobs.launchers import files
 from jobs.launchers.folders import send_folders
 from jobs.launchers.launcher import CANCELLED, JobEnd, Outcome
 from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
+from jobs.launchers.packages import install_packages
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import (
     RECORD,
@@ -145,9 +146,13 @@ class JobSession:
         if placement and not plan.resumed_job:
             sent[RECORD] = self._record(plan, placement).render().encode()
         try:
-            if plan.folders:
-                note, ssh_config = self.context.progress.note, self.context.ssh_config
-                send_folders(self.head, plan.folders, self.paths, ssh_config, note)
+            note = self.context.progress.note
+            key = ""
+            if plan.packages:
+                key = install_packages(self.head, plan.packages, self.context.stack, note)
+            if plan.folders or key:
+                ssh_config = self.context.ssh_config
+                send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)
             files.place_files(self.head, self.paths, sent)
         except BaseException:
             self._withdraw(plan)

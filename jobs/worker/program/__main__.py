@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         take_place(os.environ, _requested_threads)
         own = read_words(Path(args.environment)) if args.environment else []
         environ = program_environment(os.environ, str(Path.cwd() / args.output), own)
+        add_packages(environ, args.packages, args.imports.split(":"))
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -78,6 +79,17 @@ def program_environment(
     return {**kept, **rank_variables(environ), "SPR_OUTPUT": output, **chosen}
 
 
+def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str]) -> None:
+    """Add a job's own packages, if it has them, and its import folders before the stack's."""
+    here = Path.cwd()
+    folders = [str(here / each) for each in (*imports, packages) if each and (here / each).is_dir()]
+    if folders:
+        before = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
+        environ["PYTHONPATH"] = ":".join([*before, *folders])
+    if (here / packages / "bin").is_dir():
+        environ["PATH"] = f"{here / packages / 'bin'}:{environ.get('PATH', '')}"
+
+
 def _run(
     program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
 ) -> tuple[int, bool]:
@@ -117,6 +129,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="program", description=__doc__, allow_abbrev=False)
     parser.add_argument("--folder", required=True, help="the program's working folder")
     parser.add_argument("--output", required=True, help="the folder that SPR_OUTPUT names")
+    parser.add_argument("--packages", default="packages", help="folder of the job's own packages")
+    parser.add_argument("--imports", default="", help="folders to import from, separated by colons")
     parser.add_argument("--environment", help="a JSON list of the user's NAME=VALUE")
     parser.add_argument("program", nargs="+", help="after --: the program and its arguments")
     return parser.parse_args(argv)

@@ -25,8 +25,13 @@ from .watch import announce
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
 _STEP = re.compile(r"step-(\d{6,})")
-PARTS = f"code data model work {SECRETS} job.json run.sh output/.keep"
+PARTS = f"code data model work packages {SECRETS} job.json run.sh output/.keep"
 """The parts of a job's folder that a node needs, if they exist."""
+PACK = (
+    f"tar -cPf - $(ls -d {PARTS} 2>/dev/null) "
+    '$(find . work -maxdepth 3 -type l -lname "/home/*/spr-*" -printf "%l\\n" 2>/dev/null | sort -u)'
+)
+"""Packs them, and the shared data and packages to which they link."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls
 sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status
@@ -87,8 +92,8 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 def send_files(folder: str, names: Iterable[str]) -> list[str]:
     """Send this node's copy of the job's files to others; return the nodes that failed."""
     quoted = shlex.quote(folder)
-    pack = f"cd {quoted} && tar -cf - $(ls -d {PARTS} 2>/dev/null)"
-    unpack = shlex.quote(f"mkdir -p {quoted} && tar -C {quoted} -xf -")
+    pack = f"cd {quoted} && {PACK}"
+    unpack = shlex.quote(f"mkdir -p {quoted} && tar -C {quoted} -xPf -")
     ssh = " ".join(SSH)
     return [
         n for n in names if not _succeeds(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")

@@ -104,7 +104,8 @@ def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:
     data = nodes / "node0/spr-data/d"
     data.mkdir(parents=True)
     (data / "x").write_text("1")
-    folder = {"store": "spr-data/d", "arrives": "spr-data/d", "links": [], "shared": True}
+    folder = {"store": "spr-data/d", "arrives": "spr-data/d", "links": [], "copied": False}
+    folder["keep"] = 0
     assert give(nodes, {**folder, "target": "spr-jobs/1/work/data"}) == ""
     (data / "x").unlink()
     (data / "y").write_text("2")

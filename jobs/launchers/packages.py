@@ -1,0 +1,178 @@
+"""Install a project's packages beside the stack: resolved here by uv, installed once on the head by pip.
+
+They go to a folder named after what was asked for, before the stack's in the ranks' search path. torch and
+the libraries that it and mpirun load stay those of the stack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from infra.errors import HostError, UsageError
+from infra.words import counted
+from jobs.launchers.plan import PackageList
+from provision.host import Host
+from provision.install import VENV, stack_digest
+from provision.stacks.sources import NodePython, Resolver, Sources, find_resolver
+from provision.stacks.stack import Stack
+
+_RESOLVE_S, _INSTALL_S = 300, 3600
+PROTECTED = re.compile(
+    r"torch|impi-rt|mpi4py|oneccl.*|intel-.*|mkl.*|onemkl.*|tbb|tcmlib|umf|impi.*|triton.*|nvidia-.*|cuda-.*"
+)
+"""The packages that the stack matches with each other, and what only torch for GPUs needs."""
+_GPU = re.compile(r"triton.*|nvidia-.*|cuda-.*")
+_INSTALLED = (
+    "import importlib.metadata as m,json,platform;"
+    "print(json.dumps([platform.python_version(),platform.libc_ver()[1],"
+    "{d.metadata['Name']: d.version for d in m.distributions()}]))"
+)
+_INSTALL = """# installing packages
+set -e
+mkdir -p ~/spr-packages && cd ~/spr-packages
+exec 9> .lock && flock 9
+[ ! -d {key} ] || {{ touch {key}; exit 0; }}
+rm -rf .{key}.new && mkdir .{key}.new
+cat > .{key}.new/requirements.txt <<'_END_'
+{lines}
+_END_
+{python} -m pip install --quiet --no-input --no-deps --disable-pip-version-check {options} \\
+  --target .{key}.new -r .{key}.new/requirements.txt 2>&1 || {{ rm -rf .{key}.new; exit 1; }}
+if PYTHONPATH=.{key}.new {python} -m pip check 2>/dev/null | grep -E {conflict}; then
+  rm -rf .{key}.new; exit 1
+fi
+mv .{key}.new {key}
+"""
+
+
+def install_packages(
+    head: Host, packages: PackageList, stack: Stack, note: Callable[[str], None]
+) -> str:
+    """Install packages on the head, unless it has them; return their folder's name, "" for none.
+
+    Raises :class:`UsageError` with uv's reason if they can't be resolved, or need another torch.
+    """
+    text = "\n".join((stack_digest(stack), str(packages.own_torch), *packages.lines))
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    known = head.run(f"cat ~/spr-packages/{key}/requirements.txt 2>/dev/null || true").stdout
+    if known.strip():
+        head.run(f"touch ~/spr-packages/{key}")
+        return key
+    note(f"resolving {packages}")
+    said = head.run(f"{VENV}/bin/python -c {shlex.quote(_INSTALLED)}").stdout
+    version, glibc, found = json.loads(said)
+    installed = {str(canonicalize_name(name)): number for name, number in found.items()}
+    wanted = resolve(packages, stack, installed, NodePython(version, glibc), find_resolver())
+    if not wanted:
+        return ""
+    names = ", ".join(wanted[:6]) + (f", and {len(wanted) - 6} more" if len(wanted) > 6 else "")
+    note(f"installing {counted(len(wanted), 'package')}: {names}")
+    sources = _sources_of(stack) if packages.own_torch else Sources(())
+    options = [f"--extra-index-url={url}" for url in sources.indexes]
+    options += [f"--find-links={url}" for url in sources.find_links]
+    conflict = "" if packages.own_torch else PROTECTED.pattern
+    lines, python = "\n".join(wanted), f"{VENV}/bin/python"
+    script = _INSTALL.format(
+        key=key,
+        lines=lines,
+        python=python,
+        options=shlex.join(options),
+        conflict=shlex.quote(f" requirement ({conflict})[^a-z0-9.-]" if conflict else "^$"),
+    )
+    done = head.run(f"bash -c {shlex.quote(script)}", timeout_s=_INSTALL_S, check=False)
+    if done.exit_code:
+        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
+        raise HostError(head.name, f"installing {packages} failed: {''.join(last)[:300]}")
+    return key
+
+
+def _sources_of(stack: Stack) -> Sources:
+    return Sources(stack.indexes, stack.find_links)
+
+
+def resolve(
+    packages: PackageList,
+    stack: Stack,
+    installed: Mapping[str, str],
+    target: NodePython,
+    resolver: Resolver,
+) -> list[str]:
+    """Return the pins to install beside the stack's, which are preferred.
+
+    Raises :class:`UsageError` with uv's reason.
+    """
+    kept = {name: version for name, version in installed.items() if PROTECTED.fullmatch(name)}
+    if packages.own_torch:
+        kept = {}
+    lines = _without_stack(packages, stack, kept)
+    # The stack's own indexes have torch's builds for CPUs.
+    sources = _sources_of(stack) if packages.own_torch else Sources(())
+    sources = Sources((resolver.configuration.index,)) + sources
+    with tempfile.TemporaryDirectory() as folder:
+        excluded, preferred = Path(folder, "excluded.txt"), Path(folder, "preferred.txt")
+        excluded.write_text("".join(f"{name}\n" for name in kept))
+        preferred.write_text(_pins(installed))
+        options = ["--excludes", str(excluded), "--output-file", str(preferred)]
+        options += ["--no-deps"] if packages.is_lock else []
+        found = resolver.resolve(lines, target, sources, _RESOLVE_S, *options, binary=False)
+        if found.error:
+            raise UsageError(
+                f"{packages.source}: {found.error}",
+                hint="--packages names another file, `--packages none` installs nothing",
+            )
+        pins = {**_parse(preferred.read_text())}
+    new = {name: pin for name, pin in pins.items() if pin != f"{name}=={installed.get(name)}"}
+    return [
+        pin for name, pin in sorted(new.items()) if name not in kept and not _is_gpus(name, kept)
+    ]
+
+
+def _is_gpus(name: str, kept: Mapping[str, str]) -> bool:
+    return bool(kept and _GPU.fullmatch(name))
+
+
+def _without_stack(packages: PackageList, stack: Stack, kept: Mapping[str, str]) -> list[str]:
+    """Return a list without the stack's own packages. Raises :class:`UsageError` if it needs others."""
+    lines = []
+    for line in packages.lines:
+        try:
+            wanted = Requirement(line)
+        except InvalidRequirement:
+            lines.append(line)  # uv reports it
+            continue
+        name = canonicalize_name(wanted.name)
+        there = kept.get(name)
+        if there and not wanted.specifier.contains(there.partition("+")[0], prereleases=True):
+            raise UsageError(
+                f"{packages.source} needs {wanted.name}{wanted.specifier}, and stack {stack.name} has "
+                f"{there}",
+                hint="loosen it, choose a stack with that version (`spr-cluster stacks`), or obey it "
+                "with --own-torch, without the stack's oneCCL, IPEX, and tested match with mpirun",
+            )
+        if not (packages.is_lock and (there or _is_gpus(name, kept))):
+            lines.append(line)
+    return lines
+
+
+def _pins(versions: Mapping[str, str]) -> str:
+    return "".join(f"{name}=={version}\n" for name, version in versions.items())
+
+
+def _parse(text: str) -> dict[str, str]:
+    """Return the pins in ``uv pip compile``'s output, by name."""
+    lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
+    found: dict[str, str] = {}
+    for line in lines:
+        if line and not line.startswith(("#", "-")):
+            requirement = Requirement(line)
+            found[canonicalize_name(requirement.name)] = line.partition(";")[0].strip()
+    return found

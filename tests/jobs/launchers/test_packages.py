@@ -1,0 +1,86 @@
+"""What a project's packages become beside a stack's, resolved by uv from an index of files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.launchers.packages import PROTECTED, resolve
+from jobs.launchers.plan import PackageList
+from provision.stacks.load import load_stack
+from provision.stacks.sources import NodePython, PipConfiguration, Resolver, Sources, find_uv
+from tests.provision.package_index import make_wheel
+
+INSTALLED = {"torch": "2.13.0+cpu", "impi-rt": "2021.18.1", "lib": "1.0", "other": "1.0"}
+PYTHON = NodePython(f"3.{sys.version_info.minor}", "2.36")
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
+    (folder / f"{name}-{version}-py3-none-any.whl").write_bytes(make_wheel(name, version, needs))
+
+
+@pytest.fixture
+def resolver(tmp_path: Path) -> Resolver:
+    index = tmp_path / "index"
+    index.mkdir()
+    for version in ("1.0", "2.0"):
+        wheel(index, "lib", version)
+        wheel(index, "other", version)
+    wheel(index, "tool", "3.0", "torch>=2", "lib")
+    wheel(index, "newer", "1.0", "other>=2")
+    sources = Sources((), (str(index),))
+    return Resolver(find_uv(), PipConfiguration(sources=sources, options=("--no-index",)))
+
+
+def pins(resolver: Resolver, *lines: str, is_lock: bool = False) -> list[str]:
+    packages = PackageList("requirements.txt", lines, is_lock)
+    return resolve(packages, load_stack("upstream"), INSTALLED, PYTHON, resolver)
+
+
+def test_the_stacks_packages_are_kept_where_they_fit(resolver: Resolver) -> None:
+    assert pins(resolver, "tool") == ["tool==3.0"], "lib 1.0 of the stack is enough, and its torch"
+    assert pins(resolver, "tool", "newer") == ["newer==1.0", "other==2.0", "tool==3.0"]
+    assert pins(resolver, "lib", "torch") == []
+    assert pins(resolver, "lib==2.0; sys_platform == 'win32'", "other==2.0") == ["other==2.0"]
+
+
+def test_a_lock_is_installed_as_it_is(resolver: Resolver) -> None:
+    lock = (
+        "lib==2.0",
+        "other==1.0",
+        "torch==2.13.0",
+        "nvidia-cublas==12.1 ; sys_platform == 'linux'",
+    )
+    assert pins(resolver, *lock, is_lock=True) == ["lib==2.0"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "torch==2.12.0",
+            r"requirements\.txt needs torch==2\.12\.0, and stack upstream has 2\.13\.0\+cpu",
+        ),
+        ("lib==9", r"requirements\.txt: .*there is no version of lib==9"),
+        ("no such", r"requirements\.txt: "),
+    ],
+)
+def test_what_can_not_be_had_is_refused_with_uvs_reason(
+    line: str, said: str, resolver: Resolver
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        pins(resolver, line)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_protected"),
+    [
+        *((name, True) for name in ("torch", "impi-rt", "oneccl-bind-pt", "intel-openmp", "mkl")),
+        *((name, False) for name in ("torchvision", "transformers", "numpy", "torchmetrics")),
+    ],
+)
+def test_what_the_stack_matches_is_protected(name: str, is_protected: bool) -> None:
+    assert bool(PROTECTED.fullmatch(name)) is is_protected

@@ -65,6 +65,11 @@ class ClusterFiles:
         return self.folder / "ssh_config"
 
     @property
+    def ssh_hosts(self) -> Path:
+        """The nodes as ``NAME-node0``, for the user's own SSH configuration."""
+        return self.folder / "ssh_hosts"
+
+    @property
     def events(self) -> Path:
         return self.folder / "events.jsonl"
 

@@ -79,19 +79,23 @@ def render_hostfile(nodes: Sequence[Node]) -> str:
     return "".join(f"{node.name}\n" for node in nodes)
 
 
-def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str, region: str) -> str:
-    """Render the local SSH configuration for `ssh -F`, with the nodes by name."""
+def render_client_ssh_config(
+    cluster: Cluster, key: str, known_hosts: str, region: str, prefix: str = ""
+) -> str:
+    """Render the local SSH configuration for `ssh -F`, with the nodes by name after ``prefix``."""
     blocks = []
     for node in cluster.nodes:
         id_ = node.instance.id
-        block = f"Host {node.name}\n    HostName {node.address}\n    HostKeyAlias {id_}"
+        block = f"Host {prefix}{node.name}\n    HostName {node.address}\n    HostKeyAlias {id_}"
         if node.jump and node.rank:
-            block += f"\n    ProxyJump {cluster.head.name}"
+            block += f"\n    ProxyJump {prefix}{cluster.head.name}"
         elif proxy := proxy_argv(node.jump, id_, node.address, region):
             block += f"\n    ProxyCommand {shlex.join(proxy)}"
         blocks.append(block)
+    # In the user's configuration, a pattern could fit other machines.
+    hosts = " ".join(prefix + node.name for node in cluster.nodes) if prefix else "node*"
     common = (
-        "Host node*\n"
+        f"Host {hosts}\n"
         f"    User {SSH_USER}\n"
         f'    IdentityFile "{key}"\n'
         f'    UserKnownHostsFile "{known_hosts}"\n'

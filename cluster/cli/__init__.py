@@ -9,6 +9,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "verify": Command("cluster.cli.verify", "check every node and the network between them"),
         "repair": Command("cluster.cli.up", "replace dead or unhealthy nodes"),
         "ssh": Command("cluster.cli.ssh", "open a shell on a node"),
+        "cp": Command("cluster.cli.cp", "copy files to a node or from it"),
         "extend": Command("cluster.cli.down", "extend a cluster's time to live"),
         "down": Command("cluster.cli.down", "remove everything, and verify that it is gone"),
         "plan": Command("cluster.cli.up"),

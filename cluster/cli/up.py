@@ -20,7 +20,7 @@ from cluster.cli.chosen_cluster import (
 from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.console.display import make_progress
-from cluster.console.output import confirm, emit, say, wrap
+from cluster.console.output import confirm, emit, has_terminal, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.lifecycle.busy_nodes import check_busy_nodes
@@ -28,6 +28,7 @@ from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import describe_failure, nearest_cluster
 from cluster.nodes import Cluster
+from cluster.user_ssh import offer_once
 from infra.aws.clients import translate_boto_error
 from infra.ec2.cluster_record import parse_record
 from infra.ec2.purchase import Offer
@@ -147,6 +148,8 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
             say("\n".join(proposal.notes))
         cluster = apply_proposal(proposal, yes=args.yes)
     emit(args, "\n".join(_render(cluster, proposal)), _as_dict(cluster, proposal))
+    if has_terminal() and (offer := offer_once()):
+        say(offer)
     return 0
 
 

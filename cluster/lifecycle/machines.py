@@ -20,6 +20,7 @@ from infra.ec2.network import SecurityGroup
 from infra.ec2.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.ec2.termination_schedule import ClusterGuard
 from infra.errors import HostError, NoAnswerError, SprError
+from infra.files import write_private
 from infra.plan.planner import PlanInput
 from infra.wait import BOOT_DEADLINE_S, NamedProgress
 from infra.words import tag_value
@@ -341,7 +342,8 @@ class Machines:
     def write_ssh_config(self) -> None:
         """Let `ssh` on this machine reach the nodes by their names."""
         files = self.ctx.files
-        text = ssh_mesh.render_client_ssh_config(
-            self.cluster, str(files.key), str(files.known_hosts), self.ctx.cloud.region
-        )
-        self.ctx.remember(text)
+        known = (str(files.key), str(files.known_hosts), self.ctx.cloud.region)
+        self.ctx.remember(ssh_mesh.render_client_ssh_config(self.cluster, *known))
+        prefix = f"{self.cluster.name}-"
+        text = ssh_mesh.render_client_ssh_config(self.cluster, *known, prefix)
+        write_private(files.ssh_hosts, text)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import socket
 import subprocess
+import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +229,57 @@ def test_projects_with_other_packages_run_side_by_side(two: LiveCluster, project
         (project / "requirements.txt").write_text(wanted)
         assert reason in two.cli.run("run", "show", check=2).stderr
     assert len(two.cli.run("jobs", "--name", NAME).stdout.splitlines()) == len(jobs.splitlines())
+
+
+def test_files_ports_and_plain_ssh(
+    two: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    (tmp_path / "sent/deep").mkdir(parents=True)
+    content = secrets.token_bytes(3 << 20)
+    (tmp_path / "sent/deep/a b.bin").write_bytes(content)
+    name = ("--name", NAME)
+    assert "-r copies folders" in two.cli.run("cp", *name, "sent", "node1:", check=2).stderr
+    two.cli.run("cp", *name, "-r", "sent", "node1:")
+    half = "cd sent/deep && truncate -s 1M 'a b.bin'"  # as after a lost connection
+    ssh_two(two, "node1", half)
+    two.cli.run("cp", *name, "-r", "sent", "1:")
+    two.cli.run("cp", *name, "-r", "node1:sent/", "back")
+    assert (tmp_path / "back/deep/a b.bin").read_bytes() == content
+
+    two.cli.run("ssh", "--setup")
+    config = str(tmp_path / "user/.ssh/config")
+    plain = ["-F", config, f"{NAME}-node1"]
+    hostname = subprocess.run(
+        ["ssh", *plain, "hostname"], capture_output=True, text=True, timeout=60
+    )
+    assert hostname.stdout.strip() == two.hostnames[1], hostname.stderr
+    for argv in (
+        ["scp", "-F", config, f"{NAME}-node1:sent/deep/a b.bin", "by-scp"],
+        ["rsync", "-s", "-e", f"ssh -F {config}", f"{NAME}-node1:sent/deep/a b.bin", "by-rsync"],
+    ):
+        subprocess.run(argv, check=True, capture_output=True, timeout=60)
+        assert (tmp_path / argv[-1]).read_bytes() == content
+    two.cli.run("ssh", "--remove-setup")
+    assert (tmp_path / "user/.ssh/config").read_text() == ""
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = "cd sent/deep && (timeout 60 python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 &)"
+    ssh_two(two, "node1", serve)
+    forward = ("-L", f"{port}:127.0.0.1:8123", "--no-shell", "node1")
+    with two.cli.start("ssh", *name, *forward) as forwarding:
+        for _ in range(100):
+            with suppress(OSError):
+                url = f"http://127.0.0.1:{port}/a%20b.bin"
+                answer = urllib.request.urlopen(url, timeout=5).read()
+                break
+            time.sleep(0.1)
+        forwarding.terminate()
+    assert answer == content
 
 
 def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""``spr-cluster cp``: copy files between this machine and a node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
+from cluster.cli.ssh import NOT_CONNECTED, run_client
+from cluster.console.output import say
+from cluster.console.parser import SubParsers, add_command
+from infra.errors import SprError, UsageError
+
+_EXAMPLES = """\
+  spr-cluster cp data.csv node0:              into the home folder
+  spr-cluster cp -r configs node1:work/
+  spr-cluster cp node0:work/model.bin .
+"""
+_REMOTE = re.compile(r"(?:node)?(\d+):(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path on a node, or on this machine if ``node`` is empty."""
+
+    node: str
+    path: str
+
+    def __str__(self) -> str:
+        if self.node:
+            return f"{self.node}:{self.path or '.'}"
+        # rsync and scp take a name with a colon for a host's.
+        return f"./{self.path}" if ":" in self.path.partition("/")[0] else self.path
+
+
+def parse_place(text: str) -> Place:
+    """Parse ``PATH`` or ``NODE:PATH``."""
+    match = _REMOTE.fullmatch(text)
+    return Place(f"node{int(match[1])}", match[2]) if match else Place("", os.path.expanduser(text))  # noqa: PTH111
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "cp",
+        "Copy files to a node or from it. A copy that was interrupted continues where it was; files that\n"
+        "are there already are skipped.",
+        _EXAMPLES,
+        run=run,
+    )
+    add_cluster_options(parser, json=False)
+    parser.add_argument("-r", "--recursive", action="store_true", help="copy folders")
+    parser.add_argument("source", metavar="SOURCE", help="PATH, or NODE:PATH")
+    parser.add_argument("target", metavar="TARGET", help="the same; one of both is on a node")
+
+
+def run(args: argparse.Namespace) -> int:
+    source, target = parse_place(args.source), parse_place(args.target)
+    if bool(source.node) == bool(target.node):
+        raise UsageError(
+            "exactly one of SOURCE and TARGET must be on a node",
+            hint="such as: spr-cluster cp data.csv node0:",
+        )
+    if not source.node:
+        _require_source(Path(source.path), recursive=args.recursive)
+    ctx = open_cluster(args)
+    ctx.find_cluster().node(source.node or target.node)
+    ctx.require_key()
+    argv = build_argv(source, target, ctx.files.ssh_config, recursive=args.recursive)
+    code = run_client(argv)
+    if code == NOT_CONNECTED and ctx.access.repair_rule():
+        code = run_client(argv)
+    if code:
+        raise SprError(f"{argv[0]} ended with {code}", hint="the same command continues the copy")
+    return 0
+
+
+def _require_source(path: Path, *, recursive: bool) -> None:
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    if path.is_dir() and not recursive:
+        raise UsageError(f"{path} is a folder", hint="-r copies folders")
+
+
+def build_argv(source: Place, target: Place, ssh_config: Path, *, recursive: bool) -> list[str]:
+    """Return the command that copies: rsync, else scp. Raises :class:`UsageError` without either."""
+    if rsync := shutil.which("rsync"):
+        argv = [rsync, "-lptz", "--partial", "--protect-args"]
+        argv += ["-r"] if recursive else []
+        argv += ["--progress"] if sys.stderr.isatty() else []
+        ssh = shlex.join(["ssh", "-F", str(ssh_config)])
+        return [*argv, "-e", ssh, "--", str(source), str(target)]
+    if scp := shutil.which("scp"):
+        say("rsync is not installed here: an interrupted copy will start over")
+        return [
+            scp,
+            "-C",
+            "-F",
+            str(ssh_config),
+            *(["-r"] if recursive else []),
+            str(source),
+            str(target),
+        ]
+    raise UsageError("neither rsync nor scp is installed on this machine")

@@ -1,0 +1,76 @@
+"""The places of ``cp``, and the ports of ``ssh -L``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from cluster.cli.cp import Place, build_argv, parse_place
+from cluster.cli.ssh import parse_forward
+from infra.errors import UsageError
+from jobs.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "word"),
+    [
+        ("data.csv", Place("", "data.csv"), "data.csv"),
+        ("node1:a b/", Place("node1", "a b/"), "node1:a b/"),
+        ("0:", Place("node0", ""), "node0:."),
+        ("./node1:x", Place("", "./node1:x"), "./node1:x"),
+        ("my:file", Place("", "my:file"), "./my:file"),
+        ("C/a:b", Place("", "C/a:b"), "C/a:b"),
+    ],
+)
+def test_a_place_is_on_a_node_or_here(text: str, place: Place, word: str) -> None:
+    assert parse_place(text) == place
+    assert str(place) == word
+
+
+def test_rsync_copies_else_scp(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"rsync": "/r", "scp": "/s"}
+    monkeypatch.setattr("shutil.which", lambda name: found.get(name))
+    places = (Place("", "a"), Place("node0", "b"))
+    first = build_argv(*places, Path("/my home/c"), recursive=True)
+    assert first[0] == "/r"
+    assert "-r" in first
+    assert first[-5:] == ["-e", "ssh -F '/my home/c'", "--", "a", "node0:b"]
+    del found["rsync"]
+    scp = build_argv(*places, Path("/c"), recursive=False)
+    assert scp == ["/s", "-C", "-F", "/c", "a", "node0:b"]
+    del found["scp"]
+    with pytest.raises(UsageError, match="neither rsync nor scp"):
+        build_argv(*places, Path("/c"), recursive=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("a b", "exactly one of SOURCE and TARGET must be on a node"),
+        ("node0:a node1:b", "exactly one of SOURCE and TARGET must be on a node"),
+        ("missing node0:", "missing: no such file or folder"),
+        ("folder node0:", "folder is a folder\n  → -r copies folders"),
+    ],
+)
+def test_a_mistake_copies_nothing(
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    assert main(["cp", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_port_is_forwarded() -> None:
+    assert parse_forward("8888") == "8888:localhost:8888"
+    for whole in ("8888:localhost:80", "127.0.0.1:8888:10.0.0.7:80"):
+        assert parse_forward(whole) == whole
+    for wrong in ("x", "0", "99999", "80:", "8888:localhost", "1:a:70000", "8888:-oX=1:80:80"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a port"):
+            parse_forward(wrong)

@@ -53,10 +53,11 @@ from jobs.train.train import apply_tuned, read_results
 from jobs.train.tuned import TuningKey, TuningResult, read_tuned, render_tuned
 from jobs.worker.data.token_cache import TokenCache
 from jobs.worker.data.tokens import Tokens
-from jobs.worker.program.__main__ import program_environment, read_words
+from jobs.worker.program.__main__ import program_environment
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.output import Metrics
+from jobs.worker.runtime.process import read_words
 from jobs.worker.tasks import predict
 from jobs.worker.tasks.squad.features import Encoded
 from jobs.worker.tasks.squad.task import SAMPLE, SquadOptions

@@ -34,6 +34,7 @@ GROUPS = {
     "software": CLUSTER_GROUPS["software"],
     "upkeep": CLUSTER_GROUPS["upkeep"]
     | {"config": Command("jobs.cli.config", "show or write spr-cluster.toml, and what it sets")}
+    | {"docs": Command("jobs.cli.docs", "print a guide for agents and scripts")}
     | {"completion": Command("jobs.cli.completion", "print a completion script for your shell")},
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -1,0 +1,30 @@
+"""The guide for agents: complete, because it is made from the parsers."""
+
+from __future__ import annotations
+
+import re
+
+from jobs.cli import COMMANDS
+from jobs.cli.docs import render_guide
+
+
+def test_the_guide_has_every_command_with_its_options_and_json() -> None:
+    guide = render_guide()
+    assert guide.startswith("---\nname: spr-cluster\n")
+    assert guide.count("\n    spr-cluster ") > len([c for c in COMMANDS.values() if c.help])
+    for name, command in COMMANDS.items():
+        assert (f"\n`{name}`: {command.help}\n" in guide) is bool(command.help), name
+    (up,) = re.findall(r"^    spr-cluster up .*", guide, re.MULTILINE)
+    for option in ("[--name NAME]", "[--nodes NODES]", "[--dry-run]", "[--json]"):
+        assert option in up
+    json_commands = guide.partition("# JSON output")[2]
+    named = set(
+        re.findall(r"`([a-z0-9-]+)[^`]*`", "\n".join(re.findall(r"(?m)^- ([^:]*):", json_commands)))
+    )
+    assert named <= COMMANDS.keys(), named - COMMANDS.keys()
+
+
+def test_rules_name_what_exists() -> None:
+    rules = render_guide().partition("# Commands")[0]
+    for option in ("--dry-run", "--idle-timeout", "--detach", "--env NAME", "--cloud local"):
+        assert option in rules

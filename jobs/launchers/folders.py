@@ -64,6 +64,7 @@ def send_folders(
             {
                 "store": folder.store,
                 "arrives": arrives,
+                "new": not folder.shared and name not in known,
                 "links": links,
                 "target": target,
                 "copied": not folder.shared,
@@ -83,6 +84,7 @@ def _linked(packages: str, paths: JobPaths) -> dict[str, Any]:
     return {
         "store": f"spr-packages/{packages}",
         "arrives": f"spr-packages/.{packages}",
+        "new": False,
         "links": [],
         "target": f"{paths.relative_root}/{PACKAGES}",
         "copied": False,

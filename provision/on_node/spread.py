@@ -1,8 +1,8 @@
 """Give folders to a job on this node and to other nodes, each of which passes them on: a binomial tree.
 
-It reads a plan, one line of input: the ``folders``, the ``nodes`` to give them to (``null``: those of the
-hostfile after this one), and the ``argv`` and ``source`` with which this program runs on another node. It
-prints a line for each node that does not get them.
+It reads a plan, one line of input: the ``folders`` (``new``: no node has it yet), the ``nodes`` to give
+them to (``null``: those of the hostfile after this one), and the ``argv`` and ``source`` with which this
+program runs on another node. It prints a line for each node that does not get them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def main() -> None:
     if nodes is None:
         nodes = Path("hosts").read_text(encoding="utf-8").split()[1:]
     with ThreadPoolExecutor(_WIDTH) as pool:
-        for failed in pool.map(lambda half: pass_on(plan, half), halves(nodes)):
-            for line in failed:
-                print(line, flush=True)
+        given = [pool.submit(pass_on, plan, half) for half in halves(nodes)]
         for folder in plan["folders"]:
             use(folder)
+        for each in given:
+            print("".join(f"{line}\n" for line in each.result()), end="", flush=True)
 
 
 def halves(nodes: list[str]) -> list[list[str]]:
@@ -102,7 +102,9 @@ def pass_on(plan: dict[str, Any], nodes: list[str]) -> list[str]:
 
 def find_lacking(folders: list[dict[str, Any]], node: str) -> list[dict[str, Any]]:
     """Return the folders that a node does not have yet, and those whose content may change."""
-    fixed = [folder["store"] for folder in folders if folder["store"] != folder["arrives"]]
+    fixed = [
+        each["store"] for each in folders if each["store"] != each["arrives"] and not each["new"]
+    ]
     has = (
         _run([*_SSH, node, f"ls -d {shlex.join(fixed)} 2>/dev/null"]).stdout.split()
         if fixed

@@ -55,7 +55,7 @@ def give(nodes: Path, *folders: dict[str, Any]) -> str:
     return done.stdout
 
 
-def arrives(nodes: Path, version: str, *links: str) -> dict[str, Any]:
+def arrives(nodes: Path, version: str, *links: str, new: bool = False) -> dict[str, Any]:
     folder = nodes / f"node0/spr-folders/.p-{version}"
     folder.mkdir(parents=True)
     (folder / "a.py").write_text(f"version {version}")
@@ -64,9 +64,11 @@ def arrives(nodes: Path, version: str, *links: str) -> dict[str, Any]:
     return {
         "store": f"spr-folders/p-{version}",
         "arrives": f"spr-folders/.p-{version}",
-        "links": [*links, f"p-{version}"],
+        "links": [*links],
         "target": f"spr-jobs/{version}/work",
-        "shared": False,
+        "copied": True,
+        "new": new,
+        "keep": 10,
     }
 
 
@@ -76,7 +78,7 @@ def test_every_node_has_the_folder_in_its_job(nodes: Path) -> None:
     for node in nodes.iterdir():
         assert (node / "spr-jobs/1/work/a.py").read_text() == "version 1"
         (node / "spr-jobs/1/work/same.py").write_text("the program changed its copy")
-    assert give(nodes, arrives(nodes, "2", "p-1")) == ""
+    assert give(nodes, arrives(nodes, "2", "p-1", new=True)) == ""
     for node in nodes.iterdir():
         assert (node / "spr-jobs/2/work/same.py").read_text() == "same"
         same = (node / "spr-folders/p-2/same.py").stat()
@@ -104,8 +106,14 @@ def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:
     data = nodes / "node0/spr-data/d"
     data.mkdir(parents=True)
     (data / "x").write_text("1")
-    folder = {"store": "spr-data/d", "arrives": "spr-data/d", "links": [], "copied": False}
-    folder["keep"] = 0
+    folder = {
+        "store": "spr-data/d",
+        "arrives": "spr-data/d",
+        "links": [],
+        "copied": False,
+        "new": False,
+        "keep": 0,
+    }
     assert give(nodes, {**folder, "target": "spr-jobs/1/work/data"}) == ""
     (data / "x").unlink()
     (data / "y").write_text("2")
@@ -115,14 +123,19 @@ def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:
             assert [path.name for path in (node / f"spr-jobs/{job}/work/data").iterdir()] == ["y"]
 
 
-def test_old_versions_are_removed(nodes: Path) -> None:
+def test_old_versions_are_removed_unless_a_job_needs_them(nodes: Path) -> None:
+    for number in (0, 1):
+        job = nodes / f"node0/spr-jobs/job-{number}"
+        job.mkdir(parents=True)
+        (job / "packages").symlink_to(nodes / f"node0/spr-folders/q-{number}")
+    (nodes / "node0/spr-jobs/job-1/end.json").touch()
     for version in range(12):
         folder = nodes / f"node0/spr-folders/q-{version}"
         folder.mkdir(parents=True)
         os.utime(folder, (version + 1, version + 1))
     assert give(nodes, arrives(nodes, "1")) == ""
     kept = {path.name for path in (nodes / "node0/spr-folders").iterdir()}
-    assert kept == {"p-1", *(f"q-{version}" for version in range(3, 12))}
+    assert kept == {"p-1", "q-0", *(f"q-{version}" for version in range(3, 12))}
 
 
 def test_nodes_are_split_in_halves() -> None:

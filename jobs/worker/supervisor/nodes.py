@@ -29,7 +29,7 @@ PARTS = f"code data model work packages {SECRETS} job.json run.sh output/.keep"
 """The parts of a job's folder that a node needs, if they exist."""
 PACK = (
     f"tar -cPf - $(ls -d {PARTS} 2>/dev/null) "
-    '$(find . work -maxdepth 3 -type l -lname "/home/*/spr-*" -printf "%l\\n" 2>/dev/null | sort -u)'
+    '$(find . -maxdepth 8 -type l -lname "/home/*/spr-*" -printf "%l\\n" 2>/dev/null | sort -u)'
 )
 """Packs them, and the shared data and packages to which they link."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files

@@ -86,7 +86,10 @@ def _add_project(words: list[str]) -> list[str]:
     project = import_module("infra.project_file")
     if words[0] not in options.READERS or not project.find_project_file().exists():
         return words
-    found = options.apply_project(words, project.read_project_file(), build_parser)
+    file = project.read_project_file()
+    found = options.apply_project(words, file, build_parser)
+    if found.origins and file.path.is_absolute():
+        say(f"options from {file.path}")
     Parser.explain = staticmethod(found.explain)
     return list(found.words)
 

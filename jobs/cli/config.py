@@ -99,6 +99,8 @@ def describe_settings(words: Sequence[str], project: ProjectFile) -> Iterator[Se
             value, origin = found.origins[flag].value, found.origins[flag].where
         elif value in (None, []) or action.default is argparse.SUPPRESS:
             value = _default_of(flag, action, args)
+        if flag == "--env" and isinstance(value, list):  # never a value
+            value = [word.partition("=")[0] for word in value]
         yield Setting(flag[2:], _plain(value), origin)
 
 

@@ -113,8 +113,10 @@ def _export(root: Path) -> tuple[str, ...]:
 
 
 def import_folders(root: Path) -> tuple[str, ...]:
-    """Return the folders of a project from which Python imports its own packages."""
-    return ("work", "work/src") if (root / "src").is_dir() else ("work",)
+    """Return the folders from which Python would import a project's packages if it were installed."""
+    if not any((root / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        return ()
+    return ("work/src",) if (root / "src").is_dir() else ("work",)
 
 
 def runs_python(command: Sequence[str]) -> bool:

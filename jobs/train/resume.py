@@ -15,7 +15,7 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.session import JobContext, JobSession, run_job
 from jobs.launchers.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack
-from jobs.train.train import plan_options, read_results
+from jobs.train.train import name_variables, plan_options, read_results
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions
 
@@ -69,6 +69,10 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = int(found.checkpoint.removeprefix("step-"))
         require_steps_left(step, said, record, options_again(record, request))
+    if missing := {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}:
+        log(
+            f"warning: the job had {', '.join(sorted(missing))}: give it again with --env if needed"
+        )
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     return replace(plan, results=results, resumed_job=found.job)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,12 +64,18 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
         plan,
         files=data_files(options),
         variables=request.env,
+        details={**plan.details, **name_variables(request.env)},
         placement=request.placement,
         nodes=request.nodes,
         results=request.results,
         retries=request.retries,
         elastic=request.elastic,
     )
+
+
+def name_variables(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of ``NAME=VALUE`` words for a job's record, without the values."""
+    return {"env": [word.partition("=")[0] for word in words]} if words else {}
 
 
 def resume_command(task: str) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,18 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE 1" in script
     assert f"job {PATHS.job_id} resumes from step-000040" in log
     assert not any("distributing the job's files" in each for each in hosts["node0"].commands)
+
+
+def test_a_resumed_job_needs_its_variables_again(tmp_path: Path) -> None:
+    record = replace(RECORD, more={"env": ["HF_TOKEN", "OTHER"]})
+    hosts = hosts_with(record, listed(PATHS.job_id, "step-000040"))
+    log: list[str] = []
+
+    run(hosts, ResumeRequest("squad", None, tmp_path, env=("HF_TOKEN=hf_secret",)), log)
+
+    assert "warning: the job had OTHER: give it again with --env if needed" in log
+    with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
+        assert tar.getnames() == [f"{PATHS.relative_root}/environment.json"]
 
 
 def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> None:

@@ -85,6 +85,22 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     assert not any("__pycache__" in name for name in names)
 
 
+def test_variables_go_to_the_ranks_in_a_file_and_nowhere_else(tmp_path: Path) -> None:
+    hosts = make_hosts([event(**RESULT)])
+    request = TrainRequest(DEMO, tmp_path, env=("HF_TOKEN=hf_secret",))
+
+    train(job_context(hosts), request)
+
+    with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
+        file = tar.extractfile(f"{PATHS.relative_root}/environment.json")
+        assert file is not None
+        assert json.load(file) == ["HF_TOKEN=hf_secret"]
+    kept = (tmp_path / "job.json").read_text()
+    assert json.loads(kept)["more"]["env"] == ["HF_TOKEN"]
+    commands = "".join(hosts["node0"].commands)
+    assert "hf_secret" not in kept + commands + hosts["node0"].files[PATHS.new_script].decode()
+
+
 def test_the_root_cause_is_reported_not_a_lost_peer(tmp_path: Path) -> None:
     lost = event(event="error", message="peer gone", hint=None, rank=0, host="a", lost_peer=True)
     cause = event(event="error", message="NaN", hint="lower it", rank=1, host="b", lost_peer=False)

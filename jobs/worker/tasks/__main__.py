@@ -9,13 +9,26 @@ import os
 import sys
 from pathlib import Path
 
+from ..runtime.errors import WorkerError
+from ..runtime.events import Events, take_mark
 from ..runtime.process import VARIABLES, leave, read_words
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Run a task; returns its exit code."""
     if Path(VARIABLES).exists():
-        os.environ.update(dict(word.split("=", 1) for word in read_words(Path(VARIABLES))))
+        try:
+            words = read_words(Path(VARIABLES))
+        except WorkerError as error:
+            Events(mark=take_mark()).error(error.message, error.hint)
+            return 1
+        os.environ.update(dict(word.split("=", 1) for word in words))
     # Libraries read some of them when they are imported.
     from ..training.run import run_task
     from . import TASKS
 
-    leave(run_task(TASKS[sys.argv[1]], sys.argv[2:]))
+    return run_task(TASKS[sys.argv[1]], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names and records can contain invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     if "_ARGCOMPLETE" in os.environ:
-        import_module("jobs.cli.completion").complete()
+        import_module("jobs.cli.setup.completion").complete()
     if command is not None and command not in COMMANDS:
         near = [_SYNONYMS[command]] if command in _SYNONYMS else []
         near = near or difflib.get_close_matches(command, COMMANDS, n=1)

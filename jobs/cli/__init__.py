@@ -33,9 +33,17 @@ GROUPS = {
     "jobs": _JOBS,
     "software": CLUSTER_GROUPS["software"],
     "upkeep": CLUSTER_GROUPS["upkeep"]
-    | {"config": Command("jobs.cli.config", "show or write spr-cluster.toml, and what it sets")}
-    | {"docs": Command("jobs.cli.docs", "print a guide for agents and scripts")}
-    | {"completion": Command("jobs.cli.completion", "print a completion script for your shell")},
+    | {
+        "config": Command(
+            "jobs.cli.setup.config", "show or write spr-cluster.toml, and what it sets"
+        )
+    }
+    | {"docs": Command("jobs.cli.setup.docs", "print a guide for agents and scripts")}
+    | {
+        "completion": Command(
+            "jobs.cli.setup.completion", "print a completion script for your shell"
+        )
+    },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 _DESCRIPTION = """\

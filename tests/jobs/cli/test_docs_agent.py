@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from jobs.cli import COMMANDS
-from jobs.cli.docs import render_guide
+from jobs.cli.setup.docs import render_guide
 
 
 def test_the_guide_has_every_command_with_its_options_and_json() -> None:

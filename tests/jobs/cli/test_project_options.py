@@ -13,7 +13,7 @@ from infra.files import parse_toml
 from infra.project_file import ProjectFile, read_project_file
 from jobs.__main__ import main
 from jobs.cli import build_parser
-from jobs.cli.config import build_schema, render_new
+from jobs.cli.setup.config import build_schema, render_new
 from jobs.cli.shared.project_options import apply_project
 
 FILE = """\

@@ -34,7 +34,7 @@ def run(_: argparse.Namespace) -> int:
 def render_guide() -> str:
     """Return the guide in Markdown, which is also a skill file for agents."""
     rules, json_output = (
-        resources.files("jobs.cli").joinpath(name).read_text(encoding="utf-8")
+        resources.files("jobs.cli.setup").joinpath(name).read_text(encoding="utf-8")
         for name in ("agent_rules.md", "json_output.md")
     )
     return "\n".join([rules, *_commands(), "", json_output.strip()])

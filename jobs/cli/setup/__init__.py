@@ -1,0 +1,1 @@
+"""Commands that set up this tool, or describe it."""

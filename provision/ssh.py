@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,7 +144,7 @@ class ChannelStream:
 
 
 class SshHost:
-    """A :class:`Host` over fabric. It connects at the first use and keeps the connection.
+    """A :class:`Host` over fabric. It connects at the first use and keeps the connection for all threads.
 
     ``alias`` names its host keys in the known-hosts file: the instance id, because an address may be
     reassigned. ``proxy`` is a command that connects to its port 22. With a ``gateway``, all machines share
@@ -167,12 +168,17 @@ class SshHost:
         self._gateway = gateway if proxy else None
         self._connection: Connection | None = None
         self._proxy: Proxy | None = None
+        self._opening = threading.Lock()
 
     @property
     def name(self) -> str:
         return self._name
 
     def _open(self) -> Connection:
+        with self._opening:
+            return self._open_once()
+
+    def _open_once(self) -> Connection:
         if self._connection is not None and self._connection.is_connected:
             return self._connection
         self.close()

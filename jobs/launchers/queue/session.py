@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -132,8 +133,27 @@ class JobSession:
         ignored = warn_ignored(self.context.stack, found)
         return replace(found, warnings=(*found.warnings, *ignored))
 
-    def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
-        """Send the plan's files and the worker code to the nodes. A failure leaves nothing there."""
+    def place(self, plan: JobPlan) -> None:
+        """Send the plan's folders, its files, and the worker code to the nodes.
+
+        A failure leaves nothing there.
+        """
+        try:
+            self._send_folders(plan)
+            self._send_files(plan)
+        except BaseException:
+            self._withdraw(plan)
+            raise
+
+    def _send_folders(self, plan: JobPlan) -> None:
+        note, stack, key = self.context.progress.note, self.context.stack, ""
+        if plan.packages:
+            key = install_packages(self.head, plan.packages, stack, note)
+        if plan.folders or key:
+            ssh_config = self.context.ssh_config
+            send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)
+
+    def _send_files(self, plan: JobPlan, record: str = "") -> None:
         if plan.resumed_job and not plan.variables:
             return  # its first node sends them to replacement nodes
         if plan.sends:
@@ -143,20 +163,8 @@ class JobSession:
             sent[SECRETS] = json.dumps(plan.variables).encode()
         if not plan.resumed_job:
             sent |= {**files.worker_files(), **plan.files, "output/.keep": b""}
-        if placement and not plan.resumed_job:
-            sent[RECORD] = self._record(plan, placement).render().encode()
-        try:
-            note = self.context.progress.note
-            key = ""
-            if plan.packages:
-                key = install_packages(self.head, plan.packages, self.context.stack, note)
-            if plan.folders or key:
-                ssh_config = self.context.ssh_config
-                send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)
-            files.place_files(self.head, self.paths, sent)
-        except BaseException:
-            self._withdraw(plan)
-            raise
+            sent |= {RECORD: record.encode()} if record else {}
+        files.place_files(self.head, self.paths, sent)
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
@@ -169,20 +177,38 @@ class JobSession:
         self.launcher.submit(self.launch(plan, placement), self.paths)
         return record
 
-    def start(self, plan: JobPlan, placement: Placement) -> JobRecord:
+    def start(self, plan: JobPlan) -> JobRecord:
         """Copy a job's files to the nodes and submit it. Returns its record, also kept with its results.
 
         A job that can't be submitted leaves nothing behind, on the nodes or in its results folder.
         """
-        text, is_new, is_over = self._record(plan, placement).render(), False, True
-        if plan.results:
-            is_new = claim_results(plan.results, self.paths.job_id, text)
+        is_new = is_submitted = False
+        is_sent = bool(plan.folders or plan.packages)
+
+        def prepare() -> Placement:
+            nonlocal is_new, is_sent
+            placement = self.plan_placement(plan.placement, plan.backend)
+            record = self._record(plan, placement).render()
+            if plan.results:
+                is_new = claim_results(plan.results, self.paths.job_id, record)
+            is_sent = True
+            self._send_files(plan, record)
+            return placement
+
         try:
-            self.place(plan, placement)
-            is_over = False
+            # The nodes are inspected while the folders are sent: each takes as long as the other.
+            with ThreadPoolExecutor(1) as pool:
+                preparing = pool.submit(prepare)
+                try:
+                    self._send_folders(plan)
+                    placement = preparing.result()
+                except BaseException:
+                    self.head.close()  # the other thread must not continue to send
+                    raise
+            is_submitted = True
             return self.submit(plan, placement)
         except BaseException:
-            is_over = is_over or self._withdraw(plan)
+            is_over = (is_sent and self._withdraw(plan)) or not is_submitted
             if plan.results and is_new and is_over:
                 release_results(plan.results)
             raise
@@ -201,6 +227,7 @@ class JobSession:
     def follow(self, plan: JobPlan, record: JobRecord, *, quiet: bool = False) -> JobResult:
         """Follow a job until it ends, also with a failure. ``quiet`` hides its log."""
         output = JobOutput(self.context.on_event, self.context.on_log, record.job, quiet)
+        output.may_be_silent = plan.is_interactive
         warnings = (f"warning: {text}" for text in record.placement.warnings)
         command = [f"$ {record.mpirun}"] if self.context.verbose else []
         for line in () if quiet else (*warnings, *command):
@@ -302,8 +329,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         plan = build_plan(session)
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
-        placement = session.plan_placement(plan.placement, plan.backend)
-        record = session.start(plan, placement)
+        record = session.start(plan)
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.nodes).nodes)

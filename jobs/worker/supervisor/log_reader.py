@@ -18,7 +18,7 @@ from pathlib import Path
 from .commands import ask_slurm, find_missing
 
 # squeue is slower than reading the log, so it runs less often.
-_READ_S, _ASK_S = 0.2, 1.0
+_READ_S, _ASK_S = 0.05, 1.0
 _BLOCK = 1 << 20
 LONGEST = 1 << 16
 """Longer lines are split into pieces of this many bytes."""

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from cluster.console.output import terminal_width
+from infra.wait import Progress
 
 _PIPE_WIDTH = 160
 
@@ -141,6 +142,15 @@ class TreeProgress:
                 self._live.stop()
                 self._phases.clear()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the terminal to another program."""
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
+
     def note(self, text: str) -> None:
         for phase in reversed(self._phases):
             if phase.end is None:
@@ -170,3 +180,8 @@ def make_console() -> Console:
 def make_progress() -> PlainProgress | TreeProgress:
     """Return the tree on a terminal, plain lines elsewhere."""
     return TreeProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def paused(progress: Progress) -> AbstractContextManager[None]:
+    """Leave the terminal to another program."""
+    return progress.paused() if isinstance(progress, TreeProgress) else nullcontext()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from cluster.cli.chosen_cluster import add_cluster_options
-from cluster.console.display import format_seconds
-from cluster.console.output import emit, say
+from cluster.cli.ssh import NOT_CONNECTED, run_client
+from cluster.console.display import format_seconds, paused
+from cluster.console.output import emit, has_terminal, say
 from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
@@ -24,7 +28,8 @@ from jobs.cli.shared.job_options import (
     results_folder,
 )
 from jobs.launchers.folders import has_rsync
-from jobs.launchers.queue.session import run_job
+from jobs.launchers.queue.job_output import Event
+from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
 from jobs.program.folder import choose_folders
 from jobs.program.packages import find_packages, import_folders, runs_python
@@ -36,11 +41,13 @@ from jobs.program.plan import (
     plan_program,
 )
 from jobs.train.request import check_results
+from provision.install import VENV
 
 _EXAMPLES = """\
   spr-cluster run -- hostname                 once per rank
   spr-cluster run --nodes 2 --ppn 2 -- python my_script.py --epochs 3
   spr-cluster run --env HF_TOKEN --data-dir data -- python src/main.py
+  spr-cluster run --pty -- ipython            on this terminal, on one node
   spr-cluster run finetune                    a job in spr-cluster.toml
   spr-cluster run finetune -- --epochs 5      with more arguments
 """
@@ -90,6 +97,11 @@ def add_parser(subparsers: SubParsers) -> None:
         "a header; `none` for nothing (default: the script's header, else the project's first of these)",
     )
     add("--own-torch", action="store_true", help="let the packages replace the stack's torch")
+    add(
+        "--pty",
+        action="store_true",
+        help="run it on this terminal, on one node: a shell, pdb, or IPython; it ends with the connection",
+    )
     add("--large-files", action="store_true", help="allow more than 256 MiB besides the data")
     add_variable_options(add)
     add_results_option(group, "the output")
@@ -100,13 +112,33 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
-    request = build_request(args, now)
-    check_results(request.results)
-    context = open_job_context(args, now)
+    with ThreadPoolExecutor(1) as pool:
+        # The project is read while EC2 answers; what is wrong with it is reported first.
+        reading = pool.submit(build_request, args, now)
+        try:
+            context = open_job_context(args, now)
+        finally:
+            request = reading.result()
     plan = plan_program(request, context.stack)
+    if args.pty:
+        context = replace(context, on_event=partial(_open_terminal, context))
     done = run_job(context, lambda _: plan).record
     emit(args, render(done, request.results), asdict(done))
     return 0
+
+
+def _open_terminal(context: JobContext, event: Event) -> None:
+    """Once the job runs, give its program this terminal until it ends."""
+    if event["event"] != "running":
+        context.on_event(event)
+        return
+    node = context.cluster.node(event["node"]).name
+    start = f"exec env PYTHONPATH=code {VENV}/bin/python -m worker.program.terminal"
+    command = f"cd {shlex.quote(event['folder'])} && {start}"
+    argv = ["ssh", "-t", "-q", "-F", str(context.ssh_config), node, command]
+    with paused(context.progress):
+        if run_client(argv) == NOT_CONNECTED:
+            say(f"the connection to {node} broke, and the program was ended")
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
@@ -114,7 +146,10 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
     for flag in ("program", "files"):
         if "" in getattr(args, flag):
             raise UsageError(f"{flag if flag == 'program' else '--files'}: a word is empty")
-    variables = read_variable_options(args)
+    if args.pty:
+        refuse_pty(args)
+    variables, results = read_variable_options(args), results_folder(args, "run", now)
+    check_results(results)
     here, folder = Path.cwd(), args.folder
     if not has_rsync() and not args.data_dir and folder is None:
         say("rsync is not installed here: only the command's script and --files are sent")
@@ -142,13 +177,24 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         packages=packages,
         imports=imports,
         subfolder=sent.subfolder,
-        results=results_folder(args, "run", now),
+        results=results,
         placement=read_placement(args),
-        nodes=args.nodes,
+        nodes=1 if args.pty else args.nodes,
         env=variables,
         backend=args.backend,
         retries=args.retries,
+        is_interactive=args.pty,
     )
+
+
+def refuse_pty(args: argparse.Namespace) -> None:
+    """Raise :class:`UsageError` if ``--pty`` can't work with the other options or without a terminal."""
+    given = {"--nodes": args.nodes not in (None, 1), "--ppn": args.ppn not in (None, 1)}
+    given |= {"--retries": args.retries > 0, "--detach": args.detach, "--json": args.json}
+    if refused := [flag for flag, is_given in given.items() if is_given]:
+        raise UsageError(f"--pty runs one rank on this terminal: omit {' and '.join(refused)}")
+    if not has_terminal():
+        raise UsageError("--pty needs a terminal", hint="omit it, or run the command in a terminal")
 
 
 def render(done: JobRecord, folder: Path) -> str:

@@ -112,6 +112,8 @@ class JobPlan:
     """The command to record, if it is not ``python -m module argv``."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of this kind of job in its record."""
+    is_interactive: bool = False
+    """Runs on the user's terminal and may print nothing for long."""
     gather_output: bool = False
     """Fetch the workers' output folders too, each into a folder named after its node."""
     resume_command: tuple[str, ...] = ()

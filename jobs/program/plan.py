@@ -166,6 +166,8 @@ class ProgramRequest:
     backend: str = "auto"
     kind: str = "run"
     retries: int = 0
+    is_interactive: bool = False
+    """Whether the program runs on the user's terminal."""
 
 
 def check_variables(words: Sequence[str]) -> tuple[str, ...]:
@@ -229,6 +231,8 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         argv.append(f"--imports={':'.join(request.imports)}")
     if request.env:
         argv.append(f"--environment={SECRETS}")
+    if request.is_interactive:
+        argv.append("--terminal")
     return JobPlan(
         kind=request.kind,
         module="worker.program",
@@ -253,4 +257,5 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
             "env": [word.partition("=")[0] for word in request.env],
         },
         gather_output=True,
+        is_interactive=request.is_interactive,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import secrets
 import socket
@@ -104,6 +106,31 @@ def test_a_script_of_torch_runs_on_all_nodes(
     kept = read(tmp_path / "out/job.json")
     assert (kept["exit_code"], kept["cloud"], kept["billed"]) == (0, "local", False)
     assert (tmp_path / "out/log").is_file()
+
+
+def test_a_program_on_the_users_terminal(two: LiveCluster, tmp_path: Path) -> None:
+    program = "read -p 'your name: ' name; [ -t 1 ] && echo hello $name, $RANK of $WORLD_SIZE"
+    argv = [*two.cli.argv, "run", *PLAIN, "--pty", f"--results={tmp_path}/out", "--", "sh", "-c"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*argv, f"{program}; echo $name > $SPR_OUTPUT/name; exit 3"],
+        env=two.cli.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as running:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the end of the terminal
+            while block := os.read(ours, 1 << 16):
+                if b"your name" not in shown and b"your name" in shown + block:
+                    os.write(ours, b"Ada\n")
+                shown += block
+        assert running.wait(60) == 1, shown.decode()
+    assert b"hello Ada, 0 of 1" in shown
+    assert b"sh ended with exit code 3" in shown
+    assert (tmp_path / "out/name").read_text() == "Ada\n"
 
 
 def test_a_program_that_is_no_python_on_the_first_node(two: LiveCluster, tmp_path: Path) -> None:

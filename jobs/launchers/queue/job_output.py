@@ -40,6 +40,7 @@ class JobOutput:
     """Reasons for waiting that were shown already."""
     on_eta: Callable[[float], None] = lambda _: None
     """Called with the seconds that training still needs."""
+    may_be_silent: bool = False
     heard: float = field(default_factory=time.monotonic)
     """When the job printed its last line."""
 
@@ -113,6 +114,8 @@ def note_silence(
         minutes = 1
         while not ended.wait(minute_s / 12):
             tick()
+            if output.may_be_silent:
+                continue
             silent = (time.monotonic() - output.heard) / minute_s
             if silent < 1:
                 minutes = 1

@@ -1,4 +1,4 @@
-"""``python -m worker.program --folder F --output O [--environment FILE] -- PROGRAM ARGS``: one rank.
+"""``python -m worker.program --folder F --output O [options] -- PROGRAM ARGS``: one rank.
 
 It checks the rank's placement, runs the program, watches the other ranks (but not what their programs do),
 and reports its exit code. A program that fails ends all other ranks: Hydra would leave them waiting, and
@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..runtime.errors import PlacementError, WorkerError
@@ -20,6 +20,7 @@ from ..runtime.events import Events, take_mark
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.pinning import take_place
 from ..runtime.process import leave, read_identity, read_local_place, read_words
+from .terminal import wait_for_session
 
 _NO_PROGRAM = 127
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -42,9 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         events.error(error.message, error.hint)
         return 1
     name = args.program[0]
-    events.emit("running")
+    events.emit("running", node=os.environ.get("SLURMD_NODENAME", ""), folder=str(Path.cwd()))
     try:
-        code, asked = _run(args.program, args.folder, environ, Heartbeat(identity, events))
+        if args.terminal:
+            asked = _note_stops()
+            code = wait_for_session(args.program, args.folder, environ, asked)
+        else:
+            code, asked = _run(args.program, args.folder, environ, Heartbeat(identity, events))
+    except WorkerError as error:
+        events.error(error.message, error.hint)
+        return 1
     except OSError as error:
         hint = "is it installed on the nodes, or among the job's files, and executable?"
         events.error(f"{name} can't be run: {error.strerror}", hint, exit_code=_NO_PROGRAM)
@@ -92,26 +100,32 @@ def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str])
 
 def _run(
     program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
-) -> tuple[int, bool]:
-    """Return the program's exit code, as a shell would, and whether SIGTERM arrived."""
+) -> tuple[int, list[int]]:
+    """Return the program's exit code, as a shell would, and the signals that asked it to stop."""
     # Files that mpirun opened stay open: the program may use MPI.
     child = subprocess.Popen(
         program, cwd=folder, env=environ, close_fds=False, preexec_fn=_end_with_parent
     )
-    asked = []
-
-    def forward(number: int, _frame: object) -> None:
-        asked.append(number)
-        child.send_signal(number)
-
-    for number in _FORWARDED:
-        signal.signal(number, forward)
+    asked = _note_stops(child.send_signal)
     heartbeat.start()  # after the fork: preexec_fn and threads don't mix
     code = child.wait()
     if code == 0:
         heartbeat.stay()
     heartbeat.stop(goodbye=code == 0 or bool(asked))
-    return (128 - code if code < 0 else code), bool(asked)
+    return (128 - code if code < 0 else code), asked
+
+
+def _note_stops(act: Callable[[int], object] = lambda _: None) -> list[int]:
+    """Return a list to which each signal that asks this rank to stop is added, after ``act``."""
+    asked: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        asked.append(number)
+        act(number)
+
+    for number in _FORWARDED:
+        signal.signal(number, note)
+    return asked
 
 
 def _end_with_parent() -> None:
@@ -132,6 +146,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--packages", default="packages", help="folder of the job's own packages")
     parser.add_argument("--imports", default="", help="folders to import from, separated by colons")
     parser.add_argument("--environment", help="a JSON list of the user's NAME=VALUE")
+    parser.add_argument("--terminal", action="store_true", help="run it in the user's SSH session")
     parser.add_argument("program", nargs="+", help="after --: the program and its arguments")
     return parser.parse_args(argv)
 

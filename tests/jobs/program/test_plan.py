@@ -236,3 +236,19 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     for wrong in (("--", ""), ("--files=", "x")):
         with pytest.raises(UsageError):
             typed(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--nodes=2",), "--pty runs one rank on this terminal: omit --nodes"),
+        (("--ppn=2", "--retries=1", "--detach"), "omit --ppn and --retries and --detach"),
+        (("--json",), "omit --json"),
+        (("--nodes=1", "--ppn=1"), "--pty needs a terminal"),
+    ],
+)
+def test_a_terminal_is_for_one_rank(given: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    with pytest.raises(UsageError, match=message):
+        build_request(parser.parse_args(["run", "--pty", *given, "--", "bash"]), NOW)

@@ -187,6 +187,49 @@ def test_a_queued_job_runs_the_project_as_it_was_submitted(
         assert found.split() == [".gitignore", ".keep", "data", "spr-cluster.toml", "src", "2"]
 
 
+def count_readable(two: LiveCluster, secret: str) -> dict[str, str]:
+    """Count the secret in what others can see on each node: process lists, their own environments, the queue,
+    and files of any mode but 0600.
+    """
+    pattern = f"[{secret[3]}]{secret[4:]}"  # which does not match itself
+    look = f"""sudo bash -c 'cd /proc; cat [0-9]*/cmdline; for p in [0-9]*; do
+      [ "$(stat -c %U $p)" = ubuntu ] || cat $p/environ; done; scontrol -o show job; scontrol -d show job
+      find /home /var/log /var/spool /var/lib/slurm* /tmp -xdev -type f ! -perm 600 -exec cat {{}} +
+      ' 2>/dev/null | tr '\\0' '\\n' | grep -c '{pattern}' || true"""
+    return {node: ssh_two(two, node, look).strip() for node in ("node0", "node1")}
+
+
+def find_left(two: LiveCluster, secret: str) -> list[str]:
+    """Return each node's files that contain the secret."""
+    pattern = f"[{secret[3]}]{secret[4:]}"
+    left = f"sudo grep -rl '{pattern}' /home /var/log /var/spool /tmp 2>/dev/null || true"
+    return [ssh_two(two, node, left) for node in ("node0", "node1")]
+
+
+def test_a_secret_of_a_training_job_is_only_in_the_ranks(
+    two: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = f"hf_{secrets.token_hex(12)}"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    out = tmp_path / "out"
+    train = ("train", "digits", "--name", NAME, "--env=HF_TOKEN", "--epochs=1000")
+    with two.cli.start(*train, f"--results={out}") as running:
+        assert running.stdout is not None
+        assert any("step " in line for line in running.stdout)
+        own = "cat $(ls -td ~/spr-jobs/digits-*/ | head -1)environment.json"
+        assert secret in ssh_two(two, "node1", own)
+        found = count_readable(two, secret)
+        two.cli.run("cancel", "--name", NAME, "--now")
+        shown = running.stdout.read()
+        assert running.wait(timeout=60) == 1, shown
+    assert found == {"node0": "0", "node1": "0"}
+    assert secret not in shown
+    assert find_left(two, secret) == ["", ""]
+    files = [path for top in (two.cli.home, out) for path in top.rglob("*") if path.is_file()]
+    assert not [path for path in files if secret.encode() in path.read_bytes()]
+    assert "HF_TOKEN" in (out / "job.json").read_text()
+
+
 def test_a_secret_is_only_in_the_ranks_and_a_private_file(
     two: LiveCluster, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,19 +256,12 @@ def test_a_secret_is_only_in_the_ranks_and_a_private_file(
             shown.append(line)
             if "it fits" in line:
                 break
-        # What others can see: process lists, their environments, the queue, and files of any mode but 0600.
-        pattern = f"[{secret[3]}]{secret[4:]}"  # which does not match itself
-        look = f"""sudo bash -c 'cd /proc; cat [0-9]*/cmdline; for p in [0-9]*; do
-          [ "$(stat -c %U $p)" = ubuntu ] || cat $p/environ; done; scontrol -o show job; scontrol -d show job
-          find /home /var/log /var/spool /var/lib/slurm* /tmp -xdev -type f ! -perm 600 -exec cat {{}} +
-          ' 2>/dev/null | tr '\\0' '\\n' | grep -c '{pattern}' || true"""
-        found = {node: ssh_two(two, node, look).strip() for node in ("node0", "node1")}
+        found = count_readable(two, secret)
         shown += running.stdout.readlines()
         assert running.wait(timeout=60) == 0, "".join(shown)
     assert found == {"node0": "0", "node1": "0"}
     assert secret[3:] not in "".join(shown)
-    left = f"sudo grep -rl '{pattern}' /home /var/log /var/spool /tmp 2>/dev/null || true"
-    assert [ssh_two(two, node, left) for node in ("node0", "node1")] == ["", ""]
+    assert find_left(two, secret) == ["", ""]
     tops = (two.cli.home, project / "out")
     files = [path for top in tops for path in top.rglob("*") if path.is_file()]
     assert len(files) > 5

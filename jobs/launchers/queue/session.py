@@ -134,7 +134,7 @@ class JobSession:
 
     def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
         """Send the plan's files and the worker code to the nodes. A failure leaves nothing there."""
-        if plan.resumed_job and not plan.variables:
+        if plan.resumed_job and not (plan.variables or plan.packages):
             return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")

@@ -296,4 +296,4 @@ def without_secrets(text: str) -> str:
     for name, value in os.environ.items():
         if value and _SECRET.search(name):
             text = text.replace(value, "…")
-    return text[:300]
+    return text[:600]

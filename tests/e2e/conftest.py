@@ -123,13 +123,9 @@ class LiveCluster:
 
     def in_network(self, node: str, *command: str) -> None:
         """Run a program of this machine in a node's network."""
-        argv = [*self.network_argv(node), *command]
-        subprocess.run(argv, capture_output=True, check=True, timeout=60)
-
-    def network_argv(self, node: str) -> list[str]:
-        """Return what to put before a command of this machine to run it in a node's network."""
         pid = podman("inspect", "--format={{.State.Pid}}", self.container(node)).strip()
-        return ["nsenter", f"--target={pid}", "--net"]
+        argv = ["nsenter", f"--target={pid}", "--net", *command]
+        subprocess.run(argv, capture_output=True, check=True, timeout=60)
 
     def wait_until_idle(self) -> None:
         """Wait until Slurm can use all nodes: their last job is over, and their daemons answer."""

@@ -144,8 +144,8 @@ class TrainOptions:
     )
     report_to: str = option(
         "auto",
-        f"where metrics go: one or several of {', '.join(TRACKERS)}, with commas; none; auto: TensorBoard "
-        "files, if the nodes have the package",
+        f"where metrics go: one or several of {', '.join(TRACKERS)}, separated by commas; none; or auto: "
+        "TensorBoard files, if the nodes have the package",
         metavar="TRACKERS",
         several=tuple(TRACKERS),
         choices=("auto", "none"),

@@ -28,7 +28,7 @@ _CLIENTS = {
     "tensorboard": Client("tensorboard>=2.18,<3"),
     "mlflow": Client(
         # The client alone, without the server.
-        "mlflow-skinny>=2.16,<4",
+        "mlflow-skinny>=3.1,<4",
         tuple(f"MLFLOW_{name}" for name in (*_MLFLOW, "EXPERIMENT_NAME")),
         ("MLFLOW_TRACKING_URI",),
     ),

@@ -1,4 +1,4 @@
-"""``train --report-to`` with a real MLflow server on this machine, as documented, and TensorBoard's reader."""
+"""``train --report-to`` with a real MLflow server on this machine, as documented, and TensorBoard files."""
 
 from __future__ import annotations
 

@@ -43,6 +43,8 @@ _SETTINGS = {
     # By default, a server that is gone is noticed after minutes.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    # It would print the server's URL, which may hold a login.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "WANDB_ERROR_REPORTING": "false",
 }
 """Variables for the libraries, unless the user sets them."""

@@ -72,7 +72,7 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path / JOB / "output")
 
 
-def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def read_scalars(folder: Path) -> dict[str, Any]:
     """Return the steps and values that TensorBoard shows, by name."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -123,9 +123,9 @@ def find_runs(port: int, job: str, experiment: str = "0") -> list[dict[str, Any]
 
 
 def test_a_job_is_one_mlflow_run_also_after_a_failure(
-    job: Job, port: int, monkeypatch: pytest.MonkeyPatch
+    job: Job, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:{port}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "an experiment")
     job.fail("mlflow", range(1, 5))
     found = ask(port, "experiments/search", max_results=10)["experiments"]
@@ -146,6 +146,7 @@ def test_a_job_is_one_mlflow_run_also_after_a_failure(
     where = f"metrics/get-history?run_id={run['info']['run_id']}&metric_key=train/learning_rate"
     history = get(port, where)["metrics"]
     assert sorted({each["step"] for each in history}) == [1, 2, 3, 4, 5, 6]
+    assert SECRET not in "".join(capfd.readouterr())
 
 
 def test_a_rank_reads_address_and_client_from_its_jobs_folder(tmp_path: Path, port: int) -> None:

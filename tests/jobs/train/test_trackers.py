@@ -14,6 +14,7 @@ import pytest
 from cluster.console.parser import Parser
 from infra.errors import UsageError
 from jobs.cli.train import add_parser, build_request, build_resume
+from jobs.launchers.plan import PackageList
 from jobs.train.request import TrainRequest
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.trackers import tracker_packages, tracker_variables
@@ -125,6 +126,19 @@ def test_a_job_resumes_with_its_trackers_and_the_shells_variables(
         assert file is not None
         assert json.load(file) == [f"{URI}=https://here"]
     assert not any("give it again" in line for line in log)
+
+
+def test_a_resumed_job_gets_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = []
+
+    def install(head: object, packages: PackageList, *more: object) -> str:
+        installed.append(packages)
+        return ""
+
+    monkeypatch.setattr("jobs.launchers.queue.session.install_packages", install)
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
+    run(hosts, ResumeRequest("squad", None, tmp_path, {"report_to": "tensorboard"}))
+    assert installed == [tracker_packages("tensorboard")]
 
 
 def test_a_resumed_job_may_report_elsewhere() -> None:

@@ -48,8 +48,8 @@ def test_a_job_reports_to_mlflow_and_tensorboard(
     server.mkdir()
     token = secrets.token_hex(16)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
-    command = ("train", "digits", *TWO, "--epochs=1", f"--results={results}")
-    command += ("--report-to=mlflow,tensorboard",)
+    more = ("--report-to=mlflow,tensorboard", f"--results={results}")
+    command = ("train", "digits", *TWO, "--epochs=1", *more)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     refused = two.cli.run(*command, check=2)
     assert "--report-to mlflow needs MLFLOW_TRACKING_URI" in refused.stderr

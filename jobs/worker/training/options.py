@@ -73,14 +73,8 @@ def option(
     A value is one of ``choices``, or one or several of ``several``, separated by commas.
     """
     kind = kind or (str if default is None else type(default))
-    details = {
-        "help": text,
-        "kind": kind,
-        "within": within,
-        "choices": choices,
-        "metavar": metavar,
-        "several": several,
-    }
+    details = {"help": text, "kind": kind, "within": within, "choices": choices}
+    details |= {"several": several, "metavar": metavar}
     return field(default=default, metadata=details)
 
 

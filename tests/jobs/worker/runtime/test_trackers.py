@@ -68,7 +68,10 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that waits for its trackers also on a busy machine."""
+    monkeypatch.setattr(trackers, "FLUSH_SECONDS", 120.0)
+    monkeypatch.setattr(trackers, "FAILED_FLUSH_SECONDS", 120.0)
     return Job(tmp_path / JOB / "output")
 
 

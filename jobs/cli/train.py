@@ -39,6 +39,7 @@ from jobs.train.request import (
     expand_home,
 )
 from jobs.train.resume import ResumeRequest, resume
+from jobs.train.trackers import tracker_variables
 from jobs.train.train import train
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import MAY_CHANGE, flag
@@ -71,7 +72,7 @@ _SQUAD = (
 RETRIES = 1
 LAST = "the last unfinished one"
 # Options that may change on resume, besides those that do not affect what is learned.
-_RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints"}
+_RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints", "report_to"}
 _DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
 
@@ -234,7 +235,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         args.nodes,
         _retries(args),
         args.elastic,
-        read_variable_options(args),
+        tracker_variables(options.report_to, read_variable_options(args)),
     )
 
 

@@ -125,10 +125,7 @@ def resolve(
         options += ["--no-deps"] if packages.is_lock else []
         found = resolver.resolve(lines, target, sources, _RESOLVE_S, *options, binary=False)
         if found.error:
-            raise UsageError(
-                f"{packages.source}: {found.error}",
-                hint="--packages names another file, `--packages none` installs nothing",
-            )
+            raise UsageError(f"{packages.source}: {found.error}", hint=packages.hint)
         pins = {**_parse(preferred.read_text())}
     new = {name: pin for name, pin in pins.items() if pin != f"{name}=={installed.get(name)}"}
     return [

@@ -73,6 +73,8 @@ class PackageList:
     """Whether it is complete, with exact versions."""
     own_torch: bool = False
     """Whether it may replace the stack's torch."""
+    hint: str = "--packages names another file, `--packages none` installs nothing"
+    """What to do if it can't be resolved."""
 
     def __str__(self) -> str:
         return f"the packages of {self.source}"

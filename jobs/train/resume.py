@@ -15,6 +15,7 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.session import JobContext, JobSession, run_job
 from jobs.launchers.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack
+from jobs.train.trackers import tracker_packages, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions
@@ -60,6 +61,8 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     results = request.results or Path("results", found.job)
     check_results(results, found.job)
     record = read_record(session.head, paths)
+    report_to = options_again(record, request).report_to
+    request = replace(request, env=tracker_variables(report_to, request.env))
     nodes = len(cluster.nodes)
     if nodes > record.nnodes and request.nproc_per_node is None:
         log(f"using {counted(record.nnodes, 'node')} of {nodes}, as before")
@@ -141,7 +144,9 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
             hint=f"use {ppn}a cluster of {counted(record.nnodes, 'node')} (`up --nodes "
             f"{record.nnodes}`), or start a new job without --resume",
         )
-    plan = plan_options(options_again(record, request), offline=bool(record.env))
+    options = options_again(record, request)
+    plan = plan_options(options, offline=bool(record.env))
+    plan = replace(plan, packages=tracker_packages(options.report_to))
     placement = replace(record.options, nproc_per_node=per_node)
     plan = replace(plan, retries=request.retries, variables=request.env)
     return replace(plan, placement=placement, nodes=nodes)

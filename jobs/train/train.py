@@ -17,6 +17,7 @@ from jobs.train.request import (
     options_on_nodes,
     require_able_stack,
 )
+from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.training.options import TrainOptions
 from provision.stacks.stack import Stack
@@ -63,6 +64,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     return replace(
         plan,
         files=data_files(options),
+        packages=tracker_packages(options.report_to),
         variables=request.env,
         details={**plan.details, **name_variables(request.env)},
         placement=request.placement,

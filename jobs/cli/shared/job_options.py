@@ -30,7 +30,7 @@ _HIDDEN = {"output", "trial_seconds", "resume"}
 _SECONDS, _MAX_SECONDS = 20, 3600
 # Options without effect in a trial.
 _WITHOUT_EFFECT = _HIDDEN | {
-    *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints"),
+    *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
     *("learning_rate", "warmup_ratio"),
 }
 _FOR_EXPERTS = frozenset(

@@ -72,11 +72,15 @@ class Events:
         self._stream = stream
         self._clock = clock
         self._last_step: float | None = None
+        self.observe: Callable[[str, Mapping[str, Any]], None] | None = None
+        """Receives each event that :meth:`emit` prints."""
 
     def emit(self, event: str, **fields: object) -> None:
         """Print one event, on rank 0. Raises ``ValueError`` for a number that JSON lacks."""
         if self.rank == 0:
             self._write({"event": event, **fields})
+            if self.observe:
+                self.observe(event, fields)
 
     def note(self, text: str) -> None:
         """Print one line for the user."""

@@ -24,7 +24,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ from .pinning import RankPlacement, explain_unpinned, take_place
 from .precision import choose_precision, read_cpu_flags
 from .process import STOPPED, RankIdentity, read_identity
 from .ranks import Ranks, join, lost_peer
+from .trackers import TrackedRun, report_to
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class RunSettings:
     """Continue the run in ``output`` instead of replacing it."""
     model: str | None = None
     """The model's name for the ``start`` event."""
+    report_to: str = "none"
+    """Where rank 0's metrics go, as in ``--report-to``."""
 
 
 Own = TypeVar("Own")
@@ -82,7 +85,7 @@ def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) 
     except WorkerError as error:
         events.error(error.message, error.hint)
     except Exception as error:
-        _report(error, events)
+        _explain(error, events)
     else:
         return 0
     return 1
@@ -103,7 +106,7 @@ def _watch_peers(identity: RankIdentity, events: Events) -> Iterator[None]:
     heartbeat.stop(goodbye=True)
 
 
-def _report(error: Exception, events: Events) -> None:
+def _explain(error: Exception, events: Events) -> None:
     if lost_peer(error):
         hint = "the rank that failed first reports the cause; if none does, one of them hangs"
         events.error(f"lost contact with another rank: {first_line(error)}", hint, lost_peer=True)
@@ -130,13 +133,24 @@ def _run(main: Main[Own], options: Own, settings: RunSettings, events: Events) -
         _announce(context, settings.model)
         if output is not None and ranks.first:
             prepare_output(output, resume=settings.resume)
-        own = main(context)
-        if own is None or not ranks.first:
-            return
-        results = {**context.facts(), **own}
-        if output is not None:
-            save_json(output / RESULTS, results)
-        events.emit("result", **results)
+        with _report(context, settings):
+            own = main(context)
+            if own is None or not ranks.first:
+                return
+            results = {**context.facts(), **own}
+            if output is not None:
+                save_json(output / RESULTS, results)
+            events.emit("result", **results)
+
+
+def _report(context: RankContext[Own], settings: RunSettings) -> AbstractContextManager[None]:
+    """Report to the trackers, on rank 0 of a run that writes files."""
+    ranks, output = context.ranks, settings.output
+    if output is None or not ranks.first or settings.report_to == "none":
+        return nullcontext()
+    chosen = {name: value for name, value in vars(context.options).items() if value is not None}
+    facts = {"ranks": ranks.size, "backend": ranks.backend, "dtype": context.precision.dtype}
+    return report_to(settings.report_to, TrackedRun(output, {**chosen, **facts}), context.events)
 
 
 def _announce(context: RankContext[Own], model: str | None) -> None:

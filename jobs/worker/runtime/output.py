@@ -4,6 +4,7 @@ model/          the trained model, if the job saves it
 checkpoints/    the state to resume from; on rank 0's machine
 metrics/        rank-N.jsonl, each on its rank's machine: a JSON object per step (:class:`StepFigures`)
 logs/           rank-N.log, likewise: what the rank printed, in addition to the merged log of all ranks
+tensorboard/, wandb/  files of :mod:`.trackers`, on rank 0's machine
 results.json    written last: its presence means that the rest is complete
 """
 

@@ -23,6 +23,9 @@ def main() -> int:
             Events(mark=take_mark()).error(error.message, error.hint)
             return 1
         os.environ.update(dict(word.split("=", 1) for word in words))
+    # The clients of --report-to, after the stack's packages: they replace none.
+    if Path("packages").is_dir():
+        sys.path.append(str(Path("packages").absolute()))
     # Libraries read some of them when they are imported.
     from ..training.run import run_task
     from . import TASKS

@@ -10,8 +10,11 @@ import argparse
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+
+from ..runtime.trackers import TRACKERS
 
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
@@ -26,6 +29,7 @@ ANY_RUN = frozenset(
         "keep_checkpoints",
         "resume",
         "trial_seconds",
+        "report_to",
     }
 )
 """Options that do not affect what is learned."""
@@ -61,11 +65,16 @@ def option(
     kind: type | None = None,
     within: Range | None = None,
     choices: tuple[str, ...] | None = None,
+    several: tuple[str, ...] = (),
     metavar: str | None = None,
 ) -> Any:
-    """Return a dataclass field that is also an option of the command line, with ``text`` as its help."""
+    """Return a dataclass field that is also an option of the command line, with ``text`` as its help.
+
+    A value is one of ``choices``, or one or several of ``several``, separated by commas.
+    """
     kind = kind or (str if default is None else type(default))
-    details = {"help": text, "kind": kind, "within": within, "choices": choices, "metavar": metavar}
+    details = {"help": text, "kind": kind, "within": within, "choices": choices}
+    details |= {"several": several, "metavar": metavar}
     return field(default=default, metadata=details)
 
 
@@ -127,6 +136,14 @@ class TrainOptions:
     keep_checkpoints: int = option(
         2, "number of checkpoints to keep", within=Range(1, 1000), metavar="K"
     )
+    report_to: str = option(
+        "auto",
+        f"where metrics go: one or several of {', '.join(TRACKERS)}, separated by commas; none; or auto: "
+        "TensorBoard files, if the nodes have the package",
+        metavar="TRACKERS",
+        several=tuple(TRACKERS),
+        choices=("auto", "none"),
+    )
     resume: bool = option(False, "continue from the newest checkpoint in the output folder")
     trial_seconds: int | None = option(
         None,
@@ -183,7 +200,8 @@ class TrainOptions:
             known, how = each.metadata, dict[str, Any](action="store_true")
             text = known["help"]
             if known["kind"] is not bool:
-                how = {"type": known["kind"], **{k: known[k] for k in ("choices", "metavar")}}
+                how = {"type": known["kind"], "metavar": known["metavar"]}
+                how["choices"] = None if known["several"] else known["choices"]
                 if each.default is not None and each.name != "model":
                     text += f" (default: {each.default})"
             parser.add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
@@ -259,7 +277,19 @@ def _check(flag: str, value: Any, details: Any) -> None:
     # "Not inside" rather than "outside" also catches nan.
     if within is not None and not within.low <= value <= within.high:
         raise ValueError(f"{flag} {value} is out of range: {within}")
-    if choices is not None and value not in choices:
+    if several := details["several"]:
+        _check_several(flag, value, several, choices)
+    elif choices is not None and value not in choices:
         raise ValueError(f"{flag} {value!r} is unknown: one of {', '.join(choices)}")
     if value == "":
         raise ValueError(f"{flag} is empty")
+
+
+def _check_several(flag: str, value: str, names: Sequence[str], alone: Sequence[str]) -> None:
+    for word in () if value in alone else value.split(","):
+        if word not in names:
+            near = get_close_matches(word, [each for each in (*names, *alone) if each != word], 1)
+            raise ValueError(
+                f"{flag} {value!r}: expected {', '.join(alone)}, or one or several of {', '.join(names)}, "
+                "separated by commas" + (f"; did you mean {near[0]}?" if near else "")
+            )

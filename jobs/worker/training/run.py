@@ -36,7 +36,12 @@ def run_task(kind: type[Task[Any]], argv: Sequence[str] | None = None) -> int:
     options = kind.Options.parse(argv, kind.name)
     output = Path(options.output) if options.trial_seconds is None else None
     settings = RunSettings(
-        options.backend, options.dtype, output, options.resume, options.model_name
+        options.backend,
+        options.dtype,
+        output,
+        options.resume,
+        options.model_name,
+        options.report_to,
     )
     return run_job(lambda context: train_task(kind(options), context), options, settings)
 

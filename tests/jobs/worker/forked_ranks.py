@@ -94,7 +94,7 @@ def end_server() -> None:
 
 def main() -> None:
     """Run what each line of standard input describes."""
-    import torch  # noqa: F401 - before the forks
+    import torch.utils.tensorboard  # noqa: F401 - before the forks
     import transformers.models.distilbert.modeling_distilbert  # noqa: F401
 
     from jobs.worker.training import run as job  # noqa: F401

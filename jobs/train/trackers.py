@@ -1,0 +1,68 @@
+"""What ``--report-to`` needs on the nodes: the trackers' clients and the user's variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from infra.errors import UsageError
+from jobs.launchers.plan import PackageList
+from jobs.program.plan import check_variables
+from jobs.worker.runtime.trackers import choose
+
+
+class Client(NamedTuple):
+    """A tracker's package, and the variables that go to the ranks if this machine has them.
+
+    It needs one of the words in ``needs``: ``NAME`` with any value, or ``NAME=VALUE``.
+    """
+
+    package: str
+    variables: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+_MLFLOW = ("TRACKING_URI", "TRACKING_TOKEN", "TRACKING_USERNAME", "TRACKING_PASSWORD")
+_CLIENTS = {
+    "tensorboard": Client("tensorboard>=2.18,<3"),
+    "mlflow": Client(
+        # The client alone, without the server.
+        "mlflow-skinny>=3.1,<4",
+        tuple(f"MLFLOW_{name}" for name in (*_MLFLOW, "EXPERIMENT_NAME")),
+        ("MLFLOW_TRACKING_URI",),
+    ),
+    "wandb": Client(
+        "wandb>=0.20,<1",
+        tuple(f"WANDB_{name}" for name in ("API_KEY", "MODE", "PROJECT", "ENTITY", "BASE_URL")),
+        ("WANDB_API_KEY", "WANDB_MODE=offline"),
+    ),
+}
+
+
+def tracker_packages(report_to: str) -> PackageList | None:
+    """Return the clients to install beside the stack; ``None`` for ``auto`` and ``none``."""
+    if report_to == "auto":
+        return None
+    lines = tuple(_CLIENTS[name].package for name in choose(report_to))
+    hint = "--report-to none trains without trackers"
+    return PackageList(f"--report-to {report_to}", lines, hint=hint) if lines else None
+
+
+def tracker_variables(report_to: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Return ``NAME=VALUE`` words with those that the trackers need from this machine.
+
+    The user's own words take precedence. Raises :class:`UsageError` without an address or a login.
+    """
+    given = {word.partition("=")[0]: word for word in words}
+    for name in choose(report_to):
+        client = _CLIENTS[name]
+        new = [each for each in client.variables if os.environ.get(each) and each not in given]
+        given |= dict(zip(new, check_variables(new), strict=True))
+        has = {*given, *given.values()}
+        if client.needs and not has & {*client.needs}:
+            raise UsageError(
+                f"--report-to {name} needs {' or '.join(client.needs)}",
+                hint=f"export {client.needs[0]}=…, give it with --env, or use --report-to none",
+            )
+    return tuple(given.values())

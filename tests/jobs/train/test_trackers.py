@@ -1,0 +1,149 @@
+"""``train --report-to``: which clients are installed, and which variables go to the ranks."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.console.parser import Parser
+from infra.errors import UsageError
+from jobs.cli.train import add_parser, build_request, build_resume
+from jobs.launchers.plan import PackageList
+from jobs.train.request import TrainRequest
+from jobs.train.resume import ResumeRequest, plan_again
+from jobs.train.trackers import tracker_packages, tracker_variables
+from jobs.train.train import plan_training
+from jobs.worker.tasks.squad.task import DEMO
+from provision.stacks.load import load_stack
+from tests.jobs.context import NOW, PATHS, listed
+from tests.jobs.train.test_resume import RECORD, hosts_with, run
+
+URI = "MLFLOW_TRACKING_URI"
+SECRET = "hunter2-hunter2"
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own trackers must not matter."""
+    for client in ("MLFLOW_TRACKING_", "WANDB_"):
+        for name in ("URI", "TOKEN", "API_KEY", "MODE"):
+            monkeypatch.delenv(f"{client}{name}", raising=False)
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = Parser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["train", "squad", *words])
+
+
+def test_the_shells_variables_go_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(URI, "https://here")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    monkeypatch.setenv("WANDB_API_KEY", "not wanted")
+
+    request = build_request(parse("--report-to=mlflow", "--env=SEED=7"), NOW)
+
+    assert request.env == ("SEED=7", f"{URI}=https://here", f"MLFLOW_TRACKING_TOKEN={SECRET}")
+    assert build_request(parse(), NOW).env == ()
+    given = build_request(parse("--report-to=mlflow", f"--env={URI}=https://there"), NOW)
+    assert given.env == (f"{URI}=https://there", f"MLFLOW_TRACKING_TOKEN={SECRET}")
+
+
+@pytest.mark.parametrize(
+    ("report_to", "words", "missing"),
+    [
+        ("mlflow", (), URI),
+        ("tensorboard,wandb", ("WANDB_MODE=online",), "WANDB_API_KEY or WANDB_MODE=offline"),
+    ],
+)
+def test_a_tracker_without_an_address_or_a_login_is_refused(
+    report_to: str, words: tuple[str, ...], missing: str
+) -> None:
+    with pytest.raises(UsageError, match=f"needs {missing}") as refused:
+        tracker_variables(report_to, words)
+    assert "export " in str(refused.value.hint)
+
+
+def test_weights_and_biases_offline_needs_no_login() -> None:
+    assert tracker_variables("wandb", ("WANDB_MODE=offline",)) == ("WANDB_MODE=offline",)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("mlfow", "; did you mean mlflow"),
+        ("tensorboard,wandbb", "; did you mean wandb"),
+        ("auto,mlflow", "--report-to 'auto,mlflow': expected auto, none, or one or several of"),
+        ("mlflow,", "separated by commas"),
+        ("", "separated by commas"),
+    ],
+)
+def test_other_trackers_are_refused_with_the_closest_name(value: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build_request(parse(f"--report-to={value}"), NOW)
+    with pytest.raises(UsageError, match=said):
+        build_resume(parse("--resume", f"--report-to={value}"))
+
+
+def test_clients_are_installed_beside_the_stack() -> None:
+    def lines(report_to: str) -> list[str]:
+        packages = tracker_packages(report_to)
+        return [line.partition(">")[0] for line in packages.lines] if packages else []
+
+    assert lines("auto") == lines("none") == []
+    assert lines("mlflow,tensorboard") == ["mlflow-skinny", "tensorboard"]
+    request = TrainRequest(replace(DEMO, report_to="wandb"), Path("results"))
+    plan = plan_training(request, load_stack("upstream"))
+    assert plan.packages == tracker_packages("wandb")
+    assert "--report-to=wandb" in plan.argv
+
+
+def test_a_job_resumes_with_its_trackers_and_the_shells_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(DEMO, backend="gloo", output="output", report_to="mlflow")
+    argv = ("python", "-m", "worker.tasks", "squad", *options.to_argv())
+    record = replace(RECORD, argv=argv, more={"env": [URI]})
+    hosts = hosts_with(record, listed(PATHS.job_id, "step-000040"))
+    request = ResumeRequest("squad", None, tmp_path)
+    with pytest.raises(UsageError, match=f"--report-to mlflow needs {URI}"):
+        run(hosts, request)
+    assert not any("submitting" in command for command in hosts["node0"].commands)
+
+    # Packages are installed on a real head only; the rest of the plan is the same.
+    monkeypatch.setattr("jobs.launchers.queue.session.install_packages", lambda *_: "")
+    monkeypatch.setenv(URI, "https://here")
+    log: list[str] = []
+    run(hosts, request, log)
+    with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
+        file = tar.extractfile(f"{PATHS.relative_root}/environment.json")
+        assert file is not None
+        assert json.load(file) == [f"{URI}=https://here"]
+    assert not any("give it again" in line for line in log)
+
+
+def test_a_resumed_job_gets_new_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = []
+
+    def install(head: object, packages: PackageList, *more: object) -> str:
+        installed.append(packages)
+        return ""
+
+    monkeypatch.setattr("jobs.launchers.queue.session.install_packages", install)
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
+    run(hosts, ResumeRequest("squad", None, tmp_path, {"report_to": "tensorboard"}))
+    assert installed == [tracker_packages("tensorboard")]
+
+
+def test_a_resumed_job_may_report_elsewhere() -> None:
+    changed = build_resume(parse("--resume", "--report-to=tensorboard"))
+    plan = plan_again(RECORD, changed, 3, PATHS.job_id)
+    assert plan.packages == tracker_packages("tensorboard")
+    assert "--report-to=tensorboard" in plan.argv
+    assert plan.variables == ()

@@ -1,0 +1,299 @@
+"""Trackers against TensorBoard's reader, a real MLflow server, Weights & Biases offline, and dead servers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.worker.runtime import trackers
+from jobs.worker.runtime.events import Events, parse_event
+from jobs.worker.runtime.trackers import (
+    JOB_TAG,
+    Point,
+    TrackedRun,
+    choose,
+    report_to,
+    without_secrets,
+)
+from tests.fakes import FakeClock
+from tests.jobs.worker.runtime import mlflow_server
+from tests.jobs.worker.runtime.mlflow_server import as_dict, ask, get
+from tests.jobs.worker.training.test_run import free_port
+
+JOB = "digits-20260801-120000-abc"
+SECRET = "hunter2-hunter2"
+
+
+@dataclass
+class Job:
+    """A job that reports steps without training."""
+
+    output: Path
+    printed: io.StringIO = field(default_factory=io.StringIO)
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    def run(self, names: str, steps: range, accuracy: float | None = None, **options: Any) -> None:
+        """Take a step every two seconds; then the job ends or, without ``accuracy``, fails."""
+        events = Events(stream=self.printed, clock=self.clock.monotonic)
+        run = TrackedRun(self.output, {"epochs": 3, "dtype": "fp32", **options})
+        with report_to(names, run, events, self.clock.monotonic):
+            for step in steps:
+                more = {"samples_per_second": 8.0, "tokens_per_second": 64.0, "shares": {"a": 1.0}}
+                events.step(step, 6, epoch=step / 2, loss=1 / step, lr=0.5, **more)
+                self.clock.sleep(2)
+            if accuracy is None:
+                raise RuntimeError
+            events.emit("result", scores={"accuracy": accuracy}, world_size=1)
+
+    def fail(self, *arguments: Any, **options: Any) -> None:
+        with suppress(RuntimeError):
+            self.run(*arguments, **options)
+
+    @property
+    def notes(self) -> list[str]:
+        events = [parse_event(line) for line in self.printed.getvalue().splitlines()]
+        return [event["text"] for event in events if event and event["event"] == "note"]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that waits for its trackers also on a busy machine."""
+    monkeypatch.setattr(trackers, "FLUSH_SECONDS", 120.0)
+    monkeypatch.setattr(trackers, "FAILED_FLUSH_SECONDS", 120.0)
+    return Job(tmp_path / JOB / "output")
+
+
+def read_scalars(folder: Path) -> dict[str, Any]:
+    """Return the steps and values that TensorBoard shows, by name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(folder))
+    shown.Reload()
+    names = shown.Tags()["scalars"]
+    return {name: [(each.step, each.value) for each in shown.Scalars(name)] for name in names}
+
+
+def test_tensorboard_shows_each_step_once_also_after_a_resume(job: Job) -> None:
+    job.fail("tensorboard", range(1, 5))  # the newest checkpoint is that of step 2
+    job.run("tensorboard", range(3, 7), accuracy=97.5)
+
+    scalars = read_scalars(job.output / "tensorboard")
+    assert job.notes == []
+    assert scalars["train/loss"] == [(n, pytest.approx(1 / n)) for n in range(1, 7)]
+    assert scalars["train/epoch"] == [(n, n / 2) for n in range(1, 7)]
+    assert scalars["eval/accuracy"] == [(6, 97.5)]
+    assert scalars.keys() == {
+        *("train/loss", "train/learning_rate", "train/epoch", "train/samples_per_second"),
+        *("train/tokens_per_second", "eval/accuracy"),
+    }
+
+
+def test_steps_within_a_second_are_one_point_but_the_last_counts(job: Job) -> None:
+    events = Events(stream=job.printed, clock=job.clock.monotonic)
+    with report_to("tensorboard", TrackedRun(job.output, {}), events, job.clock.monotonic):
+        for step in range(1, 7):
+            events.step(step, 6, loss=1.0)
+            job.clock.sleep(0.3)
+    shown = read_scalars(job.output / "tensorboard")["train/loss"]
+    assert [step for step, _ in shown] == [1, 5, 6]
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a real MLflow server."""
+    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    with mlflow_server.running(mlflow_server.server_argv(folder, port), folder):
+        mlflow_server.wait_until_ready(port)
+        yield port
+
+
+def find_runs(port: int, job: str, experiment: str = "0") -> list[dict[str, Any]]:
+    wanted = f"tags.`{JOB_TAG}` = '{job}'"
+    found = ask(port, "runs/search", experiment_ids=[experiment], filter=wanted)
+    return list(found.get("runs", []))
+
+
+def test_a_job_is_one_mlflow_run_also_after_a_failure(
+    job: Job, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "an experiment")
+    job.fail("mlflow", range(1, 5))
+    found = ask(port, "experiments/search", max_results=10)["experiments"]
+    (experiment,) = [e["experiment_id"] for e in found if e["name"] == "an experiment"]
+    (failed,) = find_runs(port, JOB, experiment)
+    job.run("mlflow", range(3, 7), accuracy=97.5, epochs=4, wire="bf16")
+
+    (run,) = find_runs(port, JOB, experiment)
+    assert job.notes == []
+    assert failed["info"]["status"] == "FAILED"
+    assert run["info"]["status"] == "FINISHED"
+    assert run["info"]["run_id"] == failed["info"]["run_id"]
+    assert run["info"]["run_name"] == JOB
+    assert as_dict(run["data"]["params"]) == {"epochs": "3", "dtype": "fp32", "wire": "bf16"}
+    metrics = as_dict(run["data"]["metrics"])
+    assert metrics["eval/accuracy"] == 97.5
+    assert metrics["train/loss"] == pytest.approx(1 / 6)
+    where = f"metrics/get-history?run_id={run['info']['run_id']}&metric_key=train/learning_rate"
+    history = get(port, where)["metrics"]
+    assert sorted({each["step"] for each in history}) == [1, 2, 3, 4, 5, 6]
+    assert SECRET not in "".join(capfd.readouterr())
+
+
+def test_a_rank_reads_address_and_client_from_its_jobs_folder(tmp_path: Path, port: int) -> None:
+    folder = tmp_path / "digits-a job's folder"
+    (folder / "packages").mkdir(parents=True)
+    # Stands for a client that was installed beside the stack, and must not hide what the stack has.
+    (folder / "packages/torch.py").write_text("raise RuntimeError('not the stack')")
+    words = [f"MLFLOW_TRACKING_URI=http://127.0.0.1:{port}"]
+    (folder / "environment.json").write_text(json.dumps(words))
+    argv = [sys.executable, "-m", "jobs.worker.tasks", "digits", "--max-steps=3", "--backend=gloo"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    done = subprocess.run(
+        [*argv, "--report-to=mlflow,tensorboard"],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gets no more metrics" not in done.stdout
+    results = json.loads((folder / "output/results.json").read_text())
+    (run,) = find_runs(port, "digits-a-job-s-folder")
+    metrics, params = as_dict(run["data"]["metrics"]), as_dict(run["data"]["params"])
+    assert metrics["eval/accuracy"] == results["accuracy"]
+    assert (params["max_steps"], params["ranks"], params["backend"]) == ("3", "1", "gloo")
+    scalars = read_scalars(folder / "output/tensorboard")
+    assert scalars["eval/accuracy"] == [(3, pytest.approx(results["accuracy"]))]
+    assert scalars["train/loss"][-1][0] == 3
+
+
+def test_a_refused_connection_is_one_note_without_the_password(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    job.run("mlflow,tensorboard", range(1, 7), accuracy=97.5)
+
+    (note,) = job.notes
+    assert note.startswith("warning: mlflow gets no more metrics: ")
+    assert "refused" in note
+    assert SECRET not in job.printed.getvalue()
+    assert read_scalars(job.output / "tensorboard")["eval/accuracy"] == [(6, 97.5)]
+
+
+def test_a_server_that_hangs_is_one_note_at_the_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "FLUSH_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and never answers
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        job.run("mlflow", range(1, 7), accuracy=97.5)
+    # Its thread now fails, and stays silent.
+    for thread in threading.enumerate():
+        if thread.name == "mlflow":
+            thread.join(60)
+    assert job.notes == ["warning: mlflow gets no more metrics: it did not answer within 1 s"]
+
+
+def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, seen = threading.Event(), list[Point]()
+
+    class Slow:
+        def __init__(self, run: TrackedRun) -> None:
+            go.wait(60)
+
+        def log(self, points: list[Point]) -> None:
+            seen.extend(points)
+
+        def finish(self, *, succeeded: bool) -> None:
+            assert succeeded
+
+    monkeypatch.setattr(trackers, "TRACKERS", {"slow": Slow})
+    events = Events(stream=job.printed, clock=job.clock.monotonic)
+    with report_to("slow", TrackedRun(job.output, {}), events, job.clock.monotonic):
+        for step in range(1, 1001):
+            events.step(step, 1000, loss=1.0)
+            job.clock.sleep(2)
+        events.emit("result", scores={"accuracy": 1.0})
+        go.set()
+    assert len(seen) == 100
+    assert seen[-1].figures == {"eval/accuracy": 1.0}
+    assert [point.step for point in seen[:-1]] == list(range(902, 1001))
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "reason"),
+    [
+        ("mlflow", {}, "MLFLOW_TRACKING_URI is not set"),
+        ("mlflow", {"MLFLOW_TRACKING_URI": "gopher://x"}, "gopher"),
+    ],
+)
+def test_a_wrong_setting_is_one_note(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str], reason: str
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for each, value in variables.items():
+        monkeypatch.setenv(each, value)
+    job.run(name, range(1, 7), accuracy=97.5)
+    (note,) = job.notes
+    assert reason in note
+
+
+def test_a_client_that_is_missing_is_one_note(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    job.run("wandb", range(1, 7), accuracy=97.5)
+    (note,) = job.notes
+    assert note.startswith("warning: wandb gets no more metrics: import of wandb halted")
+
+
+def test_weights_and_biases_offline_keeps_the_run_with_the_results(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    job.output.mkdir(parents=True)
+    job.run("wandb", range(1, 7), accuracy=97.5)
+
+    assert job.notes == []
+    (kept,) = (job.output / "wandb").glob(f"offline-run-*/run-{JOB}.wandb")
+    content = kept.read_bytes()
+    assert b"train/loss" in content
+    assert b"eval/accuracy" in content
+    files = [path for path in job.output.rglob("*") if path.is_file()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_auto_means_tensorboard_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("auto") == ["tensorboard"]
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    assert choose("auto") == choose("none") == []
+    assert choose("mlflow,tensorboard,mlflow") == ["mlflow", "tensorboard"]
+
+
+def test_the_job_is_named_after_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert TrackedRun(Path("output"), {}).job == tmp_path.name
+    assert TrackedRun(tmp_path / "it's mine", {}).job == "it-s-mine"
+
+
+def test_secrets_are_cut_out_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    said = without_secrets(f"401 for https://me:{SECRET}/@host/api, key {SECRET}")
+    assert said == "401 for https://host/api, key …"

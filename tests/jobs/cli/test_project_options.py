@@ -231,7 +231,7 @@ JOB: list[tuple[str, str]] = [
     ("task = 'squad'\ndtype = 'bf61'", "dtype: argument --dtype"),
     ("task = 'squad'\nresume = true", "unknown key 'resume'"),
     ("task = 'squad'\nppn = 0", "ppn: argument --ppn"),
-    ("command = 'x'\nenv = ['1A=2']", "env: --env 1A=2: expected"),
+    ("command = 'x'\nenv = ['1A=2']", "env: --env 1A: expected"),
     ("command = 'x'\nenv = {RANK = '1'}", "env: --env RANK: the placement sets it"),
     ("command = 'x'\nenv = {HF_TOKEN = 'hf_abc'}", "HF_TOKEN is a secret in a file"),
     ("command = 'x'\nenv = {A = 1}", "A = 1: expected text"),

@@ -38,7 +38,7 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
     """
     found = _add_project(words)
     with found.explaining():
-        args = build_parser(words[0]).parse_args(found.words)
+        args = build_parser(found.words[0]).parse_args(found.words)
         if sink is not None:
             args.sink, args.json = sink, True
         # A hint may repeat them, but never a variable's value.

@@ -116,6 +116,15 @@ def test_the_file_gives_options_and_the_command_line_wins(typed: str, whole: lis
     assert [word.replace(str(Path.cwd()), "HERE") for word in words] == whole
 
 
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_training_job_of_the_file_runs_by_its_name(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse(FILE)
+    assert main([command, "finetune", "--seed", "-1"]) == 2
+    assert "spr-cluster: --seed -1 is out of range" in capsys.readouterr().err
+
+
 def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
     parse(FILE)
     assert main(["config", "--json", "up", "--nodes", "8"]) == 0

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import jobs.cli.run
 from cluster.local_files import ClusterFiles
 from infra.errors import DeadlineError
 from jobs.api import Cluster, Job, JobError, Option, Run, SprError, Training, UsageError
-from jobs.launchers.plan import new_job_id
-from jobs.program.plan import ProgramRequest
+from jobs.launchers.plan import JobPlan, new_job_id
+from jobs.program.plan import ProgramRequest, plan_program
 from provision.host import Result
+from provision.stacks.stack import Stack
 from tests.harness.command_line import CommandLine, StagedHost
 from tests.jobs.cli.test_attach import Head
 from tests.jobs.context import pack_output
@@ -138,8 +138,8 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-def submit(*given: Any, **options: Option) -> Job:
-    return Cluster.find().submit(*given, **options)
+def submit(job: Training | Run | str, **options: Option) -> Job:
+    return Cluster.find().submit(job, **options)
 
 
 @pytest.mark.parametrize("number", range(len(_MISTAKES)))
@@ -210,10 +210,12 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
 ) -> None:
     line.stage("node0", "tuned.json", Result(0, "", ""))
     requests: list[ProgramRequest] = []
-    plan_program = jobs.cli.run.plan_program
-    monkeypatch.setattr(
-        "jobs.cli.run.plan_program", lambda r, s: requests.append(r) or plan_program(r, s)
-    )
+
+    def plan(request: ProgramRequest, stack: Stack) -> JobPlan:
+        requests.append(request)
+        return plan_program(request, stack)
+
+    monkeypatch.setattr("jobs.cli.run.plan_program", plan)
     monkeypatch.setenv("HERE", "from here")
     Path("spr-cluster.toml").write_text(
         '[jobs.mine]\ncommand = "echo hi"\nretries = 2\n[jobs.tune]\ntask = "digits"\nepochs = 2\n'

@@ -99,7 +99,7 @@ class Cluster:
 
     def extend(self, time: str, *, yes: bool = False) -> dict[str, Any]:
         """Extend its time to live, such as by ``2h`` (``extend``)."""
-        return _call(["extend", time], {**self._place, "yes": yes})
+        return _call(["extend", time], dict(**self._place, yes=yes))
 
     def down(self, *, yes: bool = False, **options: Option) -> dict[str, Any]:
         """Remove it and verify that nothing is left (``down``).
@@ -107,7 +107,8 @@ class Cluster:
         Raises :class:`UsageError` without ``yes`` if it costs money, belongs to somebody else, or has
         running jobs or results that were not fetched.
         """
-        return _call(["down"], {**options, **self._place, "yes": yes})
+        # dict() refuses another cluster's name in the options.
+        return _call(["down"], dict(**options, **self._place, yes=yes))
 
     def submit(self, job: Training | Run | str, **options: Option) -> Job:
         """Submit a job, or one of ``spr-cluster.toml`` by its name, without waiting for it.
@@ -115,7 +116,7 @@ class Cluster:
         ``options`` win over the job's own.
         """
         work = _Work(("run", job)) if isinstance(job, str) else job
-        given = {**work.options, **options, **self._place, "detach": True}
+        given = dict(**{**work.options, **options}, **self._place, detach=True)
         return self.job(_call(work.words, given, work.program)["job"])
 
     def job(self, id_: str) -> Job:
@@ -136,7 +137,7 @@ class Job:
     _folder: Path | None = field(default=None, repr=False, compare=False)
 
     def _call(self, command: str, **options: Option) -> dict[str, Any]:
-        return _call([command, self.id], {**options, **self.cluster._place})
+        return _call([command, self.id], dict(**options, **self.cluster._place))
 
     @property
     def state(self) -> str:
@@ -166,19 +167,16 @@ class Job:
 
         Raises :class:`JobError` if the job has none: it did not end, or failed, or is no training.
         """
-        name = "results.json"
-        if self._folder is None or not (self._folder / name).exists():
-            self.fetch(self._folder)
-        assert self._folder is not None
-        if not (self._folder / name).exists():
-            raise JobError(
-                f"job {self.id} has no {name}", hint=f"its log is {self._folder / 'log'}"
-            )
-        return read_object(self._folder / name)
+        name, folder = "results.json", self._folder
+        if folder is None or not (folder / name).exists():
+            folder = Path(self.fetch(folder)["results"])
+        if not (folder / name).exists():
+            raise JobError(f"job {self.id} has no {name}", hint=f"its log is {folder / 'log'}")
+        return read_object(folder / name)
 
     def log(self, **options: Option) -> str:
         """Return its log so far, or that of a ``rank`` (``logs``)."""
-        return "\n".join(_collect(["logs", self.id], {**options, **self.cluster._place}))
+        return "\n".join(_collect(["logs", self.id], dict(**options, **self.cluster._place)))
 
     def cancel(self, **options: Option) -> dict[str, Any]:
         """End it on all nodes; one that trains saves a checkpoint first (``cancel``)."""
@@ -201,9 +199,8 @@ def _collect(
         if word.startswith("-"):
             raise UsageError(f"unexpected {word!r}: options are keywords, such as nodes=2")
     found: list[Any] = []
-    invoke(
-        [*words, *_render(words[0], options), *(["--", *program] if program else [])], found.append
-    )
+    rest = ["--", *program] if program else []
+    invoke([*words, *_render(words[0], options), *rest], found.append)
     return found
 
 

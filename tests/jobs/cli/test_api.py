@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_a_job_from_its_state_to_its_results(
 
 def test_a_program_may_have_no_results(head: Head, files: dict[str, bytes]) -> None:
     del files["output/results.json"]
-    with pytest.raises(JobError, match=r"job squad-1 has no results\.json\n  → its log is /"):
+    with pytest.raises(JobError, match=r"squad-1 has no results\.json\n  → its log is results/"):
         _ = Cluster.find().job("squad-1").results
 
 
@@ -150,6 +151,15 @@ def test_a_mistake_is_the_commands_error(line: CommandLine, number: int) -> None
         act()
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
+    assert line.changes == before
+
+
+def test_a_method_acts_on_its_own_cluster_only(line: CommandLine) -> None:
+    before = line.changes
+    cluster = Cluster.find()
+    for act in (cluster.down, cluster.job("squad-1").cancel, partial(cluster.submit, Run("x"))):
+        with pytest.raises(TypeError, match="multiple values for keyword argument 'name'"):
+            act(name="other")
     assert line.changes == before
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Baked, CommandLine
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 _ROOT = Path(__file__).parents[2]
 
 

@@ -91,11 +91,11 @@ def _confirm(ctx: Context, args: argparse.Namespace) -> Inventory:
     losses = find_losses(ctx, found)
     billed = bool(found and ctx.cloud.billed)
     asks = billed or bool(losses.found) or bool(find_other_owner(ctx.clients.caller, found))
-    lines = [f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []
-    for line in (*lines, *losses.describe(ctx.flags)):
+    lost = [*losses.describe(ctx.flags)]
+    for line in ([f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []) + lost:
         say(line)
     if not confirm_owner(ctx, args, found) and asks:
-        confirm("Remove everything?", yes=False)
+        confirm("Remove everything?", yes=False, about=" ".join(lost))
     return found
 
 

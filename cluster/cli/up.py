@@ -157,7 +157,7 @@ def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
     """Show a plan that costs money, and ask. Raises :class:`UsageError` if the answer is no."""
     say(proposal.render())
     proposal.require_quota()
-    confirm("Continue?", yes=yes)
+    confirm("Continue?", yes=yes, about=proposal.spoken_price)
     proposal.ctx.events.record(
         "accepted",
         proposal.spoken_price,

@@ -19,6 +19,7 @@ _COMMAND = re.compile(
     r"(?: --[\w-]+(?: [^\s-]\S*)?)*"
 )
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+_may_ask = False
 # An incomplete sequence is harmless without its end.
 _ESCAPE = re.compile(r"\x1b(?:[\]PX^_].*?(?:\x07|\x1b\\|$)|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)")
 
@@ -69,8 +70,12 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
 def emit(args: argparse.Namespace, text: str | Callable[[], str], data: object) -> None:
     """Print a command's result: with ``--json`` the data, otherwise the text, unless it is empty.
 
-    Pass a function if rendering the text may fail: ``--json`` does not call it.
+    Pass a function if rendering the text may fail: ``--json`` does not call it. A caller's ``args.sink``
+    receives the data, and nothing is printed.
     """
+    if "sink" in args:
+        args.sink(data)
+        return
     shown = json.dumps(data) if args.json else text if isinstance(text, str) else text()
     if shown:
         print(shown)
@@ -81,9 +86,15 @@ def say(text: str) -> None:
     print(wrap(text, stream=sys.stderr), file=sys.stderr, flush=True)
 
 
+def allow_questions() -> None:
+    """Let commands in this process ask its user: it is a command line, not a program that calls them."""
+    global _may_ask
+    _may_ask = True
+
+
 def has_terminal() -> bool:
     """Return whether a user can answer questions."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    return _may_ask and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def ask_for(what: str) -> str:
@@ -97,11 +108,15 @@ def ask(question: str) -> bool:
     return has_terminal() and ask_for(f"{question} [y/N]").lower() in ("y", "yes")
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal. Raises :class:`UsageError` if the answer is no or there is no terminal."""
+def confirm(question: str, *, yes: bool, about: str = "") -> None:
+    """Ask on a terminal. Raises :class:`UsageError` if the answer is no or there is no terminal.
+
+    ``about`` is what the user has to know, such as the price, for the error.
+    """
     if yes:
         return
     if not has_terminal():
-        raise UsageError("this needs confirmation, but there is no terminal", hint="--yes confirms")
+        what = "this needs confirmation, but there is no terminal"
+        raise UsageError(f"{what}: {about}" if about else what, hint="--yes confirms")
     if not ask(question):
         raise UsageError("not confirmed; nothing was changed")

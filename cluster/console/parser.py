@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, NoReturn
 
+from infra.errors import UsageError
+
 SubParsers = Any
 # Removed options, and why.
 _GONE = {
@@ -67,8 +69,6 @@ def add_yes_option(parser: argparse.ArgumentParser, what: str) -> None:
 class Parser(argparse.ArgumentParser):
     """Reports mistakes in one line instead of the full usage, and can hide expert options from the help."""
 
-    explain: Callable[[str], str] = staticmethod(str)
-    """Completes a message, such as with the file that an option is from."""
     _for_experts: Collection[argparse.Action] = ()
     _shows_all = False
 
@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean --{near[0]}?" if near and word.startswith("-") else ""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"spr-cluster: {type(self).explain(message)}\n  → {self.prog} --help\n")
+        raise UsageError(message, hint=f"{self.prog} --help")
 
 
 def add_command(

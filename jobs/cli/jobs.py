@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -171,18 +171,26 @@ def run_logs(args: argparse.Namespace) -> int:
     since = parse_duration(args.since, "--since") if args.since else None
     launcher = open_launcher(args)
     found = choose_shown(launcher.list_jobs(), args.job, launcher.place)
-    printer = LogPrinter(found.job, utc_now() - since if since else None)
+    show = getattr(args, "sink", _show_line)
+    printer = LogPrinter(found.job, show, utc_now() - since if since else None)
     launcher.read_log(found, printer.take, args.rank, follow=args.follow)
     return 0
 
 
-class LogPrinter:
-    """Prints the lines of a job's log, from the first event at or after ``since``.
+def _show_line(text: str) -> None:
+    print(printable(text, sys.stdout))
 
-    Events are printed as text; those without text are skipped.
+
+class LogPrinter:
+    """Shows the lines of a job's log, from the first event at or after ``since``.
+
+    Events are shown as text; those without text are skipped.
     """
 
-    def __init__(self, job: str, since: datetime | None = None) -> None:
+    def __init__(
+        self, job: str, show: Callable[[str], object], since: datetime | None = None
+    ) -> None:
+        self._show = show
         self._mark, self._is_marked = mark_of(job), False
         self._since = since.timestamp() if since else 0.0
         self._has_begun = since is None
@@ -198,7 +206,7 @@ class LogPrinter:
             self._has_begun = event is not None and event.get("at", 0.0) >= self._since
         text = line if event is None else render_event(event)
         if text and self._has_begun:
-            print(printable(text, sys.stdout))
+            self._show(text)
 
     def _parse(self, line: str) -> dict[str, Any] | None:
         event = parse_event(line, self._mark)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from infra.words import counted, format_size
@@ -14,7 +18,6 @@ from jobs.worker.supervisor.launch import BEGIN, END
 
 PLACEMENTS = ("auto", "reference")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_SUFFIX = "".join(secrets.choice(_DIGITS) for _ in range(3))
 STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
 PACKAGES = "packages"
@@ -130,12 +133,25 @@ class JobPlan:
     """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
 
 
-def new_job_id(kind: str, now: datetime) -> str:
-    """Return a job ID such as ``squad-20260731-142501-k3f``.
+@cache
+def _draw_suffix(_now: datetime | None, process: int, _thread: int) -> str:
+    """Return three characters: a process draws none twice, and its first ones are random."""
+    number = next(_numbers(process))
+    return "".join(_DIGITS[number // place % 36] for place in (1296, 36, 1))
 
-    Its suffix is random: two processes may start a job in the same second.
+
+@cache
+def _numbers(_process: int) -> Iterator[int]:
+    return itertools.count(secrets.randbelow(36**3))
+
+
+def new_job_id(kind: str, now: datetime) -> str:
+    """Return the ID of the job of a command that began ``now``, such as ``squad-20260731-142501-k3f``.
+
+    Its suffix tells apart the jobs of one second. In one thread, the same ``now``, to the microsecond, has
+    the same ID.
     """
-    return f"{kind}-{now:%Y%m%d-%H%M%S}-{_SUFFIX}"
+    return f"{kind}-{now:%Y%m%d-%H%M%S}-{_draw_suffix(now, os.getpid(), get_ident())}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +190,7 @@ class JobPaths:
     @property
     def new_script(self) -> str:
         """The batch script as uploaded; it becomes ``run.sh`` when the queue takes the job."""
-        return f"{self.root}/run.sh.{_SUFFIX}"
+        return f"{self.root}/run.sh.{_draw_suffix(None, os.getpid(), get_ident())}"
 
     @property
     def log(self) -> str:

@@ -185,7 +185,8 @@ def check_variables(words: Sequence[str]) -> tuple[str, ...]:
             word = f"{word}={os.environ[word]}"
         match = _VARIABLE.fullmatch(word)
         if not match:
-            raise UsageError(f"--env {word}: expected NAME=VALUE, or NAME")
+            name = word.partition("=")[0]  # the rest may be a secret
+            raise UsageError(f"--env {name}: expected NAME=VALUE, or NAME")
         if _RESERVED.fullmatch(match[1]):
             raise UsageError(
                 f"--env {match[1]}: the placement sets it for each rank",

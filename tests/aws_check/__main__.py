@@ -15,7 +15,7 @@ os.environ.setdefault("MOTO_AMIS_PATH", str(Path(__file__).parents[1] / "ubuntu_
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.console.output import confirm
+from cluster.console.output import allow_questions, confirm
 from infra.aws.clients import translate_boto_error
 from infra.errors import SprError, UsageError
 from tests.aws_check.check import (
@@ -95,6 +95,7 @@ def _prepare(args: argparse.Namespace, target: Opener) -> None:
     if given and target is open_aws:
         raise UsageError(f"{', '.join(given)} is set: that is not AWS", hint="unset it")
     if args.spend:
+        allow_questions()
         confirm(
             f"{MACHINES} in {args.region} for at most {TTL_MIN} minutes, one of them replaced: at most "
             f"${usd_to_spend():.2f} at the prices of us-east-1; some regions cost up to twice that. All of "

@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.cli.spec_options import read_spec_options
 from cluster.console.output import ask_for, emit, has_terminal, say
-from cluster.console.parser import Parser, SubParsers, add_command, add_json_option
+from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, ProjectFile, read_project_file
 from infra.spec import CLUSTER_NAME, OPTIONS, ClusterOptions, parse_ssh_cidr, validate_options
@@ -86,9 +86,9 @@ def describe_settings(words: Sequence[str], project: ProjectFile) -> Iterator[Se
     if words[0] not in commands:
         raise UsageError(f"unknown command {words[0]!r}", hint="such as: spr-cluster config up")
     found = apply_project(words, project, build_parser)
-    Parser.explain = staticmethod(found.explain)
-    args = build_parser(found.words[0]).parse_args(found.words)
-    _check(args)
+    with found.explaining():
+        args = build_parser(found.words[0]).parse_args(found.words)
+        _check(args)
     names = [found.words[0], *([args.task] if "task" in args else [])]
     typed = {word.partition("=")[0] for word in words}
     for flag, action in file_options(parser_of(build_parser(names[0]), *names)).items():

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,15 @@ class CommandWords:
             if any(repr(str(value)) in message for value in values):
                 return f"{origin.where}: {origin.key}: {message}"
         return message
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Apply :meth:`explain` to the message of a :class:`UsageError`."""
+        try:
+            yield
+        except UsageError as error:
+            error.message = self.explain(error.message)
+            raise
 
 
 def apply_project(

@@ -21,7 +21,7 @@ from tests.jobs.context import SUBMITTED
 
 _ASKS = "# listing what would be lost"
 _LOST = "running squad-2\nmodel squad-1\ncheckpoint squad-0\nresults run-1\n"
-_NO_TERMINAL = "this needs confirmation, but there is no terminal\n  → --yes confirms"
+_NO_TERMINAL = "this needs confirmation, but there is no terminal: {}\n  → --yes confirms"
 
 
 class Keyboard(io.StringIO):
@@ -60,12 +60,13 @@ def test_what_would_be_lost_is_named_and_asked_about(tutor: CommandLine) -> None
 
     result = tutor.run("down", "--name", "tutor")
 
-    assert (result.code, result.message) == (2, _NO_TERMINAL)
-    assert "Job squad-2 is running.\n" in result.err
-    assert (
+    kept = (
         "Only on the nodes: the model of squad-1, the checkpoint of squad-0, the results of run-1. "
-        "To keep results: spr-cluster fetch JOB --name tutor\n" in result.err
+        "To keep results: spr-cluster fetch JOB --name tutor"
     )
+    assert f"\nJob squad-2 is running.\n{kept}\n" in f"\n{result.err}"
+    message = _NO_TERMINAL.format(f"Job squad-2 is running. {kept}")
+    assert (result.code, result.message) == (2, message)
     assert tutor.changes == before
     assert tutor.must("down", "--name", "tutor", "--yes").out.startswith("Nothing left")
 
@@ -106,7 +107,10 @@ def test_a_billed_cluster_shows_it_with_its_question(line: CommandLine) -> None:
 
     result = line.run("down")
 
-    assert (result.code, result.message) == (2, _NO_TERMINAL)
+    assert (result.code, result.message) == (
+        2,
+        _NO_TERMINAL.format("Job squad-2 is running."),
+    )
     assert "Cluster spr in us-east-1: 2 instances" in result.err
     assert "Job squad-2 is running.\n" in result.err
 

@@ -35,7 +35,10 @@ _REGIONS = (
     "\n  → `aws account list-regions` lists this account's regions; "
     "if this is a new one, check the network connection"
 )
-_YES = "this needs confirmation, but there is no terminal\n  → --yes confirms"
+_YES = re.compile(
+    r"this needs confirmation, but there is no terminal: \$13\.13 an hour, at most \$105\.0\d "
+    r"\(Price List API, [\d-]{10}\)\n  → --yes confirms"
+)
 _NO_CLUSTER = (
     "no cluster 'spr' is running in us-east-1\n  → `spr-cluster up "
     f"{f.NEW_FLAGS}` creates one; --name, --cloud, and --region choose another"

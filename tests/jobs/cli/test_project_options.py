@@ -116,6 +116,15 @@ def test_the_file_gives_options_and_the_command_line_wins(typed: str, whole: lis
     assert [word.replace(str(Path.cwd()), "HERE") for word in words] == whole
 
 
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_training_job_of_the_file_runs_by_its_name(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse(FILE)
+    assert main([command, "finetune", "--seed", "-1"]) == 2
+    assert "spr-cluster: --seed -1 is out of range" in capsys.readouterr().err
+
+
 def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
     parse(FILE)
     assert main(["config", "--json", "up", "--nodes", "8"]) == 0
@@ -231,7 +240,7 @@ JOB: list[tuple[str, str]] = [
     ("task = 'squad'\ndtype = 'bf61'", "dtype: argument --dtype"),
     ("task = 'squad'\nresume = true", "unknown key 'resume'"),
     ("task = 'squad'\nppn = 0", "ppn: argument --ppn"),
-    ("command = 'x'\nenv = ['1A=2']", "env: --env 1A=2: expected"),
+    ("command = 'x'\nenv = ['1A=2']", "env: --env 1A: expected"),
     ("command = 'x'\nenv = {RANK = '1'}", "env: --env RANK: the placement sets it"),
     ("command = 'x'\nenv = {HF_TOKEN = 'hf_abc'}", "HF_TOKEN is a secret in a file"),
     ("command = 'x'\nenv = {A = 1}", "A = 1: expected text"),

@@ -198,7 +198,7 @@ def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) ->
     ("word", "message"),
     [
         ("NAME", "--env NAME is not set on this machine"),
-        ("1A=x", "--env 1A=x: expected NAME=VALUE"),
+        ("1A-KEY=secret", "--env 1A-KEY: expected NAME=VALUE"),
         ("RANK=1", "--env RANK: the placement sets it for each rank"),
         ("OMP_NUM_THREADS=4", "--env OMP_NUM_THREADS: the placement sets it for each rank"),
         ("I_MPI_PIN=0", "--env I_MPI_PIN: the placement sets it for each rank"),

@@ -1,0 +1,243 @@
+"""The Python API: clusters and jobs, for notebooks and pipelines. ``docs/python-api.md`` explains it.
+
+Each method is a command of ``spr-cluster``. Keywords are the command's options: ``idle_timeout="1h"`` is
+``--idle-timeout=1h``. It returns what ``--json`` prints, and raises the errors of :mod:`infra.errors`.
+Nothing asks a question or prints to stdout; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.errors import JobError, SprError, UsageError
+from infra.files import read_object
+from jobs.cli import build_parser
+from jobs.invoke import invoke
+
+__all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError"]
+Value = str | int | float | Path
+Option = Value | Sequence[Value] | Mapping[str, str | None] | None
+"""``True`` sets a switch; ``None`` and ``False`` omit it. In an ``env``, ``None`` is this machine's value."""
+
+
+@dataclass(frozen=True, repr=False)
+class _Work:
+    """The words of a command that submits a job, its options, and a program with its arguments."""
+
+    words: tuple[str, ...]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    program: tuple[str, ...] = ()
+
+
+class Training(_Work):
+    """A training job: a task, or a training job of ``spr-cluster.toml``, with the options of ``train``."""
+
+    def __init__(self, task: str, **options: Option) -> None:
+        super().__init__(("train", task), options)
+
+
+class Run(_Work):
+    """A program with its arguments, for every rank, with the options of ``run``."""
+
+    def __init__(self, *program: str, **options: Option) -> None:
+        super().__init__(("run",), options, program)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster by its name and place. The machines are :class:`cluster.nodes.Cluster`.
+
+    It needs no closing, and leaving Python ends neither the cluster nor its jobs: :meth:`down` does.
+    """
+
+    name: str
+    cloud: str
+    region: str
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The value of the command that found it: ``up`` or ``status``."""
+
+    @staticmethod
+    def plan(**options: Option) -> dict[str, Any]:
+        """Return what :meth:`up` would do and cost (``up --dry-run``)."""
+        return _call(["up"], {**options, "dry_run": True})
+
+    @classmethod
+    def up(cls, *, yes: bool = False, **options: Option) -> Cluster:
+        """Create, resize, or complete a cluster (``up``).
+
+        Raises :class:`UsageError` with the price if it costs money and ``yes`` is not given.
+        """
+        return cls._from(_call(["up"], {**options, "yes": yes}))
+
+    @classmethod
+    def find(cls, name: str | None = None, **options: Option) -> Cluster:
+        """Return an existing cluster, by default the only one that this machine knows.
+
+        Raises :class:`UsageError` if there is none.
+        """
+        found = cls._from(_call(["status"], {"name": name, **options}))
+        if found.details["state"] == "none":
+            raise UsageError(f"no cluster {found.name!r} in {found.cloud} {found.region}")
+        return found
+
+    @classmethod
+    def _from(cls, value: dict[str, Any]) -> Cluster:
+        return cls(value["cluster"], value["cloud"], value["region"], value)
+
+    @property
+    def _place(self) -> dict[str, Option]:
+        return {"name": self.name, "cloud": self.cloud, "region": self.region}
+
+    def status(self) -> dict[str, Any]:
+        """Return its nodes, cost, time left, and queue (``status``)."""
+        return _call(["status"], self._place)
+
+    def extend(self, time: str, *, yes: bool = False) -> dict[str, Any]:
+        """Extend its time to live, such as by ``2h`` (``extend``)."""
+        return _call(["extend", time], dict(**self._place, yes=yes))
+
+    def down(self, *, yes: bool = False, **options: Option) -> dict[str, Any]:
+        """Remove it and verify that nothing is left (``down``).
+
+        Raises :class:`UsageError` without ``yes`` if it costs money, belongs to somebody else, or has
+        running jobs or results that were not fetched.
+        """
+        # dict() refuses another cluster's name in the options.
+        return _call(["down"], dict(**options, **self._place, yes=yes))
+
+    def submit(self, job: Training | Run | str, **options: Option) -> Job:
+        """Submit a job, or one of ``spr-cluster.toml`` by its name, without waiting for it.
+
+        ``options`` win over the job's own.
+        """
+        work = _Work(("run", job)) if isinstance(job, str) else job
+        given = dict(**{**work.options, **options}, **self._place, detach=True)
+        return self.job(_call(work.words, given, work.program)["job"])
+
+    def job(self, id_: str) -> Job:
+        """Return a job by its ID, such as one that another program submitted."""
+        return Job(self, id_)
+
+    def jobs(self) -> dict[str, Any]:
+        """Return all jobs, oldest first (``jobs``)."""
+        return _call(["jobs"], self._place)
+
+
+@dataclass
+class Job:
+    """A job on a cluster."""
+
+    cluster: Cluster
+    id: str
+    _folder: Path | None = field(default=None, repr=False, compare=False)
+
+    def _call(self, command: str, **options: Option) -> dict[str, Any]:
+        return _call([command, self.id], dict(**options, **self.cluster._place))
+
+    @property
+    def state(self) -> str:
+        """Such as queued, running, succeeded, failed, or cancelled; asks the cluster."""
+        return str(self.status()["state"])
+
+    def status(self) -> dict[str, Any]:
+        """Return its state, times, nodes, and the cause of a failure (``jobs JOB``)."""
+        return self._call("jobs")
+
+    def wait(self, timeout: int | None = None) -> dict[str, Any]:
+        """Wait until it ends, by default for a week (``wait``); ``timeout`` is in seconds.
+
+        Raises :class:`JobError` unless it succeeds, :class:`infra.errors.DeadlineError` after the timeout.
+        """
+        return self._call("wait", timeout=timeout)
+
+    def fetch(self, folder: str | Path | None = None, **options: Option) -> dict[str, Any]:
+        """Download its model, log, and results, by default to ``results/JOB`` (``fetch``)."""
+        value = self._call("fetch", results=folder, **options)
+        self._folder = Path(value["results"]).absolute()
+        return value
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The content of ``results.json``, which is fetched first if it is not here yet.
+
+        Raises :class:`JobError` if the job has none: it did not end, or failed, or is no training.
+        """
+        name, folder = "results.json", self._folder
+        if folder is None or not (folder / name).exists():
+            folder = Path(self.fetch(folder)["results"])
+        if not (folder / name).exists():
+            raise JobError(f"job {self.id} has no {name}", hint=f"its log is {folder / 'log'}")
+        return read_object(folder / name)
+
+    def log(self, **options: Option) -> str:
+        """Return its log so far, or that of a ``rank`` (``logs``)."""
+        return "\n".join(_collect(["logs", self.id], dict(**options, **self.cluster._place)))
+
+    def cancel(self, **options: Option) -> dict[str, Any]:
+        """End it on all nodes; one that trains saves a checkpoint first (``cancel``)."""
+        return self._call("cancel", **options)
+
+
+def _call(
+    words: Sequence[str], options: Mapping[str, Option], program: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run a command; return what it prints with ``--json``."""
+    value: dict[str, Any] = json.loads(json.dumps(_collect(words, options, program)[-1]))
+    return value
+
+
+def _collect(
+    words: Sequence[str], options: Mapping[str, Option], program: Sequence[str] = ()
+) -> list[Any]:
+    """Run a command; return the results that it shows."""
+    for word in words:
+        if word.startswith("-"):
+            raise UsageError(f"unexpected {word!r}: options are keywords, such as nodes=2")
+    found: list[Any] = []
+    rest = ["--", *program] if program else []
+    invoke([*words, *_render(words[0], options), *rest], found.append)
+    return found
+
+
+def _render(command: str, options: Mapping[str, Option]) -> Iterator[str]:
+    """Return options as words of a command line, whose parser checks them."""
+    # A job of spr-cluster.toml may be a training.
+    commands = ("run", "train") if command == "run" else (command,)
+    known = {f: action for name in commands for f, action in _options_of(build_parser(name))}
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        action = known.get(flag)
+        if action is None:
+            yield flag  # refused there; its value may be a secret
+        elif isinstance(action, argparse._HelpAction):
+            raise UsageError(f"{name}: not in Python", hint=f"spr-cluster {command} {flag}")
+        elif value is True:
+            yield flag
+        elif value is not None and (value is not False or action.nargs != 0):
+            yield from (f"{flag}={word}" for word in _split(action, value))
+
+
+def _options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    for action in parser._actions:
+        yield from ((flag, action) for flag in action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _options_of(below)
+
+
+def _split(
+    action: argparse.Action, value: Value | Sequence[Value] | Mapping[str, str | None]
+) -> list[str]:
+    """Return an option's words: several if it can be repeated, else one with commas."""
+    if isinstance(value, Mapping):
+        words = [key if text is None else f"{key}={text}" for key, text in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        words = [str(each) for each in value]
+    else:
+        return [str(value)]
+    return words if isinstance(action, argparse._AppendAction) else [",".join(words)]

@@ -1,0 +1,303 @@
+"""The Python API: the commands' values, errors, and options, without their output and questions."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.local_files import ClusterFiles
+from infra.errors import DeadlineError
+from jobs.api import Cluster, Job, JobError, Option, Run, SprError, Training, UsageError
+from jobs.launchers.plan import JobPlan, new_job_id
+from jobs.program.plan import ProgramRequest, plan_program
+from provision.host import Result
+from provision.stacks.stack import Stack
+from tests.harness.command_line import CommandLine, StagedHost
+from tests.jobs.cli.test_attach import Head
+from tests.jobs.context import pack_output
+
+_CHANGES = ("age_s", "left_s", "usd_so_far", "minutes", "prices_as_of", "expires")
+
+
+@pytest.fixture
+def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.cloud.ctx.files.folder.parent))
+    monkeypatch.chdir(tmp_path)
+    # Another test of this process may have run the command line.
+    monkeypatch.setattr("cluster.console.output._may_ask", False)
+    return one
+
+
+@pytest.fixture
+def files() -> dict[str, bytes]:
+    """What a job leaves on the head."""
+    return {"log": b"text\n", "output/results.json": b'{"f1": 88.5}'}
+
+
+@pytest.fixture
+def head(line: CommandLine, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Head:
+    def download(_: StagedHost, command: str) -> Iterator[bytes]:
+        yield pack_output(files)
+
+    monkeypatch.setattr(StagedHost, "download", download)
+    return Head(line)
+
+
+@pytest.fixture(autouse=True)
+def _silent(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    yield
+    assert capsys.readouterr().out == ""
+
+
+def steady(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in value.items() if key not in _CHANGES}
+
+
+def test_values_are_those_that_json_prints(line: CommandLine, head: Head) -> None:
+    def printed(*argv: str) -> Any:
+        return json.loads(line.must(*argv, "--json").out)
+
+    cluster = Cluster.find()
+    assert cluster == Cluster("spr", "aws", "us-east-1")
+    assert steady(cluster.status()) == steady(printed("status")) == steady(dict(cluster.details))
+    again = Cluster.up()  # there is nothing to buy
+    assert (again, again.details["changed"]) == (cluster, False)
+    assert again.details == printed("up")
+    plan = Cluster.plan(name="new", nodes=2, instance_type=["r7iz.metal-16xl", "m7i.metal-24xl"])
+    listed = "--instance-type=r7iz.metal-16xl,m7i.metal-24xl"
+    assert steady(plan) == steady(printed("up", "--dry-run", "--name=new", "--nodes=2", listed))
+    assert plan["changes"] is True
+    head.asked_until_end = 10
+    assert cluster.jobs() == printed("jobs")
+    assert cluster.job("squad-1").status() == printed("jobs", "squad-1")
+    assert cluster.extend("1m")["cluster"] == "spr"
+
+
+def test_a_job_from_its_state_to_its_results(
+    line: CommandLine, head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Cluster.find().job("squad-1")
+    assert job.state == "running"
+    assert job.wait()["state"] == "succeeded"
+    assert "Wait for squad-1" in capsys.readouterr().err
+    assert job.results == {"f1": 88.5}
+    assert Path("results/squad-1/log").read_text() == "text\n"
+    assert job.fetch("here")["results"] == "here"
+    Path("here/results.json").write_text('{"f1": 1}')
+    assert job.results == {"f1": 1}, "what is here is not downloaded again"
+    line.stage("node0", "# reading a log", lambda show: show("a\nb") or Result(0, "", ""))
+    assert job.log() == "a\nb"
+    assert job.cancel()["cancelled"] is False
+
+
+def test_a_program_may_have_no_results(head: Head, files: dict[str, bytes]) -> None:
+    del files["output/results.json"]
+    with pytest.raises(JobError, match=r"squad-1 has no results\.json\n  → its log is results/"):
+        _ = Cluster.find().job("squad-1").results
+
+
+def test_failures_are_exceptions(head: Head) -> None:
+    job = Cluster.find().job("squad-1")
+    head.asked_until_end = 10**6
+    with pytest.raises(DeadlineError, match="job squad-1 timed out after 1 s"):
+        job.wait(timeout=1)
+    head.asked_until_end, head.state = 0, "failed"
+    with pytest.raises(JobError, match="job squad-1 is failed"):
+        job.wait()
+    with pytest.raises(UsageError, match="there is no job squad-9"):
+        Cluster.find().job("squad-9").status()
+
+
+_MISTAKES: list[tuple[Callable[[], object], str]] = [
+    (lambda: Cluster.up(idle_timeot="1h"), "unknown option '--idle-timeot'; did you mean --idle-t"),
+    (lambda: Cluster.up(privat=False), "unknown option '--privat'; did you mean --private"),
+    (lambda: Cluster.up(nodes="two"), "argument --nodes: invalid int value: 'two'"),
+    (lambda: Cluster.up(nodes=[1, 2]), "argument --nodes: invalid int value: '1,2'"),
+    (lambda: Cluster.up(nodes=0), "--nodes 0: expected a whole number from 1 to 256"),
+    (lambda: Cluster.up(nodes=True), "argument --nodes: expected one argument"),
+    (lambda: Cluster.up(private=3), "argument --private: ignored explicit argument '3'"),
+    (lambda: Cluster.up(cloud="azure"), "argument --cloud: invalid choice: 'azure'"),
+    (lambda: Cluster.up(name=""), "--name is empty"),
+    (lambda: Cluster.up(help=True), "help: not in Python\n  → spr-cluster up --help"),
+    (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
+    (lambda: submit(Training("squda")), "invalid choice: 'squda'"),
+    (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
+    (lambda: submit(Training("squad", epochs=0)), "--epochs 0 is out of range: 1 to 10000"),
+    (lambda: submit(Training("squad"), epoch=3), "unknown option '--epoch'; did you mean --epochs"),
+    (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
+    (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
+    (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),
+    (lambda: submit(Run("x", on_finish="date")), "--on-finish can't be used with --detach"),
+    (lambda: Job(Cluster.find(), "$(id)").wait(), "'$(id)' is not a job ID"),
+]
+
+
+def submit(job: Training | Run | str, **options: Option) -> Job:
+    return Cluster.find().submit(job, **options)
+
+
+@pytest.mark.parametrize("number", range(len(_MISTAKES)))
+def test_a_mistake_is_the_commands_error(line: CommandLine, number: int) -> None:
+    act, message = _MISTAKES[number]
+    before = line.changes
+    with pytest.raises(UsageError) as caught:
+        act()
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert line.changes == before
+
+
+def test_a_method_acts_on_its_own_cluster_only(line: CommandLine) -> None:
+    before = line.changes
+    cluster = Cluster.find()
+    for act in (cluster.down, cluster.job("squad-1").cancel, partial(cluster.submit, Run("x"))):
+        with pytest.raises(TypeError, match="multiple values for keyword argument 'name'"):
+            act(name="other")
+    assert line.changes == before
+
+
+def test_a_hint_never_repeats_a_variables_value(line: CommandLine) -> None:
+    config = ClusterFiles.of("spr").ssh_config
+    text = config.read_text()
+    try:
+        first = text.splitlines()[0]
+        config.write_text(f"{first}\n# spr-cluster account: 999999999999 work\n")
+        with pytest.raises(UsageError) as caught:
+            Cluster("spr", "aws", "us-east-1").submit(Run("x", env={"API_KEY": "se\ncret"}))
+    finally:
+        config.write_text(text)
+    assert "AWS_PROFILE=work spr-cluster run --env=API_KEY --name=spr" in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+class Terminal:
+    """Replaces ``sys``: a terminal whose user would agree to everything, but is never asked."""
+
+    class stdin:  # noqa: N801
+        isatty = staticmethod(lambda: True)
+
+        @staticmethod
+        def readline() -> str:
+            raise AssertionError("a question")
+
+    stdout = stdin
+
+    def __getattr__(self, name: str) -> Any:
+        import sys
+
+        return getattr(sys, name)
+
+
+def test_nothing_is_bought_or_removed_without_yes(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.console.output.sys", Terminal())
+    before, machines = line.changes, line.ids()
+
+    with pytest.raises(UsageError, match=r"needs confirmation.*: \$13\.13 an hour, at most \$105"):
+        Cluster.up(name="dear", nodes=2)
+    line.machines.staged.clear()
+    line.stage("node0", "# listing what would be lost", Result(0, "running squad-2\n", ""))
+    with pytest.raises(UsageError, match=r"needs confirmation.*: Job squad-2 is running"):
+        Cluster.find().down()
+
+    assert (line.changes, line.ids()) == (before, machines)
+    bought = Cluster.up(name="dear", yes=True, region="us-east-1")
+    assert len(line.ids()) == len(machines) + 1
+    assert len(bought.down(yes=True)["removed"]) > 3
+    assert line.ids() == machines
+
+
+def test_jobs_are_submitted_by_the_options_of_the_commands(
+    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.stage("node0", "tuned.json", Result(0, "", ""))
+    requests: list[ProgramRequest] = []
+
+    def plan(request: ProgramRequest, stack: Stack) -> JobPlan:
+        requests.append(request)
+        return plan_program(request, stack)
+
+    monkeypatch.setattr("jobs.cli.run.plan_program", plan)
+    monkeypatch.setenv("HERE", "from here")
+    Path("spr-cluster.toml").write_text(
+        '[jobs.mine]\ncommand = "echo hi"\nretries = 2\n[jobs.tune]\ntask = "digits"\nepochs = 2\n'
+    )
+    Path("a.txt").touch()
+    cluster = Cluster.find("spr")
+
+    variables = {"SEED": "7", "HERE": None}
+    run = Run("echo", "--nodes", "9", ppn=1, files=["a.txt"], folder="none", env=variables)
+    assert cluster.submit(run).id.startswith("run-")
+    assert cluster.submit("mine", retries=3, folder="none", large_files=False).id.startswith("run-")
+    for job in (cluster.submit("tune", epochs=1), cluster.submit(Training("tune", demo=True))):
+        assert job.id.startswith("digits-")
+
+    first, second = requests
+    assert (first.command, first.placement.nproc_per_node) == (("echo", "--nodes", "9"), 1)
+    assert first.env == ("SEED=7", "HERE=from here")
+    assert (second.command, second.retries) == (("echo", "hi"), 3)
+    assert "SEED" not in repr(run)
+
+
+def test_two_jobs_in_one_second_are_two(
+    line: CommandLine, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        count = 0
+
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            cls.count += 1
+            return datetime(2026, 7, 31, 14, 25, 1, cls.count, tz)
+
+    monkeypatch.setattr("jobs.cli.run.datetime", Clock)
+    cluster = Cluster.find()
+    ids = {cluster.submit(Run("hostname", folder="none")).id for _ in range(2)}
+    assert len(ids) == 2
+    assert {path.name for path in Path("results").iterdir()} == ids
+    assert all(id_.startswith("run-20260731-142501-") for id_ in ids)
+
+
+def test_ids_of_one_second_differ_among_moments_and_threads() -> None:
+    now = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
+    moments = [now + timedelta(microseconds=each) for each in range(2000)]
+    ids = [new_job_id("squad", each) for each in moments]
+    assert [new_job_id("squad", each) for each in moments] == ids
+    together = threading.Barrier(5)
+
+    def draw() -> None:
+        together.wait()
+        ids.append(new_job_id("squad", now))
+        together.wait()
+
+    threads = [threading.Thread(target=draw) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({*ids}) == len(ids) == 2005
+
+
+def test_it_works_in_a_thread(line: CommandLine, head: Head) -> None:
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            cluster = Cluster.find()
+            found.append(cluster.job("squad-1").wait()["state"])
+            cluster.submit(Training("squad", epochs=0))
+        except SprError as error:
+            found.append(error.message)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == ["succeeded", "--epochs 0 is out of range: 1 to 10000"]

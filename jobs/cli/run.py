@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +28,7 @@ from jobs.launchers.folders import has_rsync
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord
 from jobs.program.folder import choose_folders
-from jobs.program.packages import find_packages, import_folders, runs_python
+from jobs.program.packages import OwnPackage, find_packages, read_own_package, runs_python
 from jobs.program.plan import (
     MAX_BYTES,
     ProgramRequest,
@@ -87,7 +88,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "--packages",
         metavar="FILE",
         help="what to install beside the stack: a uv.lock, pyproject.toml, requirements file, or script with "
-        "a header; `none` for nothing (default: the script's header, else the project's first of these)",
+        "a header; pyproject.toml[train] adds an extra or group; `none` for nothing (default: the script's "
+        "header, else the project's first of these)",
+    )
+    add(
+        "--output-dir",
+        metavar="DIR",
+        help="folder in the working folder that the program writes and that is fetched, like $SPR_OUTPUT",
     )
     add("--own-torch", action="store_true", help="let the packages replace the stack's torch")
     add("--large-files", action="store_true", help="allow more than 256 MiB besides the data")
@@ -121,13 +128,13 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         folder = "none"
     max_bytes = None if args.large_files else MAX_BYTES
     sent = choose_folders(folder, args.data_dir, here, max_bytes)
-    packages, imports = None, tuple[str, ...]()
+    packages, own = None, OwnPackage()
     if sent.project:
-        imports = import_folders(sent.project.root)
+        own = read_own_package(sent.project.root)
     start = sent.project.root / sent.subfolder if sent.project else here
     large = args.large_files
     files = collect_files(args.program, args.files, here, sent.project, start, large=large)
-    if sent.project and (args.packages or runs_python(args.program)):
+    if sent.project and (args.packages or runs_python(args.program, own.scripts)):
         script = find_script(args.program, start, sent.project.root)
         packages = find_packages(
             args.packages, sent.project.root, start / script if script else None
@@ -140,7 +147,8 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         files=files,
         folders=sent.folders,
         packages=packages,
-        imports=imports,
+        own=own,
+        output_dir=read_output_dir(args.output_dir, start),
         subfolder=sent.subfolder,
         results=results_folder(args, "run", now),
         placement=read_placement(args),
@@ -149,6 +157,19 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         backend=args.backend,
         retries=args.retries,
     )
+
+
+def read_output_dir(given: str | None, start: Path) -> str:
+    """Return the folder that becomes a link. Raises :class:`UsageError` if it exists or is elsewhere."""
+    path = os.path.normpath(given or "")
+    if given is None:
+        return ""
+    if path.startswith(("/", "..")) or path == "." or (start / path).is_dir():
+        raise UsageError(
+            f"--output-dir {given}: expected a new folder in the working folder",
+            hint="a folder that the program creates; .sprignore can leave out an old one",
+        )
+    return path
 
 
 def render(done: JobRecord, folder: Path) -> str:

@@ -65,7 +65,7 @@ def install_packages(
 
     Raises :class:`UsageError` with uv's reason if they can't be resolved, or need another torch.
     """
-    more = (*packages.constraints, *packages.indexes)
+    more = (*packages.constraints, *packages.indexes, *packages.links)
     text = "\n".join((stack_digest(stack), str(packages.own_torch), *packages.lines, *more))
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     known = head.run(f"cat ~/spr-packages/{key}/requirements.txt 2>/dev/null || true").stdout
@@ -108,7 +108,7 @@ def install_packages(
 def _sources_for(packages: PackageList, stack: Stack, pins: Iterable[str]) -> Sources:
     """Return the indexes besides the main one: the stack's have torch's builds for CPUs."""
     needs = packages.own_torch or any(map(_COMPANIONS.fullmatch, pins))
-    listed = Sources(packages.indexes)
+    listed = Sources(packages.indexes, packages.links)
     return Sources(stack.indexes, stack.find_links) + listed if needs else listed
 
 

@@ -81,7 +81,8 @@ class PackageList:
     """The Python versions that it needs, such as ``>=3.10``."""
     constraints: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
-    """Package indexes to search besides the node's."""
+    links: tuple[str, ...] = ()
+    """Package indexes, and pages of links, to search besides the node's."""
 
     def __str__(self) -> str:
         return f"the packages of {self.source}"

@@ -81,6 +81,7 @@ def _read(path: Path, extras: Sequence[str] = ()) -> PackageList | None:
         tuple(found.lines),
         constraints=tuple(found.constraints),
         indexes=tuple(found.indexes),
+        links=tuple(found.links),
     )
 
 
@@ -166,6 +167,7 @@ class _Requirements:
     lines: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
     indexes: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
 
     def read(self, path: Path, depth: int = 0, *, constrains: bool = False) -> None:
         for line in read_text(path).replace("\\\n", " ").splitlines():
@@ -195,7 +197,7 @@ class _Requirements:
                 parse_toml(read_text(project), str(project)), project, extras
             )
         else:
-            self.indexes.append(value)
+            (self.links if name in ("-f", "--find-links") else self.indexes).append(value)
 
 
 def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> tuple[str, ...]:

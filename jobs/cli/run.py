@@ -27,7 +27,7 @@ from jobs.cli.shared.job_options import (
 from jobs.launchers.folders import has_rsync
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord
-from jobs.program.folder import choose_folders
+from jobs.program.folder import SentFolders, choose_folders
 from jobs.program.packages import OwnPackage, find_packages, read_own_package, runs_python
 from jobs.program.plan import (
     MAX_BYTES,
@@ -148,7 +148,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         folders=sent.folders,
         packages=packages,
         own=own,
-        output_dir=read_output_dir(args.output_dir, start),
+        output_dir=read_output_dir(args.output_dir, sent),
         subfolder=sent.subfolder,
         results=results_folder(args, "run", now),
         placement=read_placement(args),
@@ -159,15 +159,18 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
     )
 
 
-def read_output_dir(given: str | None, start: Path) -> str:
-    """Return the folder that becomes a link. Raises :class:`UsageError` if it exists or is elsewhere."""
-    path = os.path.normpath(given or "")
+def read_output_dir(given: str | None, sent: SentFolders) -> str:
+    """Return the folder that becomes a link. Raises :class:`UsageError` if it is sent or elsewhere."""
     if given is None:
         return ""
-    if path.startswith(("/", "..")) or path == "." or (start / path).is_dir():
+    path = os.path.normpath(given)
+    place = os.path.normpath(f"{sent.subfolder}/{path}")
+    names = sent.project.names or () if sent.project else ()
+    if path.startswith(("/", "..")) or path == ".":
+        raise UsageError(f"--output-dir {given}: expected a folder in the working folder")
+    if any(name == place or name.startswith(f"{place}/") for name in names):
         raise UsageError(
-            f"--output-dir {given}: expected a new folder in the working folder",
-            hint="a folder that the program creates; .sprignore can leave out an old one",
+            f"--output-dir {given} has files of the project", hint="list it in .sprignore"
         )
     return path
 

@@ -87,6 +87,14 @@ def program_environment(
         # Lightning reads torch's variables if torchrun seems to have set them, else Slurm's.
         "TORCHELASTIC_RUN_ID": Path(output).parent.name,
     }
+    if ranks["LOCAL_WORLD_SIZE"] == "1" and {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
+        # The defaults of torchrun's own arguments, for a program that it starts on every node.
+        detected |= {
+            "PET_NNODES": ranks["WORLD_SIZE"],
+            "PET_NODE_RANK": ranks["RANK"],
+            "PET_MASTER_ADDR": environ["MASTER_ADDR"],
+            "PET_MASTER_PORT": environ["MASTER_PORT"],
+        }
     chosen = dict(word.split("=", 1) for word in own)
     return {**detected, **kept, **ranks, "SPR_OUTPUT": output, **chosen}
 

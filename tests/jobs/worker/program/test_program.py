@@ -186,6 +186,15 @@ def test_the_users_variables_take_precedence() -> None:
     assert (found["PYTHONPATH"], found["LD_PRELOAD"], found["KEPT"]) == ("src", "", "1")
 
 
+def test_torchrun_in_every_rank_starts_one_group() -> None:
+    environ = {**HYDRA, "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    found = program_environment(environ, "/out", ())
+    wanted = {"NNODES": "4", "NODE_RANK": "3", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    assert {name: found.get(f"PET_{name}") for name in wanted} == wanted
+    several = program_environment({**environ, "MPI_LOCALNRANKS": "2"}, "/out", ())
+    assert not [name for name in several if name.startswith("PET_")]
+
+
 def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:
     listing = (
         "import sys, worker.program.__main__, worker.supervisor.__main__, worker.supervisor.listing; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -31,8 +32,8 @@ from jobs.launchers.folders import has_rsync
 from jobs.launchers.queue.job_output import Event
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
-from jobs.program.folder import choose_folders
-from jobs.program.packages import find_packages, import_folders, runs_python
+from jobs.program.folder import SentFolders, choose_folders
+from jobs.program.packages import OwnPackage, find_packages, read_own_package, runs_python
 from jobs.program.plan import (
     MAX_BYTES,
     ProgramRequest,
@@ -94,7 +95,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "--packages",
         metavar="FILE",
         help="what to install beside the stack: a uv.lock, pyproject.toml, requirements file, or script with "
-        "a header; `none` for nothing (default: the script's header, else the project's first of these)",
+        "a header; pyproject.toml[train] adds an extra or group; `none` for nothing (default: the script's "
+        "header, else the project's first of these)",
+    )
+    add(
+        "--output-dir",
+        metavar="DIR",
+        help="folder in the working folder that the program writes and that is fetched, like $SPR_OUTPUT",
     )
     add("--own-torch", action="store_true", help="let the packages replace the stack's torch")
     add(
@@ -156,13 +163,13 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         folder = "none"
     max_bytes = None if args.large_files else MAX_BYTES
     sent = choose_folders(folder, args.data_dir, here, max_bytes)
-    packages, imports = None, tuple[str, ...]()
+    packages, own = None, OwnPackage()
     if sent.project:
-        imports = import_folders(sent.project.root)
+        own = read_own_package(sent.project.root)
     start = sent.project.root / sent.subfolder if sent.project else here
     large = args.large_files
     files = collect_files(args.program, args.files, here, sent.project, start, large=large)
-    if sent.project and (args.packages or runs_python(args.program)):
+    if sent.project and (args.packages or runs_python(args.program, own.scripts)):
         script = find_script(args.program, start, sent.project.root)
         packages = find_packages(
             args.packages, sent.project.root, start / script if script else None
@@ -175,7 +182,8 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         files=files,
         folders=sent.folders,
         packages=packages,
-        imports=imports,
+        own=own,
+        output_dir=read_output_dir(args.output_dir, sent),
         subfolder=sent.subfolder,
         results=results,
         placement=read_placement(args),
@@ -195,6 +203,22 @@ def refuse_pty(args: argparse.Namespace) -> None:
         raise UsageError(f"--pty runs one rank on this terminal: omit {' and '.join(refused)}")
     if not has_terminal():
         raise UsageError("--pty needs a terminal", hint="omit it, or run the command in a terminal")
+
+
+def read_output_dir(given: str | None, sent: SentFolders) -> str:
+    """Return the folder that becomes a link. Raises :class:`UsageError` if it is sent or elsewhere."""
+    if given is None:
+        return ""
+    path = os.path.normpath(given)
+    place = os.path.normpath(f"{sent.subfolder}/{path}")
+    names = sent.project.names or () if sent.project else ()
+    if path.startswith(("/", "..")) or path == ".":
+        raise UsageError(f"--output-dir {given}: expected a folder in the working folder")
+    if any(name == place or name.startswith(f"{place}/") for name in names):
+        raise UsageError(
+            f"--output-dir {given} has files of the project", hint="list it in .sprignore"
+        )
+    return path
 
 
 def render(done: JobRecord, folder: Path) -> str:

@@ -104,7 +104,7 @@ def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
         archive.add(source, name, filter=_without_owner)
         return
     info = tarfile.TarInfo(name)
-    info.size, info.mode = len(source), 0o600
+    info.size, info.mode = len(source), 0o700 if source.startswith(b"#!") else 0o600
     archive.addfile(info, io.BytesIO(source))
 
 

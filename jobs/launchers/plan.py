@@ -22,6 +22,8 @@ STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
 PACKAGES = "packages"
 """In a job's folder: a link to the packages that were installed for it."""
+SITE = "site"
+"""In a job's folder: the metadata and console scripts of its own project."""
 CHECKPOINT_SECONDS = 120
 """Time to save a checkpoint after a request to stop: a large model needs gigabytes."""
 
@@ -78,6 +80,14 @@ class PackageList:
     """Whether it may replace the stack's torch."""
     hint: str = "--packages names another file, `--packages none` installs nothing"
     """What to do if it can't be resolved."""
+    wants: tuple[str, ...] = ()
+    """What the project asks for, from which a lock chose."""
+    python: str = ""
+    """The Python versions that it needs, such as ``>=3.10``."""
+    constraints: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    """Package indexes, and pages of links, to search besides the node's."""
 
     def __str__(self) -> str:
         return f"the packages of {self.source}"

@@ -5,32 +5,44 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
-from jobs.launchers.plan import PackageList
+from jobs.launchers.plan import SITE, PackageList
+from provision.install import VENV
 from provision.stacks.sources import explain, find_uv
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
 _HEADER = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(^#(| .*)$\n)+?)^# ///\s*$")
 _EXPORT_S = 120
+_OPTION = re.compile(
+    r"(?P<name>-[rceif]|--(requirement|constraint|editable|index-url|extra-index-url|find-links))"
+    r"[ =]*(?P<value>\S+)"
+)
+_SCRIPT = """\
+#!{python}
+import sys
+from {{module}} import {{first}}
+sys.exit({{function}}())
+""".format(python=f"{VENV}/bin/python")
 
 
 def find_packages(given: str | None, root: Path, script: Path | None) -> PackageList | None:
     """Return what to install; ``None`` for nothing. ``given`` is a file, ``none``, or ``None``: search.
 
-    The first of: the script's header, ``uv.lock``, ``pyproject.toml``, ``requirements.txt``.
-    Raises :class:`UsageError` for a damaged file.
+    A file may have extras or dependency groups: ``uv.lock[train]``. The first of: the script's header,
+    ``uv.lock``, ``pyproject.toml``, ``requirements.txt``. Raises :class:`UsageError` for a damaged file.
     """
     if given == "none":
         return None
     if given is not None:
-        path = root / given
-        if not path.is_file():
+        name, extras = _split_extras(given)
+        if not (root / name).is_file():
             raise UsageError(f"--packages {given}: no such file", hint="`none` installs nothing")
-        return _read(path)
+        return _read(root / name, extras)
     if script and (found := read_header(script)):
         return found
     for name in ("uv.lock", "pyproject.toml", "requirements.txt"):
@@ -39,19 +51,38 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
     return None
 
 
-def _read(path: Path) -> PackageList | None:
-    if path.name == "uv.lock":
-        return PackageList(path.name, _export(path.parent), is_lock=True)
-    if path.name == "pyproject.toml":
-        project = _table(parse_toml(read_text(path), str(path)), "project", path)
-        return _listed(path.name, _texts(project.get("dependencies", []), path))
+def _split_extras(given: str) -> tuple[str, tuple[str, ...]]:
+    match = re.fullmatch(r"(.+?)\[([^\[\]]*)\]", given)
+    if not match:
+        return given, ()
+    return match[1], tuple(each.strip() for each in match[2].split(",") if each.strip())
+
+
+def _read(path: Path, extras: Sequence[str] = ()) -> PackageList | None:
+    if path.name in ("uv.lock", "pyproject.toml"):
+        project = path.with_name("pyproject.toml")
+        content = parse_toml(read_text(project), str(project)) if project.is_file() else {}
+        wants = _dependencies(content, project, extras)
+        python = str(_table(content, "project", project).get("requires-python", ""))
+        if path.name == "uv.lock":
+            lines = _export(path.parent, content, extras)
+            return PackageList(path.name, lines, is_lock=True, wants=wants, python=python)
+        return PackageList(path.name, wants, python=python) if wants else None
+    if extras:
+        raise UsageError(f"--packages {path.name}: only pyproject.toml and uv.lock have extras")
     if path.suffix == ".py":
         return read_header(path)
-    return _listed(path.name, _requirements(path))
-
-
-def _listed(name: str, lines: Sequence[str]) -> PackageList | None:
-    return PackageList(name, tuple(lines)) if lines else None
+    found = _Requirements()
+    found.read(path)
+    if not found.lines:
+        return None
+    return PackageList(
+        path.name,
+        tuple(found.lines),
+        constraints=tuple(found.constraints),
+        indexes=tuple(found.indexes),
+        links=tuple(found.links),
+    )
 
 
 def read_header(script: Path) -> PackageList | None:
@@ -62,7 +93,9 @@ def read_header(script: Path) -> PackageList | None:
         return None
     lines = match["content"].splitlines()
     content = parse_toml("\n".join(line[2:] for line in lines), f"{script}: its script header")
-    return _listed(script.name, _texts(content.get("dependencies", []), script))
+    found = _texts(content.get("dependencies", []), script)
+    python = str(content.get("requires-python", ""))
+    return PackageList(script.name, found, python=python) if found else None
 
 
 def _table(content: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
@@ -78,28 +111,101 @@ def _texts(value: Any, path: Path) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _requirements(path: Path, depth: int = 0) -> tuple[str, ...]:
-    """Return the lines of a requirements file and of those that it includes."""
-    found: list[str] = []
-    for line in read_text(path).replace("\\\n", " ").splitlines():
-        text = re.sub(r"(^|\s)#.*", "", line).strip()
-        include = re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", text)
-        if include and depth < 10:
-            found += _requirements(path.parent / include[1], depth + 1)
-        elif text.startswith("-"):
+def _dependencies(
+    content: Mapping[str, Any],
+    path: Path,
+    extras: Sequence[str],
+    seen: frozenset[str] = frozenset(),
+) -> tuple[str, ...]:
+    """Return a project's dependencies with those of extras and groups, which may name each other."""
+    project = _table(content, "project", path)
+    found = () if seen else _own(content, project, path)
+    optional = _table(project, "optional-dependencies", path)
+    groups = _table(content, "dependency-groups", path)
+    for extra in extras:
+        if extra in seen:
+            continue
+        if extra not in optional and extra not in groups:
+            known = ", ".join((*optional, *groups)) or "none"
             raise UsageError(
-                f"{path}: {text}: only requirements are supported, no options",
-                hint="add the index to the stack, or name another file with --packages",
+                f"{path}: there is no extra or group {extra!r}", hint=f"known: {known}"
             )
-        elif text:
-            found.append(text)
-    return tuple(found)
+        listed = optional[extra] if extra in optional else groups[extra]
+        if not isinstance(listed, list):
+            raise UsageError(f"{path}: {extra} is not a list")
+        included = [each["include-group"] for each in listed if isinstance(each, dict)]
+        for line in _texts([each for each in listed if not isinstance(each, dict)], path):
+            name, more = _split_extras(line)
+            if name.strip() == project.get("name") and more:
+                included += more
+            else:
+                found += (line,)
+        found += _dependencies(content, path, included, seen | {extra})
+    return found
 
 
-def _export(root: Path) -> tuple[str, ...]:
+def _own(content: Mapping[str, Any], project: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return a project's dependencies, also those that setuptools reads from files."""
+    if "dependencies" not in project.get("dynamic", []):
+        return _texts(project.get("dependencies", []), path)
+    dynamic = content.get("tool", {}).get("setuptools", {}).get("dynamic", {})
+    files = dynamic.get("dependencies", {}).get("file", [])
+    if not files:
+        raise UsageError(
+            f"{path}: its dependencies are dynamic", hint="name a list of them with --packages"
+        )
+    found = _Requirements()
+    for name in [files] if isinstance(files, str) else files:
+        found.read(path.parent / name)
+    return tuple(found.lines)
+
+
+@dataclass
+class _Requirements:
+    """What requirements files list, with those that they include."""
+
+    lines: list[str] = field(default_factory=list)
+    constraints: list[str] = field(default_factory=list)
+    indexes: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+
+    def read(self, path: Path, depth: int = 0, *, constrains: bool = False) -> None:
+        for line in read_text(path).replace("\\\n", " ").splitlines():
+            text = re.sub(r"(^|\s)(#.*|--hash=\S+)", "", line).strip()
+            if match := _OPTION.fullmatch(text):
+                self._obey(match["name"], match["value"], path, depth)
+            elif text.startswith("-"):
+                raise UsageError(
+                    f"{path}: {text}: only requirements are supported, and -r, -c, -e, and indexes",
+                    hint="name another file with --packages",
+                )
+            elif re.match(r"\.($|[/\[])", text):
+                self._obey("-e", text, path, depth)
+            elif text:
+                (self.constraints if constrains else self.lines).append(text)
+
+    def _obey(self, name: str, value: str, path: Path, depth: int) -> None:
+        if name in ("-r", "--requirement", "-c", "--constraint"):
+            if depth < 10:
+                self.read(path.parent / value, depth + 1, constrains="c" in name[:3])
+        elif name in ("-e", "--editable"):
+            folder, extras = _split_extras(value)
+            project = path.parent / folder / "pyproject.toml"
+            if "+" in value or not project.is_file():
+                raise UsageError(f"{path}: -e {value}: no folder with a pyproject.toml")
+            self.lines += _dependencies(
+                parse_toml(read_text(project), str(project)), project, extras
+            )
+        else:
+            (self.links if name in ("-f", "--find-links") else self.indexes).append(value)
+
+
+def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> tuple[str, ...]:
     """Return a lock's packages, with markers. Raises :class:`UsageError` with uv's reason."""
     argv = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header"]
-    argv += ["--no-annotate", "--no-dev", "--quiet", "--color=never"]
+    argv += ["--no-annotate", "--no-default-groups", "--quiet", "--color=never"]
+    groups = _table(content, "dependency-groups", root)
+    argv += [f"--{'group' if each in groups else 'extra'}={each}" for each in extras]
     try:
         done = subprocess.run(
             argv, cwd=root, capture_output=True, text=True, timeout=_EXPORT_S, check=False
@@ -112,16 +218,54 @@ def _export(root: Path) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith(("#", "-e ", "./")))
 
 
-def import_folders(root: Path) -> tuple[str, ...]:
-    """Return the folders from which Python would import a project's packages if it were installed."""
+@dataclass(frozen=True)
+class OwnPackage:
+    """A project as if it were installed: where it is imported from, and files for every job."""
+
+    imports: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    scripts: tuple[str, ...] = ()
+    """The names of its console scripts."""
+
+
+def read_own_package(root: Path) -> OwnPackage:
+    """Return a project's import folders, console scripts, and metadata, which some packages read."""
     if not any((root / name).is_file() for name in ("pyproject.toml", "setup.py")):
-        return ()
-    return ("work/src",) if (root / "src").is_dir() else ("work",)
+        return OwnPackage()
+    path = root / "pyproject.toml"
+    content = parse_toml(read_text(path), str(path)) if path.is_file() else {}
+    folders = [root]
+    tool = _table(content, "tool", path)
+    for pattern in tool.get("uv", {}).get("workspace", {}).get("members", []):
+        folders += [each for each in sorted(root.glob(pattern)) if each != root]
+    sources = [each / "src" if (each / "src").is_dir() else each for each in folders]
+    imports = tuple(f"work/{each.relative_to(root)}".removesuffix("/.") for each in sources)
+    project = _table(content, "project", path)
+    if "name" not in project:
+        return OwnPackage(imports)
+    name = f"{SITE}/{re.sub('[-.]+', '_', project['name'])}.dist-info"
+    version = project.get("version", "0")
+    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n"
+    entries = {"console_scripts": _table(project, "scripts", path)}
+    entries |= _table(project, "entry-points", path)
+    listed = "".join(
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entry.items())
+        for group, entry in entries.items()
+    )
+    files = {f"{name}/METADATA": metadata.encode(), f"{name}/entry_points.txt": listed.encode()}
+    for script, target in entries["console_scripts"].items():
+        module, _, function = target.partition("[")[0].strip().partition(":")
+        files[f"{SITE}/bin/{script}"] = _SCRIPT.format(
+            module=module, function=function, first=function.partition(".")[0]
+        ).encode()
+    return OwnPackage((*imports, SITE), files, tuple(entries["console_scripts"]))
 
 
-def runs_python(command: Sequence[str]) -> bool:
+def runs_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
     """Whether a command can need Python packages: `hostname` does not."""
     name = Path(command[0]).name
-    return bool(re.match(r"python|torchrun|accelerate|ipython|pytest|sh$|bash$", name)) or (
-        name.endswith(".py")
+    return (
+        name in scripts
+        or bool(re.match(r"python|torchrun|accelerate|ipython|pytest|sh$|bash$", name))
+        or (name.endswith(".py"))
     )

@@ -13,6 +13,7 @@ from infra.errors import UsageError
 from infra.files import check_file, read_text
 from infra.words import counted, format_size
 from jobs.launchers.plan import JobFolder, JobPlan, PackageList, PlacementOptions
+from jobs.program.packages import OwnPackage
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
 
@@ -156,8 +157,10 @@ class ProgramRequest:
     results: Path
     folders: tuple[JobFolder, ...] = ()
     packages: PackageList | None = None
-    imports: tuple[str, ...] = ()
-    """Folders from which the program imports, relative to the job's."""
+    own: OwnPackage = field(default_factory=OwnPackage)
+    """The project as a package."""
+    output_dir: str = ""
+    """A folder in the working folder that stands for the output folder."""
     subfolder: str = "."
     """The program's working folder in the project."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
@@ -228,8 +231,11 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
     files: dict[str, Path | bytes] = {"work/.keep": b""}
     files |= {f"work/{name}": path for name, path in request.files.files.items()}
     argv = [f"--folder={os.path.normpath(f'work/{request.subfolder}')}", "--output=output"]
-    if request.imports:
-        argv.append(f"--imports={':'.join(request.imports)}")
+    files |= request.own.files
+    if request.own.imports:
+        argv.append(f"--imports={':'.join(request.own.imports)}")
+    if request.output_dir:
+        argv.append(f"--output-dir={request.output_dir}")
     if request.env:
         argv.append(f"--environment={SECRETS}")
     if request.is_interactive:

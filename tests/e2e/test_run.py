@@ -294,6 +294,30 @@ def test_projects_with_other_packages_run_side_by_side(two: LiveCluster, project
     assert len(two.cli.run("jobs", "--name", NAME).stdout.splitlines()) == len(jobs.splitlines())
 
 
+def test_a_project_runs_as_if_installed(two: LiveCluster, project: Path) -> None:
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "my-lib"\nversion = "1.5"\n[project.scripts]\ngo = "mine:main"\n'
+        '[project.optional-dependencies]\ntrain = ["accelerate"]\n'
+    )
+    (project / "src/mine.py").write_text(
+        "import os\nfrom importlib.metadata import version\nfrom pathlib import Path\n"
+        "from accelerate import PartialState\ndef main():\n"
+        "    state = PartialState(cpu=bool(os.environ['ACCELERATE_USE_CPU']))\n"
+        "    Path('runs').mkdir(exist_ok=True)\n"
+        "    Path('runs', f'{state.process_index}.txt').write_text(version('my-lib'))\n"
+        "    print('of', state.num_processes, state.distributed_type.value)\n"
+    )
+    (project / "spr-cluster.toml").write_text(
+        f'[cluster]\nname = "{NAME}"\n[jobs.go]\ncommand = "go"\noutput-dir = "runs"\n'
+        'packages = "pyproject.toml[train]"\n'
+    )
+    done = two.cli.run("run", "go", "--results=fetched")
+
+    assert done.stderr.count("of 2 MULTI_CPU\n") == 2
+    for path in ("fetched/0.txt", "fetched/node1/1.txt"):
+        assert (project / path).read_text() == "1.5"
+
+
 def test_files_ports_and_plain_ssh(
     two: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

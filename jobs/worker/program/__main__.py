@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..runtime.errors import PlacementError, WorkerError
@@ -39,17 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = read_words(Path(args.environment)) if args.environment else []
         environ = program_environment(os.environ, str(Path.cwd() / args.output), own)
         add_packages(environ, args.packages, args.imports.split(":"))
+        if args.output_dir:
+            link_output(Path(args.folder, args.output_dir), Path(environ["SPR_OUTPUT"]))
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
-    name = args.program[0]
+    program = [word.replace("$SPR_OUTPUT", environ["SPR_OUTPUT"]) for word in args.program]
+    name = program[0]
     events.emit("running", node=os.environ.get("SLURMD_NODENAME", ""), folder=str(Path.cwd()))
     try:
         if args.terminal:
             asked = _note_stops()
-            code = wait_for_session(args.program, args.folder, environ, asked)
+            code = wait_for_session(program, args.folder, environ, asked)
         else:
-            code, asked = _run(args.program, args.folder, environ, Heartbeat(identity, events))
+            code, asked = _run(program, args.folder, environ, Heartbeat(identity, events))
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -83,8 +87,24 @@ def program_environment(
     """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence."""
     # The path to this code must not hide the program's own modules.
     kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
+    ranks = rank_variables(environ)
+    detected = {
+        "GROUP_RANK": str(int(ranks["RANK"]) // int(ranks["LOCAL_WORLD_SIZE"])),
+        # Without a GPU and this, Hugging Face's Trainer and Accelerate train alone in every rank.
+        "ACCELERATE_USE_CPU": "true",
+        # Lightning reads torch's variables if torchrun seems to have set them, else Slurm's.
+        "TORCHELASTIC_RUN_ID": Path(output).parent.name,
+    }
+    if ranks["LOCAL_WORLD_SIZE"] == "1" and {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
+        # The defaults of torchrun's own arguments, for a program that it starts on every node.
+        detected |= {
+            "PET_NNODES": ranks["WORLD_SIZE"],
+            "PET_NODE_RANK": ranks["RANK"],
+            "PET_MASTER_ADDR": environ["MASTER_ADDR"],
+            "PET_MASTER_PORT": environ["MASTER_PORT"],
+        }
     chosen = dict(word.split("=", 1) for word in own)
-    return {**kept, **rank_variables(environ), "SPR_OUTPUT": output, **chosen}
+    return {**detected, **kept, **ranks, "SPR_OUTPUT": output, **chosen}
 
 
 def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str]) -> None:
@@ -94,8 +114,16 @@ def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str])
     if folders:
         before = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
         environ["PYTHONPATH"] = ":".join([*before, *folders])
-    if (here / packages / "bin").is_dir():
-        environ["PATH"] = f"{here / packages / 'bin'}:{environ.get('PATH', '')}"
+    bins = [f"{here / each}/bin" for each in ("site", packages) if (here / each / "bin").is_dir()]
+    environ["PATH"] = ":".join([*bins, environ.get("PATH", "")])
+
+
+def link_output(link: Path, output: Path) -> None:
+    """Have a folder of the program stand for the output folder; another rank may be first."""
+    output.mkdir(exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        link.symlink_to(output)
 
 
 def _run(
@@ -145,6 +173,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", required=True, help="the folder that SPR_OUTPUT names")
     parser.add_argument("--packages", default="packages", help="folder of the job's own packages")
     parser.add_argument("--imports", default="", help="folders to import from, separated by colons")
+    parser.add_argument("--output-dir", help="a folder of the program that stands for the output")
     parser.add_argument("--environment", help="a JSON list of the user's NAME=VALUE")
     parser.add_argument("--terminal", action="store_true", help="run it in the user's SSH session")
     parser.add_argument("program", nargs="+", help="after --: the program and its arguments")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,8 @@ def resolver(tmp_path: Path) -> Resolver:
     return Resolver(find_uv(), PipConfiguration(sources=sources, options=("--no-index",)))
 
 
-def pins(resolver: Resolver, *lines: str, is_lock: bool = False) -> list[str]:
-    packages = PackageList("requirements.txt", lines, is_lock)
+def pins(resolver: Resolver, *lines: str, is_lock: bool = False, **more: Any) -> list[str]:
+    packages = PackageList("requirements.txt", lines, is_lock, **more)
     return resolve(packages, load_stack("upstream"), INSTALLED, PYTHON, resolver)
 
 
@@ -55,6 +56,35 @@ def test_a_lock_is_installed_as_it_is(resolver: Resolver) -> None:
         "nvidia-cublas==12.1 ; sys_platform == 'linux'",
     )
     assert pins(resolver, *lock, is_lock=True) == ["lib==2.0"]
+    older = ("lib==2.0", "torch==2.7.0")
+    assert pins(resolver, *older, is_lock=True, wants=("torch>=2",)) == ["lib==2.0"]
+    with pytest.raises(UsageError, match=r"needs torch<2\.8, and stack upstream has 2\.13"):
+        pins(resolver, *older, is_lock=True, wants=("torch<2.8",))
+
+
+def test_constraints_limit_what_is_chosen(resolver: Resolver) -> None:
+    assert pins(resolver, "newer", constraints=("newer<2",)) == ["newer==1.0", "other==2.0"]
+    with pytest.raises(UsageError, match="newer"):
+        pins(resolver, "newer", constraints=("newer>1",))
+
+
+def test_only_torchs_companions_come_from_the_stacks_indexes(
+    resolver: Resolver, tmp_path: Path
+) -> None:
+    wheel(tmp_path / "index", "torchvision", "1.0", "torch>=2")
+    wheel(tmp_path / "index", "timm", "1.0", "torchvision")
+    cpu = tmp_path / "cpu"
+    cpu.mkdir()
+    wheel(cpu, "torchvision", "1.0+cpu", "torch>=2")
+    wheel(cpu, "lib", "3.0")
+    cpu_only = {"indexes": (), "find_links": (str(cpu),)}
+    stack = load_stack("upstream").model_copy(update=cpu_only)
+    for lines, wanted in (
+        (("lib>1",), ["lib==2.0"]),
+        (("timm",), ["timm==1.0", "torchvision==1.0+cpu"]),
+    ):
+        packages = PackageList("requirements.txt", lines)
+        assert resolve(packages, stack, INSTALLED, PYTHON, resolver) == wanted
 
 
 @pytest.mark.parametrize(

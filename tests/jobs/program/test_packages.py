@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from infra.errors import UsageError
 from jobs.launchers.plan import PackageList
-from jobs.program.packages import find_packages, import_folders, runs_python
+from jobs.program.packages import find_packages, read_own_package, runs_python
 
 HEADER = """\
 #!/usr/bin/env python
@@ -65,12 +66,13 @@ def test_the_nearest_description_of_packages_wins(tmp_path: Path) -> None:
     assert find(tmp_path) == listed
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     lines = ("einops", "tomli; python_full_version < '3.11'")
-    assert find(tmp_path) == PackageList("pyproject.toml", lines)
+    assert find(tmp_path) == PackageList("pyproject.toml", lines, python=">=3.10")
     (tmp_path / "uv.lock").write_text(LOCK)
     pins = ("einops==0.8.1", "tomli==2.0.1 ; python_full_version < '3.11'")
-    assert find(tmp_path) == PackageList("uv.lock", pins, is_lock=True)
+    locked = PackageList("uv.lock", pins, is_lock=True, wants=lines, python=">=3.10")
+    assert find(tmp_path) == locked
     (tmp_path / "train.py").write_text(HEADER)
-    assert find(tmp_path, "train.py") == PackageList("train.py", ("einops",))
+    assert find(tmp_path, "train.py") == PackageList("train.py", ("einops",), python=">=3.10")
     assert find(tmp_path, "train.py", "requirements.txt") == listed
     assert find(tmp_path, "train.py", "none") is None
 
@@ -80,8 +82,8 @@ def test_the_nearest_description_of_packages_wins(tmp_path: Path) -> None:
     [
         (
             "requirements.txt",
-            "--index-url https://x\n",
-            "requirements.txt: --index-url https://x: only",
+            "--no-index\n",
+            "requirements.txt: --no-index: only",
         ),
         ("requirements.txt", "-r missing.txt\n", "missing.txt"),
         ("pyproject.toml", "[project\n", "pyproject.toml: not TOML"),
@@ -105,12 +107,67 @@ def test_a_lock_that_uv_can_not_read_has_uvs_reason(tmp_path: Path) -> None:
         find(tmp_path, given="gone")
 
 
-def test_imports_of_both_layouts(tmp_path: Path) -> None:
-    assert import_folders(tmp_path) == (), "its modules could hide Python's own"
-    (tmp_path / "pyproject.toml").touch()
-    assert import_folders(tmp_path) == ("work",)
+def test_extras_and_groups_may_name_each_other(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        PROJECT
+        + '[project.optional-dependencies]\ntrain = ["datasets"]\nall = ["mine[train]", "rich"]\n'
+        '[dependency-groups]\ntest = ["pytest"]\ndev = [{ include-group = "test" }, "ruff"]\n'
+    )
+    found = find(tmp_path, given="pyproject.toml[all,dev]")
+    assert found is not None
+    assert found.lines[2:] == ("rich", "datasets", "ruff", "pytest")
+    with pytest.raises(UsageError, match="no extra or group 'gpu'"):
+        find(tmp_path, given="pyproject.toml[gpu]")
+
+
+def test_options_of_requirements_files(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "base.txt").write_text("rich==1.0 \\\n    --hash=sha256:ab\n")
+    (tmp_path / "pins.txt").write_text("numpy<3\n")
+    (tmp_path / "requirements.txt").write_text(
+        "--extra-index-url https://one\n-f https://two\n-c pins.txt\n-r base.txt\n-e .\n"
+    )
+    lines = ("rich==1.0", "einops", "tomli; python_full_version < '3.11'")
+    assert find(tmp_path, given="requirements.txt") == PackageList(
+        *("requirements.txt", lines),
+        constraints=("numpy<3",),
+        indexes=("https://one",),
+        links=("https://two",),
+    )
+
+
+def test_dependencies_that_setuptools_reads_from_a_file(tmp_path: Path) -> None:
+    dynamic = '[project]\nname = "mine"\ndynamic = ["dependencies"]\n'
+    (tmp_path / "pyproject.toml").write_text(dynamic)
+    with pytest.raises(UsageError, match="its dependencies are dynamic"):
+        find(tmp_path)
+    (tmp_path / "requirements.in").write_text("einops\n")
+    where = '[tool.setuptools.dynamic]\ndependencies = { file = ["requirements.in"] }\n'
+    (tmp_path / "pyproject.toml").write_text(dynamic + where)
+    assert find(tmp_path) == PackageList("pyproject.toml", ("einops",))
+
+
+def test_a_project_is_as_if_installed(tmp_path: Path) -> None:
+    assert read_own_package(tmp_path).imports == (), "its modules could hide Python's own"
+    (tmp_path / "setup.py").touch()
+    assert read_own_package(tmp_path).imports == ("work",)
     (tmp_path / "src").mkdir()
-    assert import_folders(tmp_path) == ("work/src",)
+    (tmp_path / "libs/one/src").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "my-lib"\ndynamic = ["version"]\n[project.scripts]\n'
+        'go = "mine.cli:App.main"\n[tool.uv.workspace]\nmembers = ["libs/*"]\n'
+    )
+    own = read_own_package(tmp_path)
+    assert own.imports == ("work/src", "work/libs/one/src", "site")
+    assert own.scripts == ("go",)
+    assert own.files["site/bin/go"].decode().splitlines()[1:] == [
+        *("import sys", "from mine.cli import App", "sys.exit(App.main())")
+    ]
+    for name, content in own.files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (found,) = distributions(name="my-lib", path=[str(tmp_path / "site")])
+    assert (found.version, found.entry_points["go"].value) == ("0", "mine.cli:App.main")
 
 
 @pytest.mark.parametrize(
@@ -119,3 +176,4 @@ def test_imports_of_both_layouts(tmp_path: Path) -> None:
 )
 def test_only_python_needs_packages(command: str, can: bool) -> None:
     assert runs_python(command.split()) is can
+    assert runs_python(["mine", "train"], ["mine"])

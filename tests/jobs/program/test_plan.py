@@ -21,6 +21,7 @@ from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord, read_job_id
 from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
+from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, interrupt, job_context, make_hosts, mpirun_line
 
@@ -233,7 +234,12 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(asked.files.files) == ["x.py"]
     assert asked.results == Path("results", PATHS.job_id)
     assert typed("hostname").command == ("hostname",)
-    for wrong in (("--", ""), ("--files=", "x")):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/x").touch()
+    plan = plan_program(typed("--folder=.", "--output-dir=a/new", "go"), load_stack("upstream"))
+    assert "--output-dir=a/new" in plan.argv
+    outputs = [(f"--output-dir={each}", "--folder=.", "go") for each in ("old", "..", "/x", ".")]
+    for wrong in (("--", ""), ("--files=", "x"), *outputs):
         with pytest.raises(UsageError):
             typed(*wrong)
 

@@ -30,22 +30,30 @@ _TELL = (
 
 
 def start(
-    node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
+    node: Path,
+    *program: str,
+    own: tuple[str, ...] = (),
+    plan: RankPlacement | None = None,
+    options: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a rank to its end."""
-    rank = begin(node, *program, own=own, plan=plan)
+    rank = begin(node, *program, own=own, plan=plan, options=options)
     out, err = rank.communicate(timeout=60)
     return subprocess.CompletedProcess(program, rank.returncode, out, err)
 
 
 def begin(
-    node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
+    node: Path,
+    *program: str,
+    own: tuple[str, ...] = (),
+    plan: RankPlacement | None = None,
+    options: tuple[str, ...] = (),
 ) -> subprocess.Popen[str]:
     """Start one rank of four, pinned to a CPU, as mpirun does."""
     planned = {VARIABLE: render_plan([plan, plan])} if plan else {}
     (node / "work").mkdir(exist_ok=True)
     (node / "environment.json").write_text(json.dumps(own))
-    argv = ["--folder=work", "--output=output"]
+    argv = ["--folder=work", "--output=output", *options]
     argv += ["--environment=environment.json"] if own else []
     return subprocess.Popen(
         [sys.executable, "-m", "worker.program", *argv, "--", *program],
@@ -78,6 +86,9 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "TORCHELASTIC_RUN_ID": node.name,
         "MASTER_ADDR": "172.31.0.10",
         "MASTER_PORT": "29500",
         "SPR_OUTPUT": f"{node}/output",
@@ -89,6 +100,17 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
     assert "PYTHONPATH" not in result["env"]
     assert result["cwd"] == f"{node}/work"
     assert result["cpus"] == [CPU]
+
+
+def test_an_unchanged_program_writes_to_the_output(node: Path) -> None:
+    script = (
+        "mkdir -p out/deep; echo one >> out/deep/x; echo two > $SPR_OUTPUT/y; ls -d $SPR_OUTPUT"
+    )
+    for _ in range(2):  # the second rank of a node finds the link
+        done = start(node, "sh", "-c", script, options=("--output-dir=out",))
+        assert (done.stdout, done.stderr) == (f"{node}/output\n", "")
+    assert (node / "output/deep/x").read_text() == "one\none\n"
+    assert (node / "output/y").is_file()
 
 
 def test_arguments_and_exit_code_pass_through(node: Path) -> None:
@@ -162,6 +184,15 @@ def test_the_users_variables_take_precedence() -> None:
     environ = {"PYTHONPATH": "ours", "LD_PRELOAD": "ours", "KEPT": "1"}
     found = program_environment(environ, "/out", ("PYTHONPATH=src", "LD_PRELOAD="))
     assert (found["PYTHONPATH"], found["LD_PRELOAD"], found["KEPT"]) == ("src", "", "1")
+
+
+def test_torchrun_in_every_rank_starts_one_group() -> None:
+    environ = {**HYDRA, "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    found = program_environment(environ, "/out", ())
+    wanted = {"NNODES": "4", "NODE_RANK": "3", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    assert {name: found.get(f"PET_{name}") for name in wanted} == wanted
+    several = program_environment({**environ, "MPI_LOCALNRANKS": "2"}, "/out", ())
+    assert not [name for name in several if name.startswith("PET_")]
 
 
 def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:

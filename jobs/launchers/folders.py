@@ -48,24 +48,19 @@ def send_folders(
 
     Raises :class:`HostError`, or :class:`HostsError` with each node's reason.
     """
-    listed = "ls -t ~/spr-folders 2>/dev/null || true"
-    known = head.run(f"# looking for earlier versions of the folder\n{listed}").stdout.split()
     items = [_linked(packages, paths)] if packages else []
     for folder in folders:
         name = Path(folder.store).name
-        project = name.rpartition("-")[0]
-        links = [] if folder.shared else [k for k in known if k.rpartition("-")[0] == project][:3]
+        last = "" if folder.shared else f".last-{name.rpartition('-')[0]}"
         arrives = folder.store if folder.shared else f"spr-folders/.{name}"
-        if folder.shared or name not in known:
-            note(f"sending {folder}")
-            note(_send(folder, arrives, links, head.name, ssh_config))
+        note(f"sending {folder}")
+        note(_send(folder, arrives, last, head.name, ssh_config))
         target = f"{paths.relative_root}/{folder.target}" if folder.target else ""
         items.append(
             {
                 "store": folder.store,
                 "arrives": arrives,
-                "new": not folder.shared and name not in known,
-                "links": links,
+                "last": last,
                 "target": target,
                 "copied": not folder.shared,
                 "keep": 0 if folder.shared else _KEEP_FOLDERS,
@@ -84,21 +79,18 @@ def _linked(packages: str, paths: JobPaths) -> dict[str, Any]:
     return {
         "store": f"spr-packages/{packages}",
         "arrives": f"spr-packages/.{packages}",
-        "new": False,
-        "links": [],
+        "last": "",
         "target": f"{paths.relative_root}/{PACKAGES}",
         "copied": False,
         "keep": _KEEP_PACKAGES,
     }
 
 
-def _send(
-    folder: JobFolder, arrives: str, links: Sequence[str], node: str, ssh_config: Path
-) -> str:
+def _send(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:
     """Send what changed to the head; return what that was. The files must not change meanwhile."""
     for _ in range(_TRIES):
         before = folder.stamp()
-        said = _rsync(folder, arrives, links, node, ssh_config)
+        said = _rsync(folder, arrives, last, node, ssh_config)
         if folder.shared or folder.stamp() == before:
             match = _SENT.search(said)
             files, size = (
@@ -108,9 +100,7 @@ def _send(
     raise UsageError(f"{folder.root} keeps changing while it is sent", hint="try again")
 
 
-def _rsync(
-    folder: JobFolder, arrives: str, links: Sequence[str], node: str, ssh_config: Path
-) -> str:
+def _rsync(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:
     there = f"mkdir -p {shlex.quote(str(Path(arrives).parent))} && rsync"
     argv = ["rsync", "-rlptz", "--stats", f"--rsync-path={there}"]
     argv += ["-e", shlex.join(["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"])]
@@ -122,7 +112,7 @@ def _rsync(
             names.flush()
             # By content: two edits in one second leave time and size equal.
             argv += ["--checksum", "--from0", f"--files-from={names.name}"]
-            argv += [f"--link-dest=../{name}" for name in links]
+            argv += [f"--link-dest=../{last}"]
         argv += [f"{folder.root}/", f"{node}:{arrives}/"]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

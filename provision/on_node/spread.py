@@ -1,8 +1,9 @@
 """Give folders to a job on this node and to other nodes, each of which passes them on: a binomial tree.
 
-It reads a plan, one line of input: the ``folders`` (``new``: no node has it yet), the ``nodes`` to give
-them to (``null``: those of the hostfile after this one), and the ``argv`` and ``source`` with which this
-program runs on another node. It prints a line for each node that does not get them.
+It reads a plan, one line of input: the ``folders``, the ``nodes`` to give them to (``null``: those of the
+hostfile after this one), and the ``argv`` and ``source`` with which this program runs on another node. A
+folder's ``last`` is a link beside it to its last version, of which unchanged files are not sent again. It
+prints a line for each node that does not get the folders.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ _WIDTH = 8
 def main() -> None:
     plan = json.loads(sys.stdin.readline())
     os.chdir(Path.home())
-    for folder in plan["folders"]:
-        take(folder)
     nodes = plan["nodes"]
     if nodes is None:
+        for folder in plan["folders"]:
+            # Where the head lacks it, no other node has it.
+            folder["new"] = not Path(folder["store"]).exists()
         nodes = Path("hosts").read_text(encoding="utf-8").split()[1:]
+    for folder in plan["folders"]:
+        take(folder)
     with ThreadPoolExecutor(_WIDTH) as pool:
         given = [pool.submit(pass_on, plan, half) for half in halves(nodes)]
         for folder in plan["folders"]:
@@ -59,6 +63,11 @@ def take(folder: dict[str, Any]) -> None:
     elif arrived.exists():
         os.utime(arrived)  # rsync gave it the source's time
         arrived.rename(store)
+    if folder["last"]:
+        # Another job's process may do the same.
+        new = store.with_name(f"{folder['last']}.{os.getpid()}")
+        new.symlink_to(store.name)
+        new.replace(store.with_name(folder["last"]))
 
 
 def use(folder: dict[str, Any]) -> None:
@@ -116,7 +125,7 @@ def find_lacking(folders: list[dict[str, Any]], node: str) -> list[dict[str, Any
 def give(folder: dict[str, Any], node: str) -> str:
     """Copy a folder to a node; return why that failed."""
     store, arrives = Path(folder["store"]), folder["arrives"]
-    links = [f"--link-dest=../{name}" for name in folder["links"]]
+    links = [f"--link-dest=../{folder['last']}"] if folder["last"] else []
     there = f"mkdir -p {shlex.quote(str(store.parent))} && rsync"
     ways = ["-a", "--delete", *links, f"--rsync-path={there}", "-e", " ".join(_SSH)]
     done = _run(["rsync", *ways, f"{store}/", f"{node}:{arrives}/"])

@@ -87,7 +87,7 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:
     """Write on the head when and where this attempt runs; return the content."""
-    if job.attempt > launch.retries:
+    if 0 < launch.retries < job.attempt:
         job.keep_from_requeueing()
     if job.attempt > 1:
         last = head.read(BEGIN)

@@ -55,7 +55,7 @@ def give(nodes: Path, *folders: dict[str, Any]) -> str:
     return done.stdout
 
 
-def arrives(nodes: Path, version: str, *links: str, new: bool = False) -> dict[str, Any]:
+def arrives(nodes: Path, version: str) -> dict[str, Any]:
     folder = nodes / f"node0/spr-folders/.p-{version}"
     folder.mkdir(parents=True)
     (folder / "a.py").write_text(f"version {version}")
@@ -64,10 +64,9 @@ def arrives(nodes: Path, version: str, *links: str, new: bool = False) -> dict[s
     return {
         "store": f"spr-folders/p-{version}",
         "arrives": f"spr-folders/.p-{version}",
-        "links": [*links],
+        "last": ".last-p",
         "target": f"spr-jobs/{version}/work",
         "copied": True,
-        "new": new,
         "keep": 10,
     }
 
@@ -78,12 +77,13 @@ def test_every_node_has_the_folder_in_its_job(nodes: Path) -> None:
     for node in nodes.iterdir():
         assert (node / "spr-jobs/1/work/a.py").read_text() == "version 1"
         (node / "spr-jobs/1/work/same.py").write_text("the program changed its copy")
-    assert give(nodes, arrives(nodes, "2", "p-1", new=True)) == ""
+    assert give(nodes, arrives(nodes, "2")) == ""
     for node in nodes.iterdir():
         assert (node / "spr-jobs/2/work/same.py").read_text() == "same"
         same = (node / "spr-folders/p-2/same.py").stat()
         assert same.st_nlink == 2 or node.name == "node0", "it was not sent again"
         assert not list(node.glob("spr-folders/.p*"))
+        assert (node / "spr-folders/.last-p").resolve().name == "p-2"
     # The first node gives to a few of the fifteen, and they to the others.
     connections = (nodes.parent / "connections").read_text().splitlines()
     assert {row.split()[1] for row in connections if row.startswith("node0 ")} == {
@@ -109,9 +109,8 @@ def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:
     folder = {
         "store": "spr-data/d",
         "arrives": "spr-data/d",
-        "links": [],
+        "last": "",
         "copied": False,
-        "new": False,
         "keep": 0,
     }
     assert give(nodes, {**folder, "target": "spr-jobs/1/work/data"}) == ""
@@ -134,7 +133,7 @@ def test_old_versions_are_removed_unless_a_job_needs_them(nodes: Path) -> None:
         folder.mkdir(parents=True)
         os.utime(folder, (version + 1, version + 1))
     assert give(nodes, arrives(nodes, "1")) == ""
-    kept = {path.name for path in (nodes / "node0/spr-folders").iterdir()}
+    kept = {path.name for path in (nodes / "node0/spr-folders").glob("[!.]*")}
     assert kept == {"p-1", "q-0", *(f"q-{version}" for version in range(3, 12))}
 
 

@@ -91,22 +91,21 @@ def use(folder: dict[str, Any]) -> None:
 
 def pass_on(plan: dict[str, Any], nodes: list[str]) -> list[str]:
     """Give the folders to the first of some nodes, which gives them to the others."""
-    while nodes:
-        first, nodes = nodes[0], nodes[1:]
-        lacking = find_lacking(plan["folders"], first)
-        why = next(filter(None, (give(folder, first) for folder in lacking)), "")
-        if not why:
-            line = json.dumps({**plan, "nodes": nodes})
-            done = _run([*_SSH, first, shlex.join(plan["argv"])], f"{plan['source']}{line}\n")
-            said = done.stdout.splitlines()
-            if done.returncode == 0:
-                return said
-            why = _last_line(done.stderr)
-            return [*said, f"{first}: {why}", *(f"{node}: not reached" for node in nodes)]
-        if nodes:
-            return [f"{first}: {why}", *pass_on(plan, nodes)]
-        return [f"{first}: {why}"]
-    return []
+    if not nodes:
+        return []
+    first, others = nodes[0], nodes[1:]
+    text = plan["source"] + json.dumps({**plan, "nodes": others})
+    program = f"printf '%s\\n' {shlex.quote(text)} | {shlex.join(plan['argv'])}"
+    lacking = find_lacking(plan["folders"], first)
+    tried = (give(each, first) for each in lacking[:-1])
+    done = next((bad for bad in tried if bad.returncode), None)
+    if done is None:
+        # One connection takes the last folder and runs the program: a login takes longer than most changes.
+        done = give(lacking[-1], first, program) if lacking else _run([*_SSH, first, program])
+    if done.returncode:
+        return [f"{first}: {_last_line(done.stderr)}", *pass_on(plan, others)]
+    said = f"{done.stdout}{done.stderr}".splitlines()
+    return [line for line in said if line.partition(": ")[0] in others]
 
 
 def find_lacking(folders: list[dict[str, Any]], node: str) -> list[dict[str, Any]]:
@@ -122,19 +121,24 @@ def find_lacking(folders: list[dict[str, Any]], node: str) -> list[dict[str, Any
     return [folder for folder in folders if folder["store"] not in has]
 
 
-def give(folder: dict[str, Any], node: str) -> str:
-    """Copy a folder to a node; return why that failed."""
+def give(folder: dict[str, Any], node: str, then: str = ":") -> subprocess.CompletedProcess[str]:
+    """Copy a folder to a node, and run the shell command ``then`` there, which prints to stderr."""
     store, arrives = Path(folder["store"]), folder["arrives"]
     links = [f"--link-dest=../{folder['last']}"] if folder["last"] else []
-    there = f"mkdir -p {shlex.quote(str(store.parent))} && rsync"
+    parent = shlex.quote(str(store.parent))
+    there = f'take() {{ mkdir -p {parent} && rsync "$@" && {{ {then}; }} >&2; }}; take'
     ways = ["-a", "--delete", *links, f"--rsync-path={there}", "-e", " ".join(_SSH)]
-    done = _run(["rsync", *ways, f"{store}/", f"{node}:{arrives}/"])
-    return _last_line(done.stderr) if done.returncode else ""
+    return _run(["rsync", *ways, f"{store}/", f"{node}:{arrives}/"])
 
 
-def _run(argv: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
     )
 
 

@@ -1,6 +1,6 @@
-"""From a changed line to its first output, with a project of 200 MB, on a cluster that is there.
+"""From a changed line to its first output, on a cluster that is there.
 
-python -m benchmarks.dev_loop --name NAME
+python -m benchmarks.dev_loop --name NAME [--mb 2]
 
 Each round takes the project's first start, a start with one line changed, and one with a package added. Of
 each: seconds until the program's first output and until the command's end, and the bytes that crossed the
@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.common import finish
 
 BAR_S, BAR_BYTES = 4.0, 1_000_000
-FILES, FILE_BYTES = 400, 512 << 10
+FILES = 400
 _DEADLINE_S = 600
 _SENT = re.compile(r"sent [\d,]+ changed files?, ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -39,13 +39,13 @@ class Start:
     sent: int
 
 
-def make_project(root: Path, seed: int) -> None:
-    """Write 200 MB of source files and the program."""
+def make_project(root: Path, seed: int, size: int) -> None:
+    """Write files of ``size`` bytes together, and the program."""
     chance = random.Random(seed)
     for number in range(FILES):
         path = root / f"package{number % 20}" / f"module{number}.bin"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(chance.randbytes(FILE_BYTES))
+        path.write_bytes(chance.randbytes(size // FILES))
     (root / "spr-cluster.toml").touch()
     subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
     write_program(root, 0)
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--name", default="spr", help="the cluster")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mb", type=int, default=200, help="size of the project")
     parser.add_argument("--package", default="iniconfig", help="a small package to add")
     args = parser.parse_args()
     rows: dict[str, list[Start]] = {"first": [], "line": [], "package": []}
@@ -88,7 +89,7 @@ def main() -> None:
         for turn in range(args.rounds):
             root = Path(folder, f"project-{turn}")
             root.mkdir()
-            make_project(root, time.time_ns())
+            make_project(root, time.time_ns(), args.mb * 10**6)
             rows["first"].append(start(root, options, 0))
             write_program(root, 1)
             rows["line"].append(start(root, options, 1))
@@ -105,7 +106,7 @@ def main() -> None:
         missed,
         benchmark="dev_loop",
         rounds=args.rounds,
-        project_mb=FILES * FILE_BYTES // 10**6,
+        project_mb=args.mb,
         **medians,
     )
 

@@ -16,9 +16,6 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "software": {
         "stacks": Command("cluster.cli.stacks", "list, check, and lock software stacks"),
-        "bake": Command(
-            "cluster.cli.bake", "make an image ahead of time, so `up` installs nothing"
-        ),
         "images": Command("cluster.cli.images", "list and delete images"),
     },
     "upkeep": {

@@ -92,7 +92,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def _table(images: Sequence[OurImage], now: datetime) -> str:
-    rows = [("IMAGE", "STACK", "RECIPE", "STATE", "KEPT", "CLUSTER", "AGE", "DISK")]
+    rows = [("IMAGE", "STACK", "RECIPE", "PACKAGES", "STATE", "KEPT", "CLUSTER", "AGE", "DISK")]
     for image in images:
         row = image.as_dict(now)
         rows.append(
@@ -100,6 +100,7 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
                 row["image"],
                 row["stack"] or "?",
                 row["recipe"] or "?",
+                row["packages"].partition(" ")[2] or "-",
                 row["state"],
                 "yes" if row["kept"] else "with its cluster",
                 row["cluster"],

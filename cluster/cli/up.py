@@ -23,6 +23,7 @@ from cluster.console.display import make_progress
 from cluster.console.output import confirm, emit, has_terminal, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
+from cluster.lifecycle.apply import BeforeImage, ImageContentError
 from cluster.lifecycle.busy_nodes import check_busy_nodes
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
@@ -165,7 +166,13 @@ def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
     )
 
 
-def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Cluster:
+def apply_proposal(
+    proposal: Proposal,
+    *,
+    yes: bool,
+    again: str = "up",
+    before_image: BeforeImage = lambda _: None,
+) -> Cluster:
     """Apply a proposal. After a failure, list what exists; the command ``again`` continues."""
     ctx, spec = proposal.ctx, proposal.plan_input.spec
 
@@ -188,8 +195,9 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
         with ctx.progress.phase(
             f"Cluster {spec.name} of {counted(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
         ):
-            return bring_up(ctx, proposal.plan_input, proposal.plan, offers, report_new_plan)
-    except ForeignClusterError as failure:
+            plan = proposal.plan
+            return bring_up(ctx, proposal.plan_input, plan, offers, report_new_plan, before_image)
+    except (ForeignClusterError, ImageContentError) as failure:
         raise record_failure(ctx, failure) from None
     except BaseException as failure:
         list_what_exists(ctx, spec.name, proposal.plan_input.now, again)

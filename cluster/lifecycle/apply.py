@@ -21,7 +21,15 @@ from infra.ec2 import images, instances, key_pair, network, tags
 from infra.ec2.cluster_record import record_tags
 from infra.ec2.instances import HEAD, WORKER
 from infra.ec2.purchase import Offer
-from infra.errors import DeadlineError, HostError, HostKeyError, HostsError, SprError
+from infra.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    HostError,
+    HostKeyError,
+    HostsError,
+    NoAnswerError,
+    SprError,
+)
 from infra.files import write_private
 from infra.instance_types import find_machine
 from infra.plan.actions import Action, ActionKind, Plan
@@ -30,11 +38,24 @@ from infra.plan.removal import remove
 from infra.wait import HELD_DEADLINE_S, TERMINATE_DEADLINE_S
 from infra.words import counted
 from provision.bake import begin_image
+from provision.host import Host
 from provision.stacks.stack import Stack
 
 _PROBE_AGAIN_S = 10.0
 _USELESS_IMAGES = {ActionKind.DELETE_IMAGES, ActionKind.DELETE_SNAPSHOTS}
 _REFUSED = (SprError, ClientError, BotoCoreError)
+_CUT_OFF = (ConnectionLostError, HostKeyError, NoAnswerError)
+
+BeforeImage = Callable[[Host], object]
+"""Adds what an image needs beside the stack, to its machine."""
+
+
+class ImageContentError(SprError):
+    """What an image needs beside the stack can't be installed; trying again would not help."""
+
+    def __init__(self, reason: SprError) -> None:
+        super().__init__(reason.message, hint=reason.hint)
+        self.exit_code = reason.exit_code
 
 
 class PlanApplier:
@@ -47,7 +68,9 @@ class PlanApplier:
         stack: Stack,
         plan: Plan,
         offers: Callable[[], Sequence[Offer]],
+        before_image: BeforeImage,
     ) -> None:
+        self._before_image = before_image
         self.ctx, self.plan_input, self.stack, self.plan = ctx, plan_input, stack, plan
         self.spec, self.record = plan_input.spec, plan_input.record
         self.machines = Machines(ctx, plan_input, plan.keep, offers)
@@ -242,6 +265,8 @@ class PlanApplier:
         labels = {tags.INSTALLED: self.plan_input.software, tags.STACK: self.spec.stack}
         labels |= self.ctx.owner_labels(self._group)
         labels |= {tags.USED: "yes"} if self._has_jobs else {}
+        packages = self.plan_input.packages
+        labels |= {tags.PACKAGES: packages} if packages else {}
         image = begin_image(
             self.ctx.clients.ec2,
             self.machines.head_host,
@@ -268,6 +293,12 @@ class PlanApplier:
             self._go_without("no image this time", error)
 
     def _create_image(self) -> None:
+        try:
+            self._before_image(self.machines.head_host)
+        except _CUT_OFF:
+            raise
+        except SprError as error:
+            raise ImageContentError(error) from None
         self._wait_for(self._begin_image())
         # An image can take an hour, and an idle connection may be dead by then. The new connection also
         # keeps the head's idle guard from shutting it down while the workers start.

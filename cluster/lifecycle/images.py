@@ -60,6 +60,7 @@ class OurImage:
             "image": self.image.id,
             "stack": self.stack or self.image.tags.get(tags.STACK, ""),
             "recipe": self.image.tags.get(tags.INSTALLED, ""),
+            "packages": self.image.packages,
             "state": self.state,
             "kept": self.kept,
             "cluster": self.cluster,

@@ -42,6 +42,7 @@ def prepare(
     ssh_cidr: str | None,
     *,
     wants_image: bool = False,
+    packages: str = "",
 ) -> PlanInput:
     """Return the specification and what exists, as the planner's input. Changes nothing.
 
@@ -87,11 +88,14 @@ def prepare(
             **{id_: f"EC2 is reclaiming it: {notice}" for id_, notice in notices.items()},
         },
         wants_image=wants_image,
+        packages=packages,
     )
-    if (own := plan_input.own_image) and own.state == "available":
+    own = plan_input.own_image
+    if own and own.state == "available" and (own.packages or own.tags.get(tags.KEPT) != "yes"):
         return plan_input
     cached = describe_cached_images(ctx.clients.ec2, plan_input.software, spec.volume_gib)
-    return replace(plan_input, cached=cached)
+    fitting = tuple(image for image in cached if image.holds(plan_input.software, packages))
+    return replace(plan_input, cached=fitting)
 
 
 def _recipe(ctx: Context, stack: str) -> str:

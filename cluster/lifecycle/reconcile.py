@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from cluster.context import Context
-from cluster.lifecycle.apply import PlanApplier
+from cluster.lifecycle.apply import BeforeImage, PlanApplier
 from cluster.lifecycle.machines import PlanAgainError
 from cluster.lifecycle.prepare import observe
 from cluster.nodes import Cluster
@@ -42,13 +42,14 @@ def bring_up(
     plan: Plan,
     offers: Callable[[], Sequence[Offer]],
     on_new_plan: Callable[[PlanInput, Plan, str], None] = lambda _input, _plan, _reason: None,
+    before_image: BeforeImage = lambda _: None,
 ) -> Cluster:
     """Apply a plan. If it no longer fits what exists, observe and plan again, a limited number of times.
 
     Raises :class:`SprError` naming the machines that are faulty even after replacement.
     """
     try:
-        return _bring_up(ctx, plan_input, plan, offers, on_new_plan)
+        return _bring_up(ctx, plan_input, plan, offers, on_new_plan, before_image)
     except ForeignClusterError:
         _withdraw(ctx, plan_input)
         raise
@@ -74,6 +75,7 @@ def _bring_up(
     plan: Plan,
     offers: Callable[[], Sequence[Offer]],
     on_new_plan: Callable[[PlanInput, Plan, str], None],
+    before_image: BeforeImage,
 ) -> Cluster:
     stack: Stack = load_stack(plan_input.spec.stack)
     replacements, had_group = 0, plan_input.group is not None
@@ -84,7 +86,7 @@ def _bring_up(
     for number in range(_MOST_ROUNDS):
         _record_plan(ctx, plan_input, plan, reason)
         try:
-            return PlanApplier(ctx, plan_input, stack, plan, offers).apply()
+            return PlanApplier(ctx, plan_input, stack, plan, offers, before_image).apply()
         except ClientError as error:
             if error_code(error) in _REMOVED:
                 _require_group(ctx, plan_input)

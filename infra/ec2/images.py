@@ -106,9 +106,15 @@ class Image:
         """Whether any cluster can use it, because it holds only software and no user data."""
         return self.is_sound and self.tags.get(tags.USED) != "yes"
 
-    def holds(self, recipe: str) -> bool:
-        """Whether it is sound and has the recipe's software."""
-        return self.is_sound and self.tags.get(tags.INSTALLED) == recipe
+    @property
+    def packages(self) -> str:
+        """The packages beside the stack: their list's key and file; "" without any."""
+        return self.tags.get(tags.PACKAGES, "")
+
+    def holds(self, recipe: str, packages: str = "") -> bool:
+        """Whether it is sound and has the recipe's software, and these packages, if any."""
+        has_packages = self.packages.startswith(packages.partition(" ")[0])
+        return self.is_sound and has_packages and self.tags.get(tags.INSTALLED) == recipe
 
 
 def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:

@@ -44,6 +44,8 @@ class PlanInput:
     cached: tuple[Image, ...] = ()
     wants_image: bool = False
     """Whether to create an image even if no workers need it."""
+    packages: str = ""
+    """The packages that the image must have, as :attr:`.Image.packages`; "" for any or none."""
     prices: Prices = field(default_factory=Prices)
 
     @property
@@ -61,7 +63,8 @@ class PlanInput:
     @property
     def own_image(self) -> Image | None:
         """The cluster's own image, available or pending."""
-        fitting = [image for image in self.found.images if image.holds(self.software)]
+        wanted = (self.software, self.packages)
+        fitting = [image for image in self.found.images if image.holds(*wanted)]
         return min(fitting, key=lambda image: (image.state != "available", image.id), default=None)
 
     @property
@@ -73,13 +76,17 @@ class PlanInput:
     def image(self) -> Image | None:
         """The image for missing nodes; ``None`` for the bare base image."""
         own = self.own_image
-        if own is not None and own.state == "available":
-            return own
-        if self.cached:
-            # The newest image has the newest base.
-            return max(self.cached, key=lambda image: (image.created, image.id))
+        ready = [own] if own is not None and own.state == "available" else []
+        if usable := [*ready, *self.cached]:
+            return max(usable, key=self._rank_image)
         # If every node can install its own software, that is faster than waiting for a pending image.
         return own if self.bake == "head" else None
+
+    def _rank_image(self, image: Image) -> tuple[bool, bool, bool, str, str]:
+        """The own image may hold the head's jobs, unless it was kept; the newest has the newest base."""
+        is_own = image == self.own_image
+        is_kept = image.tags.get(tags.KEPT) == "yes"
+        return is_own and not is_kept, bool(image.packages), is_own, image.created, image.id
 
 
 def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:

@@ -31,7 +31,11 @@ _JOBS = {
 GROUPS = {
     "cluster": CLUSTER_GROUPS["cluster"],
     "jobs": _JOBS,
-    "software": CLUSTER_GROUPS["software"],
+    "software": {
+        "stacks": CLUSTER_GROUPS["software"]["stacks"],
+        "bake": Command("jobs.cli.bake", "make an image ahead of time, so `up` installs nothing"),
+        "images": CLUSTER_GROUPS["software"]["images"],
+    },
     "upkeep": CLUSTER_GROUPS["upkeep"]
     | {
         "config": Command(

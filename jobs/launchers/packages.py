@@ -21,6 +21,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from infra.ec2.images import RELEASES
 from infra.errors import HostError, UsageError
 from infra.words import counted
 from jobs.launchers.plan import PackageList
@@ -33,7 +34,7 @@ from provision.stacks.sources import (
     find_resolver,
     parse_pip_configuration,
 )
-from provision.stacks.stack import Stack
+from provision.stacks.stack import Stack, parse_requirement
 
 _RESOLVE_S, _INSTALL_S = 300, 3600
 _LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
@@ -72,6 +73,25 @@ mv .{key}.new {key}
 """
 
 
+def name_packages(packages: PackageList, stack: Stack) -> str:
+    """Return the name of the folder for a list of packages beside a stack."""
+    more = (*packages.constraints, *packages.indexes, *packages.links)
+    text = "\n".join((stack_digest(stack), str(packages.own_torch), *packages.lines, *more))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_packages(packages: PackageList, stack: Stack, resolver: Resolver) -> None:
+    """Resolve packages for the stack's Ubuntu, before there is a node.
+
+    Raises :class:`UsageError` with uv's reason.
+    """
+    known = [parse_requirement(text) for text in stack.python_packages]
+    pins = {one.name: one.pinned for one in known if one and one.pinned}
+    # The node's last number is unknown, and only a lower bound on it is common.
+    target = NodePython(f"{stack.python}.99", f"2.{RELEASES[stack.ubuntu].glibc_minor}")
+    resolve(packages, stack, pins, target, resolver)
+
+
 def install_packages(
     head: Host, packages: PackageList, stack: Stack, note: Callable[[str], None]
 ) -> str:
@@ -79,9 +99,7 @@ def install_packages(
 
     Raises :class:`UsageError` with uv's reason if they can't be resolved, or need another torch.
     """
-    more = (*packages.constraints, *packages.indexes, *packages.links)
-    text = "\n".join((stack_digest(stack), str(packages.own_torch), *packages.lines, *more))
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    key = name_packages(packages, stack)
     known = head.run(f"cat ~/spr-packages/{key}/requirements.txt 2>/dev/null || true").stdout
     if known.strip():
         head.run(f"touch ~/spr-packages/{key}")

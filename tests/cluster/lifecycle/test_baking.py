@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory
-from infra.errors import HostError, SprError
+from infra.errors import ConnectionLostError, HostError, SprError, UsageError
 from infra.plan.actions import ActionKind, Plan
 from tests.harness.command_line import CommandLine
 from tests.harness.simulated_cloud import SimulatedCloud
@@ -316,6 +317,131 @@ def test_interrupted_baking_continues(line: CommandLine, moment: str) -> None:
     assert line.ids() == []
     (listed,) = json.loads(line.must("images", "list", "--json").out)["images"]
     assert (listed["state"], listed["kept"]) == ("ready", True)
+
+
+# With packages
+
+
+class Packages:
+    """Installed without uv; ``error`` is what the next installation meets."""
+
+    def __init__(self) -> None:
+        self.error: SprError | None = None
+        self.refused: SprError | None = None
+        self.installed: list[str] = []
+
+    def check(self, *_: object) -> None:
+        if self.refused:
+            raise self.refused
+
+    def install(self, head: object, packages: object, *_: object) -> None:
+        error, self.error = self.error, None
+        if error:
+            raise error
+        self.installed.append(str(packages))
+
+
+@pytest.fixture
+def packages(line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "requirements.txt").write_text("iniconfig\n")
+    found = Packages()
+    monkeypatch.setattr("jobs.cli.bake.check_packages", found.check)
+    monkeypatch.setattr("jobs.cli.bake.install_packages", found.install)
+    return found
+
+
+BAKE = ("bake", "--packages", "requirements.txt", "--yes", "--json")
+
+
+def test_baked_packages_are_in_the_image_that_up_prefers(
+    line: CommandLine, packages: Packages
+) -> None:
+    plain = json.loads(line.must("bake", "--yes", "--json").out)
+    assert (plain["packages"], packages.installed) == ("", [])
+
+    baked = json.loads(line.must(*BAKE).out)
+
+    assert baked["image"] != plain["image"]
+    assert packages.installed == ["the packages of requirements.txt"]
+    assert baked["packages"].endswith(" requirements.txt")
+    assert line.ids() == []
+    images = json.loads(line.must("images", "list", "--json").out)["images"]
+    assert {i["image"]: i["packages"] for i in images} == {
+        plain["image"]: "",
+        baked["image"]: baked["packages"],
+    }
+    assert f"from image {baked['image']}" in line.must("up", "--dry-run", "--nodes", "2").out
+
+
+def test_packages_are_baked_once_and_their_image_also_serves_without_them(
+    line: CommandLine, packages: Packages, tmp_path: Path
+) -> None:
+    first = json.loads(line.must(*BAKE).out)
+    before = line.changes
+    (tmp_path / "project/same.txt").write_text("# equal\niniconfig")
+
+    again = json.loads(line.must(*BAKE).out)
+    same = json.loads(line.must("bake", "--packages", "same.txt", "--yes", "--json").out)
+    plain = json.loads(line.must("bake", "--yes", "--json").out)
+
+    assert line.changes == before
+    assert again == same == plain == {**first, "made": False}
+    (tmp_path / "project/requirements.txt").write_text("iniconfig\npluggy\n")
+    other = json.loads(line.must(*BAKE).out)
+    assert (other["made"], other["image"] != first["image"]) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UsageError("requirements.txt: no solution"), 2), (HostError("node0", "no compiler"), 1)],
+)
+def test_packages_that_can_not_be_installed_leave_nothing(
+    line: CommandLine, packages: Packages, error: SprError, code: int
+) -> None:
+    packages.error = error
+
+    result = line.run(*BAKE)
+
+    assert (result.code, error.message in result.message) == (code, True)
+    assert line.cloud.left() == []
+    assert json.loads(line.must(*BAKE).out)["made"]
+
+
+def test_interrupted_baking_of_packages_continues_on_its_machine(
+    line: CommandLine, packages: Packages
+) -> None:
+    packages.error = ConnectionLostError("node0", "the connection broke")
+    result = line.run(*BAKE)
+    assert "bake --stack upstream --packages requirements.txt --cloud aws" in result.err
+    assert len(line.ids()) == 1
+
+    line.must(*BAKE)
+
+    assert len(line.cloud.purchases()) == 1
+    assert line.cloud.steps.count(INSTALL) == 1
+    assert line.ids() == []
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("missing.txt", "--packages missing.txt: no such file"),
+        ("empty.txt", "--packages empty.txt: it lists no packages"),
+        ("requirements.txt", "no solution"),
+    ],
+)
+def test_a_wrong_list_of_packages_buys_nothing(
+    line: CommandLine, packages: Packages, tmp_path: Path, file: str, said: str
+) -> None:
+    (tmp_path / "project/empty.txt").write_text("# none\n")
+    packages.refused = UsageError("no solution")
+
+    result = line.run("bake", "--yes", "--packages", file)
+
+    assert (result.code, said in result.message, line.changes) == (2, True, {})
 
 
 def test_an_image_too_large_for_the_nodes_disks_is_left_alone(line: CommandLine) -> None:

@@ -78,6 +78,12 @@ def test_of_several_kept_images_the_newest_is_used_unless_the_cluster_has_its_ow
 
     assert make_plan_input(SPEC, cached=cached).image == new
     assert make_plan_input(SPEC, pending, cached=cached).image == new
+    packed = replace(old, id="ami-0", tags={**old.tags, tags.PACKAGES: "0123 requirements.txt"})
+    assert make_plan_input(SPEC, cached=(*cached, packed)).image == packed
+    own = make_found(SPEC)
+    assert make_plan_input(SPEC, own, cached=(packed,)).image == make_image()
+    kept = replace(own, images=(make_image(**{tags.KEPT: "yes"}),))
+    assert make_plan_input(SPEC, kept, cached=(packed,)).image == packed
     assert make_plan_input(SPEC, make_found(SPEC), cached=cached).image == make_image()
     spec = make_spec(3, bake="none")
     assert make_plan_input(spec, pending).image is None

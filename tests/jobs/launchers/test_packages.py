@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
-from jobs.launchers.packages import PROTECTED, resolve
+from jobs.launchers.packages import PROTECTED, check_packages, resolve
 from jobs.launchers.plan import PackageList
 from provision.stacks.load import load_stack
 from provision.stacks.sources import NodePython, PipConfiguration, Resolver, Sources, find_uv
@@ -103,6 +103,14 @@ def test_what_can_not_be_had_is_refused_with_uvs_reason(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         pins(resolver, line)
+
+
+def test_a_list_is_checked_without_a_node(resolver: Resolver) -> None:
+    stack = load_stack("upstream")
+    check_packages(PackageList("requirements.txt", ("tool", "newer")), stack, resolver)
+    for line, said in (("lib==9", "no version of lib"), ("torch<2.8", "stack upstream has 2.13.0")):
+        with pytest.raises(UsageError, match=said):
+            check_packages(PackageList("requirements.txt", (line,)), stack, resolver)
 
 
 @pytest.mark.parametrize(

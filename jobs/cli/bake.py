@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import add_cloud_options, may_follow, open_context, open_place
@@ -14,18 +17,27 @@ from cluster.console.display import make_progress
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
+from cluster.lifecycle.apply import ImageContentError
 from cluster.lifecycle.down import down
 from cluster.lifecycle.prepare import prepare
 from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
-from infra.errors import SprError
+from infra.errors import SprError, UsageError
 from infra.instance_types import BAKERS
+from infra.words import tag_value
+from jobs.launchers.packages import check_packages, install_packages, name_packages
+from jobs.launchers.plan import PackageList
+from jobs.program.packages import find_packages
 from provision.bake import recipe_digest
+from provision.host import Host
 from provision.stacks.load import DEFAULT_STACK, load_stack
+from provision.stacks.sources import find_resolver
+from provision.stacks.stack import Stack
 
 _EXAMPLES = """\
   spr-cluster bake
   spr-cluster bake --stack upstream --yes
+  spr-cluster bake --packages requirements.txt   also what a project needs
   spr-cluster bake --cloud local
 """
 # Space for the software and its cache. A machine's disk can't be smaller than its image's.
@@ -48,6 +60,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "--stack", metavar="NAME", help="software, see `stacks` (default: as for `up`)"
     )
     parser.add_argument(
+        "--packages",
+        metavar="FILE",
+        help="also install a project's packages, as `run` does: jobs with the same list then install nothing",
+    )
+    text = "let the packages replace the stack's torch"
+    parser.add_argument("--own-torch", action="store_true", help=text)
+    parser.add_argument(
         "--instance-type",
         metavar="TYPES",
         help="type of the machine that installs, or several in order of preference "
@@ -64,20 +83,31 @@ def run(args: argparse.Namespace) -> int:
     cloud = open_place(args.cloud or "aws", args.region, progress, buys=True)
     stack = load_stack(args.stack or DEFAULT_STACK)
     recipe = recipe_digest(stack, cloud.base)
-    args.name = f"bake-{recipe}"
+    packages = _read_packages(args.packages, own_torch=args.own_torch)
+    key = name_packages(packages, stack) if packages else ""
+    args.name = f"bake-{recipe}" + (f"-{key[:8]}" if key else "")
     ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))
     with ctx.files.lock(args.verb):
-        image, made = _bake(ctx, args, stack.name)
+        image, made = _bake(ctx, args, stack, packages)
     result = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}
+    result["packages"] = image.packages
     where = f"--cloud {cloud.name} --region {cloud.region}"
-    text = f"Up to date: {image.id} has stack {stack.name}"
+    has = f"{image.id} has stack {stack.name}" + (f" and {packages}" if packages else "")
+    text = f"Up to date: {has}"
     if made:
         text = (
-            f"{image.id} has stack {stack.name}: the next `up` with it installs nothing.\n"
+            f"{has}: the next `up` with it installs nothing.\n"
             f"To delete it: spr-cluster images delete {image.id} {where}"
         )
     emit(args, text, {**result, "region": cloud.region})
     return 0
+
+
+def _read_packages(file: str | None, *, own_torch: bool) -> PackageList | None:
+    packages = find_packages(file or "none", Path(), None)
+    if packages is None and file not in (None, "none"):
+        raise UsageError(f"--packages {file}: it lists no packages")
+    return packages and replace(packages, own_torch=own_torch)
 
 
 def _bake_options(args: argparse.Namespace, stack: str) -> dict[str, Any]:
@@ -95,22 +125,39 @@ def _bake_options(args: argparse.Namespace, stack: str) -> dict[str, Any]:
     }
 
 
-def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bool]:
+def _bake(
+    ctx: Context, args: argparse.Namespace, stack: Stack, packages: PackageList | None
+) -> tuple[Image, bool]:
     """Return the image and whether this call made it; terminate the machine that did."""
-    plan_input = prepare(
-        ctx, args.name, _bake_options(args, stack), args.ssh_cidr, wants_image=True
-    )
+
+    def install(head: Host) -> None:
+        if packages:
+            install_packages(head, packages, stack, ctx.progress.note)
+
+    options, again, label = _bake_options(args, stack.name), f"bake --stack {stack.name}", ""
+    if packages:
+        label = tag_value(f"{name_packages(packages, stack)} {packages.source}")
+        again += f" --packages {shlex.quote(args.packages)}"
+        again += " --own-torch" if args.own_torch else ""
+    plan_input = prepare(ctx, args.name, options, args.ssh_cidr, wants_image=True, packages=label)
     image = plan_input.image
     if image is None or image.state != "available":
         proposal = propose(ctx, plan_input)
         if ctx.cloud.billed:
+            if packages:
+                check_packages(packages, stack, find_resolver())
             confirm_purchase(proposal, yes=args.yes)
-        apply_proposal(proposal, yes=True, again=f"bake --stack {stack}")
+        try:
+            apply_proposal(proposal, yes=True, again=again, before_image=install)
+        except ImageContentError:
+            with ctx.progress.phase("Terminate the machine"):
+                down(ctx, args.name)
+            raise
     elif image.tags.get(KEPT) == "yes" and not plan_input.found.without_image():
         return image, False
     with ctx.progress.phase("Terminate the machine"):
         kept = down(ctx, args.name, keep_image=True).kept.images
-    made = [image for image in kept if image.holds(plan_input.recipe)]
+    made = [image for image in kept if image.holds(plan_input.recipe, label)]
     if not made:
         raise SprError(
             "no image was made; the machine was terminated", hint="run the same command again"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
-    program = [word.replace("$SPR_OUTPUT", environ["SPR_OUTPUT"]) for word in args.program]
+    program = [
+        re.sub(r"\$SPR_OUTPUT\b", lambda _: environ["SPR_OUTPUT"], word) for word in args.program
+    ]
     name = program[0]
     events.emit("running", node=os.environ.get("SLURMD_NODENAME", ""), folder=str(Path.cwd()))
     try:

@@ -26,6 +26,7 @@ from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, interrupt, job_context, make_hosts, mpirun_line
 
 PATHS = JobPaths(new_job_id("run", NOW))
+RESULTS = Path("results", PATHS.job_id)
 
 
 def hosts_for(
@@ -222,7 +223,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     add_parser(parser.add_subparsers())
 
     def typed(*argv: str) -> ProgramRequest:
-        return build_request(parser.parse_args(["run", *argv]), NOW)
+        return build_request(parser.parse_args(["run", *argv]), RESULTS)
 
     asked = typed(
         *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--ccl-workers=2"),
@@ -232,7 +233,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert (asked.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
     assert asked.placement == PlacementOptions("auto", 4, 2)
     assert list(asked.files.files) == ["x.py"]
-    assert asked.results == Path("results", PATHS.job_id)
+    assert asked.results == RESULTS
     assert typed("hostname").command == ("hostname",)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/x").touch()
@@ -250,6 +251,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
         (("--nodes=2",), "--pty runs one rank on this terminal: omit --nodes"),
         (("--ppn=2", "--retries=1", "--detach"), "omit --ppn and --retries and --detach"),
         (("--json",), "omit --json"),
+        (("--placement=reference",), "omit --placement"),
         (("--nodes=1", "--ppn=1"), "--pty needs a terminal"),
     ],
 )
@@ -257,4 +259,15 @@ def test_a_terminal_is_for_one_rank(given: tuple[str, ...], message: str, tmp_pa
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     with pytest.raises(UsageError, match=message):
-        build_request(parser.parse_args(["run", "--pty", *given, "--", "bash"]), NOW)
+        build_request(parser.parse_args(["run", "--pty", *given, "--", "bash"]), RESULTS)
+
+
+def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jobs.cli.run.has_terminal", lambda: True)
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    argv = ["run", "--pty", "--folder=none", "--", "bash"]
+    request = build_request(parser.parse_args(argv), RESULTS)
+    assert (request.nodes, request.placement.nproc_per_node) == (1, 1)

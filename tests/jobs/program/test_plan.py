@@ -8,6 +8,7 @@ import json
 import re
 import resource
 import tarfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from infra.errors import HostError, JobError, UsageError
+from infra.errors import HostError, HostsError, JobError, NoAnswerError, UsageError
 from jobs.cli.run import add_parser, build_request
-from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobFolder, JobPaths, PlacementOptions, new_job_id
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord, read_job_id
 from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
@@ -97,6 +98,32 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert "torch==2.13.0" in kept["packages"]
     assert kept["ended"] >= kept["when"]
     assert done.exit_code == 0
+
+
+def test_a_node_that_does_not_answer_is_the_reason_also_if_folders_fail_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders_failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        folders_failed.set()
+        raise HostError("node1", "rsync failed")
+
+    def stay_silent(_: str) -> str:
+        folders_failed.wait(10)
+        raise NoAnswerError("node1", "no SSH")
+
+    monkeypatch.setattr("jobs.launchers.queue.session.send_folders", fail)
+    hosts = hosts_for([])
+    hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
+    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
+    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
+
+    with pytest.raises(HostsError, match="inspecting the nodes failed on 1 of 3"):
+        start(hosts, program_request(tmp_path / "out", folders=(folder,)))
+
+    assert PATHS.upload not in hosts["node0"].files, "its files are not sent any more"
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:

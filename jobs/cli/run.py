@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -187,7 +188,7 @@ def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
         folders=sent.folders,
         packages=packages,
         own=own,
-        output_dir=read_output_dir(args.output_dir, sent),
+        output_dir=read_output_dir(args.output_dir, sent, files.files),
         subfolder=sent.subfolder,
         results=results,
         placement=placement,
@@ -210,19 +211,22 @@ def refuse_pty(args: argparse.Namespace) -> None:
         raise UsageError("--pty needs a terminal", hint="omit it, or run the command in a terminal")
 
 
-def read_output_dir(given: str | None, sent: SentFolders) -> str:
+def read_output_dir(given: str | None, sent: SentFolders, files: Iterable[str]) -> str:
     """Return the folder that becomes a link. Raises :class:`UsageError` if it is sent or elsewhere."""
     if given is None:
         return ""
     path = os.path.normpath(given)
     place = os.path.normpath(f"{sent.subfolder}/{path}")
-    names = sent.project.names or () if sent.project else ()
+    names = [*files, *(sent.project.names or () if sent.project else ())]
+    data = [each.target.removeprefix("work/") for each in sent.folders if each.shared]
     if path.startswith(("/", "..")) or path == ".":
         raise UsageError(f"--output-dir {given}: expected a folder in the working folder")
-    if any(name == place or name.startswith(f"{place}/") for name in names):
+    if any(f"{name}/".startswith(f"{place}/") for name in names):
         raise UsageError(
-            f"--output-dir {given} has files of the project", hint="list it in .sprignore"
+            f"--output-dir {given} contains files that are sent", hint="list it in .sprignore"
         )
+    if any(f"{a}/".startswith(f"{b}/") for each in data for a, b in ((each, place), (place, each))):
+        raise UsageError(f"--output-dir {given} overlaps with --data-dir")
     return path
 
 

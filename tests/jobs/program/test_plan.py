@@ -264,9 +264,15 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert typed("hostname").command == ("hostname",)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/x").touch()
+    (tmp_path / "a/b").mkdir(parents=True)
     plan = plan_program(typed("--folder=.", "--output-dir=a/new", "go"), load_stack("upstream"))
     assert "--output-dir=a/new" in plan.argv
     outputs = [(f"--output-dir={each}", "--folder=.", "go") for each in ("old", "..", "/x", ".")]
+    with pytest.raises(UsageError, match="--output-dir old contains files that are sent"):
+        typed("--output-dir=old", "--folder=none", "--files=old/x", "go")
+    for each in ("old", "old/new", "a"):
+        with pytest.raises(UsageError, match="overlaps with --data-dir"):
+            typed(f"--output-dir={each}", "--data-dir=old", "--data-dir=a/b", "go")
     for wrong in (("--", ""), ("--files=", "x"), *outputs):
         with pytest.raises(UsageError):
             typed(*wrong)

@@ -267,6 +267,8 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "a/b").mkdir(parents=True)
     plan = plan_program(typed("--folder=.", "--output-dir=a/new", "go"), load_stack("upstream"))
     assert "--output-dir=a/new" in plan.argv
+    assert "work/.keep" not in plan.files, "the folder creates work/ at the same time"
+    assert "work/.keep" in plan_program(typed("hostname"), load_stack("upstream")).files
     outputs = [(f"--output-dir={each}", "--folder=.", "go") for each in ("old", "..", "/x", ".")]
     with pytest.raises(UsageError, match="--output-dir old contains files that are sent"):
         typed("--output-dir=old", "--folder=none", "--files=old/x", "go")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -197,20 +197,23 @@ class JobSession:
 
         try:
             # The nodes are inspected while the folders are sent: each takes as long as the other.
-            with ThreadPoolExecutor(1) as pool:
-                inspecting = pool.submit(self.plan_placement, plan.placement, plan.backend)
-                sending = pool.submit(send_files, inspecting)
-                try:
-                    self._send_folders(plan)
-                    placement = sending.result()
-                except BaseException as error:
-                    sending.cancel()  # if the nodes are still being inspected
-                    if isinstance(error, SprError):
-                        inspecting.result()  # its error says best why a node does not answer
-                    raise
-                finally:
-                    if not sending.done():
-                        self.head.close()  # the other thread must not continue to send
+            pool = ThreadPoolExecutor(1)
+            inspecting = pool.submit(self.plan_placement, plan.placement, plan.backend)
+            sending = pool.submit(send_files, inspecting)
+            try:
+                self._send_folders(plan)
+                placement = sending.result()
+            except BaseException as error:
+                sending.cancel()  # if the nodes are still being inspected
+                if isinstance(error, SprError):
+                    inspecting.result()  # its error says best why a node does not answer
+                raise
+            finally:
+                if not sending.done():
+                    self.head.close()  # which ends it
+                    wait([sending])
+                # Ctrl-C must not wait for nodes that don't answer.
+                pool.shutdown(wait=False)
             is_submitted = True
             return self.submit(plan, placement)
         except BaseException:

@@ -52,7 +52,7 @@ class Run(_Work):
 class Cluster:
     """A cluster by its name and place. The machines are :class:`cluster.nodes.Cluster`.
 
-    It needs no closing, and leaving Python ends neither the cluster nor its jobs: :meth:`down` does.
+    It needs no closing. It and its jobs continue when Python ends, until :meth:`down`.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Cluster:
     def submit(self, job: Training | Run | str, **options: Option) -> Job:
         """Submit a job, or one of ``spr-cluster.toml`` by its name, without waiting for it.
 
-        ``options`` win over the job's own.
+        ``options`` take precedence over the job's own.
         """
         work = _Work(("run", job)) if isinstance(job, str) else job
         given = dict(**{**work.options, **options}, **self._place, detach=True)
@@ -165,7 +165,7 @@ class Job:
     def results(self) -> dict[str, Any]:
         """The content of ``results.json``, which is fetched first if it is not here yet.
 
-        Raises :class:`JobError` if the job has none: it did not end, or failed, or is no training.
+        Raises :class:`JobError` if the job has none: it has not ended, it failed, or it does not train.
         """
         name, folder = "results.json", self._folder
         if folder is None or not (folder / name).exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ _SYNONYMS = {
     **dict.fromkeys(("ps", "queue"), "jobs"),
     **dict.fromkeys(("exec", "login"), "ssh"),
 }
-_VALUE = re.compile(r"(--env=\w+)=.*", re.DOTALL)
+_VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
 
 
 def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -> int:
@@ -42,7 +42,7 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
         if sink is not None:
             args.sink, args.json = sink, True
         # A hint may repeat them, but never a variable's value.
-        args.words = [_VALUE.sub(r"\1", word) for word in words]
+        args.words = [*_without_values(words)]
         API_TIME.on_offset = say
         try:
             _refuse_empty(args)
@@ -52,6 +52,14 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
             if translated is None or translated is error:
                 raise
             raise translated from error
+
+
+def _without_values(words: Sequence[str]) -> Iterator[str]:
+    """Yield a command's words; of ``--env NAME=VALUE``, only the name."""
+    for before, word in zip(("", *words), words, strict=False):
+        is_value = before == "--env"
+        text = _VALUE.sub(r"\1", f"--env {word}" if is_value else word)
+        yield text.removeprefix("--env ") if is_value else text
 
 
 def _add_project(words: Sequence[str]) -> CommandWords:

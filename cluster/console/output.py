@@ -87,7 +87,7 @@ def say(text: str) -> None:
 
 
 def allow_questions() -> None:
-    """Let commands in this process ask its user: it is a command line, not a program that calls them."""
+    """Let commands ask questions: this process is the command line, not a program that calls them."""
     global _may_ask
     _may_ask = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -119,9 +120,10 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
+    results = results_folder(args, "run", now)
     with ThreadPoolExecutor(1) as pool:
         # The project is read while EC2 answers; what is wrong with it is reported first.
-        reading = pool.submit(build_request, args, now)
+        reading = pool.submit(build_request, args, results)
         try:
             context = open_job_context(args, now)
         finally:
@@ -145,17 +147,17 @@ def _open_terminal(context: JobContext, event: Event) -> None:
     argv = ["ssh", "-t", "-q", "-F", str(context.ssh_config), node, command]
     with paused(context.progress):
         if run_client(argv) == NOT_CONNECTED:
-            say(f"the connection to {node} broke, and the program was ended")
+            say(f"the connection to {node} broke; the program ends as soon as {node} notices")
 
 
-def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
+def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
     """Return the options as a request. Raises :class:`UsageError` for invalid ones."""
     for flag in ("program", "files"):
         if "" in getattr(args, flag):
             raise UsageError(f"{flag if flag == 'program' else '--files'}: a word is empty")
     if args.pty:
         refuse_pty(args)
-    variables, results = read_variable_options(args), results_folder(args, "run", now)
+    variables = read_variable_options(args)
     check_results(results)
     here, folder = Path.cwd(), args.folder
     if not has_rsync() and not args.data_dir and folder is None:
@@ -163,6 +165,9 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         folder = "none"
     max_bytes = None if args.large_files else MAX_BYTES
     sent = choose_folders(folder, args.data_dir, here, max_bytes)
+    placement = read_placement(args)
+    if args.pty:
+        placement = replace(placement, nproc_per_node=1)  # the default depends on the nodes
     packages, own = None, OwnPackage()
     if sent.project:
         own = read_own_package(sent.project.root)
@@ -183,10 +188,10 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         folders=sent.folders,
         packages=packages,
         own=own,
-        output_dir=read_output_dir(args.output_dir, sent),
+        output_dir=read_output_dir(args.output_dir, sent, files.files),
         subfolder=sent.subfolder,
         results=results,
-        placement=read_placement(args),
+        placement=placement,
         nodes=1 if args.pty else args.nodes,
         env=variables,
         backend=args.backend,
@@ -199,25 +204,29 @@ def refuse_pty(args: argparse.Namespace) -> None:
     """Raise :class:`UsageError` if ``--pty`` can't work with the other options or without a terminal."""
     given = {"--nodes": args.nodes not in (None, 1), "--ppn": args.ppn not in (None, 1)}
     given |= {"--retries": args.retries > 0, "--detach": args.detach, "--json": args.json}
+    given |= {"--placement": args.placement == "reference"}
     if refused := [flag for flag, is_given in given.items() if is_given]:
         raise UsageError(f"--pty runs one rank on this terminal: omit {' and '.join(refused)}")
     if not has_terminal():
         raise UsageError("--pty needs a terminal", hint="omit it, or run the command in a terminal")
 
 
-def read_output_dir(given: str | None, sent: SentFolders) -> str:
+def read_output_dir(given: str | None, sent: SentFolders, files: Iterable[str]) -> str:
     """Return the folder that becomes a link. Raises :class:`UsageError` if it is sent or elsewhere."""
     if given is None:
         return ""
     path = os.path.normpath(given)
     place = os.path.normpath(f"{sent.subfolder}/{path}")
-    names = sent.project.names or () if sent.project else ()
+    names = [*files, *(sent.project.names or () if sent.project else ())]
+    data = [each.target.removeprefix("work/") for each in sent.folders if each.shared]
     if path.startswith(("/", "..")) or path == ".":
         raise UsageError(f"--output-dir {given}: expected a folder in the working folder")
-    if any(name == place or name.startswith(f"{place}/") for name in names):
+    if any(f"{name}/".startswith(f"{place}/") for name in names):
         raise UsageError(
-            f"--output-dir {given} has files of the project", hint="list it in .sprignore"
+            f"--output-dir {given} contains files that are sent", hint="list it in .sprignore"
         )
+    if any(f"{a}/".startswith(f"{b}/") for each in data for a, b in ((each, place), (place, each))):
+        raise UsageError(f"--output-dir {given} overlaps with --data-dir")
     return path
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from infra.ec2.images import RELEASES
@@ -107,7 +107,11 @@ def install_packages(
     note(f"resolving {packages}")
     said = head.run(f"{VENV}/bin/python -c {shlex.quote(_INSTALLED)}").stdout
     version, glibc, found, pip = json.loads(said)
-    if not SpecifierSet(packages.python).contains(version, prereleases=True):
+    try:
+        pythons = SpecifierSet(packages.python)
+    except InvalidSpecifier as error:
+        raise UsageError(f"{packages.source}: requires-python: {error}") from None
+    if not pythons.contains(version, prereleases=True):
         raise UsageError(
             f"{packages.source} needs Python {packages.python}, and the nodes have {version}",
             hint="choose a stack with that version (`spr-cluster stacks`)",

@@ -158,8 +158,8 @@ def _numbers(_process: int) -> Iterator[int]:
 def new_job_id(kind: str, now: datetime) -> str:
     """Return the ID of the job of a command that began ``now``, such as ``squad-20260731-142501-k3f``.
 
-    Its suffix tells apart the jobs of one second. In one thread, the same ``now``, to the microsecond, has
-    the same ID.
+    Its suffix tells apart the jobs of one second. The same ``now``, to the microsecond, has the same ID in
+    the same thread only.
     """
     return f"{kind}-{now:%Y%m%d-%H%M%S}-{_draw_suffix(now, os.getpid(), get_ident())}"
 

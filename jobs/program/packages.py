@@ -62,9 +62,10 @@ def _read(path: Path, extras: Sequence[str] = ()) -> PackageList | None:
     if path.name in ("uv.lock", "pyproject.toml"):
         project = path.with_name("pyproject.toml")
         content = parse_toml(read_text(project), str(project)) if project.is_file() else {}
-        wants = _dependencies(content, project, extras)
+        is_lock = path.name == "uv.lock"
+        wants = _dependencies(content, project, extras, is_locked=is_lock)
         python = str(_table(content, "project", project).get("requires-python", ""))
-        if path.name == "uv.lock":
+        if is_lock:
             lines = _export(path.parent, content, extras)
             return PackageList(path.name, lines, is_lock=True, wants=wants, python=python)
         return PackageList(path.name, wants, python=python) if wants else None
@@ -116,10 +117,12 @@ def _dependencies(
     path: Path,
     extras: Sequence[str],
     seen: frozenset[str] = frozenset(),
+    *,
+    is_locked: bool = False,
 ) -> tuple[str, ...]:
     """Return a project's dependencies with those of extras and groups, which may name each other."""
     project = _table(content, "project", path)
-    found = () if seen else _own(content, project, path)
+    found = () if seen else _own(content, project, path, is_locked=is_locked)
     optional = _table(project, "optional-dependencies", path)
     groups = _table(content, "dependency-groups", path)
     for extra in extras:
@@ -144,13 +147,20 @@ def _dependencies(
     return found
 
 
-def _own(content: Mapping[str, Any], project: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """Return a project's dependencies, also those that setuptools reads from files."""
+def _own(
+    content: Mapping[str, Any], project: Mapping[str, Any], path: Path, *, is_locked: bool
+) -> tuple[str, ...]:
+    """Return a project's dependencies, also those that setuptools reads from files.
+
+    Raises :class:`UsageError` if only its build can tell, unless a lock has them.
+    """
     if "dependencies" not in project.get("dynamic", []):
         return _texts(project.get("dependencies", []), path)
     dynamic = content.get("tool", {}).get("setuptools", {}).get("dynamic", {})
     files = dynamic.get("dependencies", {}).get("file", [])
     if not files:
+        if is_locked:
+            return ()
         raise UsageError(
             f"{path}: its dependencies are dynamic", hint="name a list of them with --packages"
         )
@@ -204,8 +214,9 @@ def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> tu
     """Return a lock's packages, with markers. Raises :class:`UsageError` with uv's reason."""
     argv = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header"]
     argv += ["--no-annotate", "--no-default-groups", "--quiet", "--color=never"]
-    groups = _table(content, "dependency-groups", root)
-    argv += [f"--{'group' if each in groups else 'extra'}={each}" for each in extras]
+    project = _table(content, "project", root)
+    optional = _table(project, "optional-dependencies", root)
+    argv += [f"--{'extra' if each in optional else 'group'}={each}" for each in extras]
     try:
         done = subprocess.run(
             argv, cwd=root, capture_output=True, text=True, timeout=_EXPORT_S, check=False
@@ -267,5 +278,5 @@ def runs_python(command: Sequence[str], scripts: Sequence[str] = ()) -> bool:
     return (
         name in scripts
         or bool(re.match(r"python|torchrun|accelerate|ipython|pytest|sh$|bash$", name))
-        or (name.endswith(".py"))
+        or name.endswith(".py")
     )

@@ -228,7 +228,10 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
     Variables are sent in a file: mpirun's arguments are recorded and visible to all users.
     """
     backend = stack.choose_backend(request.backend)
-    files: dict[str, Path | bytes] = {"work/.keep": b""}
+    files: dict[str, Path | bytes] = {}
+    if all(each.target != "work" for each in request.folders):
+        # With a folder, two programs would create work/ at the same time.
+        files["work/.keep"] = b""
     files |= {f"work/{name}": path for name, path in request.files.files.items()}
     argv = [f"--folder={os.path.normpath(f'work/{request.subfolder}')}", "--output=output"]
     files |= request.own.files

@@ -184,7 +184,7 @@ def test_a_queued_job_runs_the_project_as_it_was_submitted(
     assert log.count("first version of the data\n") == 2
     for node in ("node0", "node1"):
         found = ssh_two(two, node, f"cd spr-jobs/{job[0]}/work; ls -A; ls ~/spr-folders | wc -l")
-        assert found.split() == [".gitignore", ".keep", "data", "spr-cluster.toml", "src", "2"]
+        assert found.split() == [".gitignore", "data", "spr-cluster.toml", "src", "2"]
 
 
 def count_readable(two: LiveCluster, secret: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -185,9 +185,9 @@ class JobSession:
         is_new = is_submitted = False
         is_sent = bool(plan.folders or plan.packages)
 
-        def prepare() -> Placement:
+        def send_files(inspecting: Future[Placement]) -> Placement:
             nonlocal is_new, is_sent
-            placement = self.plan_placement(plan.placement, plan.backend)
+            placement = inspecting.result()
             record = self._record(plan, placement).render()
             if plan.results:
                 is_new = claim_results(plan.results, self.paths.job_id, record)
@@ -197,14 +197,23 @@ class JobSession:
 
         try:
             # The nodes are inspected while the folders are sent: each takes as long as the other.
-            with ThreadPoolExecutor(1) as pool:
-                preparing = pool.submit(prepare)
-                try:
-                    self._send_folders(plan)
-                    placement = preparing.result()
-                except BaseException:
-                    self.head.close()  # the other thread must not continue to send
-                    raise
+            pool = ThreadPoolExecutor(1)
+            inspecting = pool.submit(self.plan_placement, plan.placement, plan.backend)
+            sending = pool.submit(send_files, inspecting)
+            try:
+                self._send_folders(plan)
+                placement = sending.result()
+            except BaseException as error:
+                sending.cancel()  # if the nodes are still being inspected
+                if isinstance(error, SprError):
+                    inspecting.result()  # its error says best why a node does not answer
+                raise
+            finally:
+                if not sending.done():
+                    self.head.close()  # which ends it
+                    wait([sending])
+                # Ctrl-C must not wait for nodes that don't answer.
+                pool.shutdown(wait=False)
             is_submitted = True
             return self.submit(plan, placement)
         except BaseException:

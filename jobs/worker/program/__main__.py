@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
-    program = [word.replace("$SPR_OUTPUT", environ["SPR_OUTPUT"]) for word in args.program]
+    program = [
+        re.sub(r"\$SPR_OUTPUT\b", lambda _: environ["SPR_OUTPUT"], word) for word in args.program
+    ]
     name = program[0]
     events.emit("running", node=os.environ.get("SLURMD_NODENAME", ""), folder=str(Path.cwd()))
     try:
@@ -119,7 +122,7 @@ def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str])
 
 
 def link_output(link: Path, output: Path) -> None:
-    """Have a folder of the program stand for the output folder; another rank may be first."""
+    """Link a folder of the program to the output folder, unless another rank of this node has."""
     output.mkdir(exist_ok=True)
     link.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -173,7 +176,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", required=True, help="the folder that SPR_OUTPUT names")
     parser.add_argument("--packages", default="packages", help="folder of the job's own packages")
     parser.add_argument("--imports", default="", help="folders to import from, separated by colons")
-    parser.add_argument("--output-dir", help="a folder of the program that stands for the output")
+    parser.add_argument(
+        "--output-dir", help="a folder of the program, made a link to the output folder"
+    )
     parser.add_argument("--environment", help="a JSON list of the user's NAME=VALUE")
     parser.add_argument("--terminal", action="store_true", help="run it in the user's SSH session")
     parser.add_argument("program", nargs="+", help="after --: the program and its arguments")

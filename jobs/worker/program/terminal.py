@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..runtime.errors import WorkerError
@@ -40,6 +41,14 @@ def wait_for_session(
     _OFFER.touch(0o600)
     _OFFER.write_text(json.dumps([[*program], folder, kept, cpus]), encoding="utf-8")
     _SESSION.touch(0o600)
+    try:
+        return _wait(stops)
+    finally:
+        with suppress(FileNotFoundError):
+            _OFFER.unlink()  # it contains the user's variables
+
+
+def _wait(stops: Sequence[int]) -> int:
     began, code = time.monotonic(), None
     while code is None:
         time.sleep(_POLL_S)
@@ -50,11 +59,11 @@ def wait_for_session(
             code = int(_EXIT.read_text(encoding="utf-8"))
         elif stops:
             if pid:
-                os.kill(int(pid), signal.SIGTERM)
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGTERM)
             code = 128 + stops[0]
         elif not pid and time.monotonic() - began > CONNECT_S:
             raise WorkerError(f"no terminal connected within {CONNECT_S:g} s")
-    _OFFER.unlink()
     return code
 
 
@@ -75,6 +84,7 @@ def main() -> int:
             print("this job has no program for a terminal, or it has run already", file=sys.stderr)
             return 1
         program, folder, environ, cpus = json.loads(_OFFER.read_text(encoding="utf-8"))
+        _OFFER.unlink()
         session.write(str(os.getpid()))
         session.flush()
         os.sched_setaffinity(0, cpus)

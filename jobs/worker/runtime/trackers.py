@@ -85,7 +85,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Files in ``output/tensorboard``; those of steps that a resumed run repeats become invisible."""
+    """Files in ``output/tensorboard``. A resumed run hides earlier points of the steps that it repeats."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run

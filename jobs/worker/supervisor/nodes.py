@@ -25,11 +25,11 @@ from .watch import announce
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
 _STEP = re.compile(r"step-(\d{6,})")
-PARTS = f"code data model work packages {SECRETS} job.json run.sh output/.keep"
+PARTS = f"code data model work site packages {SECRETS} job.json run.sh output/.keep"
 """The parts of a job's folder that a node needs, if they exist."""
 PACK = (
     f"tar -cPf - $(ls -d {PARTS} 2>/dev/null) "
-    '$(find . -maxdepth 8 -type l -lname "/home/*/spr-*" -printf "%l\\n" 2>/dev/null | sort -u)'
+    '$(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" -printf "%l\\n" 2>/dev/null | sort -u)'
 )
 """Packs them, and the shared data and packages to which they link."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files

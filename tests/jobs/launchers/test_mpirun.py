@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import subprocess
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import JobPaths, JobPlan, PlacementOptions
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
 from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch
+from jobs.worker.supervisor.nodes import PACK
 from provision.facts import HostFacts
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
@@ -58,6 +61,27 @@ def environment(words: Sequence[str], flag: str = "-genv") -> dict[str, str]:
     """The variables that a part of an mpirun line sets."""
     found = [at for at, word in enumerate(words) if word == flag]
     return {words[at + 1]: words[at + 2] for at in found}
+
+
+def test_a_replacement_node_gets_console_scripts_and_shared_folders_but_no_output(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "site/bin").mkdir(parents=True)
+    (tmp_path / "site/bin/go").touch()
+    (tmp_path / "work").mkdir()
+    home = Path("/home/nobody")  # which does not exist, so tar names what it would pack
+    (tmp_path / "packages").symlink_to(home / "spr-packages/k")
+    (tmp_path / "work/data").symlink_to(home / "spr-data/d")
+    (tmp_path / "work/runs").symlink_to(home / "spr-jobs/run-1/output")
+
+    packed = subprocess.run(["bash", "-c", PACK], cwd=tmp_path, capture_output=True, check=False)
+
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        assert {"site/bin/go", "packages", "work/data", "work/runs"} <= {*archive.getnames()}
+    missing = packed.stderr.decode()
+    assert "spr-packages/k" in missing
+    assert "spr-data/d" in missing
+    assert "spr-jobs" not in missing
 
 
 @pytest.mark.parametrize(("backend", "ppn"), [("gloo", 1), ("ccl", 2)])

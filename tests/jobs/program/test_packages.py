@@ -137,10 +137,15 @@ def test_options_of_requirements_files(tmp_path: Path) -> None:
 
 
 def test_dependencies_that_setuptools_reads_from_a_file(tmp_path: Path) -> None:
-    dynamic = '[project]\nname = "mine"\ndynamic = ["dependencies"]\n'
+    dynamic = '[project]\nname = "mine"\nversion = "1"\ndynamic = ["dependencies"]\n'
     (tmp_path / "pyproject.toml").write_text(dynamic)
     with pytest.raises(UsageError, match="its dependencies are dynamic"):
         find(tmp_path)
+    (tmp_path / "uv.lock").write_text(LOCK)
+    locked = find(tmp_path)
+    assert locked is not None
+    assert locked.lines[0] == "einops==0.8.1"
+    (tmp_path / "uv.lock").unlink()
     (tmp_path / "requirements.in").write_text("einops\n")
     where = '[tool.setuptools.dynamic]\ndependencies = { file = ["requirements.in"] }\n'
     (tmp_path / "pyproject.toml").write_text(dynamic + where)

@@ -8,6 +8,8 @@ import json
 import re
 import resource
 import tarfile
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from infra.errors import HostError, JobError, UsageError
+from infra.errors import HostError, HostsError, JobError, NoAnswerError, UsageError
 from jobs.cli.run import add_parser, build_request
-from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobFolder, JobPaths, PlacementOptions, new_job_id
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord, read_job_id
 from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
@@ -26,6 +28,7 @@ from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, interrupt, job_context, make_hosts, mpirun_line
 
 PATHS = JobPaths(new_job_id("run", NOW))
+RESULTS = Path("results", PATHS.job_id)
 
 
 def hosts_for(
@@ -96,6 +99,62 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert "torch==2.13.0" in kept["packages"]
     assert kept["ended"] >= kept["when"]
     assert done.exit_code == 0
+
+
+def test_a_node_that_does_not_answer_is_the_reason_also_if_folders_fail_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders_failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        folders_failed.set()
+        raise HostError("node1", "rsync failed")
+
+    def stay_silent(_: str) -> str:
+        folders_failed.wait(10)
+        raise NoAnswerError("node1", "no SSH")
+
+    monkeypatch.setattr("jobs.launchers.queue.session.send_folders", fail)
+    hosts = hosts_for([])
+    hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
+    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
+    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
+
+    with pytest.raises(HostsError, match="inspecting the nodes failed on 1 of 3"):
+        start(hosts, program_request(tmp_path / "out", folders=(folder,)))
+
+    assert PATHS.upload not in hosts["node0"].files, "its files are not sent any more"
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_while_folders_are_sent_does_not_wait_for_a_silent_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, inspected = threading.Event(), threading.Event()
+
+    def stay_silent(_: str) -> str:
+        inspected.set()
+        answered.wait(60)
+        raise NoAnswerError("node1", "no SSH")
+
+    def press(*_: object) -> None:
+        inspected.wait(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.launchers.queue.session.send_folders", press)
+    hosts = hosts_for([])
+    hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
+    hosts["node0"].answers[:0] = [("# removing the files", "removed")]
+    folder = JobFolder(tmp_path, "spr-folders/x-1", "work", 1)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start(hosts, program_request(tmp_path / "out", folders=(folder,)))
+        assert time.monotonic() - began < 30
+    finally:
+        answered.set()
+    assert PATHS.upload not in hosts["node0"].files
+    assert not (tmp_path / "out").exists()
 
 
 def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:
@@ -222,7 +281,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     add_parser(parser.add_subparsers())
 
     def typed(*argv: str) -> ProgramRequest:
-        return build_request(parser.parse_args(["run", *argv]), NOW)
+        return build_request(parser.parse_args(["run", *argv]), RESULTS)
 
     asked = typed(
         *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--ccl-workers=2"),
@@ -232,13 +291,21 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert (asked.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
     assert asked.placement == PlacementOptions("auto", 4, 2)
     assert list(asked.files.files) == ["x.py"]
-    assert asked.results == Path("results", PATHS.job_id)
+    assert asked.results == RESULTS
     assert typed("hostname").command == ("hostname",)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/x").touch()
+    (tmp_path / "a/b").mkdir(parents=True)
     plan = plan_program(typed("--folder=.", "--output-dir=a/new", "go"), load_stack("upstream"))
     assert "--output-dir=a/new" in plan.argv
+    assert "work/.keep" not in plan.files, "the folder creates work/ at the same time"
+    assert "work/.keep" in plan_program(typed("hostname"), load_stack("upstream")).files
     outputs = [(f"--output-dir={each}", "--folder=.", "go") for each in ("old", "..", "/x", ".")]
+    with pytest.raises(UsageError, match="--output-dir old contains files that are sent"):
+        typed("--output-dir=old", "--folder=none", "--files=old/x", "go")
+    for each in ("old", "old/new", "a"):
+        with pytest.raises(UsageError, match="overlaps with --data-dir"):
+            typed(f"--output-dir={each}", "--data-dir=old", "--data-dir=a/b", "go")
     for wrong in (("--", ""), ("--files=", "x"), *outputs):
         with pytest.raises(UsageError):
             typed(*wrong)
@@ -250,6 +317,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
         (("--nodes=2",), "--pty runs one rank on this terminal: omit --nodes"),
         (("--ppn=2", "--retries=1", "--detach"), "omit --ppn and --retries and --detach"),
         (("--json",), "omit --json"),
+        (("--placement=reference",), "omit --placement"),
         (("--nodes=1", "--ppn=1"), "--pty needs a terminal"),
     ],
 )
@@ -257,4 +325,15 @@ def test_a_terminal_is_for_one_rank(given: tuple[str, ...], message: str, tmp_pa
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     with pytest.raises(UsageError, match=message):
-        build_request(parser.parse_args(["run", "--pty", *given, "--", "bash"]), NOW)
+        build_request(parser.parse_args(["run", "--pty", *given, "--", "bash"]), RESULTS)
+
+
+def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jobs.cli.run.has_terminal", lambda: True)
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    argv = ["run", "--pty", "--folder=none", "--", "bash"]
+    request = build_request(parser.parse_args(argv), RESULTS)
+    assert (request.nodes, request.placement.nproc_per_node) == (1, 1)

@@ -218,7 +218,7 @@ def _render(command: str, options: Mapping[str, Option]) -> Iterator[str]:
             raise UsageError(f"{name}: not in Python", hint=f"spr-cluster {command} {flag}")
         elif value is True:
             yield flag
-        elif value is not None and (value is not False or action.nargs != 0):
+        elif value is not None and value is not False:
             yield from (f"{flag}={word}" for word in _split(action, value))
 
 

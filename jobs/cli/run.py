@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -209,6 +210,8 @@ def refuse_pty(args: argparse.Namespace) -> None:
         raise UsageError(f"--pty runs one rank on this terminal: omit {' and '.join(refused)}")
     if not has_terminal():
         raise UsageError("--pty needs a terminal", hint="omit it, or run the command in a terminal")
+    if not shutil.which("ssh"):
+        raise UsageError("--pty needs ssh on this machine", hint="install the OpenSSH client")
 
 
 def read_output_dir(given: str | None, sent: SentFolders, files: Iterable[str]) -> str:

@@ -337,3 +337,12 @@ def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(
     argv = ["run", "--pty", "--folder=none", "--", "bash"]
     request = build_request(parser.parse_args(argv), RESULTS)
     assert (request.nodes, request.placement.nproc_per_node) == (1, 1)
+
+
+def test_a_terminal_needs_an_ssh_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.cli.run.has_terminal", lambda: True)
+    monkeypatch.setenv("PATH", "")
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    with pytest.raises(UsageError, match="--pty needs ssh on this machine"):
+        build_request(parser.parse_args(["run", "--pty", "--", "bash"]), NOW)

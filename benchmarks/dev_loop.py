@@ -52,7 +52,8 @@ def make_project(root: Path, seed: int, size: int) -> None:
 
 
 def write_program(root: Path, version: int) -> None:
-    (root / "main.py").write_text(f"print('version', {version}, flush=True)\n")
+    # In one piece: with many ranks, print's pieces would mix.
+    (root / "main.py").write_text(f"import os\nos.write(1, b'version {version}\\n')\n")
 
 
 def start(root: Path, options: list[str], version: int) -> Start:

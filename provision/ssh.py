@@ -28,6 +28,7 @@ from provision.jump import Gateway, Proxy, Tunnel
 _KEEPALIVE_S = 20
 # A connection that loses its packets breaks after this time; TCP alone would try for 15 minutes.
 _LOST_S = 60
+_SESSION_AGAIN_S = 0.1
 _PORT = 22
 # paramiko's exit code if the connection ended before the command did.
 _NO_EXIT_CODE = -1
@@ -346,7 +347,7 @@ class SshHost:
         # Not fabric's run, which keeps all output and rejoins it for every piece that arrives.
         connection = self._open()
         try:
-            channel = connection.transport.open_session(timeout=CONNECT_TIMEOUT_S)
+            channel = _open_session(connection.transport)
             channel.set_combine_stderr(combine_stderr)
             channel.exec_command(command)
         except (OSError, paramiko.SSHException, EOFError) as error:
@@ -411,6 +412,18 @@ class SshHost:
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
+
+
+def _open_session(transport: paramiko.Transport) -> paramiko.Channel:
+    """Open a session. sshd refuses an eleventh, and those that have just ended may still count."""
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        try:
+            return transport.open_session(timeout=CONNECT_TIMEOUT_S)
+        except paramiko.SSHException:  # its ChannelException may go to another thread
+            if not transport.is_active() or time.monotonic() > deadline:
+                raise
+            time.sleep(_SESSION_AGAIN_S)
 
 
 def _trust(known: paramiko.HostKeys, address: str, key: str) -> None:

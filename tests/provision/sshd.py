@@ -27,6 +27,8 @@ class Server(paramiko.ServerInterface):
     exit_code: int = 0
     """That of each command; -1: it says none."""
     loses: bool = False
+    refuses: int = 0
+    """How many of the next sessions it refuses, as OpenSSH does if ten are open."""
     forwards: int = 0
     """The local port to which it forwards all connections; 0: it refuses, -1: nobody is there."""
     forwarded: list[Any] = field(default_factory=list)
@@ -42,6 +44,9 @@ class Server(paramiko.ServerInterface):
         return int(good)
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
+        if self.refuses:
+            self.refuses -= 1
+            return int(paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED)
         return int(paramiko.common.OPEN_SUCCEEDED)
 
     def check_channel_exec_request(self, channel: Any, command: bytes) -> bool:

@@ -134,6 +134,18 @@ def test_a_broken_connection_is_not_a_failed_command(server: Server, login: Logi
         host.put(b"", "/tmp/file")
 
 
+def test_a_refused_session_is_tried_again_in_the_same_connection(
+    server: Server, login: Login
+) -> None:
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    host.run("true")
+    server.refuses, server.says = 2, "content"
+
+    assert b"".join(host.download("cat file")) == b"content"
+
+    assert (server.refuses, len(server.logins)) == (0, 1)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
 def test_a_machine_that_is_cut_off_is_noticed_within_a_minute(server: Server, login: Login) -> None:
     """Keep-alives are sent, and the kernel gives up if none is answered for this long."""

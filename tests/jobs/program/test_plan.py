@@ -345,4 +345,4 @@ def test_a_terminal_needs_an_ssh_client(monkeypatch: pytest.MonkeyPatch) -> None
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     with pytest.raises(UsageError, match="--pty needs ssh on this machine"):
-        build_request(parser.parse_args(["run", "--pty", "--", "bash"]), NOW)
+        build_request(parser.parse_args(["run", "--pty", "--", "bash"]), RESULTS)

@@ -123,7 +123,7 @@ def test_a_node_that_does_not_answer_is_the_reason_also_if_folders_fail_first(
     with pytest.raises(HostsError, match="inspecting the nodes failed on 1 of 3"):
         start(hosts, program_request(tmp_path / "out", folders=(folder,)))
 
-    assert PATHS.upload not in hosts["node0"].files, "its files are not sent any more"
+    assert PATHS.upload not in hosts["node0"].files, "its files are not sent anymore"
     assert not (tmp_path / "out").exists()
 
 

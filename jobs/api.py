@@ -104,7 +104,7 @@ class Cluster:
     def down(self, *, yes: bool = False, **options: Option) -> dict[str, Any]:
         """Remove it and verify that nothing is left (``down``).
 
-        Raises :class:`UsageError` without ``yes`` if it costs money, belongs to somebody else, or has
+        Raises :class:`UsageError` without ``yes`` if it costs money, belongs to another user, or has
         running jobs or results that were not fetched.
         """
         # dict() refuses another cluster's name in the options.

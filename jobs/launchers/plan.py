@@ -23,7 +23,7 @@ STOP_SECONDS = 10
 PACKAGES = "packages"
 """In a job's folder: a link to the packages that were installed for it."""
 SITE = "site"
-"""In a job's folder: the metadata and console scripts of its own project."""
+"""In a job's folder: the metadata and console scripts of the project itself."""
 CHECKPOINT_SECONDS = 120
 """Time to save a checkpoint after a request to stop: a large model needs gigabytes."""
 

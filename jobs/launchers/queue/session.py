@@ -196,7 +196,7 @@ class JobSession:
             return placement
 
         try:
-            # The nodes are inspected while the folders are sent: each takes as long as the other.
+            # The folders are sent while the nodes are inspected and get the files.
             pool = ThreadPoolExecutor(1)
             inspecting = pool.submit(self.plan_placement, plan.placement, plan.backend)
             sending = pool.submit(send_files, inspecting)

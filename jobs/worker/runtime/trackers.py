@@ -30,7 +30,7 @@ FLUSH_SECONDS, FAILED_FLUSH_SECONDS = 30.0, 5.0
 JOB_TAG = "spr-cluster.job"
 """The tag of an MLflow run that holds its job's ID."""
 _KEPT_POINTS = 100
-"""Points that wait for a tracker; then the oldest are dropped. MLflow takes 1000 metrics at once."""
+"""Points that wait for a tracker; then the oldest are dropped. MLflow takes 1000 metrics per request."""
 _FIGURES = {
     "loss": "train/loss",
     "lr": "train/learning_rate",

@@ -1,0 +1,1 @@
+"""S3 on the nodes: data in; checkpoints and results out."""

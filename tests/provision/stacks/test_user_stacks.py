@@ -39,6 +39,7 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
         "Datasets==4.1.0",
         "scikit-learn==1.7.2",
         "evaluate==0.4.6",
+        "boto3>=1.41,<2",
         "impi-rt==2021.18.1",
         "wandb>=0.20",
     )

@@ -36,4 +36,5 @@ datasets==4.0.0
 scikit-learn==1.7.2
 evaluate==0.4.6
 numpy<2.4
+boto3>=1.41,<2
 impi-rt==2021.18.1

@@ -36,4 +36,5 @@ accelerate==0.15.0
 datasets==3.1.0
 evaluate==0.4.6
 numpy<2
+boto3==1.37.38
 impi-rt==2021.18.1

@@ -25,4 +25,5 @@ torch==2.13.0
 transformers==5.23.0
 datasets==5.2.0
 scikit-learn==1.8.0
+boto3>=1.41,<2
 impi-rt==2021.18.1

@@ -11,11 +11,11 @@ from cluster.console.display import make_progress
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command
 from infra.aws.clients import connect
-from infra.aws.s3 import parse_s3_url
 from infra.errors import SprError
 from infra.iam.dry_runs import judge
 from infra.iam.policy import build_policy, parse_key, parse_types, render_policy
 from infra.iam.simulation import Finding, State
+from infra.s3_url import parse_s3_url
 from infra.words import counted
 
 _EXAMPLES = """\

@@ -13,11 +13,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from infra.aws.s3 import S3Location
 from infra.ec2 import tags
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
 from infra.instance_types import BAKERS, INSTANCE_TYPES
+from infra.s3_url import S3Location
 
 DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.amx or t.name in BAKERS)
 _TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
-from infra.aws.s3 import parse_s3_url
 from infra.ec2 import tags
 from infra.ec2.termination_schedule import ClusterGuard
 from infra.iam.policy import OPTIONAL, build_policy, render_policy
@@ -26,6 +25,7 @@ from infra.instance_types import BAKERS
 from infra.local.api.spot_requests import SpotRequest
 from infra.local.faults import ActiveFaults
 from infra.local.policy import Policy, Request
+from infra.s3_url import parse_s3_url
 from tests.harness.command_line import CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 

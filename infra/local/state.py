@@ -25,7 +25,7 @@ RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # The server's own status page, next to EC2's API.
 STATUS_PATH = "/spr-cluster/status"
 # A snapshot pickles moto's objects and ours, so only the same release of both may load it.
-_FORMAT = 3
+_FORMAT = 4
 _DIGEST = hashlib.sha256().digest_size
 
 

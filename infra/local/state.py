@@ -58,6 +58,8 @@ class StateFolder:
     pip_conf = _FolderPath("pip.conf")
     # One folder with a whole disk per AMI created here.
     images = _FolderPath("images")
+    # The objects of S3, one folder per bucket.
+    buckets = _FolderPath("s3")
 
     @property
     def key(self) -> str:

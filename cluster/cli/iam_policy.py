@@ -71,8 +71,9 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--bucket",
         metavar="s3://BUCKET/PREFIX",
-        help="also allow what `up --bucket` creates, and reading the results there. This permits creating roles "
-        "with any permissions, if their names begin with spr-cluster-, unless --permissions-boundary limits them",
+        help="also allow what `up --bucket` creates, and reading the results there. This permits creating "
+        "roles with any permissions, if their names begin with spr-cluster-; --permissions-boundary limits "
+        "them",
     )
     parser.add_argument(
         "--permissions-boundary",

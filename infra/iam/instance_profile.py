@@ -140,7 +140,7 @@ def allow_prefix(
         "Action": list(actions),
         "Resource": f"{bucket}/{place.below('*').prefix}",
     }
-    listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket}
+    listing: dict[str, Any] = {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket}
     if place.prefix:
         # With the slash: `results` is also the beginning of `results-of-others`.
         listing["Condition"] = {"StringLike": {"s3:prefix": f"{place.prefix}/*"}}

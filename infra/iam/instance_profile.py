@@ -21,7 +21,6 @@ from infra.wait import CONSISTENCY_DEADLINE_S, Clock
 
 T = TypeVar("T")
 
-PATH = "/spr-cluster/"
 _POLICY = "bucket"
 _EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
 _RECORDED = ("spr-cluster:bucket", "spr-cluster:read-from")
@@ -62,7 +61,6 @@ class ClusterProfile:
         ]
         request: dict[str, Any] = {
             **role,
-            "Path": PATH,
             "AssumeRolePolicyDocument": json.dumps(_TRUST),
             "Description": f"Lets the nodes of cluster {self._cluster} use its S3 prefixes",
             "Tags": labels,
@@ -70,7 +68,7 @@ class ClusterProfile:
         if spec.permissions_boundary:
             request["PermissionsBoundary"] = spec.permissions_boundary
         document = json.dumps(role_policy(spec, self._clients.caller.arn.split(":")[1]))
-        _unless(_EXISTS, lambda: iam.create_instance_profile(**profile, Path=PATH, Tags=labels))
+        _unless(_EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
         _unless(_EXISTS, lambda: iam.create_role(**request))
         self._settled(
             lambda: iam.put_role_policy(**role, PolicyName=_POLICY, PolicyDocument=document)
@@ -170,11 +168,11 @@ def with_profile(
 
 def with_profiles(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, Inventory]:
     """Add a region's profiles to its clusters, including clusters with no other resources."""
-    known, start, end = dict(clusters), tags.resource_name(""), tags.profile_name("", "")
+    known, start = dict(clusters), tags.resource_name("")
     region = clients.ec2.meta.region_name
     end = tags.profile_name("", region).removeprefix(start)
     try:
-        pages = clients.iam.get_paginator("list_instance_profiles").paginate(PathPrefix=PATH)
+        pages = clients.iam.get_paginator("list_instance_profiles").paginate()
         names = [each["InstanceProfileName"] for page in pages for each in page["InstanceProfiles"]]
         for name in names:
             if name.startswith(start) and name.endswith(end):

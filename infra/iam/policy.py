@@ -16,7 +16,7 @@ from typing import Any
 from infra.ec2 import tags
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
-from infra.iam.instance_profile import PATH, allow_prefix
+from infra.iam.instance_profile import allow_prefix
 from infra.instance_types import BAKERS, INSTANCE_TYPES
 from infra.s3_url import S3Location
 
@@ -257,8 +257,8 @@ def _guard(tagged: Any) -> list[dict[str, Any]]:
 def _bucket(
     place: S3Location, tagged: dict[str, str], boundary: str | None
 ) -> list[dict[str, Any]]:
-    """Allow the nodes' roles and profiles, by path and name, and reading the results."""
-    named = f"{PATH.strip('/')}/{tags.resource_name('*')}-s3"
+    """Allow the nodes' roles and profiles, by name, and reading the results."""
+    named = f"{tags.resource_name('*')}-s3"
     roles, profiles = f"arn:*:iam::*:role/{named}", f"arn:*:iam::*:instance-profile/{named}"
     to_ec2 = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
     bounded: dict[str, Any] = {"Null": tagged}
@@ -266,7 +266,7 @@ def _bucket(
         bounded["StringEquals"] = {"iam:PermissionsBoundary": boundary}
     read, listing = allow_prefix(place, ("s3:GetObject",))
     return [
-        _allow("LookForProfiles", _LOOK_FOR_PROFILES, f"arn:*:iam::*:instance-profile{PATH}*"),
+        _allow("LookForProfiles", _LOOK_FOR_PROFILES, "arn:*:iam::*:instance-profile/*"),
         _allow("MakeProfiles", _MAKE_PROFILES, profiles, {"Null": tagged}),
         _allow("Profiles", _PROFILES, profiles),
         _allow("MakeNodeRoles", ("iam:CreateRole",), roles, bounded),

@@ -255,8 +255,8 @@ def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Itera
         resource = f"arn:aws:iam::{account}:instance-profile{given.get('PathPrefix', '/')}"
     elif name := given.get("InstanceProfileName"):
         profile = iam.instance_profiles.get(name)
-        path = profile.path if profile else given.get("Path", "/")
-        resource = f"arn:aws:iam::{account}:instance-profile{path}{name}"
+        where = profile.path if profile else given.get("Path", "/")
+        resource = f"arn:aws:iam::{account}:instance-profile{where}{name}"
     tags = {
         value: given.get(f"{key.removesuffix('Key')}Value", "")
         for key, value in given.items()

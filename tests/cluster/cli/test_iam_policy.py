@@ -214,7 +214,8 @@ def test_a_life_with_the_second_guard_needs_these_statements_and_no_more(
 
     assert line.cloud.left() == []
     added = [each for each in policy["Statement"] if each not in default["Statement"]]
-    assert_no_more(policy, added, asked.values(), at_least=50)
+    needed = [request for request in asked.values() if request.action not in _LOOKS_FOR_ROLES]
+    assert_no_more(policy, added, needed, at_least=50)
 
 
 def live_with_bucket(line: CommandLine) -> Iterator[CommandResult]:
@@ -235,6 +236,7 @@ def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
 ) -> None:
     place = parse_s3_url("s3://team-b/results")
     line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    asked.clear()
     default = build_policy(instance_types=_TYPES)
     policy = build_policy(instance_types=_TYPES, bucket=place, permissions_boundary=_BOUNDARY)
     allow(line, tmp_path, policy)
@@ -251,7 +253,8 @@ def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
         Request("s3:GetObject", "arn:aws:s3:::team-b/results/job/log", {}),
         Request("s3:ListBucket", "arn:aws:s3:::team-b", {"s3:prefix": "results/job/"}),
     ]
-    rights = [r for r in asked.values() if r.action != "s3:ListBucket"]
+    ignored = {"s3:ListBucket", *_LOOKS_FOR_GUARDS}
+    rights = [request for request in asked.values() if request.action not in ignored]
     assert_no_more(policy, added, [*rights, *results], at_least=50)
 
 
@@ -338,8 +341,8 @@ _ELSEWHERE = {
     "parameter/aws/service/canonical/": "parameter/secrets/",
     "/default-ec2-instance-management-role": "/activation-tier",
     "role/aws-service-role/spot.amazonaws.com/": "role/aws-service-role/ecs.amazonaws.com/",
-    "instance-profile/spr-cluster/": "instance-profile/theirs/",
-    "role/spr-cluster/": "role/theirs/",
+    "instance-profile/spr-cluster-": "instance-profile/theirs-",
+    "us-east-1-s3": "us-east-1-admin",
     "team-b/results/": "team-b/others/",
     ":::team-b": ":::team-c",
     "role/spr-cluster-": "role/theirs-",

@@ -266,7 +266,7 @@ def _bucket(
         bounded["StringEquals"] = {"iam:PermissionsBoundary": boundary}
     read, listing = allow_prefix(place, ("s3:GetObject",))
     return [
-        _allow("LookForProfiles", _LOOK_FOR_PROFILES, "arn:*:iam::*:instance-profile/*"),
+        _allow("LookForProfiles", _LOOK_FOR_PROFILES, "*"),
         _allow("MakeProfiles", _MAKE_PROFILES, profiles, {"Null": tagged}),
         _allow("Profiles", _PROFILES, profiles),
         _allow("MakeNodeRoles", ("iam:CreateRole",), roles, bounded),

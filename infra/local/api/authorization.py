@@ -263,9 +263,9 @@ def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Itera
         if re.fullmatch(r"Tags\.member\.\d+\.Key", key)
     }
     keys = {"aws:PrincipalAccount": account, **keys_of_tags(tags)}
-    if boundary := given.get("PermissionsBoundary"):
-        keys["iam:PermissionsBoundary"] = boundary
-    yield Request(f"iam:{call.action}", resource, keys)
+    boundary = given.get("PermissionsBoundary")
+    bounded = {"iam:PermissionsBoundary": boundary} if boundary else {}
+    yield Request(f"iam:{call.action}", resource, {**keys, **bounded})
     if call.action in _TAGGED and tags:
         yield Request(_TAGGED[call.action], resource, keys)
     if call.action == "AddRoleToInstanceProfile":

@@ -365,6 +365,8 @@ _NEVER = (
     "pricing:DescribeServices",
     "servicequotas:RequestServiceQuotaIncrease",
     "scheduler:UntagResource",
+    "s3:DeleteBucket",
+    "s3:PutObject",
     "ssm:PutParameter",
 )
 

@@ -166,8 +166,10 @@ class Ec2Call:
             name = created.get(kind, "")
             yield self._request("CreateTags", self._arn(kind, self.given.get(name, "*")), keys)
         yield from self._existing()
-        if self.action == "RunInstances" and (name := self.given.get("IamInstanceProfile.Name")):
-            profile = iam_backends[self.ec2.account_id]["aws"].instance_profiles.get(name)
+        if self.action == "RunInstances" and (
+            profile_name := self.given.get("IamInstanceProfile.Name")
+        ):
+            profile = iam_backends[self.ec2.account_id]["aws"].instance_profiles.get(profile_name)
             for role in profile.roles if profile else ():
                 yield pass_to_ec2(role.arn, self.ec2.account_id)
         if self.action == "RunInstances" and not any("SecurityGroup" in key for key in self.given):

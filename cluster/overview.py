@@ -19,6 +19,7 @@ from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, describe_inventories
 from infra.ec2.termination_schedule import with_guards
 from infra.errors import SprError
+from infra.iam.instance_profile import with_profiles
 from infra.plan.planner import is_connected, rank_instances
 from infra.spec import ClusterOptions
 
@@ -170,6 +171,7 @@ def list_clusters(
         try:
             found = describe_inventories(clients[region].ec2)
             found = with_guards(clients[region], found)
+            found = with_profiles(clients[region], found)
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
             errors[region] = error

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name
+from infra.s3_url import check_prefixes
 from infra.words import explain_invalid, parse_duration, render_duration
 
 DEFAULT_NAME = "spr"
@@ -149,6 +150,51 @@ class ClusterOptions(BaseModel):
         ),
     ] = False
     """See :mod:`infra.ec2.termination_schedule`."""
+    bucket: Annotated[
+        str | None,
+        Option(
+            "nodes may read and write this prefix, and nothing else in S3, through an IAM role that `down` "
+            "removes (needs `iam-policy --bucket`)",
+            "s3://BUCKET/PREFIX",
+            newer=True,
+            fixed=True,
+        ),
+    ] = None
+    read_from: Annotated[
+        tuple[str, ...],
+        Option(
+            "further prefixes that nodes may read: s3://A/x,s3://C",
+            "URLS",
+            parse=lambda text: tuple(url.strip() for url in text.split(",") if url.strip()),
+            write=lambda urls: " ".join(urls) or None,
+            read=lambda text: tuple(text.split()),
+            newer=True,
+            fixed=True,
+        ),
+    ] = ()
+    instance_profile: Annotated[
+        str | None,
+        Option(
+            "give nodes this existing instance profile, instead of a role made for --bucket",
+            "NAME",
+            "an instance profile's name",
+            newer=True,
+            fixed=True,
+        ),
+    ] = Field(default=None, pattern=r"^[A-Za-z0-9_+=,.@-]{1,128}$")
+    permissions_boundary: Annotated[
+        str | None,
+        Option(
+            "the permissions boundary of the role for --bucket, if your organization requires one",
+            "ARN",
+            "the ARN of a managed policy",
+            newer=True,
+            fixed=True,
+        ),
+    ] = Field(
+        default=None,
+        pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[A-Za-z0-9_+=,.@/-]{1,180}$",
+    )
     market: Annotated[
         Literal["on-demand", "spot", "spot-or-on-demand"],
         Option(
@@ -254,6 +300,24 @@ class ClusterOptions(BaseModel):
     def _jump(cls, jump: str | None) -> str | None:
         return jump and parse_jump(jump)
 
+    @field_validator("bucket")
+    @classmethod
+    def _bucket(cls, url: str | None) -> str | None:
+        return check_prefixes((url,), "--bucket")[0] if url else None
+
+    @field_validator("read_from")
+    @classmethod
+    def _read_from(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return check_prefixes(urls, "--read-from")
+
+    @model_validator(mode="after")
+    def _possible_role(self) -> ClusterOptions:
+        if self.permissions_boundary and not self.makes_role:
+            raise UsageError(
+                "--permissions-boundary: it is for the role of --bucket or --read-from"
+            )
+        return self
+
     @model_validator(mode="after")
     def _possible_disk(self) -> ClusterOptions:
         iops = self.volume_iops or _BASE_IOPS
@@ -269,6 +333,11 @@ class ClusterOptions(BaseModel):
                 hint=f"add --volume-iops {(self.volume_throughput or 0) * _IOPS_PER_MIB_S}",
             )
         return self
+
+    @property
+    def makes_role(self) -> bool:
+        """Whether `up` makes the nodes' role: see :mod:`infra.iam.instance_profile`."""
+        return bool(self.bucket or self.read_from) and self.instance_profile is None
 
     @property
     def disk(self) -> str:

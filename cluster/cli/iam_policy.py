@@ -11,11 +11,11 @@ from cluster.console.display import make_progress
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command
 from infra.aws.clients import connect
-from infra.aws.s3 import parse_s3_url
-from infra.errors import SprError
+from infra.errors import SprError, UsageError
 from infra.iam.dry_runs import judge
 from infra.iam.policy import build_policy, parse_key, parse_types, render_policy
 from infra.iam.simulation import Finding, State
+from infra.s3_url import S3Location, check_prefixes, parse_s3_url
 from infra.words import counted
 
 _EXAMPLES = """\
@@ -24,6 +24,7 @@ _EXAMPLES = """\
       --policy-document file://policy.json
   spr-cluster iam-policy --instance-type r7iz.metal-16xl,c7i.xlarge
   spr-cluster iam-policy --push-to s3://my-models/squad
+  spr-cluster iam-policy --bucket s3://my-results/team
   spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
 """
 _LIMITS = {
@@ -68,6 +69,18 @@ def add_parser(subparsers: SubParsers) -> None:
         "if their names begin with spr-cluster-",
     )
     parser.add_argument(
+        "--bucket",
+        metavar="s3://BUCKET/PREFIX",
+        help="also allow what `up --bucket` creates, and reading the results there. This permits creating "
+        "roles with any permissions, if their names begin with spr-cluster-; --permissions-boundary limits "
+        "them",
+    )
+    parser.add_argument(
+        "--permissions-boundary",
+        metavar="ARN",
+        help="with --bucket: only roles with this permissions boundary can be created",
+    )
+    parser.add_argument(
         "--check",
         action="store_true",
         help="print which of the policy's permissions these AWS credentials are missing; creates nothing; "
@@ -82,12 +95,20 @@ def run(args: argparse.Namespace) -> int:
         parse_types(args.instance_type),
         parse_key(args.kms_key),
         second_guard=args.second_guard,
+        bucket=_parse_bucket(args),
+        permissions_boundary=args.permissions_boundary,
     )
     if args.check:
         _check(args, policy)
     else:
         print(render_policy(policy))
     return 0
+
+
+def _parse_bucket(args: argparse.Namespace) -> S3Location | None:
+    if args.permissions_boundary and not args.bucket:
+        raise UsageError("--permissions-boundary: it is for the role of --bucket")
+    return parse_s3_url(check_prefixes((args.bucket,), "--bucket")[0]) if args.bucket else None
 
 
 def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:

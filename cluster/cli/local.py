@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from cluster.console.display import make_progress
 from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command, add_json_option
 from cluster.local_files import ClusterFiles, cluster_names
-from infra.local.cloud import LocalStatus, reset, status, stop
+from infra.aws.clients import connect
+from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.faults import clear_faults, put_faults, show_faults
+from infra.s3_url import parse_s3_url
 
 _EXAMPLES = """\
   spr-cluster local status
@@ -81,6 +85,16 @@ def add_parser(subparsers: SubParsers) -> None:
         help="keep the base image, which takes a minute or two to build",
     )
     add_json_option(reset, "the new status")
+    bucket = add_command(
+        actions,
+        "bucket",
+        "Create an S3 bucket in the embedded cloud, for `up --bucket`, and show how to use it.",
+        "  spr-cluster local bucket my-results\n",
+        "create an S3 bucket",
+        run_bucket,
+    )
+    bucket.add_argument("name", metavar="NAME", help="the bucket's name")
+    add_json_option(bucket, "the bucket's URL, its endpoint, and the credentials")
     faults = add_command(
         actions,
         "faults",
@@ -113,6 +127,21 @@ def run_reset(args: argparse.Namespace) -> int:
     for name in cluster_names(folder):
         ClusterFiles.of(name).remove()
     return run_status(args)
+
+
+def run_bucket(args: argparse.Namespace) -> int:
+    place = parse_s3_url(f"s3://{args.name}", "local bucket")
+    cloud = open_local_cloud("us-east-1", make_progress())
+    s3 = connect(cloud).s3
+    with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):
+        s3.create_bucket(Bucket=place.bucket)
+    key, secret = cloud.credentials or ("", "")
+    given = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+    given |= {"AWS_ENDPOINT_URL_S3": str(cloud.endpoint_url), "AWS_REGION": "us-east-1"}
+    lines = [str(place), "To use it with boto3 or the AWS CLI:"]
+    lines += [f"  export {name}={value}" for name, value in given.items()]
+    emit(args, "\n".join(lines), {"url": str(place), **given})
+    return 0
 
 
 def run_faults(args: argparse.Namespace) -> int:

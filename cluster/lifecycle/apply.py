@@ -31,6 +31,7 @@ from infra.errors import (
     SprError,
 )
 from infra.files import write_private
+from infra.iam.instance_profile import ClusterProfile
 from infra.instance_types import find_machine
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, mesh_digest
@@ -95,6 +96,7 @@ class PlanApplier:
             ActionKind.CREATE_PLACEMENT: self._create_placement,
             ActionKind.GUARD: self._guard,
             ActionKind.DELETE_GUARDS: self._remove_guard,
+            ActionKind.CREATE_PROFILE: self._create_profile,
             ActionKind.RUN_HEAD: self._run_head,
             ActionKind.RUN_NODES: self._run_nodes,
             ActionKind.PROMOTE: self.machines.promote,
@@ -227,6 +229,11 @@ class PlanApplier:
 
     def _remove_guard(self) -> None:
         self.machines.guard.remove()
+
+    def _create_profile(self) -> None:
+        ClusterProfile(self.ctx.clients, self.spec.name, self.ctx.clock).make(self.spec)
+        name = tags.profile_name(self.spec.name, self.ctx.cloud.region)
+        self._record_created("role and instance profile", name)
 
     def _record_created(self, what: str, resource: str) -> None:
         self.ctx.events.record("created", what, resources=[resource])

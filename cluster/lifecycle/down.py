@@ -17,6 +17,7 @@ from infra.ec2.key_pair import read_public
 from infra.ec2.termination_schedule import ClusterGuard, is_guarded, with_guard
 from infra.errors import DeadlineError, SprError
 from infra.files import read_text, write_private
+from infra.iam.instance_profile import ClusterProfile, has_profile, with_profile
 from infra.plan.actions import ActionKind, Plan
 from infra.plan.ownership import Generation
 from infra.plan.planner import plan_down
@@ -33,7 +34,7 @@ from infra.wait import (
 
 _LONGEST_PAUSE_S = 5.0
 # AWS deletes these by name, and a newer cluster's have the same names.
-_BY_NAME = {ActionKind.DELETE_PLACEMENTS, ActionKind.DELETE_GUARDS}
+_BY_NAME = {ActionKind.DELETE_PLACEMENTS, ActionKind.DELETE_GUARDS, ActionKind.DELETE_PROFILES}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def down(
     begun, clean, wanted = False, 0, 2 if ctx.files.exist else 1
     start = without_machines = ctx.clock.monotonic()
     rounds, reason = 0, ""
-    was_guarded = had_record = False
+    was_guarded = had_profile = had_record = False
     generation = Generation.of(approved, read_public(ctx.files.key)) if approved else None
     while clean < wanted:
         found = _search(ctx, name, again=clean > 0)
@@ -74,6 +75,9 @@ def down(
         # Removing the machines, which cost money, must not depend on access to the scheduler.
         if not found.instances and (was_guarded or not had_record):
             found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
+        had_profile |= has_profile(found)
+        if not found.instances and (had_profile or not had_record):
+            found = with_profile(ctx.clients, name, found, is_certain=had_profile)
         if found and generation is None:
             approve(found)
             generation = Generation.of(found, read_public(ctx.files.key))
@@ -267,6 +271,9 @@ def _remove_all(
             if action.kind is ActionKind.DELETE_GUARDS:
                 # If this fails, the group, which records the schedule, must stay.
                 ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
+                continue
+            if action.kind is ActionKind.DELETE_PROFILES:
+                ClusterProfile(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
                 continue
             try:
                 remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)

@@ -160,6 +160,9 @@ class Machines:
             ),
             labels={key: value for key, value in labels.items() if value},
             known=frozenset(instance.id for instance in self.all),
+            profile=tags.profile_name(self.spec.name, self.ctx.cloud.region)
+            if self.spec.makes_role
+            else "",
         )
 
     def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:

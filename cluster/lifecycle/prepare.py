@@ -20,6 +20,8 @@ from infra.ec2.purchase import Offer, list_offers
 from infra.ec2.routes import describe_vpc_cidrs, require_jump, require_ways
 from infra.ec2.termination_schedule import describe_cluster
 from infra.errors import SprError, UsageError
+from infra.iam.bucket_access import check_bucket
+from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
@@ -32,7 +34,10 @@ _MOST_INSTALLS = 32
 
 def observe(ctx: Context, cluster: str) -> Inventory:
     """Return what exists of a cluster, from its tags."""
-    return describe_cluster(ctx.clients, cluster, PLANNED_KINDS)
+    found = describe_cluster(ctx.clients, cluster, PLANNED_KINDS)
+    if not has_profile(found):
+        return found
+    return with_profile(ctx.clients, cluster, found, is_certain=True)
 
 
 def prepare(
@@ -71,6 +76,8 @@ def prepare(
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
     given = {**given, "caller": caller}
     spec = merge_options(cluster, cidrs, given, record, defaults)
+    if spec.bucket:
+        check_bucket(ctx.clients, spec.bucket, ctx.cloud, ctx.progress.note)
     check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
     _check_existing(ctx, spec, found, record)
     workers = [machine for machine in found.alive if machine.role != HEAD]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_iam import IAMClient
     from types_boto3_pricing import PricingClient
+    from types_boto3_s3 import S3Client
     from types_boto3_scheduler import EventBridgeSchedulerClient
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
@@ -99,6 +100,13 @@ class Clients:
     @cached_property
     def iam(self) -> IAMClient:
         return cast("IAMClient", self._client("iam"))
+
+    @cached_property
+    def s3(self) -> S3Client:
+        """The S3 of this cloud, unlike :func:`infra.aws.s3.connect_s3`, which is always AWS's."""
+        # On the embedded cloud, no name server knows a bucket's own host name.
+        style = Config(s3={"addressing_style": "path" if self._url else "auto"})
+        return cast("S3Client", self._client("s3", self._config.merge(style)))
 
     @cached_property
     def scheduler(self) -> EventBridgeSchedulerClient:

@@ -6,9 +6,7 @@ determine ACLs and encryption.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,43 +17,10 @@ from botocore.config import Config
 from infra.aws.clients import DENIED, error_code, translate_boto_error
 from infra.aws.cloud import open_session
 from infra.errors import CloudError, SprError, UsageError
+from infra.s3_url import S3Location
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
-
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_EXPECTED = "expected s3://BUCKET or s3://BUCKET/PREFIX"
-_LONGEST_KEY = 1024
-
-
-@dataclass(frozen=True)
-class S3Location:
-    """A bucket and a key prefix without leading or trailing ``/``."""
-
-    bucket: str
-    prefix: str
-
-    def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
-
-    def below(self, name: str) -> S3Location:
-        """Return a location inside this one."""
-        return S3Location(self.bucket, f"{self.prefix}/{name}".strip("/"))
-
-
-def parse_s3_url(url: str) -> S3Location:
-    """Parse ``s3://bucket/prefix``. Raises :class:`UsageError` for anything else."""
-    scheme, found, rest = url.partition("://")
-    bucket, _, prefix = rest.partition("/")
-    if scheme != "s3" or not found or not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"--push-to {url}: {_EXPECTED}")
-    parts = prefix.strip("/").split("/") if prefix.strip("/") else []
-    if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
-        raise UsageError(f"--push-to {url}: {_EXPECTED}, without empty parts, `.`, or `..`")
-    if len(prefix.encode("utf-8", "replace")) > _LONGEST_KEY - 256:
-        raise UsageError(f"--push-to: the prefix is longer than {_LONGEST_KEY - 256} bytes")
-    return S3Location(bucket, "/".join(parts))
 
 
 def connect_s3() -> S3Client:

@@ -62,6 +62,8 @@ class Inventory:
     snapshots: tuple[Resource, ...] = ()
     guards: tuple[SecondGuard, ...] = ()
     """Added by :mod:`infra.ec2.termination_schedule`, because they are not EC2 resources."""
+    instance_profiles: tuple[Resource, ...] = ()
+    """Added by :mod:`infra.iam.instance_profile`; in state ``ready`` or, without its role, ``""``."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

@@ -162,6 +162,8 @@ class Purchase:
     user_data: Callable[[Offer], str]
     labels: Mapping[str, str]
     known: frozenset[str]
+    profile: str = ""
+    """The instance profile made for this cluster."""
 
 
 def buy(
@@ -221,7 +223,7 @@ def _run_instances(
     for number in range(_TOKENS_PER_OFFER):
         token = client_token(request, purchase.known, number)
         try:
-            answer = _send(buyer, {**request, "ClientToken": token}, clock)
+            answer = _send(buyer, {**request, "ClientToken": token}, clock, purchase.profile)
         except ClientError as error:
             if error_code(error) not in _SPENT:
                 raise
@@ -235,12 +237,19 @@ def _run_instances(
     )
 
 
-def _send(buyer: EC2Client, request: dict[str, Any], clock: Clock | None) -> Any:
+def _send(
+    buyer: EC2Client, request: dict[str, Any], clock: Clock | None, new_profile: str = ""
+) -> Any:
     """Send a request and retry while EC2 is busy; the token prevents double purchases."""
     return retry(
         lambda: buyer.run_instances(**request),
-        # A group, key, or image created seconds ago may not be visible everywhere yet.
-        lambda error: is_invisible(error) or is_passing(error),
+        # A group, key, image, or profile created seconds ago may not be visible everywhere yet:
+        # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot_iam-ec2.html
+        lambda error: (
+            is_invisible(error)
+            or is_passing(error)
+            or (bool(new_profile) and "IAM Instance Profile" in str(error))
+        ),
         deadline_s=CONSISTENCY_DEADLINE_S,
         clock=clock,
     )
@@ -280,6 +289,8 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": tags.tag_specifications(kinds, labels),
     }
+    if profile := spec.instance_profile or (purchase.profile if spec.makes_role else ""):
+        request["IamInstanceProfile"] = {"Name": profile}
     if offer.in_group:
         request["Placement"] = {"GroupName": tags.resource_name(spec.name)}
     if offer.market == SPOT:

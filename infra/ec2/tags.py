@@ -35,6 +35,14 @@ MESH = "spr-cluster:mesh"
 """On the head: the digest of the nodes in the current mesh."""
 
 
+def profile_name(cluster: str, region: str) -> str:
+    """Return the name of the nodes' role and instance profile, of at most 62 of 64 characters.
+
+    IAM is global but clusters are regional; the suffix tells it from the second guard's role.
+    """
+    return f"{resource_name(cluster)}-{region}-s3"
+
+
 def resource_name(cluster: str) -> str:
     """Return the EC2 name of a cluster's key pair, security group, and placement group."""
     return f"spr-cluster-{cluster}"

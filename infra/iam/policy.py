@@ -13,11 +13,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from infra.aws.s3 import S3Location
 from infra.ec2 import tags
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
+from infra.iam.instance_profile import allow_prefix
 from infra.instance_types import BAKERS, INSTANCE_TYPES
+from infra.s3_url import S3Location
 
 DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.amx or t.name in BAKERS)
 _TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
@@ -144,6 +145,17 @@ _ROLES = ("iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:PutRoleP
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
 _PASS = ("iam:PassRole",)
 
+# Only with --bucket. https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
+_LOOK_FOR_PROFILES = ("iam:ListInstanceProfiles",)
+_MAKE_PROFILES = ("iam:CreateInstanceProfile", "iam:TagInstanceProfile")
+_PROFILES = (
+    "iam:AddRoleToInstanceProfile",
+    "iam:DeleteInstanceProfile",
+    "iam:GetInstanceProfile",
+    "iam:RemoveRoleFromInstanceProfile",
+)
+_NODE_ROLES = ("iam:DeleteRole", "iam:DeleteRolePolicy", "iam:PutRolePolicy")
+
 
 def build_policy(
     push_to: S3Location | None = None,
@@ -151,11 +163,13 @@ def build_policy(
     kms_key: str | None = None,
     *,
     second_guard: bool = False,
+    bucket: S3Location | None = None,
+    permissions_boundary: str | None = None,
 ) -> dict[str, Any]:
     """Return the policy as a JSON document.
 
     ``push_to`` adds uploads to S3, ``kms_key`` adds a customer-managed key for disks, and
-    ``second_guard`` adds the resources of ``up --second-guard``.
+    ``second_guard`` adds the resources of ``up --second-guard``, and ``bucket`` those of ``up --bucket``.
     """
     tagged = {f"aws:RequestTag/{tags.CLUSTER}": "false"}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -200,6 +214,7 @@ def build_policy(
             *(_use_key(kms_key) if kms_key else []),
             *([_push(push_to)] if push_to else []),
             *(_guard({"Null": tagged}) if second_guard else []),
+            *(_bucket(bucket, tagged, permissions_boundary) if bucket else []),
         ],
     }
 
@@ -236,6 +251,30 @@ def _guard(tagged: Any) -> list[dict[str, Any]]:
         _allow("MakeGuardRoles", _MAKE_ROLES, roles, tagged),
         _allow("GuardRoles", _ROLES, roles),
         _allow("PassGuardRole", _PASS, roles, to_scheduler),
+    ]
+
+
+def _bucket(
+    place: S3Location, tagged: dict[str, str], boundary: str | None
+) -> list[dict[str, Any]]:
+    """Allow the nodes' roles and profiles, by name, and reading the results."""
+    named = f"{tags.resource_name('*')}-s3"
+    roles, profiles = f"arn:*:iam::*:role/{named}", f"arn:*:iam::*:instance-profile/{named}"
+    to_ec2 = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+    bounded: dict[str, Any] = {"Null": tagged}
+    if boundary:
+        bounded["StringEquals"] = {"iam:PermissionsBoundary": boundary}
+    read, listing = allow_prefix(place, ("s3:GetObject",))
+    return [
+        _allow("LookForProfiles", _LOOK_FOR_PROFILES, "*"),
+        _allow("MakeProfiles", _MAKE_PROFILES, profiles, {"Null": tagged}),
+        _allow("Profiles", _PROFILES, profiles),
+        _allow("MakeNodeRoles", ("iam:CreateRole",), roles, bounded),
+        _allow("TagNodeRoles", ("iam:TagRole",), roles, {"Null": tagged}),
+        _allow("NodeRoles", _NODE_ROLES, roles),
+        _allow("PassNodeRole", _PASS, roles, to_ec2),
+        {"Sid": "ReadResults", **read},
+        {"Sid": "ListResults", **listing},
     ]
 
 

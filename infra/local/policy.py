@@ -33,8 +33,10 @@ _KEYS = (
     "ec2:Region",
     "iam:AWSServiceName",
     "iam:PassedToService",
+    "iam:PermissionsBoundary",
     "kms:GrantIsForAWSResource",
     "kms:ViaService",
+    "s3:prefix",
 )
 Context = dict[str, str | tuple[str, ...]]
 _VARIABLE = re.compile(r"\$\{([^}]+)\}")

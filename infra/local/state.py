@@ -25,7 +25,7 @@ RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # The server's own status page, next to EC2's API.
 STATUS_PATH = "/spr-cluster/status"
 # A snapshot pickles moto's objects and ours, so only the same release of both may load it.
-_FORMAT = 3
+_FORMAT = 4
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -58,6 +58,8 @@ class StateFolder:
     pip_conf = _FolderPath("pip.conf")
     # One folder with a whole disk per AMI created here.
     images = _FolderPath("images")
+    # The objects of S3, one folder per bucket.
+    buckets = _FolderPath("s3")
 
     @property
     def key(self) -> str:

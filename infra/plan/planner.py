@@ -236,6 +236,10 @@ def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Actio
         actions.append(Action(kind.IMPORT_KEY, "a new ed25519 key for this cluster"))
     if spec.placement_group and spec.nodes > len(keep) and not found.placement_groups:
         actions.append(Action(kind.CREATE_PLACEMENT, "places machines close together"))
+    if spec.makes_role and not any(each.state == "ready" for each in found.instance_profiles):
+        places = [f"read and write {spec.bucket}"] if spec.bucket else []
+        places += [f"read {url}" for url in spec.read_from]
+        actions.append(Action(kind.CREATE_PROFILE, f"nodes may {', '.join(places)}"))
     guarded = {id_ for guard in found.guards for id_ in guard.machines}
     bare = tuple(node.id for node in keep if node.id not in guarded)
     if spec.second_guard and (bare or spec.nodes > len(keep)):
@@ -329,6 +333,7 @@ _REMOVALS = (
     (ActionKind.DELETE_TEMPLATES, "launch_templates"),
     (ActionKind.DELETE_PLACEMENTS, "placement_groups"),
     (ActionKind.DELETE_GUARDS, "guards"),
+    (ActionKind.DELETE_PROFILES, "instance_profiles"),
     (ActionKind.DELETE_GROUPS, "security_groups"),
     (ActionKind.DELETE_KEYS, "key_pairs"),
 )
@@ -340,6 +345,7 @@ _AFTER_MACHINES = (
     "addresses",
     "placement_groups",
     "guards",
+    "instance_profiles",
     "security_groups",
 )
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.aws.s3 import S3Location, push_folder
+from infra.aws.s3 import push_folder
 from infra.errors import JobError
+from infra.s3_url import S3Location
 from infra.wait import Progress
 from infra.words import counted
 

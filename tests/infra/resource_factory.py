@@ -111,5 +111,5 @@ class ResourceFactory:
 KINDS: dict[str, Callable[[ResourceFactory], str]] = {
     name: getattr(ResourceFactory, name)
     for name in Inventory.__dataclass_fields__
-    if name != "guards"
+    if name not in ("guards", "instance_profiles")
 }

@@ -22,9 +22,11 @@ from werkzeug.test import run_wsgi_app
 
 from infra.ec2.images import RELEASES, ubuntu_parameter
 from infra.local.api.accounts import ACCOUNT, Accounts, account_of, place_of
+from infra.local.api.bucket_server import BucketServer
 from infra.local.api.capacity import show_quotas
 from infra.local.api.ec2 import LocalEC2Backend, hide_invented_addresses
 from infra.local.api.interceptors import Interceptor
+from infra.local.api.node_services import NodeServices
 from infra.local.api.prices import answer_get_products
 from infra.local.api.requests import ApiCall, Reply, error_reply, read_call
 from infra.local.api.runtime import Runtime, ServerClock
@@ -69,6 +71,8 @@ class Application:
         self._credentials = folder.credentials()
         self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, self._credentials)
         self._accounts = Accounts(self.runtime.faults, self._credentials)
+        self.buckets = BucketServer(folder, self.runtime.faults)
+        self._nodes = NodeServices(self.buckets)
         self._folder = folder
         self._saving = saving
 
@@ -124,6 +128,8 @@ class Application:
                 for account, schedules in self._schedules.items()
             ]
             changed += [backend.reconcile() for backend in self._backends().values()]
+            if self._saving:
+                self._nodes.follow(list(self._backends().values()))
         except Exception:
             logging.exception("reconciling with the nodes")
         else:
@@ -132,6 +138,8 @@ class Application:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
+        if "/s3/aws4_request" in environ.get("HTTP_AUTHORIZATION", ""):
+            return self.buckets(environ, start_response)
         with self.lock:
             if path == STATUS_PATH:
                 answer = self._answer_status(environ)

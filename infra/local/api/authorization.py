@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
+from moto.iam.models import iam_backends
+
 from infra.local.api.requests import ApiCall
 from infra.local.policy import Context, Request, keys_of_tags
 
@@ -164,6 +166,12 @@ class Ec2Call:
             name = created.get(kind, "")
             yield self._request("CreateTags", self._arn(kind, self.given.get(name, "*")), keys)
         yield from self._existing()
+        if self.action == "RunInstances" and (
+            profile_name := self.given.get("IamInstanceProfile.Name")
+        ):
+            profile = iam_backends[self.ec2.account_id]["aws"].instance_profiles.get(profile_name)
+            for role in profile.roles if profile else ():
+                yield pass_to_ec2(role.arn, self.ec2.account_id)
         if self.action == "RunInstances" and not any("SecurityGroup" in key for key in self.given):
             # EC2 uses the VPC's default group, which has no tags.
             yield self._request(self.action, self._arn("security-group", "sg-default"), {})
@@ -238,16 +246,41 @@ class Ec2Call:
 
 def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Iterator[Request]:
     """Yield the requests that IAM authorizes for a call with these parameters."""
+    iam = iam_backends[account]["aws"]
     role = f"arn:aws:iam::{account}:role/{given['RoleName']}" if "RoleName" in given else "*"
+    if "RoleName" in given:
+        known = next((r for r in iam.roles.values() if r.name == given["RoleName"]), None)
+        path = known.path if known else given.get("Path", "/")
+        role = f"arn:aws:iam::{account}:role{path}{given['RoleName']}"
+    resource = role
+    if call.action == "ListInstanceProfiles":
+        resource = f"arn:aws:iam::{account}:instance-profile{given.get('PathPrefix', '/')}"
+    elif name := given.get("InstanceProfileName"):
+        profile = iam.instance_profiles.get(name)
+        where = profile.path if profile else given.get("Path", "/")
+        resource = f"arn:aws:iam::{account}:instance-profile{where}{name}"
     tags = {
         value: given.get(f"{key.removesuffix('Key')}Value", "")
         for key, value in given.items()
         if re.fullmatch(r"Tags\.member\.\d+\.Key", key)
     }
     keys = {"aws:PrincipalAccount": account, **keys_of_tags(tags)}
-    yield Request(f"iam:{call.action}", role, keys)
-    if call.action == "CreateRole" and tags:
-        yield Request("iam:TagRole", role, keys)
+    boundary = given.get("PermissionsBoundary")
+    bounded = {"iam:PermissionsBoundary": boundary} if boundary else {}
+    yield Request(f"iam:{call.action}", resource, {**keys, **bounded})
+    if call.action in _TAGGED and tags:
+        yield Request(_TAGGED[call.action], resource, keys)
+    if call.action == "AddRoleToInstanceProfile":
+        yield pass_to_ec2(role, account)
+
+
+_TAGGED = {"CreateRole": "iam:TagRole", "CreateInstanceProfile": "iam:TagInstanceProfile"}
+
+
+def pass_to_ec2(role: str, account: str) -> Request:
+    """Return the request that passes a role to EC2."""
+    keys: Context = {"aws:PrincipalAccount": account, "iam:PassedToService": "ec2.amazonaws.com"}
+    return Request("iam:PassRole", role, keys)
 
 
 def scheduler_requests(call: ApiCall, account: str) -> Iterator[Request]:

@@ -165,6 +165,9 @@ class LocalEC2Backend(EC2Backend):
     ) -> Any:
         return self.launches.run(image_id, count, user_data, security_group_names, arguments)
 
+    def associate_iam_instance_profile(self, *_: Any, **__: Any) -> None:
+        """Do nothing: :class:`.Launches` knows all instances' profiles; moto would only note the first's."""
+
     def start_instances(self, instance_ids: list[str]) -> Any:
         return self.instances.start(instance_ids)
 

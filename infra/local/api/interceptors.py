@@ -15,7 +15,7 @@ from calendar import timegm
 from dataclasses import asdict, replace
 from typing import Any
 
-from botocore.auth import SIGV4_TIMESTAMP, SigV4Auth
+from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -62,7 +62,12 @@ def refuse_stranger(
     return None
 
 
-def _is_signed(environ: dict[str, Any], body: bytes, credentials: tuple[str, str]) -> bool:
+def _is_signed(
+    environ: dict[str, Any],
+    body: bytes,
+    credentials: tuple[str, str],
+    method: type[SigV4Auth] = SigV4Auth,
+) -> bool:
     found = _AUTHORIZATION.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
     if not found or found["key"] != credentials[0] or "HTTP_X_AMZ_DATE" not in environ:
         return False
@@ -75,9 +80,20 @@ def _is_signed(environ: dict[str, Any], body: bytes, credentials: tuple[str, str
         headers={key: value for key, value in EnvironHeaders(environ) if key.lower() in signed},
     )
     request.context["timestamp"] = environ["HTTP_X_AMZ_DATE"]
-    auth = SigV4Auth(Credentials(*credentials), found["service"], found["region"])
+    auth = method(Credentials(*credentials), found["service"], found["region"])
     text = auth.string_to_sign(request, auth.canonical_request(request))
     return hmac.compare_digest(auth.signature(text, request), found["signature"])
+
+
+def is_signed_s3(environ: dict[str, Any], credentials: tuple[str, str]) -> bool:
+    """Return whether a request to S3 is signed with these credentials, within the last minutes."""
+    stamp = environ.get("HTTP_X_AMZ_DATE", "")
+    try:
+        sent = timegm(time.strptime(stamp, SIGV4_TIMESTAMP))
+    except ValueError:
+        return False
+    is_recent = abs(time.time() - sent) <= _MOST_OFF_S
+    return is_recent and _is_signed(environ, b"", credentials, S3SigV4Auth)
 
 
 _USER = "spr-cluster"

@@ -291,6 +291,8 @@ class Launches:
         for instance in reservation.instances:
             if _is_spot(arguments):
                 self._spot_requests.add(instance, self._request.spot, tags)
+            if profile := arguments.get("iam_instance_profile_name"):
+                self._lifecycle.profiles[instance.id] = profile
             self._lifecycle.begin(instance)
 
 

@@ -55,6 +55,8 @@ class InstanceLifecycle:
         self.fates: dict[str, MachineRule] = {}
         self.impaired: set[str] = set()
         self.terminated_at: dict[str, float] = {}
+        self.profiles: dict[str, str] = {}
+        """The instance profile of each instance that has one."""
         self.cpus: dict[str, tuple[int, ...]] = {}
         """The CPUs of each instance that has a container."""
         self.pids: dict[str, int] = {}
@@ -108,7 +110,7 @@ class InstanceLifecycle:
 
     def forget(self, instance_id: str) -> None:
         """Delete all data about an instance."""
-        for known in (self.fates, self.terminated_at, self.cpus):
+        for known in (self.fates, self.terminated_at, self.cpus, self.profiles):
             known.pop(instance_id, None)
 
     def pass_time(self) -> bool:

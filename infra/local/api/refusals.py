@@ -13,6 +13,7 @@ from typing import Any
 from moto.core.utils import get_service_model
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
+from moto.iam.models import iam_backends
 
 
 def require_found(known: Container[str], ids: Iterable[str], code: str, kind: str) -> None:
@@ -216,3 +217,21 @@ def require_known_filters(action: str, names: Iterable[str]) -> None:
     shape: Any = get_service_model("ec2").operation_model(action).input_shape
     for name in unknown_filters(shape, names):
         raise EC2ClientError("InvalidParameterValue", f"The filter '{name}' is invalid")
+
+
+def require_profile(ec2: Any, name: str) -> None:
+    """Refuse an instance profile that does not exist, has no role, or is too new for EC2 to see."""
+    profile = iam_backends[ec2.account_id]["aws"].instance_profiles.get(name)
+    now = ec2.runtime.now()
+    # moto's creation time comes from this machine's clock, which tests replace.
+    since = vars(profile).setdefault("spr_first_used", now) if profile else now
+    if (
+        profile is None
+        or not profile.roles
+        or now < since + ec2.runtime.faults.now.role_visibility_s
+    ):
+        raise EC2ClientError(
+            "InvalidParameterValue",
+            f"Value ({name}) for parameter iamInstanceProfile.name is invalid. "
+            "Invalid IAM Instance Profile name",
+        )

@@ -20,6 +20,7 @@ from moto.ec2.responses import EC2Response
 from infra.local.api import prices, refusals
 from infra.local.api.launches import LaunchRequest
 from infra.local.api.network import render_acl, render_route_table
+from infra.local.api.refusals import require_profile
 
 
 @functools.cache
@@ -89,6 +90,8 @@ class LocalEC2Response(EC2Response):
 
     def run_instances(self) -> Any:
         request = LaunchRequest.of(self._get_param, self.querystring)
+        if name := self._get_param("IamInstanceProfile.Name"):
+            require_profile(self.ec2_backend, name)
         with self.ec2_backend.launches.requested(request):
             return super().run_instances()
 

@@ -166,16 +166,19 @@ class Schedules:
     def state(self) -> Any:
         """Return the state to save."""
         regions = dict(self._regions)
-        return (regions, iam_backends[self._account]["aws"].roles) if regions else ({}, {})
+        iam = iam_backends[self._account]["aws"]
+        return regions, iam.roles, iam.instance_profiles
 
     def restore(self, state: Any) -> None:
         """Continue from a saved state."""
-        regions, roles = state
+        regions, roles, profiles = state
         for region, scheduler in regions.items():
             scheduler.runtime.attach(self._runtime)
             self._regions[region] = scheduler
         if roles:
             iam_backends[self._account]["aws"].roles.update(roles)
+        if profiles:
+            iam_backends[self._account]["aws"].instance_profiles.update(profiles)
 
     def pass_time(self, ec2_regions: Mapping[str, Any]) -> bool:
         """Execute due schedules in these regions; return whether there were any."""

@@ -1,4 +1,4 @@
-"""The embedded cloud's background process: moto's EC2, SSM, and STS on a loopback port.
+"""The embedded cloud's background process: moto's EC2, SSM, and STS, and S3, on a loopback port.
 
 `python -m infra.local.api.server FOLDER REGION BASE_IMAGE DESCRIPTION` loads the saved state, starts its
 nodes, opens a port on 127.0.0.1, and returns while a child process continues as the server.

@@ -253,6 +253,9 @@ class Podman:
         except (OSError, subprocess.SubprocessError) as error:
             reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
             raise CloudError(f"can't copy the disk: {reason}", code="InternalError") from None
+        # It names a socket of this embedded cloud; the server writes it on each node.
+        for home in ("root", "home/ubuntu"):
+            (target / home / ".aws/config").unlink(missing_ok=True)
         # cp skips mounted folders, but not mounted files.
         for mount in inspected["Mounts"]:
             outside = target / mount["Destination"].lstrip("/")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from cluster.console.display import make_progress
 from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command
-from infra.aws.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
+from infra.aws.s3 import check_s3_location, connect_s3
 from infra.errors import JobError, SprError, UsageError
+from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Progress
 from jobs.cli.shared.chosen_job import (
     add_job_options,

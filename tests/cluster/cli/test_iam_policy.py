@@ -17,15 +17,18 @@ from typing import Any
 
 import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
+from moto.iam.models import iam_backends
 
-from infra.aws.s3 import parse_s3_url
 from infra.ec2 import tags
 from infra.ec2.termination_schedule import ClusterGuard
+from infra.iam.instance_profile import ClusterProfile
 from infra.iam.policy import OPTIONAL, build_policy, render_policy
 from infra.instance_types import BAKERS
 from infra.local.api.spot_requests import SpotRequest
 from infra.local.faults import ActiveFaults
 from infra.local.policy import Policy, Request
+from infra.s3_url import parse_s3_url
+from infra.spec import build_spec
 from tests.harness.command_line import CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 
@@ -48,10 +51,13 @@ _INFORMATIVE = {
     "servicequotas:GetServiceQuota": "you have unknown (no permission to read it)",
 }
 _KEY = "arn:aws:kms:us-east-1:123456789012:key/0123"
+_BOUNDARY = "arn:aws:iam::123456789012:policy/boundary"
 _TYPES = ("r7iz.metal-16xl", "m7i.metal-24xl", "c7i.xlarge", "m7i.xlarge")
 # `list`, `gc`, and `down` without a record look for guards. A denial of that counts as none, and the
 # default policy denies it: only the policy with guards can make or remove one, or tell whose it is.
 _LOOKS_FOR_GUARDS = {"scheduler:ListScheduleGroups", "scheduler:ListSchedules"}
+# The same for the nodes' roles.
+_LOOKS_FOR_ROLES = {"iam:ListInstanceProfiles", "iam:GetInstanceProfile"}
 # Disks are encrypted with the account's own key, and nobody has bought on spot before.
 _ACCOUNT = f"[ebs]\nkms_key = '{_KEY}'\n[spot]\nservice_linked_role = false\n"
 
@@ -189,7 +195,8 @@ def test_a_clusters_lifecycle_needs_this_policy_and_no_more(
         assert result.code == 0, result.err
 
     assert line.cloud.left() == []
-    tolerated = [request for request in asked.values() if request.action in _LOOKS_FOR_GUARDS]
+    looks = _LOOKS_FOR_GUARDS | _LOOKS_FOR_ROLES
+    tolerated = [request for request in asked.values() if request.action in looks]
     assert tolerated
     needed = [request for request in asked.values() if request not in tolerated]
     assert_no_more(policy, policy["Statement"], needed, at_least=150)
@@ -207,7 +214,48 @@ def test_a_life_with_the_second_guard_needs_these_statements_and_no_more(
 
     assert line.cloud.left() == []
     added = [each for each in policy["Statement"] if each not in default["Statement"]]
-    assert_no_more(policy, added, asked.values(), at_least=50)
+    needed = [request for request in asked.values() if request.action not in _LOOKS_FOR_ROLES]
+    assert_no_more(policy, added, needed, at_least=50)
+
+
+def live_with_bucket(line: CommandLine) -> Iterator[CommandResult]:
+    """A life with a role of the nodes, which ends with one that has been left over."""
+    boundary = ("--permissions-boundary", _BOUNDARY)
+    yield line.run("up", "--nodes", "1", "--bucket", "s3://team-b/results", *boundary, "--yes")
+    yield line.run("up", "--nodes", "2", "--yes")
+    yield line.run("list")
+    yield line.run("down", "--yes")
+    options = {"bucket": "s3://team-b/results", "permissions_boundary": _BOUNDARY}
+    spec = build_spec(name="forgotten", ssh_cidrs=("192.0.2.1/32",), **options)
+    ClusterProfile(line.cloud.fake.clients, "forgotten", line.cloud.clock).make(spec)
+    yield line.run("gc", "--yes")
+
+
+def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
+    line: CommandLine, tmp_path: Path, asked: dict[str, Request]
+) -> None:
+    place = parse_s3_url("s3://team-b/results")
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    asked.clear()
+    default = build_policy(instance_types=_TYPES)
+    policy = build_policy(instance_types=_TYPES, bucket=place, permissions_boundary=_BOUNDARY)
+    allow(line, tmp_path, policy)
+
+    for result in live_with_bucket(line):
+        assert result.code == 0, result.err
+
+    assert line.cloud.left() == []
+    iam = iam_backends["123456789012"]["aws"]
+    assert not iam.instance_profiles
+    assert not iam.roles
+    added = [each for each in policy["Statement"] if each not in default["Statement"]]
+    results = [
+        Request("s3:GetObject", "arn:aws:s3:::team-b/results/job/log", {}),
+        Request("s3:ListBucket", "arn:aws:s3:::team-b", {"s3:prefix": "results/job/"}),
+    ]
+    ignored = {"s3:ListBucket", *_LOOKS_FOR_GUARDS}
+    rights = [request for request in asked.values() if request.action not in ignored]
+    assert_no_more(policy, added, [*rights, *results], at_least=50)
 
 
 def assert_no_more(
@@ -280,6 +328,8 @@ _WRONG: dict[str, str | None] = {
     "ec2:MetadataHttpTokens": "optional",
     "ec2:Owner": "111122223333",
     "iam:AWSServiceName": "ecs.amazonaws.com",
+    "iam:PermissionsBoundary": None,
+    "s3:prefix": "results-of-others/",
     "iam:PassedToService": "lambda.amazonaws.com",
     "kms:GrantIsForAWSResource": "false",
     "kms:ViaService": "s3.us-east-1.amazonaws.com",
@@ -291,6 +341,10 @@ _ELSEWHERE = {
     "parameter/aws/service/canonical/": "parameter/secrets/",
     "/default-ec2-instance-management-role": "/activation-tier",
     "role/aws-service-role/spot.amazonaws.com/": "role/aws-service-role/ecs.amazonaws.com/",
+    "instance-profile/spr-cluster-": "instance-profile/theirs-",
+    "us-east-1-s3": "us-east-1-admin",
+    "team-b/results/": "team-b/others/",
+    ":::team-b": ":::team-c",
     "role/spr-cluster-": "role/theirs-",
     "schedule-group/spr-cluster-": "schedule-group/theirs-",
     "schedule/spr-cluster-": "schedule/theirs-",
@@ -311,6 +365,8 @@ _NEVER = (
     "pricing:DescribeServices",
     "servicequotas:RequestServiceQuotaIncrease",
     "scheduler:UntagResource",
+    "s3:DeleteBucket",
+    "s3:PutObject",
     "ssm:PutParameter",
 )
 

@@ -10,9 +10,10 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from moto import mock_aws
 
-from infra.aws.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url, push_folder
+from infra.aws.s3 import check_s3_location, connect_s3, push_folder
 from infra.errors import CloudError, JobError, UsageError
 from infra.iam.policy import build_policy
+from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Silent
 from jobs.train.push import files_to_push, push_results
 

@@ -65,6 +65,10 @@ any_wishes = st.fixed_dictionaries(
         "private": st.booleans(),
         "jump": st.none() | st.sampled_from(["eice", "ssm", "me@jump.example.com:2222"]),
         "subnet_id": st.none() | st.from_regex(r"subnet-[0-9a-f]{17}", fullmatch=True),
+        "bucket": st.sampled_from(["s3://team-b", "s3://team-b/results"]),
+        "read_from": st.sampled_from([(), ("s3://data",), ("s3://data/x", "s3://more/y=1")]),
+        "instance_profile": st.none() | st.just("nodes@team"),
+        "permissions_boundary": st.none(),
     }
 ).map(
     lambda w: {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra.aws.s3 import S3Location
 from infra.errors import CloudError
+from infra.s3_url import S3Location
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import listed

@@ -1,0 +1,198 @@
+"""The nodes' role and instance profile for `up --bucket`: they may use these S3 prefixes, and nothing else.
+
+The profile is created first and deleted last, so that it shows that a role may exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry
+from infra.ec2 import tags
+from infra.ec2.inventory import Inventory, Resource
+from infra.s3_url import S3Location, parse_s3_url
+from infra.spec import ClusterSpec
+from infra.wait import CONSISTENCY_DEADLINE_S, Clock
+
+T = TypeVar("T")
+
+_POLICY = "bucket"
+_EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
+_RECORDED = ("spr-cluster:bucket", "spr-cluster:read-from")
+_WRITE = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
+
+
+class ClusterProfile:
+    """The role and the instance profile of one cluster in the clients' region, with the same name."""
+
+    def __init__(self, clients: Clients, cluster: str, clock: Clock | None = None) -> None:
+        self._iam, self._cluster, self._clock = clients.iam, cluster, clock
+        self._clients = clients
+        self._name = tags.profile_name(cluster, clients.ec2.meta.region_name)
+
+    def find(self) -> tuple[Resource, ...]:
+        """Return the profile; empty if it does not exist, or has the name but not the cluster's tag."""
+        found = _unless(
+            _MISSING, lambda: self._iam.get_instance_profile(InstanceProfileName=self._name)
+        )
+        if not found:
+            return ()
+        profile: Any = found["InstanceProfile"]
+        labels = tags.from_aws(profile.get("Tags"))
+        if labels.get(tags.CLUSTER) != self._cluster:
+            return ()
+        return (Resource(self._name, labels, "ready" if profile["Roles"] else ""),)
+
+    def make(self, spec: ClusterSpec) -> None:
+        """Create the profile and its role, or what is missing of them. The role gets its rights first."""
+        iam, profile, role = (
+            self._iam,
+            {"InstanceProfileName": self._name},
+            {"RoleName": self._name},
+        )
+        labels: Any = [
+            {"Key": key, "Value": value}
+            for key, value in tags.resource_tags(self._cluster, "s3").items()
+        ]
+        request: dict[str, Any] = {
+            **role,
+            "AssumeRolePolicyDocument": json.dumps(_TRUST),
+            "Description": f"Lets the nodes of cluster {self._cluster} use its S3 prefixes",
+            "Tags": labels,
+        }
+        if spec.permissions_boundary:
+            request["PermissionsBoundary"] = spec.permissions_boundary
+        document = json.dumps(role_policy(spec, self._clients.caller.arn.split(":")[1]))
+        _unless(_EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
+        _unless(_EXISTS, lambda: iam.create_role(**request))
+        self._settled(
+            lambda: iam.put_role_policy(**role, PolicyName=_POLICY, PolicyDocument=document)
+        )
+        # A profile holds one role, and this one can only be ours.
+        self._settled(
+            lambda: _unless(
+                "LimitExceeded", lambda: iam.add_role_to_instance_profile(**profile, **role)
+            )
+        )
+
+    def _settled(self, call: Callable[[], object]) -> None:
+        """Repeat a call while IAM does not see what was created seconds ago."""
+
+        def is_early(error: Exception) -> bool:
+            missing = isinstance(error, ClientError) and error_code(error) == _MISSING
+            return missing or is_passing(error)
+
+        retry(call, is_early, deadline_s=CONSISTENCY_DEADLINE_S, clock=self._clock)
+
+    def remove(self) -> None:
+        """Delete the role, then the profile."""
+        iam, profile, role = (
+            self._iam,
+            {"InstanceProfileName": self._name},
+            {"RoleName": self._name},
+        )
+        for call in (
+            lambda: iam.remove_role_from_instance_profile(**profile, **role),
+            lambda: iam.delete_role_policy(**role, PolicyName=_POLICY),
+            lambda: iam.delete_role(**role),
+            lambda: iam.delete_instance_profile(**profile),
+        ):
+            _unless(_MISSING, call)
+
+
+_TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "ec2.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }
+    ],
+}
+
+
+def role_policy(spec: ClusterSpec, partition: str) -> dict[str, Any]:
+    """Return what the nodes may do: all with objects below the bucket's prefix, and read elsewhere."""
+    written = [parse_s3_url(spec.bucket)] if spec.bucket else []
+    read = [parse_s3_url(url) for url in spec.read_from]
+    statements = [
+        statement for place in written for statement in allow_prefix(place, _WRITE, partition)
+    ]
+    statements += [s for place in read for s in allow_prefix(place, ("s3:GetObject",), partition)]
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def allow_prefix(
+    place: S3Location, actions: tuple[str, ...], partition: str = "*"
+) -> list[dict[str, Any]]:
+    """Return statements that allow actions on the objects below a prefix, and listing them."""
+    bucket = f"arn:{partition}:s3:::{place.bucket}"
+    objects = {
+        "Effect": "Allow",
+        "Action": list(actions),
+        "Resource": f"{bucket}/{place.below('*').prefix}",
+    }
+    listing: dict[str, Any] = {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket}
+    if place.prefix:
+        # With the slash: `results` is also the beginning of `results-of-others`.
+        listing["Condition"] = {"StringLike": {"s3:prefix": f"{place.prefix}/*"}}
+    return [objects, listing]
+
+
+def has_profile(found: Inventory) -> bool:
+    """Return whether a cluster's record says that its nodes have a role of their own."""
+    labels = [group.tags for group in found.security_groups]
+    return any(
+        any(each.get(key) for key in _RECORDED) and not each.get("spr-cluster:instance-profile")
+        for each in labels
+    )
+
+
+def with_profile(
+    clients: Clients, cluster: str, found: Inventory, *, is_certain: bool
+) -> Inventory:
+    """Add the role and profile to an inventory. Unless ``is_certain``, a denial means that there is none."""
+    try:
+        return replace(found, instance_profiles=ClusterProfile(clients, cluster).find())
+    except ClientError as error:
+        if is_certain or error_code(error) not in DENIED:
+            raise
+        return found
+
+
+def with_profiles(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, Inventory]:
+    """Add a region's profiles to its clusters, including clusters with no other resources."""
+    known, start = dict(clusters), tags.resource_name("")
+    region = clients.ec2.meta.region_name
+    end = tags.profile_name("", region).removeprefix(start)
+    try:
+        pages = clients.iam.get_paginator("list_instance_profiles").paginate()
+        names = [each["InstanceProfileName"] for page in pages for each in page["InstanceProfiles"]]
+        for name in names:
+            if name.startswith(start) and name.endswith(end):
+                cluster = name.removeprefix(start).removesuffix(end)
+                found = with_profile(
+                    clients, cluster, known.get(cluster, Inventory()), is_certain=True
+                )
+                if found:
+                    known[cluster] = found
+    except (ClientError, BotoCoreError) as error:
+        if not isinstance(error, ClientError) or error_code(error) not in DENIED:
+            raise
+    return known
+
+
+def _unless(code: str, call: Callable[[], T]) -> T | None:
+    """Make a call; return ``None`` if it fails with this code."""
+    try:
+        return call()
+    except ClientError as error:
+        if error_code(error) != code:
+            raise
+        return None

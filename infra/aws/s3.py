@@ -44,17 +44,17 @@ class S3Location:
         return S3Location(self.bucket, f"{self.prefix}/{name}".strip("/"))
 
 
-def parse_s3_url(url: str) -> S3Location:
-    """Parse ``s3://bucket/prefix``. Raises :class:`UsageError` for anything else."""
+def parse_s3_url(url: str, option: str = "--push-to") -> S3Location:
+    """Parse ``s3://bucket/prefix``, an option's value. Raises :class:`UsageError` for anything else."""
     scheme, found, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not found or not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"--push-to {url}: {_EXPECTED}")
+        raise UsageError(f"{option} {url}: {_EXPECTED}")
     parts = prefix.strip("/").split("/") if prefix.strip("/") else []
     if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
-        raise UsageError(f"--push-to {url}: {_EXPECTED}, without empty parts, `.`, or `..`")
+        raise UsageError(f"{option} {url}: {_EXPECTED}, without empty parts, `.`, or `..`")
     if len(prefix.encode("utf-8", "replace")) > _LONGEST_KEY - 256:
-        raise UsageError(f"--push-to: the prefix is longer than {_LONGEST_KEY - 256} bytes")
+        raise UsageError(f"{option}: the prefix is longer than {_LONGEST_KEY - 256} bytes")
     return S3Location(bucket, "/".join(parts))
 
 

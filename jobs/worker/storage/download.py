@@ -1,7 +1,7 @@
 """Download objects from S3 in parallel parts, which survive cut connections and killed processes.
 
-An object grows in a sparse file beside its final place; a journal lists the parts that are there. When all are,
-the file is checked and renamed. Runs on Python 3.8.
+An object grows in a sparse file beside its final place, and a journal lists the parts that are there. With
+the last part, the file is checked and renamed. Runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def explain(error: Exception, url: S3Url) -> StagingError:
     known = error.response.get("Error", {})
     code = known.get("Code", "")
     if code in ("412", "PreconditionFailed"):
-        return ChangedError(f"{url}: it changed while it was downloaded", hint="submit the job again")
+        return ChangedError(
+            f"{url}: it changed while it was downloaded", hint="submit the job again"
+        )
     if code in _DENIED:
         return StagingError(f"{url}: AccessDenied: the nodes may not read it", hint=_HINT)
     if code in _MISSING:
@@ -130,8 +132,8 @@ class Download:
         while at < end and not self.stop.is_set():
             before = at
             try:
-                for at in self._receive(at, end):  # noqa: B007 - used after an error
-                    pass
+                for written in self._receive(at, end):
+                    at = written
             except ClientError as error:
                 raise explain(error, self.source.url) from error
             except (BotoCoreError, OSError) as error:
@@ -204,8 +206,8 @@ def download_all(downloads: Sequence[Download]) -> None:
         failed = [each for each in running if each.done() and each.exception()]
         if failed:
             stop.set()
-            for each in running:
-                each.cancel()
+            for future in running:
+                future.cancel()
     for future in failed:
         future.result()
 
@@ -235,7 +237,9 @@ def _verify(download: Download) -> None:
     if path.stat().st_size != source.size:
         raise CorruptError(f"{source.url}: {path.stat().st_size} bytes of {source.size} arrived")
     etag = source.etag.strip('"')
-    if source.size == 0 or _matches(download, "MD5", etag.partition("-")[0], "-" in etag, bytes.hex):
+    if source.size == 0 or _matches(
+        download, "MD5", etag.partition("-")[0], "-" in etag, bytes.hex
+    ):
         return
     head = _head(download, ChecksumMode="ENABLED")
     for name in list(_ALGORITHMS)[1:]:
@@ -247,7 +251,9 @@ def _verify(download: Download) -> None:
     # The ETag of an object that is encrypted with KMS, or has unknown parts, says nothing about its content.
     if "kms" not in str(head.get("ServerSideEncryption")) and _part_sizes(download, "-" in etag):
         raise CorruptError(f"{source.url}: the content differs from its ETag {etag}")
-    download.note(f"{source.url}: its size was checked; S3 has no checksum that this node can compute")
+    download.note(
+        f"{source.url}: its size was checked; S3 has no checksum that this node can compute"
+    )
 
 
 def _base64(digest: bytes) -> str:
@@ -262,7 +268,9 @@ def _matches(
     ends = list(accumulate(sizes))
     starts = [0, *ends[:-1]]
     with ThreadPoolExecutor(4) as pool:
-        digests = list(pool.map(lambda at, end: _digest(new(), download.partial, at, end), starts, ends))
+        digests = list(
+            pool.map(lambda at, end: _digest(new(), download.partial, at, end), starts, ends)
+        )
     if not in_parts:
         return bool(digests) and encode(digests[0]) == wanted
     whole = new()

@@ -1,7 +1,7 @@
-"""``python -m worker.storage.stage URL TARGET``: bring data from S3 to this node's disk, and link them into a job.
+"""``python -m worker.storage.stage URL TARGET``: download data from S3, and link them into a job's folder.
 
-URL names an object, or a folder: all objects below it. Each version is kept once in ``~/spr-data/s3`` and shared by
-all jobs. ``--check URL`` only prints what S3 has, as a line of JSON. Runs on Python 3.8.
+URL names an object, or a folder: all objects below it. ``~/spr-data/s3`` keeps each version once, for all
+jobs. ``--check URL`` only prints what S3 has, as a line of JSON. Runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class Progress:
     def _show(self, ended: threading.Event) -> None:
         pause = _SHOW_S
         while not ended.wait(pause):
-            self.note(f"{self.url}: {self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB, {self.speed}")
+            self.note(
+                f"{self.url}: {self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB, {self.speed}"
+            )
             pause = min(_SHOW_SELDOM_S, pause * 1.5)
 
     @property
@@ -160,7 +162,7 @@ def announce(**fields: object) -> None:
 
 @dataclass
 class Cache:
-    """All versions on this node: ``files`` of objects, ``folders`` of links to them, and each URL's history."""
+    """All versions on this node: ``files`` of objects, ``folders`` of links to them, and URLs' histories."""
 
     home: Path
 
@@ -239,7 +241,9 @@ class Cache:
         free = shutil.disk_usage(self.root).free
         if needed > free:
             sizes = f"{needed / 1e9:.1f} GB of disk space, and {free / 1e9:.1f} GB are free"
-            raise StagingError(f"{source.url}: needs {sizes}", hint="`up --disk` makes larger disks")
+            raise StagingError(
+                f"{source.url}: needs {sizes}", hint="`up --disk` makes larger disks"
+            )
 
     def prune(self, only: Sequence[str] | None = None) -> None:
         """Remove old versions, except those to which jobs that have not ended link.
@@ -249,7 +253,7 @@ class Cache:
         """
         links = [each for each in (self.home / JOBS).glob("*/*/*") if each.is_symlink()]
         used = {
-            Path(os.readlink(each)).name
+            Path(os.readlink(each)).name  # noqa: PTH115 - Python 3.8
             for each in links
             if not (each.parent.parent / "end.json").exists()
         }
@@ -266,7 +270,9 @@ class Cache:
                 file.unlink()
 
 
-def stage(s3: S3Client, url: str, target: Path, expected: str, progress: Progress, home: Path) -> None:
+def stage(
+    s3: S3Client, url: str, target: Path, expected: str, progress: Progress, home: Path
+) -> None:
     """Link the data of an URL to ``target``. With ``expected``, a version, any other is an error."""
     cache = Cache(home)
     with cache.locked(progress):

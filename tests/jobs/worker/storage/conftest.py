@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 
 @dataclass
 class Proxy:
-    """A TCP proxy in front of S3 that counts, cuts, and falsifies answers. Each connection has one request."""
+    """A TCP proxy before S3 that counts, cuts, and falsifies answers. Each connection has one request."""
 
     upstream: tuple[str, int]
     requests: list[str] = field(default_factory=list)
@@ -103,7 +103,9 @@ def proxy(s3_server: tuple[str, int]) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def bucket(s3_server: tuple[str, int], proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def bucket(
+    s3_server: tuple[str, int], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
     """A new bucket ``data`` without the proxy between; nodes' clients find the proxy."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "test",

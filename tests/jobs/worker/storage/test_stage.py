@@ -131,7 +131,9 @@ def test_killed_process_keeps_its_parts(bucket: Any, proxy: Proxy, tmp_path: Pat
         process.send_signal(signal.SIGKILL)
     proxy.limit = lambda _: None
     proxy.sent = 0
-    done = subprocess.run(argv, env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True)
+    done = subprocess.run(
+        argv, env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True
+    )
     assert target.read_bytes() == data
     assert proxy.sent < 40 * MIB - 2 * 8 * MIB + 64 * 1024
     assert b"25.2 MB in" in done.stdout

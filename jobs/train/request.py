@@ -138,7 +138,8 @@ def refuse_s3(options: TrainOptions, where: str) -> None:
 
 
 def _check_url(options: TrainOptions, option: str, url: str) -> None:
-    suffix = _SUFFIX.search(parse_s3_url(url, option).prefix)
+    place = parse_s3_url(url, option)
+    suffix = None if url.endswith("/") else _SUFFIX.search(place.prefix)
     is_table = TASKS[options.task].reads_hub
     if not is_table and url.endswith("/"):
         raise UsageError(f"{option} {url}: expected a file", hint=f"{options.task} reads JSON")

@@ -1,7 +1,7 @@
 """Download objects from S3 in parallel parts, which survive cut connections and killed processes.
 
-An object grows in a sparse file beside its final place, and a journal lists the parts that are there. With
-the last part, the file is checked and renamed. Runs on Python 3.8.
+An object grows in a sparse file beside its final place, and a journal lists the ranges that are there. With
+the last one, the file is checked and renamed. Runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import errno
 import hashlib
 import random
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 PART, AT_ONCE = 8 << 20, 16
-_BLOCK = 1 << 18
+_LONGEST, _PARTS = 64 << 20, 32
+"""Parts of a large object are longer: each request costs time, and a cut one continues."""
+_BLOCK = 1 << 20
+_RANGE = re.compile(r"(\d{1,15}) (\d{1,15})")
 _TRIES, _LONGEST_S = 6, 20.0
 """Failures in a row, without a byte between them, after which a part counts as failed."""
 _HINT = "`up --bucket s3://…` and `up --read-from s3://…` give a cluster's nodes access"
@@ -104,31 +108,38 @@ class Download:
     def journal(self) -> Path:
         return self.target.with_name(f".{self.target.name}.parts")
 
-    def missing(self) -> list[int]:
-        """Return where the missing parts begin."""
-        done = set()
-        if self.partial.exists() and self.journal.exists():
-            # A line that was cut off is no number of a part, or that of one which is loaded again.
-            lines = self.journal.read_text(encoding="ascii", errors="replace").split("\n")[:-1]
-            done = {int(line) for line in lines if line.isdecimal()}
-        return [at for at in range(0, self.source.size, PART) if at not in done]
+    def missing(self) -> list[tuple[int, int]]:
+        """Return the ranges that are not there, none longer than a part."""
+        found, at, size = [], 0, self.source.size
+        part = max(PART, min(_LONGEST, size // _PARTS))
+        for begin, end in [*self._arrived(), (size, size)]:
+            found += [(start, min(start + part, begin)) for start in range(at, begin, part)]
+            at = max(at, end)
+        return found
+
+    def _arrived(self) -> list[tuple[int, int]]:
+        if not (self.partial.exists() and self.journal.exists()):
+            return []
+        lines = self.journal.read_text(encoding="ascii", errors="replace").split("\n")
+        found = [_RANGE.fullmatch(line) for line in lines[:-1]]  # the last one may be cut off
+        return sorted((int(each[1]), int(each[2])) for each in found if each)
 
     @property
     def remaining(self) -> int:
         """The number of bytes to download."""
-        return sum(min(PART, self.source.size - at) for at in self.missing())
+        return sum(end - at for at, end in self.missing())
 
-    def begin(self) -> list[int]:
-        """Create the sparse file; return where the missing parts begin."""
+    def begin(self) -> list[tuple[int, int]]:
+        """Create the sparse file; return the missing ranges."""
         parts = self.missing()
         self._left = len(parts)
         with self.partial.open("ab") as file:
             file.truncate(self.source.size)
         return parts
 
-    def fetch(self, start: int) -> None:
-        """Download a part; the last one completes the file."""
-        at, end, failures = start, min(start + PART, self.source.size), 0
+    def fetch(self, at: int, end: int) -> None:
+        """Download a range; the last one completes the file."""
+        failures = 0
         while at < end and not self.stop.is_set():
             before = at
             try:
@@ -143,7 +154,11 @@ class Download:
                 pause = min(_LONGEST_S, 0.5 * 2**failures)
                 self.stop.wait(pause * random.uniform(0.5, 1))
         if at >= end:
-            self._add_part(start)
+            with self._lock:
+                self._left -= 1
+                is_last = self._left == 0
+            if is_last:
+                self.finish()
 
     def _receive(self, at: int, end: int) -> Iterator[int]:
         """Write a range to the file; yield the end of what is written."""
@@ -156,7 +171,11 @@ class Download:
         )
         if not answer.get("ContentRange", "").startswith(f"bytes {at}-{end - 1}/"):
             raise OSError("the answer is not the range that was asked for")
-        with closing(answer["Body"]) as body, self.partial.open("r+b", buffering=0) as file:
+        with (
+            closing(answer["Body"]) as body,
+            self.partial.open("r+b", buffering=0) as file,
+            self.journal.open("ab", buffering=0) as journal,
+        ):
             file.seek(at)
             while at < end and not self.stop.is_set():
                 block = body.read(_BLOCK)
@@ -168,17 +187,10 @@ class Download:
                     if error.errno == errno.ENOSPC:
                         raise StagingError(f"{source.url}: no space left on the disk") from error
                     raise
+                journal.write(b"%d %d\n" % (at, at + len(block)))
                 at += len(block)
                 self.count(len(block))
                 yield at
-
-    def _add_part(self, start: int) -> None:
-        with self._lock:
-            with self.journal.open("a", encoding="ascii") as file:
-                file.write(f"{start}\n")
-            self._left -= 1
-        if self._left == 0:
-            self.finish()
 
     def finish(self) -> None:
         """Check the file and give it its name; a wrong one is removed."""
@@ -201,7 +213,9 @@ def download_all(downloads: Sequence[Download]) -> None:
         for each in downloads:
             each.stop = stop
             parts = each.begin()
-            running += [pool.submit(each.fetch, at) for at in parts] or [pool.submit(each.finish)]
+            running += [pool.submit(each.fetch, *part) for part in parts] or [
+                pool.submit(each.finish)
+            ]
         wait(running, return_when=FIRST_EXCEPTION)
         failed = [each for each in running if each.done() and each.exception()]
         if failed:

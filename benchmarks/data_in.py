@@ -1,8 +1,8 @@
 """Data from S3 to four nodes: seconds and bytes per node, what a cut costs, and a changed object.
 
-Without ``--name``, four processes with a home folder each stand for the nodes, and moto's server for S3. With it,
-`run --data` on a cluster does the same; ``--url`` is an object that does not exist yet in a bucket that nodes and
-this machine can use (AWS_ENDPOINT_URL_S3 names another S3 than Amazon's). ``--ways`` compares part sizes, boto3's own
+Without ``--name``, four processes with a home folder each stand for the nodes, and moto's server for S3. With
+it, `run --data` on a cluster does the same; ``--url`` is a new object in a bucket that the nodes and this
+machine can use (AWS_ENDPOINT_URL_S3 names another S3 than Amazon's). ``--ways`` compares part sizes, boto3's own
 transfer, and AWS's C runtime on one node.
 """
 

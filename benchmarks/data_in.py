@@ -2,8 +2,8 @@
 
 Without ``--name``, four processes with a home folder each stand for the nodes, and moto's server for S3. With
 it, `run --data` on a cluster does the same; ``--url`` is a new object in a bucket that the nodes and this
-machine can use (AWS_ENDPOINT_URL_S3 names another S3 than Amazon's). ``--ways`` compares part sizes, boto3's own
-transfer, and AWS's C runtime on one node.
+machine can use (AWS_ENDPOINT_URL_S3 names another S3 than Amazon's). ``--ways`` compares part sizes, boto3's
+own transfer, and AWS's C runtime on one node.
 """
 
 from __future__ import annotations
@@ -33,8 +33,30 @@ from tests.jobs.worker.storage.conftest import Proxy
 _URL = "s3://data/set/train.bin"
 _ARRIVED = re.compile(r"(\w+): s3://\S+: ([\d,.]+) MB in ([\d.]+) s")
 _CHANGED, _CACHED = "has changed since the last job", "already on this node"
+# moto's server would read the whole object for each range of it.
 _SERVER = """import logging, sys
+from flask import has_request_context, request
+from moto.s3.models import FakeKey
 from moto.server import main
+
+class Ranges(bytes):
+    def __new__(cls, key):
+        found = super().__new__(cls)
+        found.key = key
+        return found
+
+    def __len__(self):
+        return self.key.contentsize
+
+    def __getitem__(self, part):
+        with self.key.lock:
+            self.key._value_buffer.seek(part.start)
+            return self.key._value_buffer.read(part.stop - part.start)
+
+whole = FakeKey.value.fget
+FakeKey.value = FakeKey.value.getter(
+    lambda key: Ranges(key) if has_request_context() and "Range" in request.headers else whole(key)
+)
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
@@ -87,8 +109,10 @@ def serving(root: Path) -> Iterator[str]:
     argv = [sys.executable, "-c", _SERVER, "5999"]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
         time.sleep(5)
-        yield "http://127.0.0.1:5999"
-        server.terminate()
+        try:
+            yield "http://127.0.0.1:5999"
+        finally:
+            server.terminate()
 
 
 def upload(url: str, megabytes: int, seed: int, root: Path) -> int:

@@ -1,4 +1,4 @@
-"""Data from S3 on all nodes of a job, before its ranks start: moto's server, and this machine as a cluster."""
+"""Data from S3 on all nodes of a job, before its ranks start: moto's server, and this machine as nodes."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_other_clusters_do_not_read_s3() -> None:
     options = ClassifyOptions(data=DATA, model="scratch", backend="gloo")
     with pytest.raises(UsageError, match="not on another Slurm cluster"):
         plan_for_script(plan_of(options), STACK)
-    pods = PodOptions("job", "image", 2)
+    pods = PodOptions("job", 2, "image")
     with pytest.raises(UsageError, match="not on Kubernetes"):
         plan_in_pods(options, PlacementOptions(), pods, STACK)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 from ..runtime.events import MARK
 from ..runtime.process import STOPPED
@@ -41,9 +44,8 @@ def stage_data(attempt: Attempt, head: HeadFolder) -> int:
     script = {name: _render(launch, name, versions) for name in job.nodes}
     argv = {name: [*SSH, *_ALIVE, name, text] for name, text in script.items()}
     argv[job.nodes[0]] = ["bash", "-c", script[job.nodes[0]]]
-    running = {
-        name: subprocess.Popen(words, stdin=subprocess.DEVNULL) for name, words in argv.items()
-    }
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+    running = {name: subprocess.Popen(words, **options) for name, words in argv.items()}
     return _wait(attempt, running)
 
 
@@ -81,7 +83,8 @@ def _wait(attempt: Attempt, running: Mapping[str, subprocess.Popen[bytes]]) -> i
         time.sleep(POLL_S)
         codes = {name: process.poll() for name, process in running.items()}
     for process in running.values():
-        process.kill()  # on another node, it ends when it next prints
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # on another node, it ends when it next prints
         process.wait()
     if attempt.stopping:
         return STOPPED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.storage import stage
 from jobs.worker.supervisor import staging
-from tests.jobs.launchers.this_machine import NODES, ThisMachine, submit
+from tests.jobs.launchers.this_machine import NODES, ThisMachine, submit, wait_for
 from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
 
 __all__ = ["bucket", "proxy", "s3_server"]
@@ -92,6 +94,24 @@ def test_node_that_is_lost_meanwhile_is_no_fault_of_the_job(
 
     assert (end.state, end.attempt, end.host) == ("failed", 2, "node2")
     assert "node2 was lost while it received the data; the job will run again" in log
+
+
+def test_cancel_ends_the_downloads(cluster: ThisMachine, bucket: Any, proxy: Proxy) -> None:
+    bucket.put_object(Key="set/train.csv", Body=b"x")
+    held = threading.Event()
+
+    def hold(request: str) -> bytes:
+        if "bytes=" in request:
+            held.wait(20)
+        return b""
+
+    proxy.answer = hold
+    paths = submit(cluster, "echo trained", nodes=3, stage=((URL, TARGET),))
+    wait_for(lambda: len(proxy.gets) == 3)
+    SlurmLauncher(cluster).cancel(paths, 5)
+    wait_for(lambda: cluster.processes() == [])
+    held.set()
+    assert json.loads(Path(paths.end).read_text())["state"] == "cancelled"
 
 
 def test_typing_errors_are_refused_at_submission(

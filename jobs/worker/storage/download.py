@@ -171,10 +171,12 @@ class Download:
         )
         if not answer.get("ContentRange", "").startswith(f"bytes {at}-{end - 1}/"):
             raise OSError("the answer is not the range that was asked for")
+        # Not in parentheses: Python 3.8.
+        journal = self.journal.open("ab", buffering=0)
         with (
             closing(answer["Body"]) as body,
+            journal,
             self.partial.open("r+b", buffering=0) as file,
-            self.journal.open("ab", buffering=0) as journal,
         ):
             file.seek(at)
             while at < end and not self.stop.is_set():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -294,6 +296,14 @@ def test_full_disk_is_refused_before_the_download(
     with pytest.raises(StagingError, match=r"needs 0.3 GB of disk space, and 0.2 GB are free"):
         run()
     assert proxy.gets == []
+
+
+@pytest.mark.parametrize("file", sorted(Path(stage.__file__).parent.glob("*.py")))
+def test_syntax_is_that_of_the_oldest_stack(file: Path) -> None:
+    # ast's own older grammar accepts parentheses around several context managers.
+    text = file.read_text()
+    ast.parse(text, feature_version=(3, 8))
+    assert not re.search(r"^\s*with \(\n", text, re.MULTILINE)
 
 
 def test_old_versions_are_removed_unless_a_job_uses_them(

@@ -171,13 +171,8 @@ class Download:
         )
         if not answer.get("ContentRange", "").startswith(f"bytes {at}-{end - 1}/"):
             raise OSError("the answer is not the range that was asked for")
-        # Not in parentheses: Python 3.8.
-        journal = self.journal.open("ab", buffering=0)
-        with (
-            closing(answer["Body"]) as body,
-            journal,
-            self.partial.open("r+b", buffering=0) as file,
-        ):
+        # Three managers would get parentheses, which Python 3.8 does not know.
+        with closing(answer["Body"]) as body, self.partial.open("r+b", buffering=0) as file:
             file.seek(at)
             while at < end and not self.stop.is_set():
                 block = body.read(_BLOCK)
@@ -189,7 +184,8 @@ class Download:
                     if error.errno == errno.ENOSPC:
                         raise StagingError(f"{source.url}: no space left on the disk") from error
                     raise
-                journal.write(b"%d %d\n" % (at, at + len(block)))
+                with self.journal.open("ab", buffering=0) as journal:
+                    journal.write(b"%d %d\n" % (at, at + len(block)))
                 at += len(block)
                 self.count(len(block))
                 yield at

@@ -34,7 +34,7 @@ from jobs.launchers.folders import has_rsync
 from jobs.launchers.queue.job_output import Event
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
-from jobs.program.folder import SentFolders, choose_folders
+from jobs.program.folder import SentFolders, choose_folders, read_urls
 from jobs.program.packages import OwnPackage, find_packages, read_own_package, runs_python
 from jobs.program.plan import (
     MAX_BYTES,
@@ -44,12 +44,14 @@ from jobs.program.plan import (
     plan_program,
 )
 from jobs.train.request import check_results
+from jobs.worker.training.options import is_url
 from provision.install import VENV
 
 _EXAMPLES = """\
   spr-cluster run -- hostname                 once per rank
   spr-cluster run --nodes 2 --ppn 2 -- python my_script.py --epochs 3
   spr-cluster run --env HF_TOKEN --data-dir data -- python src/main.py
+  spr-cluster run --data s3://my-data/images -- python train.py images
   spr-cluster run --pty -- ipython            on this terminal, on one node
   spr-cluster run finetune                    a job in spr-cluster.toml
   spr-cluster run finetune -- --epochs 5      with more arguments
@@ -88,10 +90,12 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add(
         "--data-dir",
+        "--data",
         action="append",
         default=[],
         metavar="DIR",
-        help="folder of data, sent once and shared by all jobs, at its place in the project; repeatable",
+        help="folder of data, sent once and shared by all jobs, at its place in the project; or s3://…, "
+        "which each node downloads once, under its last part's name; repeatable",
     )
     add(
         "--packages",
@@ -161,11 +165,12 @@ def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
     variables = read_variable_options(args)
     check_results(results)
     here, folder = Path.cwd(), args.folder
-    if not has_rsync() and not args.data_dir and folder is None:
+    data = [each for each in args.data_dir if not is_url(each)]
+    if not has_rsync() and not data and folder is None:
         say("rsync is not installed here: only the command's script and --files are sent")
         folder = "none"
     max_bytes = None if args.large_files else MAX_BYTES
-    sent = choose_folders(folder, args.data_dir, here, max_bytes)
+    sent = choose_folders(folder, data, here, max_bytes)
     placement = read_placement(args)
     if args.pty:
         placement = replace(placement, nproc_per_node=1)  # the default depends on the nodes
@@ -187,6 +192,7 @@ def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
         command=tuple(args.program),
         files=files,
         folders=sent.folders,
+        stage=read_urls([each for each in args.data_dir if is_url(each)], sent),
         packages=packages,
         own=own,
         output_dir=read_output_dir(args.output_dir, sent, files.files),

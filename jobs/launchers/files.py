@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
-from infra.errors import ConnectionLostError, HostError, JobError, SprError
+from infra.errors import ConnectionLostError, HostError, JobError, SprError, UsageError
 from infra.words import format_size
 from jobs import worker
 from jobs.launchers.plan import RECORD, JobPaths
 from jobs.launchers.record import complete_record
 from provision.host import Host
+from provision.install import VENV
 
 # The head sends the archive to the workers over the cluster's network.
 _DISTRIBUTE = """# distributing the job's files to the workers
@@ -80,6 +83,24 @@ def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) 
     upload_archive(head, named, paths.upload)
     script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
     head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
+
+
+def check_stage(head: Host, paths: JobPaths, stage: Sequence[tuple[str, str]]) -> None:
+    """Ask S3 from the head for a job's data, before it waits in the queue for a typing error.
+
+    Raises :class:`UsageError` for data that the nodes can't read, or whose format is unknown.
+    """
+    for url, target in stage:
+        words = [f"{VENV}/bin/python", "-m", "worker.storage.stage", "--check", url]
+        script = f"cd {shlex.quote(paths.root)} && PYTHONPATH=code {shlex.join(words)}"
+        found: dict[str, Any] = json.loads(head.run(script).stdout.splitlines()[-1])
+        if "message" in found:
+            raise UsageError(found["message"], hint=found["hint"])
+        if not (found["is_folder"] or PurePath(target).suffix or target.startswith("work/")):
+            raise UsageError(
+                f"{url}: is an object whose name does not say its format",
+                hint="give it a name such as train.csv or train.jsonl",
+            )
 
 
 def withdraw_files(head: Host, paths: JobPaths) -> bool:

@@ -85,6 +85,7 @@ def build_launch(
         retries=plan.retries,
         planned_nodes=planned,
         least_nodes=plan.elastic or 0,
+        stage=plan.stage,
     )
 
 

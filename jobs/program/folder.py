@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.s3_url import parse_s3_url
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, find_project_file
 from infra.words import counted, format_size
@@ -197,6 +198,26 @@ def read_data(given: str, project: Path) -> JobFolder:
     size = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())
     known = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
     return JobFolder(root, f"spr-data/{root.name}-{known}", f"work/{place.as_posix()}", size)
+
+
+def read_urls(given: Sequence[str], sent: SentFolders) -> tuple[tuple[str, str], ...]:
+    """Return S3 URLs with their places in the job, each named like its last part.
+
+    Raises :class:`UsageError` for a name that is taken.
+    """
+    found: dict[str, str] = {}
+    names = sent.project.names or () if sent.project else ()
+    for url in given:
+        place = parse_s3_url(url, "--data-dir")
+        target = f"work/{place.prefix.rpartition('/')[2] or place.bucket}"
+        of_project = any(f"work/{name}/".startswith(f"{target}/") for name in names)
+        if target in found or of_project or target in (each.target for each in sent.data):
+            raise UsageError(
+                f"--data-dir {url}: the project has another {target.removeprefix('work/')}",
+                hint="rename one of them, or list that of the project in .sprignore",
+            )
+        found[target] = url
+    return tuple((url, target) for target, url in found.items())
 
 
 def _too_large(root: Path, sizes: dict[str, int], max_bytes: int) -> UsageError:

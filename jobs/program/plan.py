@@ -159,6 +159,8 @@ class ProgramRequest:
     packages: PackageList | None = None
     own: OwnPackage = field(default_factory=OwnPackage)
     """The project as a package."""
+    stage: tuple[tuple[str, str], ...] = ()
+    """S3 URLs and their places in the job's folder."""
     output_dir: str = ""
     """A folder in the working folder that stands for the output folder."""
     subfolder: str = "."
@@ -251,6 +253,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         files=files,
         variables=request.env,
         folders=request.folders,
+        stage=request.stage,
         packages=request.packages,
         sends=str(request.files) if request.files.files else "",
         placement=request.placement,

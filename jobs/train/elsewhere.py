@@ -17,6 +17,7 @@ from jobs.train.request import (
     TrainRequest,
     local_data,
     local_model,
+    refuse_s3,
     require_able_stack,
 )
 from jobs.train.train import plan_options, plan_training
@@ -33,6 +34,7 @@ def plan_in_pods(
     Raises :class:`UsageError` for a path that does not exist in pods.
     """
     require_able_stack(stack, f"render k8s {options.task}")
+    refuse_s3(options, "on Kubernetes")
     sample = getattr(TASKS[options.task].demo, "data", None)
     paths: dict[str, Any] = {}
     for name, path in local_data(options).items():
@@ -114,6 +116,7 @@ def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
     """
     options = request.options
     require_able_stack(stack, f"render slurm {options.task}")
+    refuse_s3(options, "on another Slurm cluster")
     if stack.choose_backend(options.backend) == "ccl":
         raise UsageError(
             "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
 
+from infra.s3_url import parse_s3_url
 from infra.errors import UsageError
 from infra.files import check_file, check_folder
 from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.record import require_own_results
+from jobs.worker.data.readers import READERS
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.options import SCRATCH, TrainOptions
+from jobs.worker.training.options import SCRATCH, TrainOptions, flag, is_url
 from provision.stacks.stack import TORCH, Stack, python_minor, release
 
 MAX_DATA_BYTES = 2 << 30
@@ -22,6 +24,7 @@ MAX_DATA_BYTES = 2 << 30
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 _OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
 # Examples of hub names: "name", "org/name", and "org/name-v1.5".
+_SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
 Own = TypeVar("Own", bound=TrainOptions)
@@ -48,6 +51,8 @@ class TrainRequest:
 
 def check_inputs(options: TrainOptions) -> None:
     """Raise :class:`UsageError` that names an unusable file and record, or an unusable model."""
+    for name, url in s3_data(options).items():
+        _check_url(options, flag(name), url)
     for path in local_data(options).values():
         if path.is_dir():
             check_folder(path)
@@ -106,18 +111,43 @@ def local_model(options: TrainOptions) -> Path | None:
 def local_data(options: TrainOptions) -> dict[str, Path]:
     """Return the local files and folders that the options name, by ``data`` and ``eval``.
 
-    Other names are data sets on the hub. Raises :class:`UsageError` for a missing path.
+    Other names are data sets on the hub, or URLs.
     """
     found = {}
     for option in ("data", "eval"):
         name: str | None = getattr(options, option, None)
-        if name is None:
+        if name is None or is_url(name):
             continue
         path = expand_home(name)
         on_hub = _HUB.fullmatch(name) and not _PATH.match(name) and not path.exists()
         if not on_hub or not TASKS[options.task].reads_hub:
             found[option] = path
     return found
+
+
+def s3_data(options: TrainOptions) -> dict[str, str]:
+    """Return the S3 URLs that the options name, by ``data`` and ``eval``."""
+    named = {option: getattr(options, option, None) or "" for option in ("data", "eval")}
+    return {option: name for option, name in named.items() if is_url(name)}
+
+
+def refuse_s3(options: TrainOptions, where: str) -> None:
+    """Raise :class:`UsageError` for data in S3, which only this tool's own clusters read."""
+    for option, url in s3_data(options).items():
+        raise UsageError(f"{flag(option)} {url}: not {where}, only on clusters that `up` creates")
+
+
+def _check_url(options: TrainOptions, option: str, url: str) -> None:
+    place = parse_s3_url(url, option)
+    suffix = None if url.endswith("/") else _SUFFIX.search(place.prefix)
+    is_table = TASKS[options.task].reads_hub
+    if not is_table and url.endswith("/"):
+        raise UsageError(f"{option} {url}: expected a file", hint=f"{options.task} reads JSON")
+    if is_table and suffix and suffix[1].lower() not in READERS:
+        raise UsageError(
+            f"{option} {url}: its name does not say its format",
+            hint=f"one of {', '.join(READERS)}, also with .gz; end a folder's URL with /",
+        )
 
 
 def require_able_stack(stack: Stack, command: str) -> None:
@@ -135,7 +165,7 @@ def require_able_stack(stack: Stack, command: str) -> None:
 def needs_hub(options: TrainOptions) -> bool:
     """Return whether the ranks need a model or data from the hub."""
     model_from_hub = options.model_name not in (None, SCRATCH) and local_model(options) is None
-    here = local_data(options)
+    here = {**local_data(options), **s3_data(options)}
     return (
         model_from_hub
         or (hasattr(options, "data") and "data" not in here)
@@ -148,6 +178,7 @@ def options_on_nodes(options: Own, stack: Stack) -> Own:
     paths: dict[str, Any] = {
         name: _on_nodes(name, path) for name, path in local_data(options).items()
     }
+    paths |= {name: target for name, (_, target) in _staged(options).items()}
     if local_model(options):
         paths["model"] = "model"
     return replace(
@@ -171,8 +202,29 @@ def data_files(options: TrainOptions) -> dict[str, Path | bytes]:
     return files
 
 
+def staged_data(options: TrainOptions) -> tuple[tuple[str, str], ...]:
+    """Return the data that the nodes read from S3, with their places in the job's folder."""
+    return tuple(_staged(options).values())
+
+
+def _staged(options: TrainOptions) -> dict[str, tuple[str, str]]:
+    found = {}
+    for name, url in s3_data(options).items():
+        # A folder's URL has no suffix, or ends with a slash.
+        file = None if url.endswith("/") else PurePosixPath(url.partition("://")[2])
+        if not TASKS[options.task].reads_hub:
+            file = PurePosixPath("a.json")
+        found[name] = (url, _place(name, file))
+    return found
+
+
 def _on_nodes(option: str, path: Path) -> str:
     """Return the path of data on the nodes; its suffixes name its format."""
-    suffixes = "" if path.is_dir() else "".join(path.suffixes[-2:]).lower()
+    return _place(option, None if path.is_dir() else path)
+
+
+def _place(option: str, file: PurePath | None) -> str:
+    suffixes = "".join(file.suffixes[-2:]).lower() if file else ""
     known = re.fullmatch(r"(\.[a-z]+)?(\.[a-z]+)", suffixes)
-    return f"data/{'train' if option == 'data' else option}{suffixes if known else path.suffix.lower()}"
+    last = file.suffix.lower() if file else ""
+    return f"data/{'train' if option == 'data' else option}{suffixes if known else last}"

@@ -149,7 +149,8 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     plan = replace(plan, packages=tracker_packages(options.report_to))
     placement = replace(record.options, nproc_per_node=per_node)
     plan = replace(plan, retries=request.retries, variables=request.env)
-    return replace(plan, placement=placement, nodes=nodes)
+    stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
+    return replace(plan, placement=placement, nodes=nodes, stage=stage)
 
 
 def options_of(record: JobRecord) -> TrainOptions:

@@ -16,6 +16,7 @@ from jobs.train.request import (
     needs_hub,
     options_on_nodes,
     require_able_stack,
+    staged_data,
 )
 from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
@@ -64,6 +65,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     return replace(
         plan,
         files=data_files(options),
+        stage=staged_data(options),
         packages=tracker_packages(options.report_to),
         variables=request.env,
         details={**plan.details, **name_variables(request.env)},

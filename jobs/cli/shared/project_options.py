@@ -21,6 +21,7 @@ from infra.errors import UsageError
 from infra.project_file import ProjectFile
 from infra.words import nearest
 from jobs.worker.tasks import TASKS
+from jobs.worker.training.options import is_url
 
 BuildParser = Callable[[str], argparse.ArgumentParser]
 _BUYS = ("up", "plan", "doctor")
@@ -285,7 +286,7 @@ class _Options:
         """Return a path of the project as seen from the working folder."""
         root = self._project.root
         kind = str(action.metavar or "")
-        if root == Path.cwd() or not {"PATH", "DIR", "FILE"} & {*kind.split("|")}:
+        if is_url(value) or root == Path.cwd() or not {"PATH", "DIR", "FILE"} & {*kind.split("|")}:
             return value
         is_name = "NAME" in kind or not (kind == "DIR" or (root / value).exists())
         return value if is_name and not value.startswith(".") else str(root / value)

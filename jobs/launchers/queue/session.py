@@ -165,6 +165,7 @@ class JobSession:
             sent |= {**files.worker_files(), **plan.files, "output/.keep": b""}
             sent |= {RECORD: record.encode()} if record else {}
         files.place_files(self.head, self.paths, sent)
+        files.check_stage(self.head, self.paths, plan.stage)
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
@@ -293,7 +294,7 @@ class JobSession:
             stack=stack.name,
             packages=stack.python_packages,
             when=context.now.isoformat(timespec="seconds"),
-            more=plan.details,
+            more={**plan.details, **({"stage": plan.stage} if plan.stage else {})},
         )
 
     def bring_home(self, results: Path) -> None:

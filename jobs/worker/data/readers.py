@@ -57,7 +57,7 @@ def read_table(place: str, split: str = TRAIN, limit: int | None = None) -> Tabl
     path = Path(place)
     if path.is_dir():
         return _read_folder(path, split)
-    if path.exists() or path.suffix.lower() in {*_READERS, ".gz"}:
+    if path.exists() or path.suffix.lower() in {*READERS, ".gz"}:
         return _read_file(path, limit)
     return _from_splits(place, _load_hub(place), split)
 
@@ -66,7 +66,7 @@ def _read_file(path: Path, limit: int | None = None) -> Table:
     names = [suffix.lower() for suffix in path.suffixes]
     zipped = names[-1:] == [".gz"]
     kind = (names[-2:-1] if zipped else names[-1:]) or [""]
-    if kind[0] not in _READERS:
+    if kind[0] not in READERS:
         raise DatasetError(
             f"{path}: its name does not say its format",
             hint=f"rename it: {_FORMATS} (.csv, .tsv, .json, .jsonl, .parquet, .conll, with .gz)",
@@ -76,7 +76,7 @@ def _read_file(path: Path, limit: int | None = None) -> Table:
             return _read_parquet(path, limit)
         opener: Callable[..., Any] = gzip.open if zipped else open
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            table = _READERS[kind[0]](str(path), file, limit)
+            table = READERS[kind[0]](str(path), file, limit)
     except UnicodeDecodeError as error:
         byte = f"a byte {error.object[error.start]:#04x}, {error.reason}"
         raise DatasetError(f"{path}: is not UTF-8 ({byte})") from error
@@ -334,7 +334,7 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
     return Table(name, tuple(found.column_names), rows)
 
 
-_READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
+READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
     ".csv": _read_csv,
     ".tsv": partial(_read_csv, mark="\t"),
     ".json": _read_json,

@@ -19,6 +19,7 @@ from .commands import REQUEUED, SlurmJob
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
 from .nodes import prepare, send_end
+from .staging import stage_data
 from .watch import LogWatch, NoticeWatch, announce
 
 _LOG = Path("log")
@@ -52,7 +53,7 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     attempt.notices.start()
     if attempt.launch.again:
         copier.start()
-    code = attempt.run()
+    code = stage_data(attempt, head) or attempt.run()
     copier.finish()
     return _finish(code, attempt, head, began)
 

@@ -51,6 +51,8 @@ class Launch:
     """Number of nodes to start with."""
     least_nodes: int = 0
     """Minimum number of nodes to continue with after a loss; 0 for all."""
+    stage: tuple[tuple[str, str], ...] = ()
+    """Data to bring to every node first: S3 URLs, and their places in the job's folder."""
 
     def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
         """Return the launch of an attempt; with ``again``, it resumes the earlier one."""
@@ -70,7 +72,8 @@ def parse_launch(text: str) -> Launch:
         name: tuple(CoreShare(tuple(s["cpus"]), tuple(s["workers"]), s["numa"]) for s in shares)
         for name, shares in content["pinning"].items()
     }
-    return Launch(**{**content, **words, "pinning": pinning})
+    stage = tuple((url, target) for url, target in content["stage"])
+    return Launch(**{**content, **words, "pinning": pinning, "stage": stage})
 
 
 def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:

@@ -29,9 +29,10 @@ PARTS = f"code data model work site packages {SECRETS} job.json run.sh output/.k
 """The parts of a job's folder that a node needs, if they exist."""
 PACK = (
     f"tar -cPf - $(ls -d {PARTS} 2>/dev/null) "
-    '$(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" -printf "%l\\n" 2>/dev/null | sort -u)'
+    '$(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" ! -lname "*/spr-data/s3/*" '
+    '-printf "%l\\n" 2>/dev/null | sort -u)'
 )
-"""Packs them, and the shared data and packages to which they link."""
+"""Packs them, and the shared data and packages to which they link; data from S3 are downloaded anew."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls
 sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from ..runtime.trackers import TRACKERS
 
+S3 = "s3://"
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
 NO_CACHE = "none"
@@ -56,6 +57,11 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.low} to {self.high}"
+
+
+def is_url(name: str) -> bool:
+    """Return whether data are in S3, from which each node reads them."""
+    return name.startswith(S3)
 
 
 def option(
@@ -232,7 +238,7 @@ class TextOptions(TrainOptions):
         "a model's name on the hub, a folder with one, or 'scratch': a small new DistilBERT",
         metavar="NAME|PATH",
     )
-    data: str | None = option(None, "training data", metavar="PATH")
+    data: str | None = option(None, "training data, a file or s3://…", metavar="PATH")
     eval: str | None = option(
         None,
         "evaluation data (default: --data itself, or the dataset's validation split)",

@@ -99,7 +99,8 @@ class TableOptions(TextOptions):
     data: str | None = option(
         None,
         "training data: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped; a folder with "
-        "train and validation files or written by save_to_disk; or a name on the hub",
+        "train and validation files or written by save_to_disk; such a file or folder in S3 (s3://…); or a "
+        "name on the hub",
         metavar="PATH|NAME",
     )
     eval: str | None = option(

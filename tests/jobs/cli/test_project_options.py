@@ -145,7 +145,10 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
 def test_a_project_is_found_from_a_folder_below(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parse('[jobs.a]\ntask = "squad"\ndata = "data/x.json"\nmodel = "./m"\nresults = "out"\n')
+    parse(
+        '[jobs.a]\ntask = "squad"\ndata = "data/x.json"\neval = "s3://b/x.json"\n'
+        'model = "./m"\nresults = "out"\n'
+    )
     (folder / "data").mkdir()
     (folder / "data" / "x.json").touch()
     (folder / "src").mkdir()
@@ -153,6 +156,7 @@ def test_a_project_is_found_from_a_folder_below(
     words = apply_project(["run", "a"], read_project_file(), build_parser).words
     assert words[2:] == [
         f"--data={folder}/data/x.json",
+        "--eval=s3://b/x.json",
         f"--model={folder}/m",
         f"--results={folder}/out",
     ]

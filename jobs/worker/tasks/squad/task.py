@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
-from ...training.options import SMALL, Range, TextOptions, option
+from ...training.options import SMALL, Range, TextOptions, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
@@ -77,7 +77,8 @@ class Squad(TextTask[SquadOptions]):
 
     def check(self) -> None:
         options = self.options
-        for path in filter(None, (options.data, options.eval)):
+        local = (path for path in (options.data, options.eval) if path and not is_url(path))
+        for path in local:
             questions = read_dataset(path, [] if options.skip_bad_records else None)
             if not options.skip_bad_records:
                 require_short_questions(path, questions, options.max_length)

@@ -1,0 +1,335 @@
+"""``python -m worker.storage.stage URL TARGET``: download data from S3, and link them into a job's folder.
+
+URL names an object, or a folder: all objects below it. ``~/spr-data/s3`` keeps each version once, for all
+jobs. ``--check URL`` only prints what S3 has, as a line of JSON. Runs on Python 3.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from ..runtime.events import MARK, render_event
+from .client import S3Url, connect
+from .download import (
+    ChangedError,
+    CorruptError,
+    Download,
+    S3Object,
+    StagingError,
+    download_all,
+    explain,
+)
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
+CACHE, JOBS = "spr-data/s3", "spr-jobs"
+"""Below the home folder."""
+_KEPT = 2
+"""Versions of an URL that stay, besides those that running jobs use."""
+_SPARE_BYTES = 256 << 20
+_SHOW_S, _SHOW_SELDOM_S, _DAY_S = 5.0, 60.0, 86400
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an URL names now: objects by their file names, of which an object itself has one."""
+
+    url: str
+    objects: dict[str, S3Object]
+    is_folder: bool
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(each.size for each in self.objects.values())
+
+    @property
+    def version(self) -> str:
+        """A file name that differs if any of the objects does."""
+        ids = {name: each.id for name, each in self.objects.items()}
+        if not self.is_folder:
+            return next(iter(ids.values()))
+        return hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def resolve(s3: S3Client, text: str) -> Source:
+    """Ask S3 what an URL names. Raises :class:`StagingError`."""
+    try:
+        url = S3Url.parse(text)
+    except ValueError as error:
+        raise StagingError(str(error)) from None
+    try:
+        if not url.key or text.endswith("/"):
+            return _list(s3, text, url)
+        try:
+            head = s3.head_object(Bucket=url.bucket, Key=url.key)
+        except ClientError as error:
+            return _list(s3, text, url, instead_of=error)
+    except (ClientError, BotoCoreError) as error:
+        raise explain(error, url) from error
+    name = url.key.rpartition("/")[2]
+    return Source(text, {name: S3Object(url, head["ETag"], head["ContentLength"])}, False)
+
+
+def _list(s3: S3Client, text: str, url: S3Url, instead_of: ClientError | None = None) -> Source:
+    prefix = f"{url.key}/" if url.key else ""
+    found: dict[str, S3Object] = {}
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=url.bucket, Prefix=prefix):
+        for each in page.get("Contents", ()):
+            name = each["Key"][len(prefix) :]
+            if name.endswith("/") or not name:
+                continue  # consoles create them to show empty folders
+            if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+                raise StagingError(f"{url}: {each['Key']!r} is no file name")
+            found[name] = S3Object(S3Url(url.bucket, each["Key"]), each["ETag"], each["Size"])
+    if not found:
+        missing: Any = {"Error": {"Code": "NoSuchKey"}}
+        raise instead_of or ClientError(missing, "ListObjectsV2")
+    return Source(text, found, True)
+
+
+@dataclass
+class Progress:
+    """Shows from time to time how much has arrived, in the job's log."""
+
+    node: str
+    url: str
+    total: int = 0
+    received: int = 0
+    began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, size: int) -> None:
+        with self._lock:
+            self.received += size
+
+    def note(self, text: str) -> None:
+        announce(event="note", text=f"{self.node}: {text}")
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show it until the block ends."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._show, args=(ended,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _show(self, ended: threading.Event) -> None:
+        pause = _SHOW_S
+        while not ended.wait(pause):
+            self.note(
+                f"{self.url}: {self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB, {self.speed}"
+            )
+            pause = min(_SHOW_SELDOM_S, pause * 1.5)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def speed(self) -> str:
+        return f"{self.received / 1e6 / max(self.seconds, 1e-3):,.0f} MB/s"
+
+
+def announce(**fields: object) -> None:
+    """Print an event to the job's log. Ends this process if nobody reads it anymore."""
+    try:
+        print(render_event(fields, os.environ.get(MARK, "")), flush=True)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+@dataclass
+class Cache:
+    """All versions on this node: ``files`` of objects, ``folders`` of links to them, and URLs' histories."""
+
+    home: Path
+
+    @property
+    def root(self) -> Path:
+        return self.home / CACHE
+
+    def place(self, version: str) -> Path | None:
+        """Return a complete version."""
+        places = (self.root / "files" / version, self.root / "folders" / version)
+        return next((each for each in places if each.exists()), None)
+
+    @contextmanager
+    def locked(self, progress: Progress) -> Iterator[None]:
+        """Keep other jobs' processes from downloading or removing anything."""
+        for name in ("files", "folders", "urls"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        with (self.root / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                progress.note(f"{progress.url}: waiting for another job's download")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def history(self, url: str) -> Path:
+        return self.root / "urls" / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.json"
+
+    def take(self, s3: S3Client, source: Source, progress: Progress) -> Path:
+        """Return the place of a version, which is downloaded if it is not there."""
+        history = self.history(source.url)
+        known = json.loads(history.read_text())["versions"] if history.exists() else []
+        if known and known[-1] != source.version:
+            progress.note(f"{source.url} has changed since the last job")
+        place = self.place(source.version) or self._download(s3, source, progress)
+        known = [each for each in known if each != source.version] + [source.version]
+        history.write_text(json.dumps({"url": source.url, "versions": known[-_KEPT:]}))
+        self.prune()
+        return place
+
+    def _download(self, s3: S3Client, source: Source, progress: Progress) -> Path:
+        files = self.root / "files"
+        wanted = {
+            each.id: Download(s3, each, files / each.id, progress.count, progress.note)
+            for each in source.objects.values()
+        }
+        lacking = [each for name, each in wanted.items() if not (files / name).exists()]
+        self._make_room(source, lacking)
+        progress.total, progress.began = sum(each.remaining for each in lacking), time.monotonic()
+        with progress.shown():
+            try:
+                download_all(lacking)
+            except CorruptError as error:
+                progress.note(f"{error.message}; downloading it again")
+                download_all([each for each in lacking if not each.target.exists()])
+        return self._build_folder(source) if source.is_folder else files / source.version
+
+    def _build_folder(self, source: Source) -> Path:
+        place = self.root / "folders" / source.version
+        partial = place.with_name(f".{place.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name, each in source.objects.items():
+            try:
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(self.root / "files" / each.id, partial / name)
+            except OSError as error:
+                why = f"{error.strerror}: {name!r} can't be a file here"
+                raise StagingError(f"{source.url}: {why}") from error
+        partial.rename(place)
+        return place
+
+    def _make_room(self, source: Source, lacking: Sequence[Download]) -> None:
+        needed = sum(each.remaining for each in lacking) + _SPARE_BYTES
+        if needed > shutil.disk_usage(self.root).free:
+            self.prune([each.id for each in source.objects.values()])
+        free = shutil.disk_usage(self.root).free
+        if needed > free:
+            sizes = f"{needed / 1e9:.1f} GB of disk space, and {free / 1e9:.1f} GB are free"
+            raise StagingError(
+                f"{source.url}: needs {sizes}", hint="`up --disk` makes larger disks"
+            )
+
+    def prune(self, only: Sequence[str] | None = None) -> None:
+        """Remove old versions, except those to which jobs that have not ended link.
+
+        The newest ones stay, and for a day what no URL names, such as an unfinished download. With ``only``,
+        to make room, nothing stays but these files.
+        """
+        links = [each for each in (self.home / JOBS).glob("*/*/*") if each.is_symlink()]
+        used = {
+            Path(os.readlink(each)).name  # noqa: PTH115 - Python 3.8
+            for each in links
+            if not (each.parent.parent / "end.json").exists()
+        }
+        for history in (self.root / "urls").iterdir() if only is None else ():
+            used |= {*json.loads(history.read_text())["versions"]}
+        for folder in (self.root / "folders").iterdir():
+            if folder.name not in used:
+                shutil.rmtree(folder, ignore_errors=True)
+        for file in (self.root / "files").iterdir():
+            name = file.name[1:].rpartition(".")[0] if file.name.startswith(".") else file.name
+            known = file.stat()
+            is_new = only is None and time.time() - known.st_mtime < _DAY_S
+            if not (is_new or name in used or name in (only or ()) or known.st_nlink > 1):
+                file.unlink()
+
+
+def stage(
+    s3: S3Client, url: str, target: Path, expected: str, progress: Progress, home: Path
+) -> None:
+    """Link the data of an URL to ``target``. With ``expected``, a version, any other is an error."""
+    cache = Cache(home)
+    with cache.locked(progress):
+        place = cache.place(expected) if expected else None
+        if place is None:
+            source = resolve(s3, url)
+            if expected not in ("", source.version):
+                raise ChangedError(
+                    f"{url}: it has changed since the job began, and its nodes would read different data",
+                    hint="submit the job again",
+                )
+            place = cache.take(s3, source, progress)
+        _link(place, target)
+    got = f"{progress.received / 1e6:,.1f} MB in {progress.seconds:.1f} s, {progress.speed}"
+    progress.note(f"{url}: {got if progress.received else 'already on this node'}")
+
+
+def _link(place: Path, target: Path) -> None:
+    if target.exists() and not target.is_symlink():
+        raise StagingError(f"{target} is already in the job's folder", hint="rename it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(f".{target.name}.{os.getpid()}")
+    new.symlink_to(place.absolute())
+    new.replace(target)
+
+
+def check(s3: S3Client, url: str) -> dict[str, object]:
+    """Return what S3 has, or the reason why this node can't have it."""
+    try:
+        source = resolve(s3, url)
+    except StagingError as error:
+        return {"url": url, "message": error.message, "hint": error.hint}
+    known = {"version": source.version, "is_folder": source.is_folder}
+    return {"url": url, "size": source.size, "files": len(source.objects), **known}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="stage", allow_abbrev=False)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--node", default=socket.gethostname())
+    parser.add_argument("--expect", default="")
+    parser.add_argument("url")
+    parser.add_argument("target", nargs="?", type=Path)
+    args = parser.parse_args(words)
+    s3 = connect()
+    if args.check:
+        print(json.dumps(check(s3, args.url)), flush=True)
+        return 0
+    progress = Progress(args.node, args.url)
+    try:
+        stage(s3, args.url, args.target, args.expect, progress, Path.home())
+    except StagingError as error:
+        known = {"hint": error.hint, "rank": None, "host": args.node}
+        announce(event="error", message=f"{args.node}: {error.message}", **known)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""A job's data from S3: all of its nodes download them at the same time, before the ranks start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..runtime.events import MARK
+from ..runtime.process import STOPPED
+from .attempt import POLL_S, Attempt
+from .commands import ask
+from .head import SSH, HeadFolder
+from .launch import Launch
+from .watch import announce
+
+_MODULE, VERSIONS = "worker.storage.stage", "data.json"
+"""In the job's folder on the head: the version of each URL that the job's first attempt found."""
+_CHECK_S = 300
+# A node that is gone must not look like one that is slow.
+_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+
+
+def stage_data(attempt: Attempt, head: HeadFolder) -> int:
+    """Return 0, or the exit code of an attempt whose data can't be had; the log has the reason.
+
+    All attempts use the same version, because ranks with different data would not train together.
+    """
+    launch, job = attempt.launch, attempt.job
+    if not launch.stage:
+        return 0
+    versions = head.read(VERSIONS) or _find_versions(launch, job.nodes[0])
+    if not versions:
+        attempt.watch.poll()
+        return 1
+    head.write(VERSIONS, versions)
+    script = {name: _render(launch, name, versions) for name in job.nodes}
+    argv = {name: [*SSH, *_ALIVE, name, text] for name, text in script.items()}
+    argv[job.nodes[0]] = ["bash", "-c", script[job.nodes[0]]]
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+    running = {name: subprocess.Popen(words, **options) for name, words in argv.items()}
+    return _wait(attempt, running)
+
+
+def _find_versions(launch: Launch, here: str) -> dict[str, str]:
+    """Return the present version of each URL; nothing, after saying why, if one can't be read."""
+    found = {}
+    for url, _ in launch.stage:
+        words = [sys.executable, "-m", _MODULE, "--check", url]
+        known = json.loads(ask(words, _CHECK_S) or '{"message": "the check of the data failed"}')
+        if "message" in known:
+            text, hint = f"{here}: {known['message']}", known.get("hint")
+            announce(event="error", message=text, hint=hint, rank=None, host=here)
+            return {}
+        found[url] = str(known["version"])
+    return found
+
+
+def _render(launch: Launch, name: str, versions: Mapping[str, str]) -> str:
+    mark = os.environ.get(MARK, "")
+    lines = [
+        f"cd {shlex.quote(launch.folder)}",
+        f"export PYTHONPATH=code {MARK}={shlex.quote(mark)}",
+    ]
+    for url, target in launch.stage:
+        words = ["--node", name, "--expect", versions[url], url, target]
+        lines.append(shlex.join([sys.executable, "-m", _MODULE, *words]))
+    return " && ".join(lines)
+
+
+def _wait(attempt: Attempt, running: Mapping[str, subprocess.Popen[bytes]]) -> int:
+    codes: dict[str, int | None] = {}
+    while not codes or (None in codes.values() and not any(codes.values())):
+        if attempt.stopping:
+            break
+        time.sleep(POLL_S)
+        codes = {name: process.poll() for name, process in running.items()}
+    for process in running.values():
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # on another node, it ends when it next prints
+        process.wait()
+    if attempt.stopping:
+        return STOPPED
+    attempt.watch.poll()
+    failed = [name for name, code in codes.items() if code]
+    if failed and not attempt.watch.errors:
+        text = f"{failed[0]} was lost while it received the data"
+        announce(event="error", message=text, rank=None, host=failed[0], lost_peer=True)
+        attempt.watch.poll()
+    return 1 if failed else 0

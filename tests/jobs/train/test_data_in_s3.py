@@ -1,0 +1,108 @@
+"""Data in S3, as the laptop sees them: URLs are checked, translated for the nodes, and never read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.files import parse_as
+from jobs.launchers.kubernetes.request import PodOptions
+from jobs.launchers.plan import PlacementOptions
+from jobs.launchers.record import JobRecord
+from jobs.program.folder import choose_folders, read_urls
+from jobs.train.elsewhere import plan_for_script, plan_in_pods
+from jobs.train.request import TrainRequest, check_inputs, staged_data
+from jobs.train.resume import ResumeRequest, plan_again
+from jobs.train.train import plan_training
+from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.squad.task import SquadOptions
+from jobs.worker.training.options import TextOptions
+from provision.stacks.load import load_stack
+from tests.jobs.context import PATHS, SUBMITTED
+
+STACK = load_stack("upstream")
+DATA, EVAL = "s3://my-data/set/reviews.csv.gz", "s3://my-data/dev"
+
+
+def plan_of(options: TextOptions) -> TrainRequest:
+    return TrainRequest(options, Path("results"))
+
+
+def test_nodes_stage_what_the_options_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dev").mkdir()  # a local folder of that name is something else
+    options = ClassifyOptions(data=DATA, eval=EVAL, model="scratch")
+    check_inputs(options)
+    plan = plan_training(plan_of(options), STACK)
+    assert plan.stage == ((DATA, "data/train.csv.gz"), (EVAL, "data/eval"))
+    assert not [name for name in plan.files if name.startswith("data")]
+    assert {"--data=data/train.csv.gz", "--eval=data/eval"} <= {*plan.argv}
+    assert plan.env == {"HF_HUB_OFFLINE": "1"}
+
+
+def test_squad_reads_an_object_as_json() -> None:
+    options = SquadOptions(data="s3://my-data/squad", model="scratch")
+    check_inputs(options)
+    assert staged_data(options) == (("s3://my-data/squad", "data/train.json"),)
+    with pytest.raises(UsageError, match="--eval s3://my-data/squad/: expected a file"):
+        check_inputs(replace(options, eval="s3://my-data/squad/"))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://", "--data s3://: expected s3://BUCKET"),
+        ("s3://My_Bucket/x.csv", "expected s3://BUCKET"),
+        ("s3://my-data/a//b.csv", "without empty parts"),
+        ("s3://my-data/train.txt", "its name does not say its format"),
+        ("s3://my-data/train.xlsx.gz", "its name does not say its format"),
+    ],
+)
+def test_malformed_urls_are_refused(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_inputs(ClassifyOptions(data=url, model="scratch"))
+
+
+@pytest.mark.parametrize("url", ["s3://my-data/v1.2", "s3://my-data/train.txt/", "s3://my-data"])
+def test_other_names_are_folders(url: str) -> None:
+    check_inputs(ClassifyOptions(data=url, model="scratch"))
+
+
+def test_other_clusters_do_not_read_s3() -> None:
+    options = ClassifyOptions(data=DATA, model="scratch", backend="gloo")
+    with pytest.raises(UsageError, match="not on another Slurm cluster"):
+        plan_for_script(plan_of(options), STACK)
+    pods = PodOptions("job", 2, "image")
+    with pytest.raises(UsageError, match="not on Kubernetes"):
+        plan_in_pods(options, PlacementOptions(), pods, STACK)
+
+
+def test_resumed_job_stages_its_data_again() -> None:
+    plan = plan_training(plan_of(ClassifyOptions(data=DATA, model="scratch")), STACK)
+    record = replace(
+        SUBMITTED,
+        kind="classify",
+        argv=("python", "-m", plan.module, *plan.argv),
+        nnodes=3,
+        options=PlacementOptions("auto", 1, None),
+        more={"stage": plan.stage},
+    )
+    read = parse_as(JobRecord, record.render(), "job.json")
+    again = plan_again(read, ResumeRequest("classify", None), 3, PATHS.job_id)
+    assert again.stage == ((DATA, "data/train.csv.gz"),)
+
+
+def test_programs_find_data_under_their_last_name(tmp_path: Path) -> None:
+    (tmp_path / "spr-cluster.toml").touch()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "x.png").touch()
+    sent = choose_folders(None, (), tmp_path, None)
+    urls = ("s3://my-data/set/texts/", "s3://other")
+    assert read_urls(urls, sent) == ((urls[0], "work/texts"), (urls[1], "work/other"))
+    with pytest.raises(UsageError, match="the project has another images"):
+        read_urls(("s3://my-data/images",), sent)
+    with pytest.raises(UsageError, match="the project has another texts"):
+        read_urls((urls[0], "s3://other/texts"), sent)

@@ -1,0 +1,318 @@
+"""Data from S3 on a node: moto's server behind a proxy that cuts and falsifies connections."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from boto3.s3.transfer import TransferConfig
+
+from jobs.worker.storage import download, stage
+from jobs.worker.storage.client import connect
+from jobs.worker.storage.download import ChangedError, CorruptError, StagingError
+from tests.jobs.worker.storage.conftest import Proxy
+
+MIB = 1 << 20
+URL = "s3://data/set/train.csv"
+Stage = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PART", MIB)
+    monkeypatch.setattr(download, "_BLOCK", MIB // 16)
+    monkeypatch.setattr(download, "_LONGEST_S", 0.01)
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Stage:
+    """Stage an URL as a job on a node; returns what the log says."""
+
+    def stage_url(url: str = URL, job: str = "job", expected: str = "") -> str:
+        target = tmp_path / "spr-jobs" / job / "data" / "train.csv"
+        stage.stage(connect(), url, target, expected, stage.Progress("node1", url), tmp_path)
+        return capsys.readouterr().out
+
+    return stage_url
+
+
+def read(home: Path, job: str = "job") -> bytes:
+    return (home / "spr-jobs" / job / "data" / "train.csv").read_bytes()
+
+
+def put(bucket: Any, data: bytes, key: str = "set/train.csv") -> None:
+    bucket.put_object(Key=key, Body=data)
+
+
+def test_object_arrives_once_and_is_shared_by_jobs(
+    bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path
+) -> None:
+    data = content(3 * MIB + 5)
+    put(bucket, data)
+    assert "3.1 MB in " in run()
+    assert read(tmp_path) == data
+    assert sorted(each.rpartition("=")[2] for each in proxy.gets) == [
+        "0-1048575",
+        "1048576-2097151",
+        "2097152-3145727",
+        "3145728-3145732",
+    ]
+    proxy.requests.clear()
+    assert "already on this node" in run(job="second")
+    assert read(tmp_path, "second") == data
+    assert [each.split()[0] for each in proxy.requests] == ["HEAD"]
+
+
+def test_version_of_the_job_needs_no_request(bucket: Any, proxy: Proxy, run: Stage) -> None:
+    put(bucket, b"1")
+    run()
+    version = str(stage.check(connect(), URL)["version"])
+    proxy.requests.clear()
+    run(job="second", expected=version)
+    assert proxy.requests == []
+
+
+def test_cut_connection_continues_where_it_was_cut(
+    bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path
+) -> None:
+    data = content(8 * MIB)
+    put(bucket, data)
+    cut: list[str] = []
+
+    def limit(request: str) -> int | None:
+        if "bytes=" in request and len(cut) < 12:
+            cut.append(request)
+            return 700_000
+        return None
+
+    proxy.limit = limit
+    run()
+    assert read(tmp_path) == data
+    assert len(cut) == 12
+    # What is sent again is at most what was on its way: a block of each connection.
+    assert proxy.sent < 8 * MIB + 12 * (download._BLOCK + 2048) + 40 * 2048
+
+
+def test_killed_process_keeps_its_parts(bucket: Any, proxy: Proxy, tmp_path: Path) -> None:
+    data = content(40 * MIB)
+    put(bucket, data)
+    served: list[str] = []
+
+    def limit(request: str) -> int | None:
+        served.append(request)
+        if len(served) > 3:
+            time.sleep(20)  # until the process is killed
+        return None
+
+    proxy.limit = limit
+    target = tmp_path / "spr-jobs" / "job" / "data" / "train.csv"
+    argv = [sys.executable, "-m", "jobs.worker.storage.stage", URL, str(target)]
+    with subprocess.Popen(argv, env={**os.environ, "HOME": str(tmp_path)}) as process:
+        journal = tmp_path / stage.CACHE / "files"
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if [each for each in journal.glob(".*.parts") if each.read_text().count("\n") >= 12]:
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    proxy.limit = lambda _: None
+    arrived, proxy.sent = proxy.sent, 0
+    done = subprocess.run(
+        argv, env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True
+    )
+    assert target.read_bytes() == data
+    assert arrived >= 12 * MIB
+    # At most the block that each of two connections had begun is sent again.
+    assert arrived + proxy.sent < 40 * MIB + 3 * MIB + 256 * 1024
+    assert b" MB in" in done.stdout
+
+
+def test_dead_connection_fails_after_some_tries(bucket: Any, proxy: Proxy, run: Stage) -> None:
+    put(bucket, content(MIB))
+    head = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-1048575/1048576\r\nContent-Length: 1048576\r\n\r\n"
+    proxy.answer = lambda request: head if "bytes=" in request else b""
+    with pytest.raises(StagingError, match=f"^{URL}: "):
+        run()
+
+
+def test_object_that_changes_during_the_download(
+    bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path
+) -> None:
+    put(bucket, content(4 * MIB))
+    cut: list[str] = []
+
+    def limit(request: str) -> int | None:
+        if "bytes=" not in request or len(cut) == 4:
+            return None
+        cut.append(request)
+        if len(cut) == 4:
+            put(bucket, content(4 * MIB, seed=1))
+        return 500_000
+
+    proxy.limit = limit
+    with pytest.raises(ChangedError, match="changed while it was downloaded"):
+        run()
+    assert not (tmp_path / "spr-jobs").exists()
+    run(job="again")
+    assert read(tmp_path, "again") == content(4 * MIB, seed=1)
+
+
+def test_object_that_changed_between_jobs_is_downloaded_anew(
+    bucket: Any, run: Stage, tmp_path: Path
+) -> None:
+    put(bucket, b"first")
+    version = str(stage.check(connect(), URL)["version"])
+    assert "changed" not in run()
+    put(bucket, b"second")
+    assert f"node1: {URL} has changed since the last job" in run(job="second")
+    assert (read(tmp_path), read(tmp_path, "second")) == (b"first", b"second")
+    with pytest.raises(ChangedError, match="since the job began"):
+        run(job="third", expected="0" * 24)
+    run(job="retried", expected=version)
+    assert read(tmp_path, "retried") == b"first"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_falsified_content_is_noticed(
+    bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path, parts: int
+) -> None:
+    data = content(parts * 5 * MIB)
+    (tmp_path / "local").write_bytes(data)
+    config = TransferConfig(multipart_threshold=5 * MIB + 1, multipart_chunksize=5 * MIB)
+    bucket.upload_file(str(tmp_path / "local"), "set/train.csv", Config=config)
+    wrong: list[str] = []
+
+    def change(request: str, block: bytes) -> bytes:
+        if "bytes=" in request and not wrong and not block.startswith(b"HTTP"):
+            wrong.append(request)
+            return bytes([block[0] ^ 1]) + block[1:]
+        return block
+
+    proxy.change = change
+    assert "downloading it again" in run()
+    assert read(tmp_path) == data
+    always = lambda request, block: block[:-1] + b"!" if "bytes=" in request else block  # noqa: E731
+    put(bucket, content(2 * MIB, seed=2))
+    proxy.change = always
+    with pytest.raises(CorruptError, match="the content differs from its"):
+        run(job="second")
+    assert not (tmp_path / "spr-jobs" / "second").exists()
+
+
+ANSWER = b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+
+
+def test_reasons_of_refusals(
+    bucket: Any, proxy: Proxy, run: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StagingError, match=f"{URL}: NoSuchKey: no object and no folder"):
+        run()
+    with pytest.raises(StagingError, match="s3://nothing/a: NoSuchBucket"):
+        run("s3://nothing/a")
+
+    def deny(request: str) -> bytes:
+        body = b"" if request.startswith("HEAD") else DENIED
+        return ANSWER % (b"403 Forbidden", len(body), body)
+
+    proxy.answer = deny
+    with pytest.raises(StagingError, match=f"{URL}: AccessDenied: the nodes may not") as caught:
+        run()
+    assert "--read-from" in str(caught.value.hint)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(StagingError, match="the node has no AWS credentials"):
+        run()
+
+
+def test_error_is_an_event_of_the_node(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert stage.main(["--node=node3", URL, str(tmp_path / "job" / "x")]) == 1
+    event = json.loads(capsys.readouterr().out.partition(" ")[2])
+    assert event["event"] == "error"
+    assert event["message"].startswith(f"node3: {URL}: NoSuchKey")
+    assert (event["host"], event["rank"]) == ("node3", None)
+    assert stage.main(["--check", URL]) == 0
+    assert "NoSuchKey" in json.loads(capsys.readouterr().out)["message"]
+
+
+def test_folder_is_a_tree_and_only_changed_objects_are_downloaded(
+    bucket: Any, proxy: Proxy, run: Stage, tmp_path: Path
+) -> None:
+    put(bucket, b"a,b", "set/train.csv")
+    put(bucket, content(2 * MIB), "set/more/x.bin")
+    put(bucket, b"", "set/more/")
+    put(bucket, b"", "set/empty")
+    put(bucket, b"not below", "settings")
+    run("s3://data/set")
+    tree = tmp_path / "spr-jobs" / "job" / "data" / "train.csv"
+    names = sorted(str(each.relative_to(tree)) for each in tree.rglob("*") if each.is_file())
+    assert names == ["empty", "more/x.bin", "train.csv"]
+    assert (tree / "more" / "x.bin").read_bytes() == content(2 * MIB)
+    put(bucket, b"c,d,e", "set/train.csv")
+    proxy.requests.clear()
+    assert "node1: s3://data/set has changed since" in run("s3://data/set", "second")
+    assert [each for each in proxy.gets if "x.bin" in each] == []
+    assert len(proxy.gets) == 1
+    second = tmp_path / "spr-jobs" / "second" / "data" / "train.csv"
+    assert (second / "train.csv").read_bytes() == b"c,d,e"
+    assert (tree / "train.csv").read_bytes() == b"a,b"
+
+
+def test_names_that_are_no_files_are_refused(bucket: Any, run: Stage) -> None:
+    put(bucket, b"x", "set/../../escape")
+    with pytest.raises(StagingError, match="is no file name"):
+        run("s3://data/set/")
+
+
+def test_full_disk_is_refused_before_the_download(
+    bucket: Any, proxy: Proxy, run: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(bucket, content(2 * MIB))
+    usage = shutil.disk_usage("/")._replace(free=200 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(StagingError, match=r"needs 0.3 GB of disk space, and 0.2 GB are free"):
+        run()
+    assert proxy.gets == []
+
+
+@pytest.mark.parametrize("file", sorted(Path(stage.__file__).parent.glob("*.py")))
+def test_syntax_is_that_of_the_oldest_stack(file: Path) -> None:
+    ast.parse(file.read_text(), feature_version=(3, 8))
+
+
+def test_old_versions_are_removed_unless_a_job_uses_them(
+    bucket: Any, run: Stage, tmp_path: Path
+) -> None:
+    files = tmp_path / stage.CACHE / "files"
+    for number in range(5):
+        put(bucket, content(100, seed=number))
+        run(job=f"job{number}")
+        if number != 1:
+            (tmp_path / "spr-jobs" / f"job{number}" / "end.json").write_text("{}")
+        for each in files.iterdir():
+            os.utime(each, (0, 0))
+    run(job="job5")
+    kept = {each.read_bytes() for each in files.iterdir()}
+    assert kept == {content(100, seed=number) for number in (1, 3, 4)}

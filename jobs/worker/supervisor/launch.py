@@ -51,6 +51,8 @@ class Launch:
     """Number of nodes to start with."""
     least_nodes: int = 0
     """Minimum number of nodes to continue with after a loss; 0 for all."""
+    until_done: bool = False
+    """Whether the job may keep the nodes after the cluster's deadline."""
 
     def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
         """Return the launch of an attempt; with ``again``, it resumes the earlier one."""

@@ -33,8 +33,9 @@ def main() -> int:
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
     size = _LOG.stat().st_size
-    watches = LogWatch(_LOG, size), NoticeWatch(job.drained_nodes), DeadlineWatch(launch.until_done)
-    attempt = Attempt(launch, job, *watches)
+    deadline = DeadlineWatch(launch.until_done)
+    watches = LogWatch(_LOG, size), NoticeWatch(job.drained_nodes)
+    attempt = Attempt(launch, job, *watches, deadline=deadline)
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     try:
         code = _conclude_for(code, attempt, head) if code else _attempt(attempt, head)

@@ -40,12 +40,12 @@ class Attempt:
     job: SlurmJob
     watch: LogWatch
     notices: NoticeWatch
-    deadline: DeadlineWatch = field(default_factory=DeadlineWatch)
     stopping: bool = False
     leaving: dict[str, Any] = field(default_factory=dict)
     """Why the ranks were told to stop, if one of their nodes leaves or the deadline is near."""
     hang: dict[str, Any] = field(default_factory=dict)
     """Why the attempt was killed, if no rank made progress for too long."""
+    deadline: DeadlineWatch = field(default_factory=DeadlineWatch)
     _process: subprocess.Popen[bytes] | None = None
     _forwarded_at: float | None = None
 

@@ -204,7 +204,8 @@ exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_L
  "again": [],
  "retries": 0,
  "planned_nodes": 3,
- "least_nodes": 0
+ "least_nodes": 0,
+ "until_done": false
 }
 _END_OF_THE_LAUNCH_
 }

@@ -86,6 +86,9 @@ def build_launch(
         planned_nodes=planned,
         least_nodes=plan.elastic or 0,
         stage=plan.stage,
+        until_done=plan.until_done,
+        bucket=plan.bucket,
+        on_finish=plan.on_finish,
     )
 
 

@@ -143,6 +143,14 @@ class JobPlan:
     """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
     stage: tuple[tuple[str, str], ...] = ()
     """Data that every node reads from S3 itself: URLs, and their places in the job's folder."""
+    bucket: str = ""
+    """The S3 URL below which the job's folder is stored; "" for none."""
+    until_done: bool = False
+    """Keeps the nodes after the cluster's deadline until it has ended."""
+    down_when_done: bool = False
+    """Powers the nodes off when it has ended and its folder is in the bucket."""
+    on_finish: str = ""
+    """A shell command to run on the head when it has ended."""
 
 
 @cache

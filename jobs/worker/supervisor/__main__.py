@@ -14,8 +14,10 @@ import time
 import traceback
 from pathlib import Path
 
+from ..runtime.process import STOPPED
 from .attempt import Attempt, conclude, describe, describe_dead, find_cause
 from .commands import REQUEUED, SlurmJob
+from .deadline import DeadlineWatch
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
 from .nodes import prepare, send_end
@@ -32,7 +34,9 @@ def main() -> int:
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
     size = _LOG.stat().st_size
-    attempt = Attempt(launch, job, LogWatch(_LOG, size), NoticeWatch(job.drained_nodes))
+    deadline = DeadlineWatch(launch.until_done)
+    watches = LogWatch(_LOG, size), NoticeWatch(job.drained_nodes)
+    attempt = Attempt(launch, job, *watches, deadline=deadline)
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     try:
         code = _conclude_for(code, attempt, head) if code else _attempt(attempt, head)
@@ -49,6 +53,11 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)
+    attempt.deadline.start()
+    if late := attempt.deadline.find_end():
+        attempt.leaving = late
+        announce(event="note", text=f"{late['message']}; the job does not start")
+        return _finish(STOPPED, attempt, head, began)
     attempt.launch, copier = prepare(launch, job, lambda: attempt.notices.found)
     attempt.notices.start()
     if attempt.launch.again:

@@ -20,6 +20,7 @@ from typing import Any
 from ..runtime.process import STOPPED
 from . import commands
 from .commands import SlurmJob
+from .deadline import DeadlineWatch
 from .launch import FOLDER, Launch, build_argv
 from .watch import WAIT_S, LogWatch, NoticeWatch, announce, describe_notice, has_no_room
 
@@ -41,9 +42,10 @@ class Attempt:
     notices: NoticeWatch
     stopping: bool = False
     leaving: dict[str, Any] = field(default_factory=dict)
-    """Why the ranks were told to stop, if one of their nodes leaves."""
+    """Why the ranks were told to stop, if one of their nodes leaves or the deadline is near."""
     hang: dict[str, Any] = field(default_factory=dict)
     """Why the attempt was killed, if no rank made progress for too long."""
+    deadline: DeadlineWatch = field(default_factory=DeadlineWatch)
     _process: subprocess.Popen[bytes] | None = None
     _forwarded_at: float | None = None
 
@@ -73,7 +75,11 @@ class Attempt:
     def _look_after(self) -> None:
         self.watch.poll()
         failed, now = self.watch.failed_at, time.monotonic()
-        if not self.stopping and failed is None and (found := self._find_notice()):
+        if (
+            not self.stopping
+            and failed is None
+            and (found := self._find_notice() or self.deadline.find_end(self.watch.checkpoint_s))
+        ):
             self.leaving = found
             announce(event="note", text=f"{found['message']}; saving a checkpoint and stopping")
             self.stop()
@@ -164,6 +170,9 @@ def conclude(
 def find_cause(attempt: Attempt) -> dict[str, Any]:
     """Return why an attempt ended: a leaving node, a rank's error, a hang, or a lost peer or node."""
     watch, job, size = attempt.watch, attempt.job, attempt.launch.nproc_per_node
+    if attempt.leaving.get("deadline"):
+        kept = f"; checkpoint {watch.checkpoint} is kept" if watch.checkpoint else ""
+        return {**attempt.leaving, "message": attempt.leaving["message"] + kept}
     if known := attempt.leaving or choose_cause(watch.errors, attempt.hang):
         return name_nodes(known, job.nodes, watch.start, size)
     lost = describe_lost_nodes(job.lost_nodes(), job.nodes, size)
@@ -232,4 +241,5 @@ def describe(cause: Mapping[str, Any]) -> str:
 
 def _end(state: str, code: int, cause: dict[str, Any]) -> dict[str, object]:
     known = {name: cause.get(name) for name in ("rank", "host", "message")}
-    return {"state": state, "exit_code": code, **known}
+    deadline = {"deadline": True} if cause.get("deadline") else {}
+    return {"state": state, "exit_code": code, **known, **deadline}

@@ -53,6 +53,12 @@ class Launch:
     """Minimum number of nodes to continue with after a loss; 0 for all."""
     stage: tuple[tuple[str, str], ...] = ()
     """Data to bring to every node first: S3 URLs, and their places in the job's folder."""
+    until_done: bool = False
+    """Whether the job may keep the nodes after the cluster's deadline."""
+    bucket: str = ""
+    """The S3 URL below which the job's folder is stored; "" for none."""
+    on_finish: str = ""
+    """A shell command to run on the head when the job has ended."""
 
     def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
         """Return the launch of an attempt; with ``again``, it resumes the earlier one."""

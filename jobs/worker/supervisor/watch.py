@@ -88,6 +88,9 @@ class LogWatch:
     """The first rank that mpirun reports as killed, its node, and the signal."""
     disk_full: bool = False
     """Whether a message reported a failed write."""
+    checkpoint: str = ""
+    checkpoint_s: float = 0.0
+    """The last checkpoint's name, and how long it took."""
     lost: tuple[str, ...] = ()
     """The nodes that mpirun has lost."""
     steps: StallDetector = field(default_factory=StallDetector)
@@ -139,6 +142,10 @@ class LogWatch:
             self._note_failure()
         elif kind == "start":
             self.start = event
+        elif kind == "checkpoint":
+            took = event.get("seconds")
+            self.checkpoint = event["name"]
+            self.checkpoint_s = took if isinstance(took, float) else 0.0
         self.has_begun = self.has_begun or kind in ("start", "running")
         self.steps.see(kind, str(event.get("name", "")), time.monotonic())
 

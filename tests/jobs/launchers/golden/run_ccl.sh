@@ -205,7 +205,10 @@ exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_L
  "retries": 0,
  "planned_nodes": 3,
  "least_nodes": 0,
- "stage": []
+ "stage": [],
+ "until_done": false,
+ "bucket": "",
+ "on_finish": ""
 }
 _END_OF_THE_LAUNCH_
 }

@@ -1,0 +1,80 @@
+"""A job that the cluster's deadline ends: it saves a checkpoint before, and is not started again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.worker.supervisor.deadline import lead_before, parse_deadline
+from tests.jobs.context import event
+from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
+from tests.jobs.worker.supervisor.test_notices import SAVES, follow
+
+
+@pytest.mark.parametrize(
+    ("text", "until_done", "expected"),
+    [
+        ("1000\n", False, 1000),
+        ("1000\n", True, 1000),
+        ("1000 9000 1800\n", False, 1000),
+        ("1000 9000 1800\n", True, 7200),
+        ("1000 2800 1800\n", True, 1000),
+        ("", False, None),
+        ("no timer", False, None),
+    ],
+)
+def test_the_deadline_of_a_job(text: str, until_done: bool, expected: float | None) -> None:
+    assert parse_deadline(text, until_done=until_done) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "checkpoint_s", "expected"),
+    [(60, 0, 20), (800, 0, 100), (9999, 0, 300), (800, 50, 150), (800, 1, 100)],
+)
+def test_how_long_before_the_deadline_a_job_stops(
+    seconds: float, checkpoint_s: float, expected: float
+) -> None:
+    assert lead_before(5000 + seconds, 5000, checkpoint_s) == expected
+
+
+def expire_in(head: ThisMachine, seconds: float) -> str:
+    """Let the node's guard say when it powers the node off; return that time."""
+    at = int(time.time() + seconds)
+    head.write_program("sudo", f"#!/bin/sh\necho {at} {at + 1800} 1800\n")
+    return time.strftime("%H:%M UTC", time.gmtime(at))
+
+
+def test_a_job_saves_a_checkpoint_before_the_deadline_and_is_not_requeued(
+    head: ThisMachine,
+) -> None:
+    at = expire_in(head, 24)
+    kept = event(event="checkpoint", step=7, name="step-000007", seconds=0.1)
+    script = f"echo {shlex.quote(kept)}; {SAVES}"
+    paths = submit(head, script, retries=1, again=("echo", "resumed"))
+    wait_for(Path(paths.root, "ready").exists)
+
+    end, log, _ = follow(head, paths)
+
+    message = f"the cluster's time to live is over at {at}"
+    assert (end.state, end.attempt) == ("failed", 1)
+    assert end.message == f"{message}; checkpoint step-000007 is kept"
+    assert Path(paths.output, "checkpoint").exists()
+    assert f"{message}; saving a checkpoint and stopping" in log
+    assert "resumed" not in log
+    assert json.loads(Path(paths.end).read_text())["deadline"] is True
+
+
+def test_a_job_that_has_no_time_left_does_not_start(head: ThisMachine) -> None:
+    at = expire_in(head, 10)
+    paths = submit(head, "touch ready", retries=1)
+
+    end, log, _ = follow(head, paths)
+
+    message = f"the cluster's time to live is over at {at}"
+    assert (end.state, end.message) == ("failed", message)
+    assert f"{message}; the job does not start" in log
+    assert not Path(paths.root, "ready").exists()

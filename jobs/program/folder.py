@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.s3_url import parse_s3_url
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, find_project_file
+from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
 from jobs.launchers.plan import JobFolder
 

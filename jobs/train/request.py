@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
 
-from infra.s3_url import parse_s3_url
 from infra.errors import UsageError
 from infra.files import check_file, check_folder
+from infra.s3_url import parse_s3_url
 from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.record import require_own_results
 from jobs.worker.data.readers import READERS

@@ -16,7 +16,7 @@ from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
 from infra.errors import UsageError
-from infra.words import counted, parse_duration
+from infra.words import counted, parse_duration, spoken_time
 from jobs.cli.shared.chosen_job import add_job_options, open_launcher
 from jobs.cli.shared.job_display import JobDisplay, render_event
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
@@ -72,7 +72,7 @@ def run_jobs(args: argparse.Namespace) -> int:
         more, lines = launcher.describe(job)
         result: Mapping[str, object] = {**launcher.where, **job.as_dict(), **more}
         # Problems are more detailed than the list's short cause.
-        own = _table([job], now) if more.get("problems") else render([job], now)
+        own = _table([job], now) if more.get("problems") else render([job], now, launcher.expires)
         text = "\n".join([own, *lines])
     else:
         result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
@@ -88,7 +88,7 @@ def _render_list(
         start = f"spr-cluster {launcher.example} {launcher.flags}".rstrip()
         return f"No jobs {launcher.place}. `{start}` starts one."
     shown = found if every else newest(found)
-    lines = [render(shown, now)]
+    lines = [render(shown, now, launcher.expires)]
     if hidden := len(found) - len(shown):
         lines.append(f"{counted(hidden, 'earlier job')}: --all")
     if launcher.outlook and any(job.is_active for job in found):
@@ -101,9 +101,9 @@ def newest(found: Sequence[JobSummary]) -> Sequence[JobSummary]:
     return [job for job in found if job.is_active or job in found[-_NEWEST:]]
 
 
-def render(found: Sequence[JobSummary], now: datetime) -> str:
-    """Render the jobs as a table, followed by the causes of failures."""
-    causes = [f"{job.job}: {_describe(job)}" for job in found if _describe(job)]
+def render(found: Sequence[JobSummary], now: datetime, expires: datetime | None = None) -> str:
+    """Render the jobs as a table, followed by the causes of failures and the expected ends."""
+    causes = [f"{job.job}: {why}" for job in found if (why := _describe(job, now, expires))]
     return "\n".join([_table(found, now), *causes])
 
 
@@ -128,10 +128,14 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, 
     )
 
 
-def _describe(job: JobSummary) -> str:
-    """Return why a job failed or is waiting; "" for other jobs."""
+def _describe(job: JobSummary, now: datetime, expires: datetime | None) -> str:
+    """Return why a job failed or is waiting, or when it ends; "" for other jobs."""
     if job.state in (QUEUED, REQUEUED) and job.waits_for:
         return f"waits: {describe_reason(job.waits_for)}"
+    if job.expected_end:
+        late = expires and job.expected_end > expires
+        when = f"its last step is expected at {spoken_time(job.expected_end, now)}"
+        return f"{when}, after its nodes shut down" if late else when
     return job.cause if job.state == FAILED else ""
 
 

@@ -38,6 +38,8 @@ class JobEnd:
     rank: int | None = None
     host: str | None = None
     message: str | None = None
+    deadline: bool = False
+    """Whether it was stopped because its nodes were about to shut down."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields for ``--json``."""
@@ -120,6 +122,8 @@ class JobSummary(JobEnd):
     has_model: bool = False
     checkpoint: str | None = None
     unfinished: bool = False
+    expected_end: datetime | None = None
+    """When a job that trains will have made its last step, at its latest speed."""
 
     @property
     def is_active(self) -> bool:
@@ -148,6 +152,10 @@ class Launcher(Protocol):
     @property
     def flags(self) -> str:
         """The options that choose it, for the next command."""
+
+    @property
+    def expires(self) -> datetime | None:
+        """When its nodes shut down; ``None`` if never."""
 
     @property
     def outlook(self) -> str:

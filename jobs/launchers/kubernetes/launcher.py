@@ -59,6 +59,10 @@ class KubernetesLauncher:
         return "k8s submit squad --nodes N"
 
     @property
+    def expires(self) -> None:
+        return None
+
+    @property
     def outlook(self) -> str:
         return ""
 

@@ -129,7 +129,9 @@ def _merge(row: dict[str, Any]) -> dict[str, Any]:
     """Return a job's values; those recorded at its end override those from its start."""
     end = row["end"] if parse_end(row["end"]) else _find_lost_node(row)
     state, reason = _state(row, end)
-    return {**row["begin"], **end, **row, "state": state, "waits_for": reason}
+    ends = row.get("expected_end") if state == RUNNING else None
+    known = {**row["begin"], **end, **row}
+    return {**known, "state": state, "waits_for": reason, "expected_end": ends}
 
 
 def _find_lost_node(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import re
 import time
 from pathlib import Path
 
+from ..runtime.events import mark_of, parse_event, prefix_of
 from .commands import ask_slurm, find_missing
 
 # Maximum time to copy a job's files, then for Slurm to accept the job.
 _SENT_S, _QUEUED_S = 1800, 10
 _STEP = re.compile(r"step-(\d+)")
+_TAIL = 1 << 16
 # A line of Slurm's record of ended jobs.
 _ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 
@@ -59,6 +61,25 @@ def disk_kib(folder: Path) -> int:
     return blocks // 2
 
 
+def expected_end(folder: Path) -> float | None:
+    """Return when training ends according to the last step in the log, in seconds since 1970."""
+    mark = mark_of(folder.name)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with (folder / "log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
+            lines = log.read().decode(errors="replace").split("\n")[:-1]
+        own = [
+            event
+            for line in lines
+            if prefix_of(mark) in line and (event := parse_event(line, mark))
+        ]
+        # After its last step, a job evaluates: for how long is unknown.
+        if own and own[-1]["event"] in ("step", "checkpoint"):
+            step = next(event for event in reversed(own) if event["event"] == "step")
+            return float(step["at"]) + float(step["eta_seconds"])
+    return None
+
+
 def is_coming(folder: Path) -> bool:
     """Return whether a job is still being submitted: its files arrive before it is queued."""
     if (folder / "begin.json").exists() or (folder / "end.json").exists():
@@ -87,6 +108,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
         "has_model": (output / "model" / "config.json").exists(),
         "unfinished": resumable and not (output / "results.json").exists(),
         "checkpoint": steps[-1][1] if steps else None,
+        "expected_end": expected_end(folder) if queue and folder.name in queue else None,
         "size_kib": disk_kib(folder),
     }
 

@@ -29,7 +29,13 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     (
         "local boot",
         f.choice(
-            "argument ACTION: invalid choice: 'boot'", "local", "status", "stop", "reset", "faults"
+            "argument ACTION: invalid choice: 'boot'",
+            "local",
+            "status",
+            "stop",
+            "reset",
+            "bucket",
+            "faults",
         ),
     ),
     ("local faults nowhere.toml", "nowhere.toml: can't be read: No such file or directory"),

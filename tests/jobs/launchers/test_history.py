@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
+from jobs.cli.jobs import render
 from jobs.launchers.launcher import JobSummary, choose_active, choose_job
 from jobs.launchers.plan import new_job_id
 from jobs.launchers.queue.history import list_jobs, parse_jobs
+from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.context import listed
 from tests.jobs.launchers.this_machine import ThisMachine
 
@@ -191,6 +193,8 @@ def test_unknown_lines_are_skipped() -> None:
         "rank": None,
         "host": None,
         "message": None,
+        "deadline": False,
+        "expected_end": None,
         "waits_for": "",
         "fix": "",
         "nodes": (),
@@ -261,3 +265,32 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
         ("squad-2", False, None),
         ("squad-3", True, "step-1000000"),
     ]
+
+
+def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> None:
+    folder = make_job(head.home, "squad-1", begin=BEGUN)
+    queued(head, {"squad-1": ("RUNNING", "None")})
+    mark = mark_of("squad-1")
+    step = {
+        "event": "step",
+        "at": 2000,
+        "step": 7,
+        "total": 9,
+        "epoch": 1.0,
+        "loss": 0.5,
+        "lr": 0.1,
+    }
+    step |= {"samples_per_second": 2.0, "tokens_per_second": 2.0, "eta_seconds": 60.5, "shares": {}}
+    others = {**step, "eta_seconds": 1}
+    lines = [render_event(step, mark), render_event(others, mark_of("squad-2")), "@spr"]
+    (folder / "log").write_text("x" * 70_000 + "\n" + "\n".join(lines) + "\n")
+
+    (job,) = list_jobs(head)
+    assert job.expected_end == datetime.fromtimestamp(2060.5, timezone.utc)
+    now, expires = (datetime.fromtimestamp(at, timezone.utc) for at in (2000, 2060))
+    assert "after its nodes shut down" in render([job], now, expires)
+    assert "after its nodes" not in render([job], now)
+
+    with (folder / "log").open("a") as log:
+        log.write(render_event({"event": "phase", "name": "evaluate", "at": 2001}, mark) + "\n")
+    assert list_jobs(head)[0].expected_end is None

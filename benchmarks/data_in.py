@@ -196,12 +196,11 @@ class OnCluster:
 
     def cut(self, size: int) -> tuple[float, str]:
         """Kill the download on one node midway: the job's next attempt continues it."""
-        for command in ("rm -rf spr-data/s3", ""):
-            subprocess.run(
-                self._argv("ssh", "node1", "--", command or "true"), check=True, cwd=ROOT
-            )
+        clean = self._argv("ssh", "node1", "--", "rm -rf spr-data/s3")
+        subprocess.run(clean, check=True, cwd=ROOT)
         process = self.start("--retries=2")
-        wait = f"until [ $(du -sk spr-data/s3 2>/dev/null | cut -f1 || echo 0) -gt {size // 2048} ]"
+        there = "du -sk spr-data/s3 2>/dev/null | awk 'END { print $1 + 0 }'"
+        wait = f"until [ $({there}) -gt {size // 2048} ]"
         kill = f"{wait}; do sleep 0.2; done; pkill -KILL -f worker.storage.stag[e]"
         subprocess.run(self._argv("ssh", "node1", "--", f"sh -c {shlex.quote(kill)}"), cwd=ROOT)
         log = process.communicate()[0]

@@ -242,7 +242,17 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
 
 def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
-    names = ("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries", "env", "env_file")
+    names = (
+        "ppn",
+        "ccl_workers",
+        "demo",
+        "no_tuned",
+        "elastic",
+        "retries",
+        "env",
+        "env_file",
+        "hub_token",
+    )
     refuse_own_settings(args, names)
     if args.smoke and args.nodes not in (None, 1):
         raise UsageError("--smoke runs on one node: omit --nodes")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -150,12 +152,35 @@ def add_variable_options(add: Callable[..., Any]) -> None:
         "a private file, never into a command line, log, or record; repeatable",
     )
     add("--env-file", action="append", default=[], metavar="FILE", help="file of NAME=VALUE lines")
+    add(
+        "--hub-token",
+        action="store_true",
+        help="send this machine's Hugging Face login as HF_TOKEN, like --env, for private and gated models",
+    )
 
 
 def read_variable_options(args: argparse.Namespace) -> tuple[str, ...]:
     """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
     read = [word for path in args.env_file for word in read_variables(expand_home(path))]
-    return check_variables([*read, *args.env])
+    token = [f"HF_TOKEN={find_hub_token()}"] if args.hub_token else []
+    return check_variables([*token, *read, *args.env])
+
+
+def find_hub_token(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the token of the local Hugging Face login. Raises :class:`UsageError` if there is none.
+
+    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
+    """
+    cache = environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = environ.get("HF_HOME", f"{cache}/huggingface")
+    token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN", "")
+    with suppress(OSError):
+        token = token or expand_home(environ.get("HF_TOKEN_PATH", f"{home}/token")).read_text()
+    if not token.split():
+        raise UsageError(
+            "--hub-token: no Hugging Face login here", hint="hf auth login, or export HF_TOKEN=…"
+        )
+    return token.strip()
 
 
 def detachable(run: Run) -> Run:

@@ -17,7 +17,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
-from ..runtime.errors import DatasetError, first_line
+from ..runtime.errors import DatasetError, first_line, hub_hint
 from .records import noting, refusal, show
 
 LONGEST_LINE = 1 << 24
@@ -304,7 +304,7 @@ def _load_hub(name: str) -> Any:
     except Exception as error:
         raise DatasetError(
             f"data {name!r} is no file or folder, and can't be loaded from the hub: {first_line(error)}",
-            hint="give a file with --data, or check the name and the network",
+            hint=hub_hint(error, "give a file with --data, or check the name and the network"),
         ) from error
 
 

@@ -44,3 +44,20 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, or its type's name if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+_FORBIDDEN = ("gated", "private", "401 client error", "403 client error")
+
+
+def hub_hint(error: BaseException, otherwise: str) -> str:
+    """Return a hint for a failed download from the hub, which also hides private models from strangers."""
+    known: BaseException | None = error
+    while known is not None:
+        text = str(known).lower()
+        if any(word in text for word in _FORBIDDEN):
+            return (
+                "if it is private or gated, `--hub-token` lets the nodes use this machine's login, and "
+                "access to a gated one is requested on its page on the hub"
+            )
+        known = known.__cause__ or known.__context__
+    return otherwise

@@ -52,7 +52,7 @@ class HeadFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file; {} if there is none."""
-        script = f"cat {shlex.quote(f'{self.folder}/{name}')}"
+        script = f"cat {shlex.quote(f'{self.folder}/{name}')} 2>/dev/null"
         with suppress(ValueError, TypeError):
             return dict(json.loads(ask(self._argv(script), _SSH_S) or ""))
         return {}

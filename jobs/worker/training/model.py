@@ -15,7 +15,7 @@ from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
-from ..runtime.errors import ModelError, TrainingError, first_line
+from ..runtime.errors import ModelError, TrainingError, first_line, hub_hint
 from ..runtime.ranks import Ranks
 from .batches import ALIGN
 from .checkpoints import list_checkpoints
@@ -104,7 +104,10 @@ def load_pretrained(
     except Exception as error:
         raise ModelError(
             f"model {name} can't be loaded: {first_line(error)}",
-            hint="give a folder with config.json, weights and tokenizer, or a hub model's name",
+            hint=hub_hint(
+                error,
+                "give a folder with config.json, weights and tokenizer, or a hub model's name",
+            ),
         ) from error
     _require_fitting(name, model, tokenizer)
     # Newer transformers keep the files' type: fp16 would be trained as fp16.

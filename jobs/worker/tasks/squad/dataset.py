@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...data.records import SKIP_HINT, noting, refusal, require_text, show
-from ...runtime.errors import DatasetError, first_line
+from ...runtime.errors import DatasetError, first_line, hub_hint
 
 _MAGIC = {
     b"\x1f\x8b": "is compressed by gzip: unpack it first",
@@ -71,7 +71,9 @@ def load_hub_dataset(
     except Exception as error:
         raise DatasetError(
             f"dataset {name!r} can't be loaded from the hub: {first_line(error)}",
-            hint="give a SQuAD v1.1 file with --data, or check the name and the network",
+            hint=hub_hint(
+                error, "give a SQuAD v1.1 file with --data, or check the name and the network"
+            ),
         ) from error
     return (
         _judge(f"{name} (train)", _row_questions, train, skipped),

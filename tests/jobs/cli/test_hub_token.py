@@ -1,0 +1,48 @@
+"""``--hub-token``: where the login comes from, that it is sent as a secret, and when errors name it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.cli.shared.job_options import find_hub_token, read_variable_options
+from jobs.worker.runtime.errors import hub_hint
+
+
+def test_the_environment_comes_before_the_login_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-the-file\n")
+    home = {"HF_HOME": str(tmp_path)}
+
+    assert find_hub_token(home) == "of-the-file"
+    assert find_hub_token({"HF_TOKEN_PATH": str(tmp_path / "token")}) == "of-the-file"
+    assert find_hub_token({**home, "HUGGING_FACE_HUB_TOKEN": "older"}) == "older"
+    assert find_hub_token({**home, "HUGGING_FACE_HUB_TOKEN": "older", "HF_TOKEN": "new"}) == "new"
+
+
+def test_without_a_login_the_error_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no Hugging Face login") as caught:
+        find_hub_token({"HF_HOME": str(tmp_path)})
+    assert "hf auth login" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("env", "last"), [([], "HF_TOKEN=mine"), (["HF_TOKEN=other"], "HF_TOKEN=other")]
+)
+def test_it_is_a_variable_that_env_replaces(
+    env: list[str], last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    args = argparse.Namespace(env=env, env_file=[], hub_token=True)
+
+    assert read_variable_options(args)[-1] == last
+
+
+def test_an_error_names_it_only_if_the_hub_refused() -> None:
+    refused = OSError("can't load")
+    refused.__cause__ = RuntimeError("401 Client Error. Cannot access gated repo for url …")
+
+    assert "--hub-token" in hub_hint(refused, "check the name")
+    assert hub_hint(OSError("no route to host"), "check the name") == "check the name"

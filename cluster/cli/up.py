@@ -6,9 +6,10 @@ import argparse
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from cluster.cli.capacity import CapacityWait, bring_up_when_possible
 from cluster.cli.chosen_cluster import (
     add_cluster_options,
     confirm_owner,
@@ -40,7 +41,7 @@ from infra.plan.actions import Plan
 from infra.plan.ownership import ForeignClusterError
 from infra.plan.planner import PlanInput
 from infra.spec import DEFAULT_NAME, parse_ssh_cidr, validate_options
-from infra.words import counted, render_duration, spoken_time
+from infra.words import counted, parse_duration, render_duration, spoken_time
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _UP_EXAMPLES = """\
@@ -48,6 +49,7 @@ _UP_EXAMPLES = """\
   spr-cluster up --nodes 4 --dry-run      plan and price; changes nothing
   spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --yes
   spr-cluster up --nodes 4 --market spot-or-on-demand --max-price 3
+  spr-cluster up --nodes 16 --wait-for-capacity 2h
   spr-cluster up --nodes 8                grow (or shrink) an existing cluster
   spr-cluster up                          continue after Ctrl-C or a crash
   spr-cluster up --nodes 2 --cloud local  containers on this machine, free
@@ -70,6 +72,12 @@ def add_parser(subparsers: SubParsers) -> None:
         run=run,
     )
     add_spec_options(up)
+    up.add_argument(
+        "--wait-for-capacity",
+        metavar="TIME",
+        help="if EC2 has no capacity for all machines, try again for this time, such as 2h; nothing is kept, "
+        "and nothing billed, between tries",
+    )
     text = "show the actions, price, quota, zones, and time; change nothing"
     up.add_argument("--dry-run", action="store_true", help=text)
     add_yes_option(up, "buy without asking")
@@ -104,7 +112,9 @@ def run(args: argparse.Namespace) -> int:
     if args.ssh_cidr is not None:
         parse_ssh_cidr(args.ssh_cidr)
     validate_options(name=args.name, **given)
-    return _go(args, given, must_exist=False)
+    text = getattr(args, "wait_for_capacity", None)
+    limit = parse_duration(text, "--wait-for-capacity") if text else None
+    return _go(args, given, must_exist=False, limit=limit)
 
 
 def run_repair(args: argparse.Namespace) -> int:
@@ -113,7 +123,13 @@ def run_repair(args: argparse.Namespace) -> int:
     return _go(args, {}, must_exist=True)
 
 
-def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) -> int:
+def _go(
+    args: argparse.Namespace,
+    given: dict[str, Any],
+    *,
+    must_exist: bool,
+    limit: timedelta | None = None,
+) -> int:
     progress = make_progress()
     buys = not args.dry_run
     cloud = open_chosen_cloud(args, progress=progress, must_exist=must_exist, buys=buys)
@@ -147,7 +163,12 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
             confirm_purchase(proposal, yes=args.yes)
         elif proposal.notes:
             say("\n".join(proposal.notes))
-        cluster = apply_proposal(proposal, yes=args.yes)
+
+        def plan_again() -> Proposal:
+            return propose(ctx, prepare(ctx, args.name, given, args.ssh_cidr))
+
+        wait = CapacityWait(limit, plan_again) if limit else None
+        cluster = apply_proposal(proposal, yes=args.yes, wait=wait)
     emit(args, "\n".join(_render(cluster, proposal)), _as_dict(cluster, proposal))
     if has_terminal() and (offer := offer_once()):
         say(offer)
@@ -172,13 +193,17 @@ def apply_proposal(
     yes: bool,
     again: str = "up",
     before_image: BeforeImage = lambda _: None,
+    wait: CapacityWait | None = None,
 ) -> Cluster:
     """Apply a proposal. After a failure, list what exists; the command ``again`` continues."""
     ctx, spec = proposal.ctx, proposal.plan_input.spec
 
-    @functools.cache
-    def offers() -> Sequence[Offer]:
-        return proposal.offers or find_offers(ctx, proposal.plan_input)
+    def bring(given: Proposal) -> Cluster:
+        @functools.cache
+        def offers() -> Sequence[Offer]:
+            return given.offers or find_offers(ctx, given.plan_input)
+
+        return bring_up(ctx, given.plan_input, given.plan, offers, report_new_plan, before_image)
 
     def report_new_plan(plan_input: PlanInput, plan: Plan, reason: str) -> None:
         check_busy_nodes(ctx, plan_input, plan)
@@ -195,8 +220,7 @@ def apply_proposal(
         with ctx.progress.phase(
             f"Cluster {spec.name} of {counted(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
         ):
-            plan = proposal.plan
-            return bring_up(ctx, proposal.plan_input, plan, offers, report_new_plan, before_image)
+            return bring_up_when_possible(proposal, wait, bring)
     except (ForeignClusterError, ImageContentError) as failure:
         raise record_failure(ctx, failure) from None
     except BaseException as failure:

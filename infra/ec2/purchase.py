@@ -49,6 +49,7 @@ _NO_QUOTA = {
     "MaxSpotInstanceCountExceeded",
     "SpotMaxPriceTooLow",
 }
+_PASSES = (_NO_ROOM - {"Unsupported"}) | {"SpotMaxPriceTooLow"}
 _HINTS = {
     "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
     "console, or use fewer --nodes",
@@ -57,7 +58,8 @@ _HINTS = {
     "SpotMaxPriceTooLow": "raise --max-price, or use --market spot-or-on-demand",
 }
 _NO_ROOM_HINT = (
-    "try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another --region, or later"
+    "try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another --region, or "
+    "later: `up --wait-for-capacity 2h` keeps trying"
 )
 # EC2 remembers a token for a day or more, even if its machines have ended since.
 _SPENT = {"IdempotentInstanceTerminated", "IdempotentParameterMismatch"}
@@ -114,6 +116,11 @@ class NoCapacityError(CloudError):
             hint=hints[0] if hints else _NO_ROOM_HINT,
         )
         self.refusals = tuple(refusals)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether trying later may help: for some offer, more than a quota is missing."""
+        return any(refusal.code in _PASSES for refusal in self.refusals)
 
 
 def _first_sentence(text: str) -> str:

@@ -18,7 +18,7 @@ _CODES = (
 _SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
 _ANOTHER = (
     "\n  → try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another "
-    "--region, or later"
+    "--region, or later: `up --wait-for-capacity 2h` keeps trying"
 )
 _NO_VCPUS = (
     "VcpuLimitExceeded: You have requested more vCPU capacity than your current vCPU limit of "

@@ -1,0 +1,88 @@
+"""``up --wait-for-capacity``: all machines or none, tried again until there is room or time is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from cluster.cli.capacity import CapacityWait, bring_up_when_possible
+from cluster.cli.proposal import Proposal, propose
+from cluster.lifecycle.prepare import find_offers
+from cluster.lifecycle.reconcile import bring_up
+from cluster.nodes import Cluster
+from infra.ec2.purchase import NoCapacityError
+from tests.harness.simulated_cloud import SimulatedCloud
+
+_NO_ROOM = "[[capacity]]\nfree = {}\n"
+
+
+def plan(cloud: SimulatedCloud) -> Proposal:
+    return propose(cloud.ctx, cloud.plan_input(nodes=3))
+
+
+def bring(cloud: SimulatedCloud, before: Callable[[int], None]) -> Callable[[Proposal], Cluster]:
+    """Return a function that applies a plan; ``before`` gets the number of the try."""
+    tries = iter(range(1000))
+
+    def apply(proposal: Proposal) -> Cluster:
+        before(next(tries))
+        offers = find_offers(cloud.ctx, proposal.plan_input)
+        return bring_up(cloud.ctx, proposal.plan_input, proposal.plan, lambda: offers)
+
+    return apply
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
+    simulated_cloud: SimulatedCloud, free: int
+) -> None:
+    cloud, alive = simulated_cloud, []
+    cloud.faults(_NO_ROOM.format(free))
+
+    def before(number: int) -> None:
+        alive.append(len(cloud.found("instances").alive))
+        if number == 8:
+            cloud.faults("")
+
+    begun = cloud.clock.monotonic()
+    wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud))
+    cluster = bring_up_when_possible(plan(cloud), wait, bring(cloud, before))
+
+    assert len(cluster.nodes) == 3
+    assert alive == [0] * 9
+    assert cloud.clock.monotonic() - begun > 8 * 20
+    # The machines live for the whole time, whenever they were bought.
+    record = cloud.found().record
+    assert record
+    assert record.expires - cloud.ctx.now() > timedelta(hours=7, minutes=30)
+
+
+def test_when_the_time_is_over_nothing_is_left_running(simulated_cloud: SimulatedCloud) -> None:
+    cloud = simulated_cloud
+    cloud.faults(_NO_ROOM.format(1))
+    begun = cloud.clock.monotonic()
+    wait = CapacityWait(timedelta(minutes=20), lambda: plan(cloud))
+
+    with pytest.raises(NoCapacityError) as caught:
+        bring_up_when_possible(plan(cloud), wait, bring(cloud, lambda _: None))
+
+    assert "waited 2" in str(caught.value.hint)
+    assert 20 * 60 <= cloud.clock.monotonic() - begun < 40 * 60
+    assert not cloud.found("instances").alive
+
+
+@pytest.mark.parametrize("wait", [None, timedelta(hours=1)])
+def test_it_does_not_wait_for_a_quota(
+    simulated_cloud: SimulatedCloud, wait: timedelta | None
+) -> None:
+    cloud = simulated_cloud
+    cloud.faults("[quota]\non_demand_vcpus = 64\n")
+    begun = cloud.clock.monotonic()
+    patience = wait and CapacityWait(wait, lambda: plan(cloud))
+
+    with pytest.raises(NoCapacityError, match="current vCPU limit"):
+        bring_up_when_possible(plan(cloud), patience, bring(cloud, lambda _: None))
+
+    assert cloud.clock.monotonic() - begun < 60

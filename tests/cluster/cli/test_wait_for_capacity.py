@@ -80,7 +80,7 @@ def test_it_does_not_wait_for_a_quota(
     cloud = simulated_cloud
     cloud.faults("[quota]\non_demand_vcpus = 64\n")
     begun = cloud.clock.monotonic()
-    patience = wait and CapacityWait(wait, lambda: plan(cloud))
+    patience = CapacityWait(wait, lambda: plan(cloud)) if wait else None
 
     with pytest.raises(NoCapacityError, match="current vCPU limit"):
         bring_up_when_possible(plan(cloud), patience, bring(cloud, lambda _: None))

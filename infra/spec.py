@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -25,6 +25,9 @@ EICE, SSM = "eice", "ssm"
 _JUMP = re.compile(
     r"(?:[a-z_][a-z0-9_.-]{0,31}@)?[a-z0-9][a-z0-9.-]{0,180}(?::(\d{1,5}))?", re.ASCII | re.I
 )
+# What EC2, IAM, and EventBridge Scheduler accept.
+_LABEL = re.compile(r"[\w .:/=+@-]+")
+_MOST_LABELS = 10
 LONGEST_TTL = timedelta(days=30)
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
@@ -279,6 +282,17 @@ class ClusterOptions(BaseModel):
             newer=True,
         ),
     ] = Field(default=None, ge=100, le=300)
+    labels: Annotated[
+        tuple[tuple[str, str], ...],
+        Option(
+            "tag every resource, for cost reports and for organizations that require tags; repeatable",
+            "KEY=VALUE",
+            flag="--tag",
+            tag=None,
+            fixed=True,
+        ),
+    ] = ()
+    """The user's own tags. The security group's record them."""
     amx_required: Annotated[
         bool,
         _switch(
@@ -317,6 +331,11 @@ class ClusterOptions(BaseModel):
                 "--permissions-boundary: it is for the role of --bucket or --read-from"
             )
         return self
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        return tuple(sorted(check_labels(labels).items()))
 
     @model_validator(mode="after")
     def _possible_disk(self) -> ClusterOptions:
@@ -426,6 +445,40 @@ def _render_option(key: str, value: Any) -> str:
     elif isinstance(value, str) and not value.isprintable():
         value = repr(value)
     return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
+
+
+def parse_labels(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Parse the values of ``--tag``. Raises :class:`UsageError`."""
+    pairs = []
+    for word in words:
+        key, found, value = word.partition("=")
+        if not found:
+            raise UsageError(f"--tag {word}: expected KEY=VALUE")
+        pairs.append((key, value))
+    return tuple(sorted(check_labels(pairs).items()))
+
+
+def check_labels(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the user's tags. Raises :class:`UsageError` for one that AWS or this tool would refuse.
+
+    https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+    """
+    labels: dict[str, str] = {}
+    for key, value in pairs:
+        shown = f"--tag {key}={value}"
+        if key.lower().startswith(("aws:", "spr-cluster:")) or key == "Name":
+            raise UsageError(f"{shown}: Name, aws:…, and spr-cluster:… are not for users")
+        if not (_LABEL.fullmatch(key) and len(key) <= 128 and len(value) <= 256):
+            raise UsageError(
+                f"{shown}: expected a key of up to 128 characters and a value of up to 256"
+            )
+        if not _LABEL.fullmatch(value or "x"):
+            raise UsageError(f"{shown}: use only letters, digits, spaces, and _ . : / = + - @")
+        if labels.setdefault(key, value) != value:
+            raise UsageError(f"{shown}: --tag gives {key} twice")
+    if len(labels) > _MOST_LABELS:
+        raise UsageError(f"--tag: at most {_MOST_LABELS}; a resource can have 50, with this tool's")
+    return labels
 
 
 def parse_ssh_cidr(text: str) -> tuple[str, ...]:

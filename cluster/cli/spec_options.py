@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.cli.chosen_cluster import MADE_THERE, add_cloud_options
 from infra.errors import UsageError
-from infra.spec import OPTIONS, Option
+from infra.spec import OPTIONS, Option, parse_labels
 
 _ACCESS = ("private", "jump", "subnet_id")
 
@@ -16,7 +16,9 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     """Add the options without defaults: an existing cluster keeps its own values."""
     parser.add_argument("--name", help="the cluster's name (default: spr)")
     add_cloud_options(parser, *MADE_THERE)
-    _add(parser, [key for key in OPTIONS if key not in ("name", *_ACCESS)])
+    _add(parser, [key for key in OPTIONS if key not in ("name", "labels", *_ACCESS)])
+    tag = OPTIONS["labels"]
+    parser.add_argument(tag.flag, action="append", metavar=tag.metavar, help=tag.help)
     add_access_options(parser)
     # Earlier versions had these in place of --market.
     for flag in ("--spot", "--spot-or-on-demand"):
@@ -54,7 +56,9 @@ def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises :class:`UsageError` for invalid ones.
     """
-    options = {key: _given(args, option) for key, option in OPTIONS.items() if key != "name"}
+    kinds = {key: option for key, option in OPTIONS.items() if key not in ("name", "labels")}
+    options = {key: _given(args, option) for key, option in kinds.items()}
+    options["labels"] = parse_labels(args.tag) if args.tag else None
     given = {key: value for key, value in options.items() if value is not None}
     if args.spot or args.spot_or_on_demand:
         if "market" in given:

@@ -76,6 +76,7 @@ def prepare(
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
     given = {**given, "caller": caller}
     spec = merge_options(cluster, cidrs, given, record, defaults)
+    ctx.clients.labels = dict(spec.labels)
     if spec.bucket:
         check_bucket(ctx.clients, spec.bucket, ctx.cloud, ctx.progress.note)
     check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)

@@ -61,14 +61,30 @@ class Clients:
         self, session: boto3.session.Session, config: Config, url: str | None, region: str
     ) -> None:
         self._session, self._config, self._url, self._region = session, config, url, region
+        self.labels: dict[str, str] = {}
+        """The user's tags for new resources."""
 
     def _client(self, service: Any, config: Config | None = None, region: str | None = None) -> Any:
-        return self._session.client(
+        client = self._session.client(
             service,
             endpoint_url=self._url,
             config=config or self._config,
             region_name=region or self._region,
         )
+        client.meta.events.register("provide-client-params", self._label)
+        return client
+
+    def _label(self, params: dict[str, Any], model: Any, **_: Any) -> dict[str, Any]:
+        """Add the user's tags to those of a new resource, which every creating call has."""
+        labels = [{"Key": key, "Value": value} for key, value in self.labels.items()]
+        if labels and model.name in _TAGGED and "Tags" in params:
+            return {**params, "Tags": [*params["Tags"], *labels]}
+        if labels and (specs := params.get("TagSpecifications")):
+            named = {tag["Key"] for spec in specs for tag in spec["Tags"]}
+            new = [label for label in labels if label["Key"] not in named]
+            own = [{**spec, "Tags": [*spec["Tags"], *new]} for spec in specs]
+            return {**params, "TagSpecifications": own}
+        return params
 
     @cached_property
     def ec2(self) -> EC2Client:
@@ -247,6 +263,11 @@ def error_code(error: boto.ClientError) -> str:
 
 
 _OF_SECOND_GUARD = re.compile(r"\w*Schedule\w*|\w*RolePolicy|(Create|Delete|Get)Role")
+# Of the other services: calls whose tags are not those of a specification.
+_TAGGED = {"CreateRole", "CreateInstanceProfile", "CreateScheduleGroup"}
+_BY_ORGANIZATION = re.compile(
+    r"(service control|resource control|session) policy|permissions boundary", re.IGNORECASE
+)
 DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 _DENIED_ACTION = re.compile(r"not authorized to perform: [\w-]+:(\w+)")
 _EXPIRED = {
@@ -323,6 +344,13 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         # The denied action can differ from the operation: tagging a new resource needs ec2:CreateTags.
         named = _DENIED_ACTION.search(detail)
         action = named[1] if named else operation
+        if by := _BY_ORGANIZATION.search(detail):
+            return CloudError(
+                f"a {by[0]} forbids {action}: {detail}",
+                code=code,
+                hint="your own policy can't allow it: ask the administrator of your AWS organization what it "
+                "requires, often tags (`up --tag KEY=VALUE`), a region, or certain instance types",
+            )
         return CloudError(
             f"no permission for {action}: {detail}",
             code=code,

@@ -60,6 +60,7 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
         **{label: text for label, text in written.items() if text is not None},
         _CREATED: tags.render_time(record.created),
         **deadline_tags(record),
+        **dict(spec.labels),
         **({tags.OWNER_KEY: owner_key} if owner_key else {}),
     }
 
@@ -87,7 +88,8 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             for key, option in _RECORDED.items()
             if not (option.newer and f"{_PREFIX}{option.tag}" not in labels)
         }
-        options = ClusterOptions().model_dump(include=set(_RECORDED)) | options
+        options = ClusterOptions().model_dump(include={*_RECORDED, "labels"}) | options
+        options["labels"] = tags.user_labels(labels)
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
         generation = read("generation", int) if GENERATION in labels else 0
         validate_options(**options)
@@ -119,15 +121,25 @@ def merge_options(
     Raises :class:`UsageError` for an option that an existing cluster cannot change.
     """
     known = dict(record.options) if record else {}
+    if record and {*given.get("labels", ())} <= {*known.get("labels", ())}:
+        # An organization may have added tags of its own.
+        given = {key: value for key, value in given.items() if key != "labels"}
     for key, option in ((key, option.flag) for key, option in OPTIONS.items() if option.fixed):
         if key in given and key in known and given[key] != known[key]:
-            was = f"with {known[key]}" if known[key] else "without it"
+            shown, was = (_shown(each[key]) for each in (given, known))
+            was = f"with {was}" if known[key] else "without it"
             raise UsageError(
-                f"{option} {'' if given[key] is True else given[key]}".rstrip()
+                f"{option} {'' if given[key] is True else shown}".rstrip()
                 + f": cluster {name!r} was created {was}, which can't be changed",
                 hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
     return build_spec(name=name, ssh_cidrs=ssh_cidrs, **{**(defaults or {}), **known, **given})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join("=".join(each) if isinstance(each, tuple) else each for each in value)
+    return str(value)
 
 
 def new_record(
@@ -138,7 +150,7 @@ def new_record(
     The deadline stays unless it has passed or the cluster has no machines. A cluster created in the
     last few minutes also keeps it, because EC2 may not list its machines yet.
     """
-    options = spec.model_dump(include=set(_RECORDED))
+    options = spec.model_dump(include={*_RECORDED, "labels"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
         options["ttl"] = old.options.get("ttl", spec.ttl)
         return ClusterRecord(options, old.created, old.expires, old.generation)

@@ -53,6 +53,12 @@ def resource_tags(cluster: str, resource: str, **more: str) -> dict[str, str]:
     return {"Name": f"{cluster}-{resource}", CLUSTER: cluster, **more}
 
 
+def user_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the user's own among a resource's tags."""
+    own = ("spr-cluster:", "aws:")
+    return tuple(sorted((k, v) for k, v in labels.items() if k != "Name" and not k.startswith(own)))
+
+
 def tag_specifications(
     resource_types: Iterable[str], tags: Mapping[str, str]
 ) -> list[TagSpecificationTypeDef]:

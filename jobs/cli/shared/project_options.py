@@ -246,7 +246,7 @@ class _Options:
         """Return words and origin by flag. Unknown keys are errors if ``strict``, and else left out."""
         found: Rendered = {}
         for key, value in table.items():
-            flag = f"--{key}"
+            flag = "--tag" if key == "tags" and isinstance(value, dict) else f"--{key}"
             where = self._project.where(*self._table, key)
             if flag not in self._known:
                 if not strict:
@@ -263,6 +263,8 @@ class _Options:
         action, shown = self._known[flag], f"{where}: {key} = {_shown(value)}"
         if flag == "--env" and isinstance(value, dict):
             return [f"--env={word}" for word in self._variables(value)]
+        if flag == "--tag" and isinstance(value, dict):
+            value = [f"{name}={text}" for name, text in value.items()]
         if action.nargs == 0:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")

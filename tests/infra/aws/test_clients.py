@@ -86,6 +86,31 @@ def test_what_only_an_administrator_can_decode_is_left_out() -> None:
     assert "xxx" not in str(translated)
 
 
+@pytest.mark.parametrize(
+    ("end", "name"),
+    [
+        ("with an explicit deny in a service control policy", "service control policy"),
+        (
+            "because no service control policy allows the ec2:RunInstances action",
+            "service control policy",
+        ),
+        (
+            "because no permissions boundary allows the ec2:RunInstances action",
+            "permissions boundary",
+        ),
+    ],
+)
+def test_an_organizations_denial_is_named(end: str, name: str) -> None:
+    who = "User: arn:aws:sts::123456789012:assumed-role/dev/me is not authorized to perform:"
+    text = f"{who} ec2:RunInstances on resource: arn:aws:ec2:*:*:instance/* {end}"
+
+    translated = translate_boto_error(refusal("UnauthorizedOperation", text))
+
+    assert translated
+    assert translated.message.startswith(f"a {name} forbids RunInstances: ")
+    assert "up --tag KEY=VALUE" in str(translated.hint)
+
+
 def test_a_bug_is_not_translated() -> None:
     assert translate_boto_error(KeyError("x")) is None
 

@@ -131,10 +131,10 @@ class Push:
 
     def probe(self) -> None:
         """Write an object, and remove it."""
-        place = {"Bucket": self.url.bucket, "Key": self.url.below(".probe").key}
-        self.s3.put_object(**place, Body=b"")
+        bucket, key = self.url.bucket, self.url.below(".probe").key
+        self.s3.put_object(Bucket=bucket, Key=key, Body=b"")
         with suppress(ClientError):
-            self.s3.delete_object(**place)
+            self.s3.delete_object(Bucket=bucket, Key=key)
 
     def store(self, files: Mapping[str, Path]) -> None:
         """Upload the files that differ from S3's, and verify the sizes. Raises :class:`PushError`."""

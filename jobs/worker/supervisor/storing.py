@@ -145,9 +145,10 @@ class Storing:
         known["SPR_RESULTS"] = f"{folder}/output"
         known["SPR_CLUSTER"] = str(self.head.read(RECORD).get("cluster", ""))
         variables = [f"{name}={value}" for name, value in known.items()]
-        words = shlex.join(["env", *variables, "sh", "-c", self.launch.on_finish])
+        limit = ["timeout", "-k", "5", str(_COMMAND_S)]
+        words = shlex.join([*limit, "env", *variables, "sh", "-c", self.launch.on_finish])
         script = f"cd {shlex.quote(folder)} && {words} 2>&1"
-        printed, why = run_bounded(self._on_head(script), _COMMAND_S)
+        printed, why = run_bounded(self._on_head(script), _COMMAND_S + 30)
         if printed:
             print(printed, flush=True)
         if why:

@@ -85,6 +85,6 @@ def test_denial_is_reported_at_submission(
     place_files(cluster, paths, worker_files())
     check_bucket(cluster, paths, "s3://data/team")
     proxy.answer = lambda _: answer("403 Forbidden", DENIED)
-    with pytest.raises(UsageError, match="--bucket s3://data/team: .*AccessDenied") as refused:
+    with pytest.raises(UsageError, match=r"--bucket s3://data/team: .*AccessDenied") as refused:
         check_bucket(cluster, paths, "s3://data/team")
     assert "up --bucket" in (refused.value.hint or "")

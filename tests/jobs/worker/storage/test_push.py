@@ -22,20 +22,13 @@ def answer(status: str, body: str = "") -> bytes:
     return (head + body).encode()
 
 
-def write(folder: Path, **files: str) -> None:
-    for name, text in files.items():
-        path = folder / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """The folder of a job that has ended."""
     folder = tmp_path / "squad-1"
-    names = ("job.json", "begin.json", "end.json", "log", "log.earlier", "output/results.json")
-    names += ("data/train.csv", "output/model/a.bin", "output/logs/rank-0.log")
-    names += ("environment.json", "run.sh", "code/worker/a.py", "output/.keep")
+    names = ["job.json", "begin.json", "end.json", "log", "log.earlier", "output/results.json"]
+    names += ["data/train.csv", "output/model/a.bin", "output/logs/rank-0.log"]
+    names += ["environment.json", "run.sh", "code/worker/a.py", "output/.keep"]
     for name in (*names, "output/model/checkpoint-5/a"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"content of {name}")

@@ -78,6 +78,8 @@ class Cluster:
     """``--cloud`` and ``--region`` for commands in messages; "" if this machine knows them."""
     expires: datetime | None = None
     """When its nodes shut down."""
+    bucket: str = ""
+    """The S3 URL below which its nodes may write; "" for none."""
 
     @property
     def flags(self) -> str:
@@ -194,4 +196,7 @@ def find_cluster(
             f"`spr-cluster down --name {name}{place}` removes the cluster",
         )
     wanted = record.nodes if record else len(nodes)
-    return Cluster(name, nodes, wanted, place, record.expires if record else None)
+    if not record:
+        return Cluster(name, nodes, wanted, place)
+    bucket = record.options.get("bucket") or ""
+    return Cluster(name, nodes, wanted, place, record.expires, bucket)

@@ -103,6 +103,22 @@ def check_stage(head: Host, paths: JobPaths, stage: Sequence[tuple[str, str]]) -
             )
 
 
+def check_bucket(head: Host, paths: JobPaths, bucket: str) -> None:
+    """Write to a job's place in S3 from the head. Raises :class:`UsageError` if the nodes may not."""
+    if not bucket:
+        return
+    words = [f"{VENV}/bin/python", "-m", "worker.storage.push", "probe", "."]
+    place = f"{bucket}/{paths.job_id}"
+    script = f"cd {shlex.quote(paths.root)} && PYTHONPATH=code {shlex.join([*words, place])}"
+    done = head.run(script, check=False)
+    if done.exit_code:
+        why = (done.stderr.strip().splitlines() or ["the nodes can't write there"])[-1]
+        raise UsageError(
+            f"--bucket {bucket}: {why}",
+            hint="`up --bucket s3://…` gives a cluster's nodes access; `--bucket none` stores nothing",
+        )
+
+
 def withdraw_files(head: Host, paths: JobPaths) -> bool:
     """Remove a job's folder from every node, unless the job is in the queue; return whether that is done."""
     names = {"job": paths.job_id, "root": paths.root, "upload": paths.upload}

@@ -87,7 +87,7 @@ def build_launch(
         least_nodes=plan.elastic or 0,
         stage=plan.stage,
         until_done=plan.until_done,
-        bucket=plan.bucket,
+        bucket=f"{plan.bucket}/{paths.job_id}" if plan.bucket else "",
         on_finish=plan.on_finish,
     )
 

@@ -43,6 +43,7 @@ class JobRecord:
     ``placement`` are those it may use and, once it has ended, those it used; it starts on ``nnodes`` of
     them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
+    ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``more`` holds further fields of this kind of job.
     """
 
@@ -71,6 +72,7 @@ class JobRecord:
     seconds: float | None = None
     exit_code: int | None = None
     state: str = ""
+    bucket: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def ended_as(self, end: JobEnd) -> JobRecord:

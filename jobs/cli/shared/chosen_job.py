@@ -18,6 +18,7 @@ from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, o
 from cluster.console.display import make_progress
 from cluster.context import Context
 from cluster.local_files import home, utc_now
+from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.cloud import Cloud
 from infra.cost.prices import Prices
@@ -217,6 +218,7 @@ def open_job_context(
         on_event=display.event,
         on_log=display.log,
         ssh_config=ctx.files.ssh_config,
+        bucket=_choose_bucket(args, cluster),
         find_expiry=ctx.find_expiry,
         detach=getattr(args, "detach", False),
         verbose=getattr(args, "verbose", False),
@@ -224,6 +226,13 @@ def open_job_context(
     if "on_cluster" in args:
         args.on_cluster(ctx, context)
     return context
+
+
+def _choose_bucket(args: argparse.Namespace, cluster: Cluster) -> str:
+    """Return the place of jobs in S3: that of ``--bucket``, else the cluster's."""
+    given = getattr(args, "bucket", "none")
+    url: str = cluster.bucket if given is None else given
+    return "" if url == "none" else url.rstrip("/")
 
 
 def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInfo:

@@ -15,6 +15,7 @@ from typing import Any
 from cluster.console.output import emit
 from cluster.console.parser import Parser, SubParsers, add_command, positive_int
 from infra.errors import UsageError
+from infra.s3_url import check_prefixes
 from jobs.cli.shared.when_done import add_end_options, with_ends
 from jobs.launchers.launcher import QUEUED
 from jobs.launchers.placement import NodeShape
@@ -138,7 +139,22 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
     group.add_argument(
         "--detach", action="store_true", help="return without following the job; see `attach`"
     )
+    group.add_argument(
+        "--bucket",
+        type=bucket_url,
+        metavar="URL",
+        help="store the job's inputs, checkpoints, and results below this prefix in S3, as JOB; `none` "
+        "stores nothing (default: that of `up --bucket`)",
+    )
     add_end_options(group)
+
+
+def bucket_url(text: str) -> str:
+    """Parse ``s3://BUCKET/PREFIX``, or ``none``; a ``type`` for argparse."""
+    try:
+        return text if text == "none" else check_prefixes((text,), "--bucket")[0]
+    except (UsageError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_variable_options(add: Callable[..., Any]) -> None:

@@ -75,6 +75,8 @@ class JobContext:
     outcome: Outcome = field(default_factory=Outcome)
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
+    bucket: str = ""
+    """The S3 URL below which the nodes store a job's folder; "" for none."""
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
 
@@ -155,6 +157,7 @@ class JobSession:
 
     def _send_files(self, plan: JobPlan, record: str = "") -> None:
         if plan.resumed_job and not plan.variables:
+            files.check_bucket(self.head, self.paths, plan.bucket)
             return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
@@ -166,6 +169,7 @@ class JobSession:
             sent |= {RECORD: record.encode()} if record else {}
         files.place_files(self.head, self.paths, sent)
         files.check_stage(self.head, self.paths, plan.stage)
+        files.check_bucket(self.head, self.paths, plan.bucket)
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
@@ -293,6 +297,7 @@ class JobSession:
             gather_output=plan.gather_output,
             stack=stack.name,
             packages=stack.python_packages,
+            bucket=plan.bucket,
             when=context.now.isoformat(timespec="seconds"),
             more={**plan.details, **({"stage": plan.stage} if plan.stage else {})},
         )
@@ -336,7 +341,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     """
     with context.progress.phase("Prepare the job"):
         session = open_session(context)
-        plan = build_plan(session)
+        plan = replace(build_plan(session), bucket=context.bucket)
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
         record = session.start(plan)

@@ -22,6 +22,7 @@ from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
 from .nodes import prepare, send_end
 from .staging import stage_data
+from .storing import Storing
 from .watch import LogWatch, NoticeWatch, announce
 
 _LOG = Path("log")
@@ -60,10 +61,13 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
         return _finish(STOPPED, attempt, head, began)
     attempt.launch, copier = prepare(launch, job, lambda: attempt.notices.found)
     attempt.notices.start()
+    storing = Storing(launch, head, job.nodes)
+    storing.start()
     if attempt.launch.again:
         copier.start()
     code = stage_data(attempt, head) or attempt.run()
     copier.finish()
+    storing.stop()
     return _finish(code, attempt, head, began)
 
 
@@ -85,13 +89,22 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
     end = conclude(code, attempt, cancelled=head.exists(CANCELLED))
     if end is None and _start_again(attempt, head, began):
         return code
-    head.finish(results=True)
-    end = end or conclude(code, attempt, last=True)
-    content, launch = {**began, "ended": time.time(), **(end or {})}, attempt.launch
+    end = end or conclude(code, attempt, last=True) or {}
+    content, launch = {**began, "ended": time.time(), **end}, attempt.launch
+    head.send_results()
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)
+    storing = Storing(launch, head, attempt.job.nodes)
+    if content["state"] == CANCELLED:
+        # Whoever cancels it kills this process soon.
+        head.write(END, content)
+    why = storing.finish()
+    storing.run_command(content["state"])
+    head.finish(results=False)
     # Last and on the head: others wait for this file.
-    head.write(END, content)
+    head.write(END, {**content, **({"push_error": why} if why else {})})
+    if not why and (late := storing.store()[1]):
+        head.write(END, {**content, "push_error": late})
     return code
 
 

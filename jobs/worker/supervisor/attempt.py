@@ -86,15 +86,19 @@ class Attempt:
         if self.stopping and self._forwarded_at is None:
             self._forwarded_at = now
             self._forward()
-        since = self._forwarded_at if self.leaving else None
-        if (failed is not None and now - failed > ERROR_GRACE_S) or (
-            since is not None and now - since > LEAVE_S
-        ):
+        if (failed is not None and now - failed > ERROR_GRACE_S) or self._is_left(now):
             self.kill()
         elif not self.hang and (silent := self.watch.steps.stalled(now)):
             message = f"no step for {silent / 60:.0f} min: a rank hangs"
             self.hang = {"message": message, "lost_peer": True}
             self.kill()
+
+    def _is_left(self, now: float) -> bool:
+        """Return whether the ranks had enough time to save a checkpoint: before a deadline, all there is."""
+        if not self.leaving or self._forwarded_at is None:
+            return False
+        at = self.deadline.deadline if self.leaving.get("deadline") else None
+        return now - self._forwarded_at > LEAVE_S and time.time() > (at or 0)
 
     def _blame_node(self) -> None:
         """Determine whether the ranks failed because a node leaves."""

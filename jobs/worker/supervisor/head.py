@@ -73,14 +73,17 @@ class HeadFolder:
 
     def finish(self, *, results: bool) -> None:
         """Copy the results, unless the job will run again, and the rest of the log."""
-        if not self.remote:
-            return
-        if results and not any(self._send_results() for _ in range(_RESULT_TRIES)):
-            here = socket.gethostname()
-            print(f"The results are on {here}; copying them to {self.remote} failed.", flush=True)
+        if results:
+            self.send_results()
         self._ended.set()
         if self._copier:
             self._copier.join(_SSH_S)
+
+    def send_results(self) -> None:
+        """Copy the results."""
+        if self.remote and not any(self._send_results() for _ in range(_RESULT_TRIES)):
+            here = socket.gethostname()
+            print(f"The results are on {here}; copying them to {self.remote} failed.", flush=True)
 
     def _send_results(self) -> bool:
         unpack = f"tar -C {shlex.quote(self.folder)} -xf -"

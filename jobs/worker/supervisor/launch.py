@@ -56,7 +56,7 @@ class Launch:
     until_done: bool = False
     """Whether the job may keep the nodes after the cluster's deadline."""
     bucket: str = ""
-    """The S3 URL below which the job's folder is stored; "" for none."""
+    """The S3 URL of the job's folder; "" for none."""
     on_finish: str = ""
     """A shell command to run on the head when the job has ended."""
 

@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +69,14 @@ class Proxy:
                 client.sendall(own)
                 return
             server.sendall(head)
+            threading.Thread(target=self._relay_body, args=(client, server), daemon=True).start()
             self._relay(request, server, client)
+
+    @staticmethod
+    def _relay_body(client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while block := client.recv(1 << 16):
+                server.sendall(block)
 
     def _relay(self, request: str, server: socket.socket, client: socket.socket) -> None:
         limit, sent = self.limit(request), 0

@@ -1,0 +1,267 @@
+"""``python -m worker.storage.push WHAT FOLDER URL``: store a job's folder in S3, as far as S3 lacks it.
+
+WHAT is ``inputs``; ``checkpoint``, the newest one; ``all``, after which ``pushed.json`` says that everything
+is there; or ``probe``, whether this node may write there. Prints a line of JSON. Runs on Python 3.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from boto3.s3.transfer import TransferConfig, create_transfer_manager
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from ..runtime.errors import WorkerError, first_line
+from ..runtime.output import CHECKPOINTS, RESULTS
+from .client import S3Url, connect
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
+PUSHED, END, RECORD = "pushed.json", "end.json", "job.json"
+LAST = "checkpoint.json"
+"""Makes a checkpoint complete."""
+_INPUTS = (RECORD, "data", "model")
+_STEP = re.compile(r"step-\d{6,}")
+_PART, _AT_ONCE = 16 << 20, 16
+_DENIED = ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+_FINAL = (*_DENIED, "404", "NoSuchBucket")
+_TRIES, _PAUSE_S = 4, 2.0
+
+
+class PushError(WorkerError):
+    """A job's folder can't be stored; the message begins with its URL."""
+
+
+def explain(error: Exception, url: S3Url) -> PushError:
+    """Return the reason of a failed request in words, without keys."""
+    if isinstance(error, NoCredentialsError):
+        return PushError(f"{url}: the node has no AWS credentials")
+    if not isinstance(error, ClientError):
+        return PushError(f"{url}: {first_line(error)}")
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    if code in ("403", "AccessDenied"):
+        return PushError(f"{url}: AccessDenied: the nodes may not write it")
+    return PushError(f"{url}: {code}")
+
+
+def is_final(error: Exception) -> bool:
+    """Return whether a later attempt would fail as well."""
+    if isinstance(error, ClientError):
+        return error.response.get("Error", {}).get("Code") in _FINAL
+    return isinstance(error, NoCredentialsError)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object as S3 lists it."""
+
+    size: int
+    etag: str
+    modified: datetime
+
+    def equals(self, path: Path) -> bool:
+        """Return whether it has the content of a file, by its digest, or its size and time."""
+        known = path.stat()
+        if known.st_size != self.size:
+            return False
+        if known.st_mtime <= self.modified.timestamp():
+            return True
+        is_small = known.st_size <= _PART
+        return is_small and hashlib.md5(path.read_bytes()).hexdigest() == self.etag
+
+
+@dataclass(frozen=True)
+class Push:
+    """A job's folder and its place in S3."""
+
+    s3: S3Client
+    folder: Path
+    url: S3Url
+
+    def inputs(self) -> None:
+        """Store the job's record, data, and model; data from S3 stay where they are."""
+        self.store(self._find(_INPUTS))
+
+    def checkpoint(self) -> None:
+        """Store the newest checkpoint; then remove older ones there, except the one before."""
+        newest = newest_checkpoint(self.folder)
+        if not newest:
+            return
+        place = f"output/{CHECKPOINTS}"
+        files = self._find([f"{place}/{newest}"])
+        mark = {name: path for name, path in files.items() if name.endswith(f"/{LAST}")}
+        rest = {name: path for name, path in files.items() if name not in mark}
+        stored = self.list(f"{place}/{newest}/")
+        if any(name in stored for name in mark) and self._lacking(rest, stored):
+            self._delete(mark)  # it would vouch for a mixture of two checkpoints
+        self.store(rest)
+        self.store(mark)
+        names = self.list(f"{place}/")
+        older = sorted({name.split("/")[2] for name in names} - {newest}, key=_number)
+        older = [step for step in older if _number(step) < _number(newest)][:-1]
+        self._delete([name for name in names if name.split("/")[2] in older])
+
+    def everything(self) -> dict[str, Any]:
+        """Store all that a user would fetch, and what a resumed job needs; return what is there."""
+        if not (self.folder / "output" / RESULTS).exists():
+            self.checkpoint()
+        logs = [path.name for path in self.folder.glob("log*")]
+        found = self._find([*logs, "begin.json", END, *_INPUTS, "output"])
+        files = {name: path for name, path in found.items() if _is_result(name)}
+        self.store(files)
+        stored = self.list()
+        known = {"url": str(self.url), "files": len(stored)}
+        done = {**known, "bytes": sum(each.size for each in stored.values())}
+        if END in files:
+            _write(self.folder / PUSHED, done)
+        return done
+
+    def probe(self) -> None:
+        """Write an object, and remove it."""
+        bucket, key = self.url.bucket, self.url.below(".probe").key
+        self.s3.put_object(Bucket=bucket, Key=key, Body=b"")
+        with suppress(ClientError):
+            self.s3.delete_object(Bucket=bucket, Key=key)
+
+    def store(self, files: Mapping[str, Path]) -> None:
+        """Upload the files that differ from S3's, and verify the sizes. Raises :class:`PushError`."""
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        self._upload(self._lacking(files, self.list() if files else {}))
+        stored = self.list() if files else {}
+        for name, path in files.items():
+            size = stored[name].size if name in stored else -1
+            # A log may grow meanwhile.
+            if not sizes[name] <= size <= path.stat().st_size:
+                raise PushError(f"{self.url.below(name)}: {size} bytes of {sizes[name]} are there")
+
+    @staticmethod
+    def _lacking(files: Mapping[str, Path], stored: Mapping[str, Stored]) -> dict[str, Path]:
+        return {
+            name: path
+            for name, path in files.items()
+            if name not in stored or not stored[name].equals(path)
+        }
+
+    def _upload(self, files: Mapping[str, Path]) -> None:
+        config = TransferConfig(
+            multipart_chunksize=_PART, multipart_threshold=_PART, max_concurrency=_AT_ONCE
+        )
+        # An error cancels the other uploads.
+        with create_transfer_manager(self.s3, config) as manager:
+            running = [
+                manager.upload(str(path), self.url.bucket, self.url.below(name).key)
+                for name, path in files.items()
+            ]
+            for each in running:
+                each.result()
+
+    def list(self, prefix: str = "") -> dict[str, Stored]:
+        """Return the objects below a folder of the job's, by their names in the job's folder."""
+        root = self.url.key + "/"
+        pages = self.s3.get_paginator("list_objects_v2").paginate(
+            Bucket=self.url.bucket, Prefix=root + prefix
+        )
+        return {
+            each["Key"][len(root) :]: Stored(
+                each["Size"], each["ETag"].strip('"'), each["LastModified"]
+            )
+            for page in pages
+            for each in page.get("Contents", ())
+        }
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.s3.delete_object(Bucket=self.url.bucket, Key=self.url.below(name).key)
+
+    def _find(self, names: Iterable[str]) -> dict[str, Path]:
+        """Return the regular files below these names. No links: they lead to data that others share."""
+        found = {}
+        for name in names:
+            for path in _walk(self.folder / name):
+                found[path.relative_to(self.folder).as_posix()] = path
+        return found
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    if path.is_symlink():
+        return
+    if path.is_file():
+        yield path
+    for parent, _, names in os.walk(path):
+        files = [Path(parent, name) for name in sorted(names)]
+        yield from (each for each in files if each.is_file() and not each.is_symlink())
+
+
+def _is_result(name: str) -> bool:
+    """Return whether `fetch` would bring a file too."""
+    is_checkpoint = name.startswith((f"output/{CHECKPOINTS}/", "output/model/checkpoint-"))
+    is_partial = name.endswith((".partial", "/.keep"))
+    return not (is_checkpoint or is_partial)
+
+
+def _number(step: str) -> int:
+    return int(step.rpartition("-")[2]) if _STEP.fullmatch(step) else -1
+
+
+def newest_checkpoint(folder: Path) -> str:
+    """Return the name of a job's newest complete checkpoint; "" if there is none."""
+    found = (folder / "output" / CHECKPOINTS).glob(f"step-*/{LAST}")
+    names = [each.parent.name for each in found if _STEP.fullmatch(each.parent.name)]
+    return max(names, key=_number, default="")
+
+
+def _write(path: Path, content: Mapping[str, object]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content) + "\n")
+    partial.replace(path)
+
+
+def repeat(action: Callable[[], Any], url: S3Url) -> Any:
+    """Return an action's result; try again after what may pass. Raises :class:`PushError`."""
+    for attempt in range(_TRIES):
+        try:
+            return action()
+        except (PushError, ClientError, BotoCoreError, OSError) as error:
+            if is_final(error) or attempt == _TRIES - 1:
+                raise error if isinstance(error, PushError) else explain(error, url) from error
+            time.sleep(_PAUSE_S * 2**attempt)
+    return None
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="push", allow_abbrev=False)
+    parser.add_argument("what", choices=("inputs", "checkpoint", "all", "probe"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("url")
+    args = parser.parse_args(words)
+    try:
+        url = S3Url.parse(args.url)
+        push = Push(connect(), args.folder, url)
+        actions: dict[str, Callable[[], Any]] = {
+            "inputs": push.inputs,
+            "checkpoint": push.checkpoint,
+            "all": push.everything,
+            "probe": push.probe,
+        }
+        print(json.dumps(repeat(actions[args.what], url) or {"url": args.url}), flush=True)
+    except (PushError, ValueError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

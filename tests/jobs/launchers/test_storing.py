@@ -1,0 +1,90 @@
+"""A job's folder in S3, stored by its supervisor: moto's server, and this machine as nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.launchers.files import check_bucket, place_files, worker_files
+from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.slurm import SlurmLauncher
+from tests.jobs.launchers.test_staging import cluster
+from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
+from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
+from tests.jobs.worker.storage.test_push import DENIED, answer
+
+__all__ = ["bucket", "cluster", "proxy", "s3_server"]
+URL = "s3://data/team/squad-1"
+_TRAIN = """
+step=output/checkpoints/step-000007; mkdir -p $step; echo x > $step/state.pt; echo {} > $step/checkpoint.json
+for i in $(seq 100); do sleep 0.2; [ ! -e ../../seen ] || break; done
+echo trained; echo '{}' > output/results.json
+"""
+
+
+def run(head: ThisMachine, script: str, **more: Any) -> tuple[JobPaths, Any, str]:
+    lines: list[str] = []
+    paths = submit(head, script, nodes=2, bucket=URL, **more)
+    end = SlurmLauncher(head).follow(paths, lines.append, lambda _: None)
+    return paths, end, "\n".join(lines)
+
+
+def read(bucket: Any, name: str) -> str:
+    return str(bucket.Object(f"team/squad-1/{name}").get()["Body"].read().decode())
+
+
+def test_checkpoints_and_results_are_stored(
+    cluster: ThisMachine, bucket: Any, proxy: Proxy
+) -> None:
+    def look(request: str) -> bytes:
+        if "DELETE" not in request and "PUT" not in request and "step-000007" in request:
+            (cluster.home / "seen").touch()
+        return b""
+
+    proxy.answer = look
+    command = 'echo "$SPR_JOB is $SPR_STATE" | tee $SPR_RESULTS/../finished'
+    paths, end, log = run(cluster, _TRAIN, on_finish=command)
+
+    assert end.state == "succeeded"
+    assert f"stored in {URL} (" in log
+    assert "squad-1 is succeeded" in log
+    assert Path(paths.root, "finished").read_text() == "squad-1 is succeeded\n"
+
+    def is_stored() -> bool:
+        return Path(paths.root, "pushed.json").exists()
+
+    wait_for(is_stored)
+    assert json.loads(read(bucket, "end.json"))["state"] == "succeeded"
+    assert "squad-1 is succeeded" in read(bucket, "log")
+    assert read(bucket, "output/results.json") == "{}\n"
+    assert read(bucket, "output/checkpoints/step-000007/checkpoint.json") == "{}\n"
+
+
+def test_failure_to_store_does_not_change_the_state(
+    cluster: ThisMachine, bucket: Any, proxy: Proxy
+) -> None:
+    proxy.answer = lambda _: answer("403 Forbidden", DENIED)
+    paths, end, log = run(cluster, "echo '{}' > output/results.json")
+
+    assert end.state == "succeeded"
+    why = f"{URL}: AccessDenied: the nodes may not write it"
+    assert f"warning: its folder can't be stored: {why}" in log
+    assert json.loads(Path(paths.end).read_text())["push_error"] == why
+    assert not Path(paths.root, "pushed.json").exists()
+
+
+def test_denial_is_reported_at_submission(
+    cluster: ThisMachine, bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.launchers.files.VENV", str(cluster.root))
+    paths = JobPaths("squad-1", home=str(cluster.home))
+    place_files(cluster, paths, worker_files())
+    check_bucket(cluster, paths, "s3://data/team")
+    proxy.answer = lambda _: answer("403 Forbidden", DENIED)
+    with pytest.raises(UsageError, match=r"--bucket s3://data/team: .*AccessDenied") as refused:
+        check_bucket(cluster, paths, "s3://data/team")
+    assert "up --bucket" in (refused.value.hint or "")

@@ -1,0 +1,166 @@
+"""A job's folder into S3: moto's server."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.worker.storage import push
+from tests.jobs.worker.storage.conftest import Proxy
+
+URL = "s3://data/team/squad-1"
+DENIED = "<Error><Code>AccessDenied</Code><Message>AKIASECRET may not</Message></Error>"
+
+
+def answer(status: str, body: str = "") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return (head + body).encode()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The folder of a job that has ended."""
+    folder = tmp_path / "squad-1"
+    names = ["job.json", "begin.json", "end.json", "log", "log.earlier", "output/results.json"]
+    names += ["data/train.csv", "output/model/a.bin", "output/logs/rank-0.log"]
+    names += ["environment.json", "run.sh", "code/worker/a.py", "output/.keep"]
+    for name in (*names, "output/model/checkpoint-5/a"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"content of {name}")
+    staged = tmp_path / "spr-data/s3/files/v"
+    staged.parent.mkdir(parents=True)
+    staged.write_text("x")
+    (folder / "data/eval.csv").symlink_to(staged)
+    return folder
+
+
+def save_checkpoint(job: Path, step: int, text: str = "state") -> None:
+    folder = job / f"output/checkpoints/step-{step:06d}"
+    folder.mkdir(parents=True)
+    (folder / "state.pt").write_text(f"{text} {step}")
+    (folder / push.LAST).write_text("{}")
+
+
+def names(bucket: Any) -> list[str]:
+    return sorted(each.key.removeprefix("team/squad-1/") for each in bucket.objects.all())
+
+
+def run(what: str, job: Path, url: str = URL) -> int:
+    return push.main([what, str(job), url])
+
+
+def test_all_are_the_results_and_inputs_but_no_secrets(
+    job: Path, bucket: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("all", job) == 0
+
+    assert names(bucket) == [
+        *("begin.json", "data/train.csv", "end.json", "job.json", "log", "log.earlier"),
+        *("output/logs/rank-0.log", "output/model/a.bin", "output/results.json"),
+    ]
+    done = json.loads((job / push.PUSHED).read_text())
+    assert (done["url"], done["files"]) == (URL, 9)
+    assert json.loads(capsys.readouterr().out) == done
+
+
+def test_inputs_have_no_data_from_s3(job: Path, bucket: Any) -> None:
+    assert run("inputs", job) == 0
+    assert names(bucket) == ["data/train.csv", "job.json"]
+    assert not (job / push.PUSHED).exists()
+
+
+def test_only_what_differs_is_stored_again(job: Path, bucket: Any, proxy: Proxy) -> None:
+    run("all", job)
+    proxy.requests.clear()
+    (job / "log").write_text("content of LOG")
+    now = time.time() + 60
+    os.utime(job / "job.json", (now, now))  # newer, but its digest is the same
+
+    assert run("all", job) == 0
+
+    assert [each for each in proxy.requests if each.startswith("PUT")] == [
+        "PUT /data/team/squad-1/log"
+    ]
+    assert bucket.Object("team/squad-1/log").get()["Body"].read() == b"content of LOG"
+
+
+def test_job_that_has_not_ended_is_not_marked_as_stored(job: Path, bucket: Any) -> None:
+    (job / "end.json").unlink()
+    assert run("all", job) == 0
+    assert "log" in names(bucket)
+    assert not (job / push.PUSHED).exists()
+
+
+def test_checkpoint_is_complete_last_and_the_one_before_stays(
+    job: Path, bucket: Any, proxy: Proxy
+) -> None:
+    for step in (5, 50, 500):
+        save_checkpoint(job, step)
+        assert run("checkpoint", job) == 0
+    (job / "output/checkpoints/step-000600").mkdir()  # incomplete
+    assert run("checkpoint", job) == 0
+
+    assert names(bucket) == [
+        f"output/checkpoints/step-000{step}/{name}"
+        for step in ("050", "500")
+        for name in (push.LAST, "state.pt")
+    ]
+    puts = [each.rpartition("/")[2] for each in proxy.requests if each.startswith("PUT")]
+    assert puts == ["state.pt", push.LAST] * 3
+
+
+def test_unfinished_job_is_stored_with_its_checkpoint(job: Path, bucket: Any) -> None:
+    (job / "output/results.json").unlink()
+    save_checkpoint(job, 7)
+    assert run("all", job) == 0
+    assert f"output/checkpoints/step-000007/{push.LAST}" in names(bucket)
+
+
+def test_after_an_interruption_only_the_rest_is_stored(
+    job: Path, bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "_TRIES", 1)
+    proxy.answer = lambda request: answer("403 Forbidden", DENIED) if "a.bin" in request else b""
+    assert run("all", job) == 1
+    before = names(bucket)
+    assert not (job / push.PUSHED).exists()
+    proxy.answer = lambda _: b""
+    proxy.requests.clear()
+
+    assert run("all", job) == 0
+
+    puts = {each.partition("squad-1/")[2] for each in proxy.requests if each.startswith("PUT")}
+    assert "output/model/a.bin" in puts
+    assert not puts & {*before}
+    assert len(names(bucket)) == 9
+
+
+def test_denial_fails_at_once_without_secrets(
+    job: Path, bucket: Any, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy.answer = lambda _: answer("403 Forbidden", DENIED)
+    assert run("probe", job) == 1
+    assert len(proxy.requests) == 1
+    assert capsys.readouterr().err == f"{URL}: AccessDenied: the nodes may not write it\n"
+
+
+def test_errors_of_the_server_are_tried_again(
+    job: Path, bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "_PAUSE_S", 0.01)
+    failures = iter(range(9))  # more than boto3 alone tries again
+    slow = answer("503 Slow Down", "<Error><Code>SlowDown</Code></Error>")
+    monkeypatch.setattr("random.random", lambda: 0.001)  # boto3's pauses
+    proxy.answer = lambda request: slow if "PUT" in request and next(failures, None) == 0 else b""
+    assert run("inputs", job) == 0
+    assert names(bucket) == ["data/train.csv", "job.json"]
+
+
+def test_probe_leaves_nothing(job: Path, bucket: Any) -> None:
+    assert run("probe", job) == 0
+    assert names(bucket) == []

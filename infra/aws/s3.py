@@ -1,7 +1,7 @@
-"""Uploads to the user's S3 bucket: check access before a job, upload files after it.
+"""The user's S3 bucket: check access before a job, upload files after it, download a stored job.
 
-Always uses AWS and the user's credentials, even if the cluster is in another cloud. The bucket's settings
-determine ACLs and encryption.
+:func:`connect_s3` always uses AWS and the user's credentials, even if the cluster is in another cloud. The
+bucket's settings determine ACLs and encryption.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boto3.exceptions import S3UploadFailedError
+from boto3.exceptions import RetriesExceededError, S3UploadFailedError
 from botocore import exceptions as boto
 from botocore.config import Config
 
@@ -85,6 +85,45 @@ def push_folder(
             raise _explain(error, place) from None
         keys.append(key)
     return keys
+
+
+def list_folder(s3: S3Client, place: S3Location) -> dict[str, int]:
+    """Return the sizes of all objects below a prefix, by their names there.
+
+    Raises :class:`UsageError` if the bucket does not exist or access is denied.
+    """
+    prefix = f"{place.prefix}/" if place.prefix else ""
+    try:
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=prefix)
+        return {
+            each["Key"][len(prefix) :]: each["Size"]
+            for page in pages
+            for each in page.get("Contents", ())
+        }
+    except (boto.ClientError, boto.BotoCoreError) as error:
+        raise _explain_reading(error, place) from None
+
+
+def download_file(
+    s3: S3Client, place: S3Location, path: Path, on_bytes: Callable[[int], None] = lambda _: None
+) -> None:
+    """Download an object in parallel parts. Raises :class:`SprError` if that fails."""
+    try:
+        s3.download_file(place.bucket, place.prefix, str(path), Callback=on_bytes)
+    except (boto.ClientError, boto.BotoCoreError, RetriesExceededError) as error:
+        raise _explain_reading(error, place) from None
+
+
+def _explain_reading(error: Exception, place: S3Location) -> SprError:
+    code = error_code(error) if isinstance(error, boto.ClientError) else ""
+    if code == "NoSuchBucket":
+        return UsageError(f"{place}: bucket {place.bucket!r} does not exist")
+    if code in (*DENIED, "403", "AllAccessDisabled"):
+        return UsageError(
+            f"{place}: no permission to read ({code})",
+            hint="it takes s3:ListBucket on the bucket, and s3:GetObject on its objects",
+        )
+    return translate_boto_error(error) or CloudError(f"{place}: {error}")
 
 
 def _explain(error: BaseException, place: S3Location) -> SprError:

@@ -38,7 +38,7 @@ from jobs.train.request import (
     check_writable,
     expand_home,
 )
-from jobs.train.resume import ResumeRequest, resume
+from jobs.train.resume import ResumeRequest, parse_stored_job, resume
 from jobs.train.trackers import tracker_variables
 from jobs.train.train import train
 from jobs.worker.tasks import TASKS
@@ -56,12 +56,14 @@ _TASK_EXAMPLES = """\
   spr-cluster train {task} --data train.jsonl --eval dev.jsonl --seed 7
   spr-cluster train {task} --demo        small model, small sample
   spr-cluster train {task} --resume      the last unfinished job
+  spr-cluster train {task} --resume s3://my-results/{task}-20260731-142501-k3f
 """
 _SQUAD_EXAMPLES = """\
   spr-cluster train squad               DistilBERT on SQuAD
   spr-cluster train squad --data train.json --eval dev.json --model ./mine
   spr-cluster train squad --demo        small model, small sample
   spr-cluster train squad --resume      the last unfinished job
+  spr-cluster train squad --resume s3://my-results/squad-20260731-142501-k3f
   spr-cluster train squad --recipe reference --smoke
 """
 _RECIPES = ("fast", "reference")
@@ -129,8 +131,8 @@ def _add_task(jobs: SubParsers, task: str) -> None:
         const=LAST,
         default=argparse.SUPPRESS,
         metavar="JOB",
-        help="continue an interrupted job from its last checkpoint, with its own options "
-        "(default: the last unfinished one)",
+        help="continue an interrupted job from its last checkpoint, with its own options; also one of "
+        "another cluster, by its URL in that cluster's bucket (default: the last unfinished one)",
     )
     add_training_options(parser, task, "run_qa", "placement", "ccl_workers", "no_tuned")
 
@@ -213,12 +215,18 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
         replace(Options(), **changes)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    job = None if args.resume == LAST else args.resume
+    job, bucket = None if args.resume == LAST else args.resume, None
+    if job and "://" in job:
+        bucket, job = parse_stored_job(job, "--resume")
+        if not job.startswith(f"{args.task}-"):
+            raise UsageError(f"job {job} is not one of `train {args.task}`")
     results = expand_home(args.results) if args.results else None
     if results:
         check_writable(results)
     variables = read_variable_options(args)
-    return ResumeRequest(args.task, job, results, changes, args.ppn, _retries(args), variables)
+    return ResumeRequest(
+        args.task, job, results, changes, args.ppn, _retries(args), variables, bucket
+    )
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:

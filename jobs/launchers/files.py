@@ -63,6 +63,7 @@ _SESSIONS = 8
 _NOTED = 32 << 20
 _COPIED = 1 << 20
 _TRANSFER_TIMEOUT_S = 1800
+_RESTORE_TIMEOUT_S = 6 * 3600
 # What reading and unpacking a damaged archive raises.
 _DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError)
 
@@ -83,6 +84,38 @@ def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) 
     upload_archive(head, named, paths.upload)
     script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
     head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
+
+
+def restore_files(
+    head: Host, paths: JobPaths, url: str, note: Callable[[str], None], *, is_new: bool
+) -> dict[str, Any]:
+    """Bring a job's folder back from S3 to the head, whose job then sends it to the other nodes.
+
+    Returns what :mod:`jobs.worker.storage.restore` prints. Raises :class:`UsageError` for a job that can't be
+    resumed. ``is_new``: the head does not have the job yet.
+    """
+    if is_new:
+        # The marker: a job that is only half here must not look like one that is being submitted.
+        files: dict[str, Path | bytes] = {**worker_files(), "cancelled": b""}
+        named = {f"{paths.relative_root}/{name}": source for name, source in files.items()}
+        upload_archive(head, named, paths.upload)
+        unpack = f"tar -C ~ -xf {paths.upload} && rm -f {paths.upload}"
+        head.run(f"# placing the worker code on the head\n{unpack}")
+    words = shlex.join([f"{VENV}/bin/python", "-m", "worker.storage.restore", url, "."])
+    script = f"# restoring the job\ncd {paths.root} && PYTHONPATH=code {words}"
+    done = head.run(script, timeout_s=_RESTORE_TIMEOUT_S, on_text=lambda line: _show(line, note))
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "message" in found:
+        if is_new:
+            head.run(f"# removing a job that is not restored\nrm -rf {paths.root}")
+        raise UsageError(found["message"], hint=found["hint"])
+    return found
+
+
+def _show(line: str, note: Callable[[str], None]) -> None:
+    for each in line.splitlines():
+        if each.strip() and not each.startswith("{"):
+            note(each.strip())
 
 
 def check_stage(head: Host, paths: JobPaths, stage: Sequence[tuple[str, str]]) -> None:
@@ -235,12 +268,17 @@ def unpack_results(
             raise JobError(f"the results of job {job} arrived damaged: {error}") from error
         for _ in chunks:  # at whose end a failure is raised
             pass
-        for path in sorted(Path(folder).rglob("*")):
-            place = target / path.relative_to(folder)
-            if path.is_dir():
-                place.mkdir(exist_ok=True)
-            else:
-                path.replace(place)
+        move_results(Path(folder), target)
+
+
+def move_results(folder: Path, target: Path) -> None:
+    """Move all files of a folder into a results folder."""
+    for path in sorted(folder.rglob("*")):
+        place = target / path.relative_to(folder)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+        else:
+            path.replace(place)
 
 
 @dataclass

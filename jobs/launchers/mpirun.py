@@ -83,7 +83,7 @@ def build_launch(
         exports={**MPIRUN_ENV, **_IN_QUEUE},
         setup=ccl_setup(stack) if plan.backend == "ccl" else (),
         retries=plan.retries,
-        planned_nodes=planned,
+        planned_nodes=max(planned, plan.planned_nodes),
         least_nodes=plan.elastic or 0,
         stage=plan.stage,
         until_done=plan.until_done,
@@ -169,7 +169,8 @@ def ccl_setup(stack: Stack) -> tuple[str, ...]:
 
 def render_batch_script(launch: Launch, paths: JobPaths) -> str:
     """Return the script that the queue runs on the job's first node."""
-    least, most = launch.least_nodes, launch.planned_nodes
+    # A job that began on a larger cluster continues on this one.
+    least, most = launch.least_nodes, min(launch.planned_nodes, len(launch.pinning))
     return _SCRIPT.format(
         job=paths.job_id,
         venv=VENV,

@@ -141,6 +141,8 @@ class JobPlan:
     """Minimum number of nodes to continue with after a loss; ``None``: as many as before."""
     retry_argv: tuple[str, ...] = ()
     """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
+    planned_nodes: int = 0
+    """How many nodes the job began with, if it continues on fewer: they share its samples per step."""
     stage: tuple[tuple[str, str], ...] = ()
     """Data that every node reads from S3 itself: URLs, and their places in the job's folder."""
     bucket: str = ""

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import JobError, UsageError
-from infra.words import counted
-from jobs.launchers.launcher import JobSummary, choose_job
+from infra.s3_url import S3Location, parse_s3_url
+from infra.words import counted, format_size
+from jobs.launchers.files import restore_files
+from jobs.launchers.launcher import NAME, JobSummary, choose_job
 from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.session import JobContext, JobSession, run_job
@@ -42,6 +44,23 @@ class ResumeRequest:
     retries: int = 0
     env: tuple[str, ...] = ()
     """``NAME=VALUE`` words for the ranks; those of the interrupted job are gone."""
+    bucket: S3Location | None = None
+    """Where the job's folder is stored, if it comes from there."""
+
+
+def parse_stored_job(url: str, flag: str) -> tuple[S3Location, str]:
+    """Return the place and the ID of a job stored in S3, ``s3://BUCKET/PREFIX/JOB``.
+
+    Raises :class:`UsageError` for anything else.
+    """
+    place = parse_s3_url(url, flag)
+    prefix, _, job = place.prefix.rpartition("/")
+    if not NAME.fullmatch(job):
+        raise UsageError(
+            f"{flag} {url}: expected a job's folder, such as "
+            f"s3://{place.bucket}/squad-20260731-142501-k3f"
+        )
+    return S3Location(place.bucket, prefix), job
 
 
 def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any], Path]:
@@ -56,6 +75,8 @@ def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any],
 
 def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     cluster, log = session.context.cluster, session.context.on_log
+    if request.bucket:
+        _restore(session, request.bucket, request.job or "")
     found = choose_unfinished(list_jobs(session.head), request.task, request.job, cluster.name)
     paths = JobPaths(found.job)
     results = request.results or Path("results", found.job)
@@ -68,6 +89,8 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         log(f"using {counted(record.nnodes, 'node')} of {nodes}, as before")
         nodes = record.nnodes
     plan = plan_again(record, request, nodes, found.job)
+    if plan.planned_nodes:
+        log(describe_fewer(record, plan))
     if found.checkpoint and {"epochs", "max_steps"} & (request.changes or {}).keys():
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = int(found.checkpoint.removeprefix("step-"))
@@ -77,7 +100,37 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
             f"warning: the job had {', '.join(sorted(missing))}: give it again with --env if needed"
         )
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
-    return replace(plan, results=results, resumed_job=found.job)
+    bucket = str(request.bucket or "")
+    return replace(plan, results=results, resumed_job=found.job, bucket=bucket)
+
+
+def _restore(session: JobSession, bucket: S3Location, job: str) -> None:
+    """Bring the job to the head, unless the head has it with a checkpoint that is as new."""
+    context, place = session.context, bucket.below(job)
+    known = [each for each in list_jobs(session.head) if each.job == job]
+    if known and known[0].is_active:
+        return  # and so it is refused
+    note, paths = context.progress.note, JobPaths(job)
+    done = restore_files(session.head, paths, str(place), note, is_new=not known)
+    if not done["size"]:
+        context.on_log(f"node0 has job {job} with {done['checkpoint']}, as new as that in S3")
+        return
+    context.on_log(f"{format_size(done['size'])} of job {job} came from {place}")
+    if not done["has_ended"]:
+        context.on_log(
+            f"warning: {place} does not say that the job has ended; "
+            "if it still runs on another cluster, cancel it there"
+        )
+
+
+def describe_fewer(record: JobRecord, plan: JobPlan) -> str:
+    """Return a line about a job that continues with fewer ranks than it began with."""
+    now = (plan.nodes or 0) * (plan.placement.nproc_per_node or 0)
+    before = counted(record.nnodes * record.placement.nproc_per_node, "rank")
+    return (
+        f"the job began with {before} and continues with {now}, on the same samples per step; "
+        "dropout differs, so the result is not bit-identical"
+    )
 
 
 def choose_unfinished(
@@ -130,11 +183,15 @@ def require_steps_left(step: int, total: str, record: JobRecord, options: TrainO
 
 
 def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) -> JobPlan:
-    """Return the job's plan on ``nodes`` nodes. Raises :class:`UsageError` if the ranks change. Pure."""
+    """Return the job's plan on ``nodes`` nodes, with its ranks, or fewer that share their work. Pure.
+
+    Raises :class:`UsageError` if that does not fit.
+    """
     before = record.placement.nproc_per_node
     ranks = record.nnodes * before
     per_node = request.nproc_per_node or before
-    if nodes * per_node != ranks:
+    planned, uneven = divmod(ranks, per_node)
+    if nodes > planned or uneven:
         fitting, rest = divmod(ranks, nodes)
         ppn = f"--ppn {fitting}, or " if not rest and fitting else ""
         raise UsageError(
@@ -150,7 +207,8 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     placement = replace(record.options, nproc_per_node=per_node)
     plan = replace(plan, retries=request.retries, variables=request.env)
     stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
-    return replace(plan, placement=placement, nodes=nodes, stage=stage)
+    planned = planned if nodes < planned else 0
+    return replace(plan, placement=placement, nodes=nodes, planned_nodes=planned, stage=stage)
 
 
 def options_of(record: JobRecord) -> TrainOptions:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cluster.cli.chosen_cluster import open_cloud
 from cluster.console.display import make_progress
 from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command
+from infra.aws.clients import connect
+from infra.aws.cloud import DEFAULT_REGION
 from infra.aws.s3 import check_s3_location, connect_s3
 from infra.errors import JobError, SprError, UsageError
+from infra.files import read_object
 from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Progress
 from jobs.cli.shared.chosen_job import (
     add_job_options,
     add_results_option,
     choose_results,
+    is_stored,
     object_name,
     open_launcher,
 )
-from jobs.launchers.launcher import RUNNING, choose_job
+from jobs.launchers.bucket import fetch_stored, find_stored
+from jobs.launchers.launcher import RUNNING, JobSummary, Launcher, choose_job
+from jobs.launchers.plan import RECORD
 from jobs.train.push import push_results
 from jobs.train.request import check_writable, expand_home
+from jobs.train.resume import parse_stored_job
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -32,6 +41,7 @@ _EXAMPLES = """\
   spr-cluster fetch --last
   spr-cluster fetch squad-20260731-142501-k3f --results ./best
   spr-cluster fetch --last --push-to s3://my-models/squad
+  spr-cluster fetch s3://my-results/squad-20260731-142501-k3f
 """
 
 
@@ -41,11 +51,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "fetch",
         "Download the model, log, and results of a job, without checkpoints, from the cluster's head or a\n"
         "claim on Kubernetes, for example of a job that was started on another machine. `spr-cluster jobs`\n"
-        "lists the jobs.",
+        "lists the jobs. By its URL in the bucket of a cluster (`up --bucket`), a job can be fetched when\n"
+        "the cluster is gone; `--cloud local` looks in the embedded cloud.",
         _EXAMPLES,
         run=run,
     )
-    add_job_options(parser, "job ID, such as squad-20260731-142501-k3f")
+    what = "job ID, such as squad-20260731-142501-k3f, or its URL, s3://BUCKET/PREFIX/JOB"
+    add_job_options(parser, what, stored=True)
     parser.add_argument("--last", action="store_true", help="fetch the newest job")
     add_results_option(parser, "the files")
     add_push_option(parser)
@@ -106,10 +118,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected a job ID or --last", hint="`spr-cluster jobs` lists the jobs")
     if args.results:
         check_writable(expand_home(args.results))
+    if is_stored(args.job):
+        return _run_stored(args)
     target = open_push_target(args)
     progress = make_progress()
-    launcher = open_launcher(args, progress)
-    found = choose_job(launcher.list_jobs(), args.job, launcher.place)
+    launcher, found = _find_job(args, progress)
     if found.state == RUNNING:
         say(f"{found.job} is still running; fetching its output so far")
     results = choose_results(args, found.job)
@@ -121,3 +134,53 @@ def run(args: argparse.Namespace) -> int:
     text = f"{found.job} ({found.state}): {results}/" + (f"\n{pushed}" if pushed else "")
     emit(args, text, {**found.as_dict(), "results": str(results), "pushed_to": pushed})
     return 0
+
+
+def _run_stored(args: argparse.Namespace) -> int:
+    """Fetch a job from S3; no cluster is needed."""
+    refused = [flag for flag in ("name", "push_to", "context", "claim") if getattr(args, flag)]
+    if refused:
+        option = refused[0].replace("_", "-")
+        raise UsageError(f"--{option}: the job is read from {args.job}: omit it")
+    bucket, job = parse_stored_job(args.job, "fetch")
+    place, progress = bucket.below(job), make_progress()
+    results = choose_results(args, job)
+    s3 = _open_s3(args, progress)
+    found, sizes = find_stored(s3, place, job)
+    if found.state == RUNNING:
+        say(f"{job} has not ended, as far as {place} says; fetching its output so far")
+    with progress.phase(f"Fetch {job}"):
+        fetch_stored(s3, place, sizes, results, progress.note)
+    known: dict[str, Any] = {**found.as_dict(), "results": str(results), "pushed_to": None}
+    emit(args, f"{job} ({found.state}): {results}/", known)
+    return 0
+
+
+def _open_s3(args: argparse.Namespace, progress: Progress) -> S3Client:
+    if args.cloud == "local":
+        return connect(open_cloud("local", args.region or DEFAULT_REGION, progress)).s3
+    return connect_s3()
+
+
+def _find_job(args: argparse.Namespace, progress: Progress) -> tuple[Launcher, JobSummary]:
+    """Find the job on its cluster. If it or the cluster is gone, the error says where else it is."""
+    try:
+        launcher = open_launcher(args, progress)
+        return launcher, choose_job(launcher.list_jobs(), args.job, launcher.place)
+    except SprError as error:
+        if url := _find_url(args):
+            hint = f"the job is also in S3: spr-cluster fetch {url}"
+            error.hint = f"{hint}\n  → {error.hint}" if error.hint else hint
+        raise
+
+
+def _find_url(args: argparse.Namespace) -> str:
+    """Return a job's URL in S3, as its record on this machine says; "" if it does not."""
+    folder = expand_home(args.results) if args.results else Path("results", args.job or "")
+    with suppress(UsageError):
+        record = read_object(folder / RECORD, optional=True)
+        more = record.get("more")
+        bucket = record.get("bucket") or (more.get("bucket") if isinstance(more, dict) else None)
+        if bucket and record.get("job") == args.job:
+            return f"{bucket}/{args.job}"
+    return ""

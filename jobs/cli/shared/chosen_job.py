@@ -42,10 +42,18 @@ _ONLY_ACTIVE = "(default: the only queued or running job)"
 
 
 def add_job_options(
-    parser: argparse.ArgumentParser, help_: str = _ONLY_ACTIVE, *, json: bool = True
+    parser: argparse.ArgumentParser,
+    help_: str = _ONLY_ACTIVE,
+    *,
+    json: bool = True,
+    stored: bool = False,
 ) -> None:
-    """Add the optional ``JOB`` and the options that choose its cluster or namespace."""
-    parser.add_argument("job", nargs="?", metavar="JOB", type=_job_id, help=help_)
+    """Add the optional ``JOB`` and the options that choose its cluster or namespace.
+
+    ``stored``: it may be an URL, which :func:`is_stored` recognizes.
+    """
+    parse = _job_id_or_url if stored else _job_id
+    parser.add_argument("job", nargs="?", metavar="JOB", type=parse, help=help_)
     add_cluster_options(parser, json=json)
     add_access_options(parser)
 
@@ -70,6 +78,15 @@ def _job_id(text: str) -> str:
             "`spr-cluster jobs` lists them"
         )
     return text
+
+
+def is_stored(job: str | None) -> bool:
+    """Return whether a job is named by its URL in S3."""
+    return "://" in (job or "")
+
+
+def _job_id_or_url(text: str) -> str:
+    return text if is_stored(text) else _job_id(text)
 
 
 def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> Launcher:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,18 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
+from infra.s3_url import S3Location
 from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths, PlacementOptions
 from jobs.launchers.record import JobRecord
-from jobs.train.resume import ResumeRequest, choose_unfinished, resume
+from jobs.train.resume import (
+    ResumeRequest,
+    choose_unfinished,
+    parse_stored_job,
+    plan_again,
+    resume,
+)
+from jobs.worker.runtime.process import PLANNED
 from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import (
@@ -123,25 +132,110 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("record", "message", "hint"),
+    ("nnodes", "ppn", "message", "hint"),
     [
         (
-            replace(RECORD, nnodes=4),
-            r"has 4 ranks \(1 on each of 4 nodes\), and this cluster would run 3 \(1 on each of 3\)",
+            4,
+            3,
+            r"has 4 ranks \(1 on each of 4 nodes\), and this cluster would run 9 \(3 on each of 3\)",
             "use a cluster of 4 nodes (`up --nodes 4`), or start a new job without --resume",
         ),
         (
-            replace(RECORD, nnodes=6),
-            r"has 6 ranks \(1 on each of 6 nodes\), and this cluster would run 3",
+            6,
+            4,
+            r"has 6 ranks \(1 on each of 6 nodes\), and this cluster would run 12",
             "use --ppn 2, or a cluster of 6 nodes (`up --nodes 6`), or start a new job without "
             "--resume",
         ),
     ],
 )
-def test_another_number_of_ranks_is_refused(record: JobRecord, message: str, hint: str) -> None:
+def test_more_ranks_or_an_uneven_share_are_refused(
+    nnodes: int, ppn: int, message: str, hint: str
+) -> None:
+    hosts = hosts_with(replace(RECORD, nnodes=nnodes), listed(PATHS.job_id, "step-000001"))
     with pytest.raises(UsageError, match=message) as caught:
-        run(hosts_with(record, listed(PATHS.job_id, "step-000001")), ResumeRequest("squad", None))
+        run(hosts, ResumeRequest("squad", None, nproc_per_node=ppn))
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "before", "ppn", "nodes", "planned"),
+    [(4, 1, None, 3, 4), (4, 2, 2, 2, 4), (2, 2, 1, 2, 4), (2, 2, None, 2, 0), (1, 6, 2, 3, 0)],
+)
+def test_fewer_ranks_share_the_samples_of_all(
+    nnodes: int, before: int, ppn: int | None, nodes: int, planned: int
+) -> None:
+    placement = replace(RECORD.placement, nproc_per_node=before)
+    record = replace(RECORD, nnodes=nnodes, placement=placement)
+    plan = plan_again(record, ResumeRequest("squad", None, nproc_per_node=ppn), nodes, "squad-1")
+    assert (plan.nodes, plan.planned_nodes) == (nodes, planned)
+    assert plan.placement.nproc_per_node == (ppn or before)
+
+
+def test_a_smaller_cluster_continues_a_job_with_its_samples_per_step(tmp_path: Path) -> None:
+    hosts = hosts_with(replace(RECORD, nnodes=5), listed(PATHS.job_id, "step-000001"))
+    log: list[str] = []
+
+    run(hosts, ResumeRequest("squad", None, tmp_path), log)
+
+    script = mpirun_line(hosts["node0"])
+    assert "-n 3 " in script
+    assert f"{PLANNED} 5" in script
+    assert any(line.startswith("the job began with 5 ranks and continues with 3") for line in log)
+
+
+BUCKET = S3Location("results", "team")
+RESTORED = {"checkpoint": "step-000040", "has_ended": True, "size": 5 << 20}
+
+
+def restoring(answer: dict[str, Any], *lists: str) -> dict[str, FakeHost]:
+    """Nodes whose head lists these jobs in turn, and answers when it restores one."""
+    hosts, rest = hosts_with(RECORD, ""), list(lists)
+    hosts["node0"].answers[:0] = [
+        ("listing the jobs", lambda _: rest.pop(0) if len(rest) > 1 else rest[0]),
+        ("# restoring the job", json.dumps(answer)),
+        ("# placing the worker code|# removing a job", ""),
+    ]
+    return hosts
+
+
+def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: Path) -> None:
+    hosts = restoring(RESTORED, "", listed(PATHS.job_id, "step-000040", end={}, cancelled=True))
+    log: list[str] = []
+    request = ResumeRequest("squad", PATHS.job_id, tmp_path / "out", bucket=BUCKET)
+
+    run(hosts, request, log)
+
+    head = hosts["node0"]
+    order = ("# placing the worker code", "# restoring the job", "# submitting a job")
+    found = [next(n for n, each in enumerate(head.commands) if word in each) for word in order]
+    assert found == sorted(found)
+    url = f"s3://results/team/{PATHS.job_id}"
+    assert f"worker.storage.restore {url} ." in head.commands[found[1]]
+    assert not any("distributing the job's files" in each for each in head.commands)
+    with tarfile.open(fileobj=io.BytesIO(head.files[PATHS.upload])) as tar:
+        assert f"{PATHS.relative_root}/code/worker/storage/restore.py" in tar.getnames()
+    assert '"bucket": "s3://results/team"' in head.files[PATHS.new_script].decode()
+    assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
+
+
+def test_a_job_that_cannot_be_restored_leaves_nothing() -> None:
+    hosts = restoring({"message": "s3://x: no checkpoint", "hint": "h"}, "")
+    with pytest.raises(UsageError, match="no checkpoint"):
+        run(hosts, ResumeRequest("squad", PATHS.job_id, bucket=BUCKET))
+    assert any(f"rm -rf {PATHS.root}" in each for each in hosts["node0"].commands)
+    running = listed(PATHS.job_id, end={}, queue=["RUNNING", "None", "node0"])
+    hosts = restoring(RESTORED, running)
+    with pytest.raises(UsageError, match=f"job {PATHS.job_id} is running"):
+        run(hosts, ResumeRequest("squad", PATHS.job_id, bucket=BUCKET))
+    assert not any("restoring" in each for each in hosts["node0"].commands)
+
+
+def test_a_stored_job_is_named_by_its_url() -> None:
+    assert parse_stored_job("s3://results/team/squad-1/", "--resume") == (BUCKET, "squad-1")
+    for url in ("s3://results", "s3://results/a b", "http://results/squad-1"):
+        with pytest.raises(UsageError, match="--resume"):
+            parse_stored_job(url, "--resume")
 
 
 def test_a_running_job_is_not_resumed() -> None:

@@ -31,28 +31,35 @@ def steps(rank_losses: Path) -> list[tuple[int, float, int]]:
     return [(line["step"], line["loss"], line["tokens"]) for line in lines]
 
 
+@pytest.mark.parametrize("ranks", [3, 2])
 def test_a_run_that_loses_a_rank_goes_on_with_the_same_steps(
-    nodes_folder: Path, monkeypatch: pytest.MonkeyPatch
+    nodes_folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.setenv(PLANNED, "3")
+    monkeypatch.setenv(PLANNED, str(ranks))
     killed = options(nodes_folder, "killed")
     whole, lost, less = run_forked(
         [
-            (options(nodes_folder, "whole"), {"ranks": 3}),
-            (killed, {"ranks": 3, "rank": 2, "at": "step", "step": 6}),
-            (replace(killed, resume=True), {"ranks": 2}),
+            (options(nodes_folder, "whole"), {"ranks": ranks}),
+            (killed, {"ranks": ranks, "rank": ranks - 1, "at": "step", "step": 6}),
+            (replace(killed, resume=True), {"ranks": ranks - 1}),
         ]
     )
-    assert whole.codes == [0] * 3, whole.texts
+    assert whole.codes == [0] * ranks, whole.texts
     assert 0 not in lost.codes
-    assert less.codes == [0] * 2, less.texts
-    assert "2 of 3 planned ranks: the same 6 features per step, 3 on each rank" in less.texts[0]
+    assert less.codes == [0] * (ranks - 1), less.texts
+    each = 2 * ranks // (ranks - 1)
+    said = (
+        f"{ranks - 1} of {ranks} planned ranks: the same {2 * ranks} features per step, {each} on"
+    )
+    assert said in less.texts[0]
     files = [nodes_folder / name / "metrics" for name in ("whole", "killed")]
     found = [[steps(file) for file in sorted(folder.glob("rank-*.jsonl"))] for folder in files]
     # The ranks that went on have the steps after the loss from themselves.
     rest = range(5, len(found[0][0]))
     assert len(rest) > 1
-    tokens = [[sum(rank[n][2] for rank in run) for n in rest] for run in (found[0], found[1][:2])]
+    tokens = [
+        [sum(rank[n][2] for rank in run) for n in rest] for run in (found[0], found[1][: ranks - 1])
+    ]
     assert tokens[0] == tokens[1]
     losses = [[run[0][n][1] for n in rest] for run in found]
     # Dropout differs, nothing else does.

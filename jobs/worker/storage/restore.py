@@ -1,0 +1,155 @@
+"""``python -m worker.storage.restore URL FOLDER``: bring a job's folder back from S3, to resume the job.
+
+FOLDER gets the job's files and its newest complete checkpoint, unless it has a checkpoint that is as new.
+The last line of the output is JSON: what is there now, or why the job can't be resumed. Runs on Python 3.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runtime import output
+from .client import connect
+from .download import Download, S3Object, StagingError, download_all
+from .stage import Source, resolve
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
+_RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"output/{output.CHECKPOINTS}/"
+# The versions of its data too: another version would not continue the same run.
+_FILES = re.compile(r"job\.json|data\.json|log(\..+)?|(data|model|output)/.+")
+_STEP = re.compile(r"step-(\d{6,})")
+_PARTIAL = ".restore-"
+_SPARE_BYTES, _SHOW_S = 256 << 20, 5.0
+
+
+def newest(names: Iterable[str]) -> str:
+    """Return the name of the checkpoint with the most steps; "" if there is none."""
+    return max(filter(_STEP.fullmatch, names), key=_step, default="")
+
+
+def _step(name: str) -> int:
+    return int(name.partition("-")[2] or -1)
+
+
+def choose(url: str, objects: Mapping[str, S3Object]) -> tuple[dict[str, S3Object], str]:
+    """Return the files to restore and the name of their checkpoint. Raises :class:`StagingError`."""
+    job = url.rpartition("/")[2]
+    if _RECORD not in objects:
+        raise StagingError(f"{url}: there is no job here: it has no {_RECORD}")
+    if _RESULTS in objects:
+        hint = f"to get its results: spr-cluster fetch {url}"
+        raise StagingError(f"{url}: job {job} has nothing to resume: it is finished", hint=hint)
+    states = [name for name in objects if name.startswith(_CHECKPOINTS)]
+    # It is uploaded last; without it, the upload was interrupted.
+    complete = [name.split("/")[2] for name in states if name.endswith("/checkpoint.json")]
+    found = newest(complete)
+    if not found:
+        raise StagingError(f"{url}: job {job} has no complete checkpoint there")
+    chosen = {
+        name: each
+        for name, each in objects.items()
+        if _FILES.fullmatch(name)
+        and (not name.startswith(_CHECKPOINTS) or name.startswith(f"{_CHECKPOINTS}{found}/"))
+    }
+    return chosen, found
+
+
+@dataclass
+class Shown:
+    """Prints from time to time how much has arrived."""
+
+    total: int
+    received: int = 0
+    _last: float = 0.0
+
+    def count(self, size: int) -> None:
+        self.received += size
+        if time.monotonic() - self._last > _SHOW_S:
+            self._last = time.monotonic()
+            print(f"{self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB", flush=True)
+
+
+def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
+    """Restore a job, and describe it. Raises :class:`StagingError`; then the folder is as before."""
+    objects = resolve(s3, f"{url}/").objects
+    chosen, checkpoint = choose(url, objects)
+    here = newest(path.name for path in folder.glob(f"{_CHECKPOINTS}step-*"))
+    known = {"checkpoint": checkpoint, "has_ended": "end.json" in objects}
+    is_newer = (folder / _RESULTS).exists() or _step(here) >= _step(checkpoint)
+    if (folder / _RECORD).exists() and is_newer:
+        return {**known, "checkpoint": here, "size": 0}
+    source = Source(url, chosen, True)
+    partial = folder / f"{_PARTIAL}{source.version}"  # a later call continues the download
+    for old in folder.glob(f"{_PARTIAL}*"):
+        if old != partial:
+            shutil.rmtree(old, ignore_errors=True)
+    _download(s3, source, partial)
+    _install(partial, folder)
+    return {**known, "size": source.size}
+
+
+def _download(s3: S3Client, source: Source, partial: Path) -> None:
+    shown = Shown(0)
+    downloads = [
+        Download(s3, each, partial / name, shown.count) for name, each in source.objects.items()
+    ]
+    lacking = [each for each in downloads if not each.target.exists()]
+    for each in lacking:
+        each.target.parent.mkdir(parents=True, exist_ok=True)
+    shown.total = sum(each.remaining for each in lacking)
+    free = shutil.disk_usage(str(partial)).free
+    if shown.total + _SPARE_BYTES > free:
+        sizes = f"{shown.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        raise StagingError(f"{source.url}: has {sizes}", hint="`up --disk` makes larger disks")
+    download_all(lacking)
+
+
+def _install(partial: Path, folder: Path) -> None:
+    """Replace the folder's parts. The record is the last: without it, nothing counts as restored."""
+    for path in partial.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # the job writes them again
+    (partial / "output" / ".keep").touch()
+    # Until it is submitted, the job has ended.
+    (folder / "cancelled").touch()
+    parts = sorted(partial.iterdir(), key=lambda path: path.name == _RECORD)
+    for name in (_RECORD, "begin.json", "end.json", "pushed.json", "fetched", "log.earlier"):
+        _remove(folder / name)
+    for part in parts:
+        _remove(folder / part.name)
+        part.rename(folder / part.name)
+    partial.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif path.exists() or path.is_symlink():
+        path.unlink()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="restore", allow_abbrev=False)
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args(words)
+    try:
+        known = restore(connect(), args.url.rstrip("/"), args.folder)
+    except StagingError as error:
+        known = {"message": error.message, "hint": error.hint}
+    print(json.dumps(known), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

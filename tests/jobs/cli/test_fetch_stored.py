@@ -1,0 +1,119 @@
+"""`fetch s3://…`: the results of a job whose cluster is gone, against moto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+from infra.aws.s3 import connect_s3
+from infra.errors import JobError
+from infra.s3_url import S3Location
+from jobs.__main__ import main
+from jobs.launchers.bucket import fetch_stored
+from tests.jobs.context import SUBMITTED, ended
+
+URL = "s3://results/team/squad-1"
+STORED = {
+    "job.json": replace(SUBMITTED, more={"bucket": "s3://results/team"}).render(),
+    "end.json": ended(nodes=["node0", "node1"]),
+    "begin.json": "{}",
+    "log": "the log",
+    "data/train.json": "samples",
+    "output/results.json": '{"f1": 90.0}',
+    "output/model/config.json": "{}",
+    "output/logs/rank-0.log": "rank",
+    "output/.keep": "",
+    "output/../../outside": "x",
+    "output/checkpoints/step-000005/checkpoint.json": "{}",
+}
+FETCHED = {"job.json", "log", "results.json", "model/config.json", "logs/rank-0.log"}
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    with mock_aws():
+        client = connect_s3()
+        client.create_bucket(Bucket="results")
+        for name, text in STORED.items():
+            client.put_object(Bucket="results", Key=f"team/squad-1/{name}", Body=text.encode())
+        yield client
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_stored_job_is_fetched_without_a_cluster(
+    s3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", URL]) == 0
+
+    folder = tmp_path / "results/squad-1"
+    assert names(tmp_path) == {f"results/squad-1/{name}" for name in FETCHED}
+    record = json.loads((folder / "job.json").read_text())
+    assert (record["state"], record["exit_code"], record["seconds"]) == ("succeeded", 0, 7.5)
+    assert [node["name"] for node in record["nodes"]] == ["node0", "node1"]
+    assert capsys.readouterr().out == "squad-1 (succeeded): results/squad-1/\n"
+
+    assert main(["fetch", URL, "--results", "here", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert names(tmp_path / "here") == FETCHED
+    assert found["results"] == "here"
+    assert (found["job"], found["state"]) == ("squad-1", "succeeded")
+    assert (found["checkpoint"], found["has_model"]) == ("step-000005", True)
+    assert not found["unfinished"]
+
+
+def test_a_job_that_has_not_ended_is_said_to_be_so(
+    s3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("end.json", "output/results.json"):
+        s3.delete_object(Bucket="results", Key=f"team/squad-1/{name}")
+    assert main(["fetch", URL]) == 0
+    said = capsys.readouterr()
+    assert said.out == "squad-1 (running): results/squad-1/\n"
+    assert f"squad-1 has not ended, as far as {URL} says; fetching its output so far" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["s3://results/team/squad-2"], 2, "there is no job squad-2 in s3://results/team/squad-2"),
+        (["s3://other/squad-1"], 2, "s3://other/squad-1: bucket 'other' does not exist"),
+        (["s3://results"], 2, "fetch s3://results: expected a job's folder, such as"),
+        ([URL, "--name", "x"], 2, f"--name: the job is read from {URL}: omit it"),
+        ([URL, "--last"], 2, "expected a job ID or --last"),
+    ],
+)
+def test_refusals(
+    s3: Any, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    assert main(["fetch", *words]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_changing_file_is_noticed_and_nothing_is_kept(s3: Any, tmp_path: Path) -> None:
+    place, sizes = S3Location("results", "team/squad-1"), {"job.json": 5, "log": 8}
+    with pytest.raises(JobError, match="it changed meanwhile"):
+        fetch_stored(s3, place, sizes, tmp_path / "out", lambda _: None)
+    assert names(tmp_path / "out") == set()
+
+
+def test_without_its_cluster_a_jobs_record_says_where_it_is(
+    s3: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["fetch", URL])
+    capsys.readouterr()
+    assert main(["fetch", "squad-1"]) == 2
+    assert f"the job is also in S3: spr-cluster fetch {URL}" in capsys.readouterr().err

@@ -20,7 +20,8 @@ from tests.jobs.worker.storage.test_push import DENIED, answer
 __all__ = ["bucket", "cluster", "proxy", "s3_server"]
 URL = "s3://data/team/squad-1"
 _TRAIN = """
-step=output/checkpoints/step-000007; mkdir -p $step; echo x > $step/state.pt; echo {} > $step/checkpoint.json
+step=output/checkpoints/step-000007; mkdir -p $step.partial
+echo x > $step.partial/state.pt; echo {} > $step.partial/checkpoint.json; mv $step.partial $step
 for i in $(seq 100); do sleep 0.2; [ ! -e ../../seen ] || break; done
 echo trained; echo '{}' > output/results.json
 """

@@ -240,3 +240,11 @@ def test_the_published_recipe_is_not_pinned() -> None:
     assert (found["OMP_NUM_THREADS"], found["KMP_HW_SUBSET"]) == ("24", "1T")
     assert (found["CCL_WORKER_COUNT"], found["CCL_WORKER_AFFINITY"]) == ("2", "auto")
     assert read_plan({**found, "MPI_LOCALRANKID": "1"}) == RankPlacement(None, 24, None)
+
+
+def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
+    placement, cluster = place(machine(2), backend="gloo"), whole_cluster().first(1)
+    plan = replace(make_plan("gloo"), bucket="s3://data/team")
+    launch = build_launch(plan, placement, PATHS, cluster, UPSTREAM)
+    assert launch.bucket == f"s3://data/team/{PATHS.job_id}"
+    assert parse_launch(launch.render().decode()).bucket == launch.bucket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,17 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = int(found.checkpoint.removeprefix("step-"))
         require_steps_left(step, said, record, options_again(record, request))
-    if missing := {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}:
-        log(
-            f"warning: the job had {', '.join(sorted(missing))}: give it again with --env if needed"
-        )
+    _warn_missing(record, request, log)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     bucket = str(request.bucket or "")
     return replace(plan, results=results, resumed_job=found.job, bucket=bucket)
+
+
+def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str], None]) -> None:
+    missing = {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}
+    if missing:
+        names = ", ".join(sorted(missing))
+        log(f"warning: the job had {names}: give it again with --env if needed")
 
 
 def _restore(session: JobSession, bucket: S3Location, job: str) -> None:

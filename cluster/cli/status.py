@@ -197,5 +197,10 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
                 f"Nodes are set to shut down at {spoken_time(overview.expires, now)}; "
                 "`spr-cluster verify` checks each node's timer"
             )
+        elif overview.latest and now < overview.latest:
+            text = (
+                f"Its time to live is over: grace until {spoken_time(overview.latest, now)} for what is "
+                f"only on the nodes. To keep it: spr-cluster extend 2h {flags}"
+            )
         lines.append(text)
     return "\n".join(lines)

@@ -6,6 +6,7 @@ size, types, stack, and deadline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -15,7 +16,16 @@ from typing import Any
 from infra.ec2 import tags
 from infra.errors import SprError, UsageError
 from infra.lifetime import Lifetime
-from infra.spec import OPTIONS, ClusterOptions, ClusterSpec, Option, build_spec, validate_options
+from infra.spec import (
+    LONGEST_TTL,
+    OPTIONS,
+    ClusterOptions,
+    ClusterSpec,
+    Option,
+    build_spec,
+    validate_options,
+)
+from infra.words import render_duration, spoken_duration
 
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
@@ -179,3 +189,36 @@ def new_record(
 def _pick_lifetime(options: Mapping[str, Any], spec: ClusterSpec) -> dict[str, timedelta]:
     """Return the options that are only for new clusters."""
     return {key: options.get(key, getattr(spec, key)) for key in ("ttl", "grace")}
+
+
+def limit_record(
+    record: ClusterRecord, old: ClusterRecord | None, usd_per_hour: float
+) -> ClusterRecord:
+    """Return a record with its ``bound`` by --max-hours and --max-cost, for all of the cluster's life.
+
+    A cluster that had more nodes keeps the price of those. Raises :class:`UsageError` naming the time to
+    live that fits, if it may already run longer.
+    """
+    max_hours, max_cost = record.options["max_hours"], record.options["max_cost"]
+    if usd_per_hour and old and old.created == record.created and old.bound:
+        lived, cost = (old.bound - old.created).total_seconds() / 3600, old.options["max_cost"]
+        by_hours = min(old.options["max_hours"] or math.inf, LONGEST_TTL.total_seconds() / 3600)
+        if cost and lived < by_hours - 0.001:
+            usd_per_hour = max(usd_per_hour, cost / lived)
+    by_cost = max_cost / usd_per_hour if max_cost and usd_per_hour else None
+    most = LONGEST_TTL.total_seconds() / 3600
+    hours = min(most, max_hours or most, by_cost if by_cost is not None else most)
+    seconds = timedelta(seconds=int(hours * 3600))
+    bound, grace = record.created + seconds, record.options["grace"]
+    if record.latest > bound:
+        option = f"--max-cost {max_cost:.10g}" if by_cost == hours else f"--max-hours {hours:g}"
+        fits = int((seconds - grace) / timedelta(minutes=1))
+        raise UsageError(
+            f"{option}: the nodes may run {render_duration(record.latest - record.created)} with the grace "
+            f"period, which is longer than {spoken_duration(hours * 3600)}",
+            hint=f"what fits: --ttl {render_duration(timedelta(minutes=fits))} with --grace "
+            f"{render_duration(grace)}"
+            if fits >= 1
+            else "use fewer or smaller nodes, a shorter --grace, or a higher limit",
+        )
+    return replace(record, bound=bound)

@@ -25,9 +25,7 @@ class Lifetime:
 
     def __str__(self) -> str:
         """Return both times, such as ``2026-12-24 18:00:00 UTC, or held until 18:30:00``."""
-        expires, latest = (
-            datetime.fromtimestamp(each, timezone.utc) for each in self.seconds[:2]
-        )
+        expires, latest = (datetime.fromtimestamp(each, timezone.utc) for each in self.seconds[:2])
         day = "" if expires.date() == latest.date() else f"{latest:%Y-%m-%d} "
         held = f", or held until {day}{latest:%H:%M:%S}" if latest > expires else ""
         return f"{expires:%Y-%m-%d %H:%M:%S} UTC{held}"

@@ -1,4 +1,4 @@
-"""The cloud-init user data of every node: shutdown at expiry, when idle, and when done; settings; a warm disk.
+"""The cloud-init user data of every node: shutdown at expiry, idle, or done; settings; a warm disk.
 
 It never holds secrets: every user of the machine can read it. A machine's time to live can be extended.
 """
@@ -59,10 +59,11 @@ def render_user_data(
 ) -> str:
     """Render user data that powers the machine off at its end; EC2 then terminates it.
 
-    The head may hold it for a while, or power all nodes off when a job is done: ``keeper.py``. With ``idle_timeout``, the head powers the whole cluster off after that time without an SSH
-    session or a job. With ``ena_express``, the network gets the settings it needs. All files are in
-    memory, written at every boot from the machine's own user data (cloud-init's bootcmd), so that an
-    image never carries one machine's expiry to another.
+    The head may hold it for a while, or power all nodes off when a job is done: ``keeper.py``. With
+    ``idle_timeout``, the head powers the whole cluster off after that time without an SSH session or a
+    job. With ``ena_express``, the network gets the settings it needs. All files are in memory, written at
+    every boot from the machine's own user data (cloud-init's bootcmd), so that an image never carries one
+    machine's expiry to another.
     ``EXPIRES_FILE`` on the machine overrides ``lifetime``: see :func:`extend_life`.
     """
     guards = {"expiry": render_expiry_script(lifetime), "keeper": _render_keeper()}

@@ -42,8 +42,9 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "events",
         "Show what commands on this machine did to a cluster, and why: plans, purchases, replaced\n"
-        "nodes, abandoned zones, and errors; and what the nodes did by themselves. The log survives `down`. Machines that another computer\n"
-        "bought are listed from their tags. Times are in UTC.",
+        "nodes, abandoned zones, and errors. The log survives `down`. Machines that another computer\n"
+        "bought are listed from their tags, and what the nodes did by themselves if the head answers.\n"
+        "Times are in UTC.",
         _EXAMPLES,
         run=run,
     )
@@ -94,7 +95,11 @@ def _on_nodes(args: argparse.Namespace, files: ClusterFiles) -> list[Mapping[str
         with suppress(ValueError, KeyError, TypeError):
             event = json.loads(line)
             said.append(
-                {"time": event["time"], "event": event["event"], "what": f"by the nodes: {event['text']}"}
+                {
+                    "time": event["time"],
+                    "event": event["event"],
+                    "what": f"by the nodes: {event['text']}",
+                }
             )
     return said
 

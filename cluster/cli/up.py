@@ -136,7 +136,9 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         if fixed and plan_input.found.alive:
             ends = describe_lifetime(plan_input.record, ctx.now())
             are = "is" if len(fixed) == 1 else "are"
-            text = f"{' and '.join(fixed)} {are} for new clusters. This one still shuts down {ends}."
+            text = (
+                f"{' and '.join(fixed)} {are} for new clusters. This one still shuts down {ends}."
+            )
             say(f"{text} To extend: spr-cluster extend 2h {ctx.flags}")
         proposal = propose(ctx, plan_input)
         if args.dry_run:
@@ -276,7 +278,5 @@ def _render(cluster: Cluster, proposal: Proposal) -> Iterator[str]:
     ends = describe_lifetime(proposal.plan_input.record, proposal.ctx.now())
     # The full data set takes hours in containers on one machine.
     demo = "" if proposal.ctx.cloud.billed else " --demo"
-    yield wrap(
-        f"Nodes shut down automatically {ends}. To extend: spr-cluster extend 2h{name}"
-    )
+    yield wrap(f"Nodes shut down automatically {ends}. To extend: spr-cluster extend 2h{name}")
     yield wrap(f"Next: spr-cluster train squad{demo}{name}   (when done: spr-cluster down{name})")

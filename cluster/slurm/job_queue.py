@@ -232,6 +232,8 @@ def job_is_running(job: str, flags: str) -> UsageError:
 
 _DEADLINE_S = 10.0
 ACTIVE = ("running", "waiting")
+
+
 @dataclass(frozen=True)
 class Losses:
     """Pairs of what would be lost and the job's ID; ``unknown`` is why the head did not answer."""

@@ -251,7 +251,9 @@ def _render_title(snapshot: Snapshot, width: int) -> Text:
         Text(counted(len(snapshot.nodes), "node")),
         Text(f"{silent} without an answer", BAD) if silent else Text(),
         Text("" if snapshot.usd is None else f"${snapshot.usd:.2f} so far"),
-        Text() if snapshot.ttl_left_s is None else _render_ttl(snapshot.ttl_left_s, snapshot.grace_left_s or 0),
+        Text()
+        if snapshot.ttl_left_s is None
+        else _render_ttl(snapshot.ttl_left_s, snapshot.grace_left_s or 0),
         Text(f"{datetime.fromtimestamp(snapshot.time, timezone.utc):%H:%M:%S} UTC", DIM),
     ]
     return join(parts, width)

@@ -15,7 +15,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 from .unfetched import RUNNING, QueueError, find_loss, list_queue, modified, read
 
@@ -26,6 +26,7 @@ _EARLY_S = 120
 _PUSH_AFTER_S, _PUSH_PAUSE_S, _LONGEST_PAUSE_S = 45, 60, 900
 _PUSH_LIMIT_S = 1800
 _SUBMITTED_S = 600
+_PYTHON = "/opt/spr-cluster/venv/bin/python"  # as in provision/install.py
 HEAD, ALL = "head", "all"
 _NULL = subprocess.DEVNULL
 
@@ -50,7 +51,7 @@ class Facts(NamedTuple):
     expires: float
     latest: float
     grace: float
-    jobs: Tuple[Job, ...] = ()
+    jobs: tuple[Job, ...] = ()
     queue: bool = True
     booted: float = 0.0
 
@@ -111,7 +112,7 @@ def main() -> None:
 
 def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
     """Return the facts of this machine."""
-    queue: Dict[str, str] = {}
+    queue: dict[str, str] = {}
     answers = True
     try:
         queue = list_queue()
@@ -149,10 +150,10 @@ def _describe(job: Path, queued: str) -> Job:
 class Keeper:
     """The head's actions, and what it did before, which is in memory only."""
 
-    def __init__(self, workers: List[str]) -> None:
+    def __init__(self, workers: list[str]) -> None:
         self.workers, self._path = workers, STATE / "keeper.json"
         try:
-            self._past: Dict[str, Any] = json.loads(read(self._path))
+            self._past: dict[str, Any] = json.loads(read(self._path))
         except ValueError:
             self._past = {}
 
@@ -202,7 +203,7 @@ class Keeper:
                 tries[job.name] = (tried + 1, facts.now)
                 self._record("pushed again", f"job {job.name}, try {tried + 1}")
 
-    def _on_workers(self, nodes: List[str], command: str) -> None:
+    def _on_workers(self, nodes: list[str], command: str) -> None:
         def tell(node: str) -> None:
             # systemd's user is root, whose SSH knows no node.
             ssh = ["ssh", "-o", "ConnectTimeout=10", "-o", "BatchMode=yes", node, command]
@@ -217,7 +218,7 @@ class Keeper:
         try:
             with path.open("a") as file:
                 file.write(json.dumps({"time": now, "event": event, "text": text}) + "\n")
-            os.chmod(path, 0o644)
+            path.chmod(0o644)
         except OSError as error:
             print(f"<4>{error}", file=sys.stderr)
         print(f"<5>{event}: {text}")
@@ -231,13 +232,13 @@ class Keeper:
 def start_push(job: Path) -> bool:
     """Start the push of a job as its user; return whether it starts: it may be running."""
     unit = f"spr-cluster-push-{job.name}"
-    push = f"cd {shlex.quote(str(job / 'code'))} && exec /opt/spr-cluster/venv/bin/python -m worker.storage.push"
+    push = f"cd {shlex.quote(str(job / 'code'))} && exec {_PYTHON} -m worker.storage.push"
     limits = ["-p", f"RuntimeMaxSec={_PUSH_LIMIT_S}", "--uid=ubuntu"]
     argv = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", *limits]
     return _succeeds([*argv, "sh", "-c", f"{push} {shlex.quote(str(job))}"])
 
 
-def _succeeds(argv: List[str]) -> bool:
+def _succeeds(argv: list[str]) -> bool:
     return _ask(["sh", "-c", '"$@" >/dev/null && echo done', "sh", *argv]) != ""
 
 
@@ -255,10 +256,12 @@ def _on_head() -> bool:
     return False
 
 
-def _ask(argv: List[str]) -> str:
+def _ask(argv: list[str]) -> str:
     """Return what a command prints; "" if it fails."""
     try:
-        done = subprocess.run(argv, stdin=_NULL, stdout=subprocess.PIPE, stderr=_NULL, timeout=30, check=False)
+        done = subprocess.run(
+            argv, stdin=_NULL, stdout=subprocess.PIPE, stderr=_NULL, timeout=30, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return "" if done.returncode else done.stdout.decode(errors="replace")

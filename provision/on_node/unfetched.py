@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator
 
 WAITING, RUNNING = "waiting", "running"
 _STEP = re.compile(r"step-\d+")
@@ -22,7 +22,7 @@ class QueueError(Exception):
     """Slurm does not answer; the message is its own."""
 
 
-def list_queue() -> Dict[str, str]:
+def list_queue() -> dict[str, str]:
     """Return :data:`WAITING` or :data:`RUNNING` by job name. Raises :class:`QueueError`."""
     argv = ["squeue", "--noheader", "--array", "--format=%A|%T|%N|%r|%j"]
     try:
@@ -93,7 +93,7 @@ def _has_newer(folder: Path, since: float, without: tuple = ()) -> bool:  # type
 
 def main() -> None:
     """Print what would be lost and the job's name, line by line; ``queue`` and why if it is unknown."""
-    queue: Dict[str, str] = {}
+    queue: dict[str, str] = {}
     try:
         queue = list_queue()
     except QueueError as error:

@@ -37,5 +37,5 @@ class Lifetime:
         if len(words) not in (1, 3) or not all(word.isdecimal() for word in words):
             return None
         expires, latest, grace = [*map(int, words), *[int(words[0]), 0][: 3 - len(words)]]
-        at = (datetime.fromtimestamp(each, timezone.utc) for each in (expires, latest))
-        return cls(*at, timedelta(seconds=grace))
+        first, last = (datetime.fromtimestamp(each, timezone.utc) for each in (expires, latest))
+        return cls(first, last, timedelta(seconds=grace))

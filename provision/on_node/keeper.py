@@ -97,7 +97,7 @@ def next_push(tried: int, last: float, ended: float) -> float:
     """Return when to push a job again that has been tried some times, the last time at ``last``. Pure."""
     if not tried:
         return ended + _PUSH_AFTER_S
-    return last + min(_PUSH_PAUSE_S * 2 ** (tried - 1), _LONGEST_PAUSE_S)
+    return last + min(_PUSH_PAUSE_S * 2.0 ** (tried - 1), _LONGEST_PAUSE_S)
 
 
 def main() -> None:

@@ -389,7 +389,7 @@ class SimulatedHost(StandInHost):
 
     def _extend(self, command: str) -> Result:
         """Set the time at which the machine ends, and start its timer, unless that is ``broken``."""
-        epoch = re.search(r"' (\d{10}) '(\d{10} \d+)'", command)
+        epoch = re.search(r"(\d{10}) \W*(\d{10} \d+)", command)
         assert epoch, "no time"
         self._change(expires=int(epoch[1]), rest=epoch[2])
         if self._state().get("timer") == "broken":

@@ -240,6 +240,8 @@ def _ends_in(cluster: Overview, now: datetime) -> str:
     expires, latest = cluster.expires, cluster.latest
     if expires is None or latest is None or latest <= now:
         return "-"
+    if expires <= now and not cluster.found.alive:
+        return "-"
     if expires <= now:
         return f"grace {format_seconds((latest - now).total_seconds())}"
     return format_seconds((expires - now).total_seconds())

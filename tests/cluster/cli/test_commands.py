@@ -22,6 +22,7 @@ from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
 
+_ENDS = ("spr-cluster:expires", "spr-cluster:latest")
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 UNTIL = r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in \d+ (h|min).*\)"
 
@@ -423,10 +424,10 @@ def test_gc_leaves_a_cluster_alone_that_was_renewed_while_it_asked(
     assert group is not None
     expires = group.tags["spr-cluster:expires"]
     ids = [group.id, *line.ids()]
-    label_instances(line.cloud.ec2, ids, {"spr-cluster:expires": "2020-01-01T00:00:00Z"})
+    label_instances(line.cloud.ec2, ids, dict.fromkeys(_ENDS, "2020-01-01T00:00:00Z"))
 
     def renew(*_: object, **__: object) -> None:
-        label_instances(line.cloud.ec2, ids, {"spr-cluster:expires": expires})
+        label_instances(line.cloud.ec2, ids, dict.fromkeys(_ENDS, expires))
 
     monkeypatch.setattr("cluster.cli.list.confirm", renew)
 

@@ -106,8 +106,23 @@ def main() -> None:
     if not _on_head() or len(ends) != 3:
         return
     expires, latest, grace = map(float, ends)
-    keeper = Keeper(nodes[1:])
-    keeper.act(gather(time.time(), expires, latest, grace))
+    keeper, now = Keeper(nodes[1:]), time.time()
+    # What would be lost takes a look at every file, which must not cost a job its time.
+    if now >= expires - _EARLY_S or keeper.is_holding or any(map(_is_pending, _list_jobs())):
+        keeper.act(gather(now, expires, latest, grace))
+
+
+def _list_jobs() -> List[Path]:
+    jobs = (path for path in (HOME / "spr-jobs").glob("[!.]*") if path.is_dir())
+    return sorted(jobs, key=lambda path: path.name)
+
+
+def _is_pending(job: Path) -> bool:
+    """Whether a job has ended with something left to do."""
+    ended = modified(job / "end.json")
+    is_pushed = modified(job / "pushed.json") >= ended
+    has_bucket = '"bucket": "s3:' in read(job / "job.json")
+    return ended > 0 and ((job / "down-when-done").exists() or (has_bucket and not is_pushed))
 
 
 def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
@@ -118,8 +133,7 @@ def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
         queue = list_queue()
     except QueueError:
         answers = False
-    folders = sorted((HOME / "spr-jobs").glob("[!.]*"), key=lambda path: path.name)
-    jobs = tuple(_describe(path, queue.get(path.name, "")) for path in folders if path.is_dir())
+    jobs = tuple(_describe(path, queue.get(path.name, "")) for path in _list_jobs())
     return Facts(now, expires, latest, grace, jobs, answers, modified(STATE / "expiry"))
 
 
@@ -157,6 +171,11 @@ class Keeper:
         except ValueError:
             self._past = {}
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether it held nodes the last time: `extend` may have moved the deadline since."""
+        return bool(self._past.get("held"))
+
     def act(self, facts: Facts) -> None:
         """Decide, and do it."""
         decision = decide(facts)
@@ -188,7 +207,7 @@ class Keeper:
 
     def _release(self) -> None:
         self._on_workers(self.workers, f"sudo -n rm -f {STATE}/hold")
-        (STATE / "hold").unlink()
+        (STATE / "hold").unlink(missing_ok=True)
 
     def _push(self, facts: Facts) -> None:
         """Start the push of ended jobs that are not in their bucket, each beside this program."""

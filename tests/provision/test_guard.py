@@ -17,8 +17,9 @@ OFF = "systemctl poweroff"
 
 def in_(seconds: float, latest: float | None = None) -> Lifetime:
     now = datetime.now(timezone(timedelta(hours=2)))
-    ends = (now + timedelta(seconds=s) for s in (seconds, seconds if latest is None else latest))
-    return Lifetime(*ends, timedelta(minutes=30))
+    expires = now + timedelta(seconds=seconds)
+    last = expires if latest is None else now + timedelta(seconds=latest)
+    return Lifetime(expires, last, timedelta(minutes=30))
 
 
 def epoch(seconds: float) -> str:

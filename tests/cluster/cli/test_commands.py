@@ -24,7 +24,10 @@ from tests.infra.resource_factory import ResourceFactory
 
 _ENDS = ("spr-cluster:expires", "spr-cluster:latest")
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
-UNTIL = r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in \d+ (h|min).*\)"
+UNTIL = (
+    r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in \d+ (h|min).*\), or up to (\w{3} \d+ at )?\d\d:\d\d UTC while\s"
+    r"results wait for `fetch`"
+)
 
 
 def parsed(result: CommandResult) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from cluster.verify.results import CheckResult, Expected, NodeAnswer
@@ -17,6 +18,7 @@ from tests.fakes import EXPIRES, health_answer
 
 STACK = load_stack("intel")
 NODES = ("node0", "node1", "node2")
+_END = datetime.fromtimestamp(EXPIRES, timezone.utc)
 ON_AWS = Expected(
     cluster="bert",
     stack=STACK,
@@ -28,7 +30,7 @@ ON_AWS = Expected(
     mtu=9001,
     instances={name: f"i-{rank}" for rank, name in enumerate(NODES)},
     addresses={name: f"172.31.0.{10 + rank}" for rank, name in enumerate(NODES)},
-    lifetimes=dict.fromkeys(NODES, Lifetime.parse(str(EXPIRES))),
+    lifetimes=dict.fromkeys(NODES, Lifetime(_END, _END, timedelta())),
 )
 IN_CONTAINERS = replace(ON_AWS, machine=None, mtu=0, amx_required=False)
 

@@ -175,3 +175,19 @@ def test_the_events_of_a_hold_are_written_once(jobs: Path) -> None:
     assert [event["event"] for event in events] == ["held", "released", "powering off"]
     assert events[0]["text"].endswith("only on the nodes: the model of squad-1")
     assert not (jobs.parent / "hold").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "bucket", "is_pending"),
+    [
+        (("end.json",), "", False),
+        (("down-when-done",), "s3://team", False),
+        (("end.json", "down-when-done"), "", True),
+        (("end.json",), "s3://team", True),
+        (("end.json", "pushed.json"), "s3://team", False),
+    ],
+)
+def test_far_from_the_deadline_only_ended_jobs_with_something_to_do_are_looked_at(
+    jobs: Path, files: tuple[str, ...], bucket: str, is_pending: bool
+) -> None:
+    assert keeper._is_pending(make(jobs, "squad-1", *files, bucket=bucket)) is is_pending

@@ -112,7 +112,7 @@ def main() -> None:
         keeper.act(gather(now, expires, latest, grace))
 
 
-def _list_jobs() -> List[Path]:
+def _list_jobs() -> list[Path]:
     jobs = (path for path in (HOME / "spr-jobs").glob("[!.]*") if path.is_dir())
     return sorted(jobs, key=lambda path: path.name)
 

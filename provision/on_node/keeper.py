@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -32,13 +31,16 @@ _NULL = subprocess.DEVNULL
 
 
 class Job(NamedTuple):
-    """A job's folder; ``queued`` is its state in the queue, or "". Times are in seconds since 1970."""
+    """A job's folder; ``queued`` is its state in the queue, or "". Times are in seconds since 1970.
+
+    ``bucket`` is the URL of its place in S3, if it is not completely there.
+    """
 
     name: str
     queued: str = ""
     loss: str = ""
     ended: float = 0.0
-    bucket: bool = False
+    bucket: str = ""
     gathers: bool = False
     until_done: bool = False
     down_when_done: bool = False
@@ -142,7 +144,7 @@ def _describe(job: Path, queued: str) -> Job:
         record = json.loads(read(job / "job.json"))
     except ValueError:
         record = {}
-    loss, bucket = find_loss(job), bool(record.get("bucket"))
+    loss, bucket = find_loss(job), record.get("bucket") or ""
     ended, pushed = modified(job / "end.json"), modified(job / "pushed.json")
     if not (queued or ended or (job / "cancelled").exists()):
         # A command on the laptop is submitting it, unless that was interrupted.
@@ -154,7 +156,7 @@ def _describe(job: Path, queued: str) -> Job:
         queued,
         loss,
         0.0 if queued else ended,
-        bucket and pushed < ended,
+        f"{bucket.rstrip('/')}/{job.name}" if bucket and pushed < ended else "",
         bool(record.get("gather_output")),
         (job / "until-done").exists(),
         (job / "down-when-done").exists(),
@@ -218,7 +220,7 @@ class Keeper:
                 continue
             if facts.now < next_push(tried, last, job.ended):
                 continue
-            if start_push(HOME / "spr-jobs" / job.name):
+            if _succeeds(render_push(job)):
                 tries[job.name] = (tried + 1, facts.now)
                 self._record("pushed again", f"job {job.name}, try {tried + 1}")
 
@@ -248,13 +250,13 @@ class Keeper:
         new.replace(self._path)
 
 
-def start_push(job: Path) -> bool:
-    """Start the push of a job as its user; return whether it starts: it may be running."""
-    unit = f"spr-cluster-push-{job.name}"
-    push = f"cd {shlex.quote(str(job / 'code'))} && exec {_PYTHON} -m worker.storage.push"
-    limits = ["-p", f"RuntimeMaxSec={_PUSH_LIMIT_S}", "--uid=ubuntu"]
-    argv = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", *limits]
-    return _succeeds([*argv, "sh", "-c", f"{push} {shlex.quote(str(job))}"])
+def render_push(job: Job) -> list[str]:
+    """Return the command that starts the push of a job as its user; it fails if that is running."""
+    folder = HOME / "spr-jobs" / job.name
+    unit = [f"--unit=spr-cluster-push-{job.name}", "--uid=ubuntu", f"--setenv=HOME={HOME}"]
+    unit += ["-p", f"RuntimeMaxSec={_PUSH_LIMIT_S}", f"--setenv=PYTHONPATH={folder}/code"]
+    push = [_PYTHON, "-m", "worker.storage.push", "all", str(folder), job.bucket]
+    return ["systemd-run", "--quiet", "--collect", *unit, *push]
 
 
 def _succeeds(argv: list[str]) -> bool:

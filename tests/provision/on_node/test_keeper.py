@@ -136,7 +136,7 @@ def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
     assert found["new"] == Job("new", "new")
     done = found["done"]
     assert done[:3] == ("done", "", "model")
-    assert (done.gathers, done.down_when_done, done.bucket) == (True, True, False)
+    assert (done.gathers, done.down_when_done, done.bucket) == (True, True, "")
     assert time.time() - done.ended == pytest.approx(60, abs=10)
 
 
@@ -144,11 +144,13 @@ def test_a_pushed_job_is_safe_with_its_checkpoint(jobs: Path) -> None:
     files = ("end.json", "output/checkpoints/step-000007/state")
     job = make(jobs, "squad-1", *files, resumable=True, bucket="s3://team")
     (job / "fetched").touch()
-    assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("checkpoint", True)
+    found = gather()["squad-1"]
+    assert (found.loss, found.bucket) == ("checkpoint", "s3://team/squad-1")
+    assert keeper.render_push(found)[-2:] == [str(job), "s3://team/squad-1"]
 
     (job / "pushed.json").touch()
 
-    assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("", False)
+    assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("", "")
 
 
 def test_a_job_with_a_bucket_is_safe_only_when_its_log_is_there(jobs: Path) -> None:

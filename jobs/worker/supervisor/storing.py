@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..runtime.output import GATHERED
 from .head import SSH, HeadFolder
 from .launch import Launch
 from .nodes import newest_step, send_files
@@ -110,9 +111,10 @@ class Storing:
         gathers = self.head.read(_RECORD).get("gather_output", False)
         workers = [name for name in self.nodes[1:] if name != self.launch.head]
         gather = [self._render_gather(name, gathers=gathers) for name in workers]
-        if gather:
-            # A worker that is gone must not cost the others' files.
-            run_bounded(self._on_head("\n".join(gather)), _ALL_S)
+        # A worker that is gone must not cost the others' files, nor count as stored.
+        script = ["set -o pipefail; failed=", *(f"{line} || failed=1" for line in gather)]
+        mark = f'[ -n "$failed" ] || touch {shlex.quote(self.launch.folder)}/{GATHERED}'
+        run_bounded(self._on_head(f"bash -c {shlex.quote(chr(10).join([*script, mark]))}"), _ALL_S)
         done, why = self.store()
         if why:
             self._warn("its folder", why)

@@ -303,6 +303,7 @@ _RECORD = ClusterRecord(
     _SPEC.model_dump(exclude={"name", "ssh_cidrs", "caller"}),
     _NOW,
     _NOW + timedelta(hours=8),
+    _NOW + timedelta(hours=9),
 )
 _LABELS = record_tags(_SPEC, _RECORD)
 _VALUES = st.one_of(_ODD, _TEXT, st.sampled_from([v for values in _GOOD.values() for v in values]))

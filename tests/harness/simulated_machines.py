@@ -204,6 +204,7 @@ class SimulatedHost(StandInHost):
             ("# asking the queue", self._list_queue),
             ("# asking how busy the queue is", self._show_queue),
             ("# submitting the jobs of the lost head", lambda _: Result(0, "", "")),
+            (r"cat ~/spr-jobs/\.events", lambda _: Result(0, "", "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 

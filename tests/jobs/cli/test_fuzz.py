@@ -122,8 +122,8 @@ def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> I
     yield _Command(words, tuple(found))
 
 
-# These ask the package indexes of the world; their own tests have one of their own.
-_ASKING = (("stacks", "check"), ("stacks", "lock"))
+# These query package indexes, or start an embedded cloud.
+_ASKING = (("stacks", "check"), ("stacks", "lock"), ("local", "bucket"))
 _PARSERS = [build_parser(), *map(build_parser, COMMANDS)]
 _COMMANDS = tuple(
     {

@@ -340,7 +340,7 @@ def test_elements_that_the_product_reads_matter_and_others_are_counted() -> None
     theirs.seen["ec2:DescribeX"] = {
         "Xs[].InstanceId": set(),
         "Xs[].State": {"new"},
-        "Xs[].Size": set(),
+        "Xs[].Flavour": set(),
     }
 
     (row,) = compare_structures(ours, theirs)
@@ -351,7 +351,7 @@ def test_elements_that_the_product_reads_matter_and_others_are_counted() -> None
         "the embedded cloud does not show Xs[].InstanceId",
         "only embedded: Xs[].Colour",
         "new values: Xs[].State: new",
-        "only AWS: 1 elements that the product does not read: Xs[].Size",
+        "only AWS: 1 elements that the product does not read: Xs[].Flavour",
     )
 
 

@@ -36,7 +36,7 @@ _REGIONS = (
     "if this is a new one, check the network connection"
 )
 _YES = re.compile(
-    r"this needs confirmation, but there is no terminal: \$13\.13 an hour, at most \$105\.0\d "
+    r"this needs confirmation, but there is no terminal: \$13\.13 an hour, at most \$111\.5\d "
     r"\(Price List API, [\d-]{10}\)\n  → --yes confirms"
 )
 _NO_CLUSTER = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -331,6 +332,8 @@ def test_the_key_of_a_cluster_that_this_did_not_see_is_left_alone(
 
 class Empty:
     """A region in which there is nothing."""
+
+    meta = SimpleNamespace(region_name="us-east-1")
 
     def get_paginator(self, _: str) -> Any:
         return self

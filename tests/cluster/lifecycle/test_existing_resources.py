@@ -95,6 +95,11 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
     simulated_cloud.prepared(nodes=1, ttl=2 * HOUR)
     simulated_cloud.clock.sleep(2 * 3600)
     before = simulated_cloud.writes()
+    with pytest.raises(
+        SprError, match=r"its nodes wait for `fetch` until .*, and start nothing new"
+    ):
+        simulated_cloud.up(nodes=1)
+    simulated_cloud.clock.sleep(1800)
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over") as caught:
         simulated_cloud.up(nodes=1)
     assert "in two minutes, `spr-cluster up --name bert` creates a new one" in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -41,9 +42,8 @@ def test_machines_with_ena_express_have_its_mtu_and_verify_expects_it(
 def verdicts(cloud: SimulatedCloud) -> list[tuple[str, str]]:
     """What `verify` finds wrong, as check and finding."""
     cluster, stack = cloud.cluster(), load_stack("upstream")
-    expected = expect(
-        cloud.ctx.cloud, cluster, {"volume_gib": 100}, stack, INSTANCE_TYPES["r7iz.metal-16xl"]
-    )
+    recorded = {"volume_gib": 100, "grace": timedelta(minutes=30)}
+    expected = expect(cloud.ctx.cloud, cluster, recorded, stack, INSTANCE_TYPES["r7iz.metal-16xl"])
     report = verify_cluster(cluster, expected, cloud.ctx.host_opener(), cloud.progress)
     return [(r.check, r.found) for r in report.results if r.verdict in (Verdict.FAIL, Verdict.WARN)]
 

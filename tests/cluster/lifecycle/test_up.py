@@ -63,6 +63,7 @@ def test_every_machine_is_asked_for_with_its_guards(simulated_cloud: SimulatedCl
             "spr-cluster:owner-key": owner,
             "spr-cluster:owner": "arn:aws:iam::123456789012:user/spr-cluster",
             "spr-cluster:expires": simulated_cloud.expires(8 * HOURS),
+            "spr-cluster:latest": simulated_cloud.expires(8.5 * HOURS),
         }
         installed = labels["instance"].pop("spr-cluster:installed", "")
         assert labels["instance"] == expected

@@ -88,6 +88,7 @@ def build_launch(
         stage=plan.stage,
         until_done=plan.until_done,
         bucket=f"{plan.bucket}/{paths.job_id}" if plan.bucket else "",
+        down_when_done=plan.down_when_done,
         on_finish=plan.on_finish,
     )
 

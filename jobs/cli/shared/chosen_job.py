@@ -239,6 +239,8 @@ def open_job_context(
         find_expiry=ctx.find_expiry,
         detach=getattr(args, "detach", False),
         verbose=getattr(args, "verbose", False),
+        down_when_done=getattr(args, "detach", False) and args.down_when_done,
+        on_finish=(args.on_finish or "") if getattr(args, "detach", False) else "",
     )
     if "on_cluster" in args:
         args.on_cluster(ctx, context)

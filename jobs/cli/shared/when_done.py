@@ -19,7 +19,7 @@ from cluster.context import Context
 from cluster.slurm.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
 from infra.ec2.inventory import Inventory, describe_inventory
-from infra.errors import DeadlineError, JobError, SprError, UsageError
+from infra.errors import DeadlineError, JobError, SprError
 from infra.wait import wait_until
 from infra.words import counted
 from jobs.launchers.launcher import Outcome
@@ -38,14 +38,15 @@ def add_end_options(group: argparse._ArgumentGroup) -> None:
         "--on-finish",
         metavar="COMMAND",
         help="when the job has ended and its results are here, run this shell command on this "
-        "machine, with SPR_JOB, SPR_STATE (succeeded, failed, or cancelled), SPR_RESULTS, and "
-        "SPR_CLUSTER in its environment",
+        "machine (with --detach: on the head), with SPR_JOB, SPR_STATE (succeeded, failed, or "
+        "cancelled), SPR_RESULTS, and SPR_CLUSTER in its environment",
     )
     group.add_argument(
         "--down-when-done",
         action="store_true",
         help="when the job has ended and its results are here, remove the cluster without asking; it "
-        "stays if anything would be lost with it, such as a checkpoint or another job",
+        "stays if anything would be lost with it, such as a checkpoint or another job. With --detach, the "
+        "nodes end by themselves when the job is in its bucket; `down` or `gc` removes the free rest",
     )
 
 
@@ -56,7 +57,10 @@ def with_ends(run: Command) -> Command:
         if args.on_finish is None and not args.down_when_done:
             return run(args)
         if getattr(args, "detach", False):
-            raise _needs_this_process(args)
+            # The nodes do both: see provision.on_node.keeper and the job's supervisor.
+            if args.down_when_done:
+                args.on_cluster = _require_own(args)
+            return run(args)
         begun: list[Ends] = []
 
         def begin(ctx: Context, job: JobContext) -> None:
@@ -81,14 +85,15 @@ def with_ends(run: Command) -> Command:
     return run_to_the_end
 
 
-def _needs_this_process(args: argparse.Namespace) -> UsageError:
-    chosen = {"--on-finish": args.on_finish is not None, "--down-when-done": args.down_when_done}
-    flags = [flag for flag, is_chosen in chosen.items() if is_chosen]
-    return UsageError(
-        f"{' and '.join(flags)} can't be used with --detach: this command must be there when the job "
-        "ends",
-        hint=f"give it to the command that follows the job: `spr-cluster attach {flags[-1]}`",
-    )
+def _require_own(args: argparse.Namespace) -> Callable[[Context, JobContext], None]:
+    """Return a check that the user may end the cluster, for when it is known."""
+
+    def check(ctx: Context, _: JobContext) -> None:
+        kinds = ("instances", "security_groups")
+        found = describe_inventory(ctx.clients.ec2, args.name, kinds)
+        confirm_owner(ctx, argparse.Namespace(yes=True, named=args.named), found)
+
+    return check
 
 
 @dataclass

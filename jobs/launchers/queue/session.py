@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
-from infra.errors import HangupError, HostError, JobError, SprError
+from infra.errors import HangupError, HostError, JobError, SprError, UsageError
 from infra.wait import Progress, Silent
 from infra.words import counted
 from jobs.launchers import files
@@ -76,6 +76,10 @@ class JobContext:
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
     bucket: str = ""
+    down_when_done: bool = False
+    """Power the nodes off when the job has ended and is stored, without this process."""
+    on_finish: str = ""
+    """A command that the head runs when the job has ended."""
     """The S3 URL below which the nodes store a job's folder; "" for none."""
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
@@ -342,10 +346,15 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     with context.progress.phase("Prepare the job"):
         session = open_session(context)
         plan = build_plan(session)
-        plan = replace(plan, bucket=plan.bucket or context.bucket)
+        plan = _with_ending(plan, context)
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
         record = session.start(plan)
+        if plan.down_when_done:
+            context.on_log(
+                f"when the job has ended and is in {plan.bucket}, all nodes power off; if it can't be "
+                "stored, they wait until their time to live and grace are over"
+            )
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.nodes).nodes)
@@ -356,6 +365,18 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         session.bring_home(plan.results)
     _require_success(session, result.end, result.output, plan.results, plan.resume_command)
     return result
+
+
+def _with_ending(plan: JobPlan, context: JobContext) -> JobPlan:
+    """Return the plan with its bucket and what happens at its end. Raises :class:`UsageError`."""
+    bucket = plan.bucket or context.bucket
+    if context.down_when_done and not bucket:
+        raise UsageError(
+            "--detach --down-when-done needs a bucket: without one, the results would end with the nodes",
+            hint="create the cluster with `up --bucket s3://…`, or omit --detach and keep this machine on",
+        )
+    down, command = context.down_when_done, context.on_finish
+    return replace(plan, bucket=bucket, down_when_done=down, on_finish=command)
 
 
 def attach(context: JobContext, job: str, results: Path) -> JobEnd:

@@ -16,6 +16,7 @@ from ..runtime.process import PLANNED, VARIABLES
 
 CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
+DOWN_WHEN_DONE = "down-when-done"
 """Files in a job's folder on the head: JSON about its last attempt, and a marker for a user's cancel."""
 SECRETS = VARIABLES
 FOLDER = "SPR_JOB_FOLDER"
@@ -57,6 +58,8 @@ class Launch:
     """Whether the job may keep the nodes after the cluster's deadline."""
     bucket: str = ""
     """The S3 URL of the job's folder; "" for none."""
+    down_when_done: bool = False
+    """Whether the nodes power off when the job has ended and is stored."""
     on_finish: str = ""
     """A shell command to run on the head when the job has ended."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import json
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -410,31 +409,12 @@ def test_attach_ends_the_same_way(
     assert removed == [("spr", False)]
 
 
-@pytest.mark.parametrize(
-    ("options", "flags", "last"),
-    [
-        ("--down-when-done", "--down-when-done", "--down-when-done"),
-        ("--on-finish true", "--on-finish", "--on-finish"),
-        (
-            "--on-finish true --down-when-done",
-            "--on-finish and --down-when-done",
-            "--down-when-done",
-        ),
-    ],
-)
-def test_a_command_that_leaves_has_no_end(
-    line: CommandLine, options: str, flags: str, last: str
-) -> None:
-    before = len(line.call_log.calls)
-
-    result = line.run("run", "--detach", *shlex.split(options), "--", "hostname")
+def test_nodes_end_by_themselves_only_with_a_bucket(line: CommandLine, job: StagedJob) -> None:
+    result = line.run("run", "--detach", "--down-when-done", "--", "hostname")
 
     assert result.code == 2
-    assert result.message == (
-        f"{flags} can't be used with --detach: this command must be there when the job ends\n"
-        f"  → give it to the command that follows the job: `spr-cluster attach {last}`"
-    )
-    assert len(line.call_log.calls) == before
+    assert "--detach --down-when-done needs a bucket" in result.message
+    assert "up --bucket s3://" in result.message
 
 
 def test_somebody_elses_cluster_needs_its_name(

@@ -208,6 +208,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_L
  "stage": [],
  "until_done": false,
  "bucket": "",
+ "down_when_done": false,
  "on_finish": ""
 }
 _END_OF_THE_LAUNCH_

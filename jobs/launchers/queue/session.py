@@ -150,7 +150,8 @@ class JobSession:
     def _send_folders(self, plan: JobPlan) -> None:
         note, stack, key = self.context.progress.note, self.context.stack, ""
         if plan.packages:
-            key = install_packages(self.head, plan.packages, stack, note)
+            environment = self.context.cluster.environment
+            key = install_packages(self.head, plan.packages, stack, note, environment)
         if plan.folders or key:
             ssh_config = self.context.ssh_config
             send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)

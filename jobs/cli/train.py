@@ -245,6 +245,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         _retries(args),
         args.elastic,
         tracker_variables(options.report_to, read_variable_options(args)),
+        hub_token=args.hub_token,
     )
 
 

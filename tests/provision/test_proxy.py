@@ -152,7 +152,7 @@ def test_what_is_near_stays_direct_for_every_library(
 
     host = url.split("/")[2]
 
-    assert bool(urllib.request.proxy_bypass_environment(host)) is direct
+    assert bool(urllib.request.proxy_bypass(host)) is direct
     assert bool(requests.utils.get_environ_proxies(url)) is not direct
     found = ProxyConfiguration(get_environ_proxies(url)).proxy_url_for(url)
     assert found == (None if direct else PROXY)

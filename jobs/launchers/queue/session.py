@@ -172,6 +172,12 @@ class JobSession:
         files.check_stage(self.head, self.paths, plan.stage)
         files.check_bucket(self.head, self.paths, plan.bucket)
 
+    def send_variables(self, plan: JobPlan) -> None:
+        """Send the user's variables again, for another run in the same folder."""
+        if plan.variables:
+            sent = {SECRETS: json.dumps(plan.variables).encode()}
+            files.place_files(self.head, self.paths, sent)
+
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
         context = self.context

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.cli.shared.job_options import find_hub_token, read_variable_options
+from jobs.cli.shared.job_options import read_variable_options
+from jobs.train.trackers import find_hub_token
 
 
 def test_the_environment_comes_before_the_login_file(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def main() -> None:
 
 
 @contextmanager
-def serving(root: Path) -> Iterator[str]:
+def serving(root: Path, nice: int = 0) -> Iterator[str]:
     """Run moto's server in a process of its own."""
     keys = {
         "AWS_ACCESS_KEY_ID": "a",
@@ -106,7 +106,7 @@ def serving(root: Path) -> Iterator[str]:
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     os.environ.update(keys, TMPDIR=str(root))
-    argv = [sys.executable, "-c", _SERVER, "5999"]
+    argv = ["nice", "-n", str(nice), sys.executable, "-c", _SERVER, "5999"]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
         time.sleep(5)
         try:

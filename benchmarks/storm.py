@@ -10,7 +10,9 @@ Block Public Access, or port 22 blocked.
 
 Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought
 again or terminated, and `up` continues when it is repaired. `down` in another account changes nothing. No key
-is lost before the last `down`, which leaves nothing, counted in the cloud itself.
+is lost before the last `down`, which leaves nothing, counted in the cloud itself. In every third run, the
+nodes are held to the last: no machine with a timer or a second guard may outlive the latest end, and the
+hours of those with a timer may cost no more than the highest price for the whole life with grace.
 `--seed 7 --only 13` repeats one run.
 """
 
@@ -27,7 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish, run_shares
+from infra.cost.prices import table_prices
+from infra.ec2.inventory import describe_inventory
+from infra.ec2.termination_schedule import AFTER
 from infra.iam.policy import build_policy, render_policy
+from infra.instance_types import DEFAULT_INSTANCE_TYPE, TABLE_REGION
+from infra.spec import ClusterOptions
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
     BROKEN,
@@ -122,6 +129,8 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
         wrong.append(f"up: {up.code}: {up.error}")
     if network:
         wrong += continue_after(cloud, home, network, faults, wish, up)
+    if number % 3 == 0:
+        wrong += outlive(cloud, wish)
     wrong += visit_from_elsewhere(cloud, home, faults)
     down = run_in_process(cloud, home, run_down)
     if down.code != DONE:
@@ -151,6 +160,33 @@ def continue_after(
         and network in SEEN,
         f"{in_all} machines bought for {wish['nodes']}": in_all > wish["nodes"],
         f"again: {again.code}: {again.error}": again.code != DONE,
+    }
+    return [text for text, is_wrong in checks.items() if is_wrong]
+
+
+def outlive(cloud: CloudProcess, wish: dict[str, Any]) -> list[str]:
+    """Let the time pass with all nodes held to the last; return what lived longer or cost more."""
+    ec2 = cloud.connect().ec2
+    record = describe_inventory(ec2, NAME, ("security_groups",)).record
+    if record is None:
+        return []
+    cloud.ask("lives")
+    # In two steps, so that ends are exact: the timers' and the second guard's.
+    for end in (record.latest, record.latest + AFTER):
+        cloud.time.sleep(max(0.0, (end - cloud.time.now()).total_seconds() + 1))
+        found = describe_inventory(ec2, NAME, ("instances",))
+    lives = cloud.ask("lives")
+    # A machine that never boots has no timer.
+    late = [i.id for i in found.alive if i.id in lives or wish["second_guard"]]
+    late += [id_ for id_, life in lives.items() if life[-1] > record.latest.timestamp() + 60]
+    hours = sum(life[-1] - life[0] for life in lives.values() if len(life) > 1) / 3600
+    types = wish.get("instance_types", (DEFAULT_INSTANCE_TYPE,))
+    node = table_prices(TABLE_REGION, types).highest(types, ClusterOptions().volume_gib)
+    assert node
+    most = node.usd * wish["nodes"] * (record.latest - record.created).total_seconds() / 3600
+    checks = {
+        f"outlived the latest end: {late}": bool(late),
+        f"${hours * node.usd:.2f} for at most ${most:.2f}": hours * node.usd > most + 0.01,
     }
     return [text for text, is_wrong in checks.items() if is_wrong]
 

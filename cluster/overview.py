@@ -69,10 +69,19 @@ class Overview:
 
     @property
     def expires(self) -> datetime | None:
-        """When it ends: the latest time in the tags of its resources."""
+        """When its time to live is over: the latest time in the tags of its resources."""
+        return self._last(tags.EXPIRES)
+
+    @property
+    def latest(self) -> datetime | None:
+        """When its nodes shut down even if something is only on them."""
+        ends = [end for end in (self.expires, self._last(tags.LATEST)) if end]
+        return max(ends, default=None)
+
+    def _last(self, label: str) -> datetime | None:
         group = self.found.group
-        texts = [group.tags.get(tags.EXPIRES, "")] if group else []
-        texts += [instance.tags.get(tags.EXPIRES, "") for instance in self.found.alive]
+        texts = [group.tags.get(label, "")] if group else []
+        texts += [instance.tags.get(label, "") for instance in self.found.alive]
         try:
             return max((tags.parse_time(text) for text in texts if text), default=None)
         except ValueError:
@@ -95,7 +104,7 @@ class Overview:
         return self.prices.accrued(self.found.alive, now, gib, iops=iops, mibps=mibps)
 
     def state(self, now: datetime) -> str:
-        """Return one of ``running``, ``starting``, ``degraded``, ``no machines``, ``expired``,
+        """Return one of ``running``, ``starting``, ``degraded``, ``grace``, ``no machines``, ``expired``,
         ``kept image``, and ``none``.
         """
         if not self.found:
@@ -103,8 +112,10 @@ class Overview:
         alive = self.found.alive
         if not alive:
             return "kept image" if self._is_kept() else self._without_machines(now)
-        if self.expires and now >= self.expires:
+        if self.latest and now >= self.latest:
             return "expired"
+        if self.expires and now >= self.expires:
+            return "grace"
         if any(instance.state == "pending" for instance in alive):
             return "starting"
         running = rank_instances(i for i in alive if i.state == "running")
@@ -137,7 +148,7 @@ class Overview:
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
         """Return the cluster for ``--json``."""
-        began, expires = self.began, self.expires
+        began, expires, latest = self.began, self.expires, self.latest
         return {
             "cluster": self.name,
             "region": self.region,
@@ -146,6 +157,7 @@ class Overview:
             "wanted_nodes": self.wanted_nodes,
             "age_s": round((now - began).total_seconds()) if began else None,
             "left_s": round((expires - now).total_seconds()) if expires else None,
+            "latest": tags.render_time(latest) if latest else None,
             **cost_as_dict(self.cost(now)),
             "owner": self.found.owner or None,
             "resources": self.found.ids(),

@@ -132,6 +132,38 @@ class ClusterOptions(BaseModel):
             newer=True,
         ),
     ] = Field(default=timedelta(hours=8), ge=timedelta(minutes=1), le=LONGEST_TTL)
+    grace: Annotated[
+        timedelta,
+        Option(
+            "how long nodes wait after their time to live for results that are nowhere else, until `fetch` "
+            "(default: 30m)",
+            None,
+            "from 0m to 24h",
+            parse=lambda text: parse_duration(text, "--grace"),
+            write=render_duration,
+            newer=True,
+        ),
+    ] = Field(default=timedelta(minutes=30), ge=timedelta(0), le=timedelta(hours=24))
+    max_hours: Annotated[
+        float | None,
+        Option(
+            "jobs with --until-done may extend the cluster's life to at most this many hours in all",
+            "HOURS",
+            "hours, above 0 and at most 720",
+            write="{:g}".format,
+            newer=True,
+        ),
+    ] = Field(default=None, gt=0, le=720)
+    max_cost: Annotated[
+        float | None,
+        Option(
+            "the same limit in US dollars, for all nodes at on-demand prices",
+            "USD",
+            "US dollars, above 0 and at most 1000000",
+            write="{:.10g}".format,
+            newer=True,
+        ),
+    ] = Field(default=None, gt=0, le=1_000_000)
     idle_timeout: Annotated[
         timedelta | None,
         Option(

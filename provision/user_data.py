@@ -1,17 +1,23 @@
-"""The cloud-init user data of every node: shutdown at expiry and when idle, settings, a warm disk.
+"""The cloud-init user data of every node: shutdown at expiry, idle, or done; settings; a warm disk.
 
 It never holds secrets: every user of the machine can read it. A machine's time to live can be extended.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import re
 import shlex
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from importlib import resources
 
 from infra.errors import HostError
+from infra.lifetime import Lifetime
 from provision.host import Host, sudo
+from provision.on_node import keeper
+from provision.run_on_nodes import send
 
 # JSON is YAML, so no value can break the document.
 _HEADER = "#cloud-config\n"
@@ -23,7 +29,7 @@ EXPIRY_TIMER = "spr-cluster-expiry.timer"
 EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
 _SHOW = f"systemctl is-active --quiet {EXPIRY_TIMER} && sh {EXPIRY_SCRIPT} show"
 SHOW_EXPIRY = f"sudo -n sh -c {shlex.quote(_SHOW)}"
-"""Prints the effective expiry in seconds since 1970; fails if the timer is not running."""
+"""Prints the effective lifetime for :meth:`Lifetime.parse`; fails if the timer is not running."""
 
 # bootcmd runs during the boot: a unit that waits for basic.target would wait for cloud-init.
 _UNIT = "[Unit]\nDefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target\n"
@@ -49,17 +55,18 @@ _START_WARM = (
 
 
 def render_user_data(
-    expires: datetime, idle_timeout: timedelta | None = None, *, ena_express: bool = False
+    lifetime: Lifetime, idle_timeout: timedelta | None = None, *, ena_express: bool = False
 ) -> str:
-    """Render user data that powers the machine off at ``expires``; EC2 then terminates it.
+    """Render user data that powers the machine off at its end; EC2 then terminates it.
 
-    With ``idle_timeout``, the head powers the whole cluster off after that time without an SSH
-    session or a job. With ``ena_express``, the network gets the settings it needs. All files are in
-    memory, written at every boot from the machine's own user data (cloud-init's bootcmd), so that an
-    image never carries one machine's expiry to another.
-    ``EXPIRES_FILE`` on the machine overrides ``expires``: see :func:`extend_life`.
+    The head may hold it for a while, or power all nodes off when a job is done: ``keeper.py``. With
+    ``idle_timeout``, the head powers the whole cluster off after that time without an SSH session or a
+    job. With ``ena_express``, the network gets the settings it needs. All files are in memory, written at
+    every boot from the machine's own user data (cloud-init's bootcmd), so that an image never carries one
+    machine's expiry to another.
+    ``EXPIRES_FILE`` on the machine overrides ``lifetime``: see :func:`extend_life`.
     """
-    guards = {"expiry": render_expiry_script(expires)}
+    guards = {"expiry": render_expiry_script(lifetime), "keeper": _render_keeper()}
     if ena_express:
         values = _render_values(state=_STATE, mtu=EXPRESS_MTU)
         guards["ena-express"] = values + _read("ena_express.sh")
@@ -75,10 +82,25 @@ def render_user_data(
     return _HEADER + json.dumps(config, indent=1) + "\n"
 
 
-def render_expiry_script(expires: datetime) -> str:
-    """Render the script that powers an expired machine off; with ``show``, it prints the expiry."""
-    values = _render_values(launch_expires=int(expires.timestamp()), expires_file=EXPIRES_FILE)
+def render_expiry_script(lifetime: Lifetime) -> str:
+    """Render the script that powers an expired machine off; with ``show``, it prints the lifetime."""
+    expires, latest, grace = lifetime.seconds
+    values = _render_values(
+        launch_expires=expires,
+        launch_latest=latest,
+        launch_grace=grace,
+        expires_file=EXPIRES_FILE,
+        hold=f"{_STATE}/hold",
+    )
     return values + _read("expiry.sh")
+
+
+def _render_keeper() -> str:
+    """Render the shell script that runs the keeper, compressed: EC2 takes 16 KiB of user data."""
+    program = send(keeper)
+    bare = [(name, _without_docs(source)) for name, source in json.loads(program.stdin)]
+    packed = base64.b64encode(gzip.compress(json.dumps(bare).encode() + b"\n", 9, mtime=0))
+    return f"base64 -d <<'_P_' | gunzip | {shlex.join(program.argv)}\n{packed.decode()}\n_P_\n"
 
 
 def render_idle_script(idle_timeout: timedelta) -> str:
@@ -115,28 +137,38 @@ def _render_file(path: str, text: str) -> str:
     return f"cat >{path} <<'_END_'\n{text}_END_"
 
 
+def _without_docs(source: str) -> str:
+    """Return Python without comments on lines of their own and with empty docstrings."""
+    bare = re.sub(r'^( *)"""(?:.|\n)*?"""$', r'\1""', source, flags=re.MULTILINE)
+    return re.sub(r"^ *#.*\n", "", bare, flags=re.MULTILINE)
+
+
 def _render_values(**values: str | int) -> str:
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def _read(script: str) -> str:
-    return resources.files("provision.on_node").joinpath(script).read_text()
+    text = resources.files("provision.on_node").joinpath(script).read_text()
+    return _without_docs(text)
 
 
-def extend_life(host: Host, expires: datetime) -> None:
-    """Set the time at which a machine shuts itself down, also across reboots.
+def extend_life(host: Host, lifetime: Lifetime) -> None:
+    """Set the times at which a machine shuts itself down, also across reboots.
 
     Starts the timer if it is not running. Raises :class:`HostError` if it can't be started or keeps a
     different time.
     """
-    epoch = int(expires.timestamp())
-    # A rename, so that the timer's script never reads half a number.
+    expires, latest, grace = lifetime.seconds
+    # The deadline's own line is all that older versions read. A rename, so that the timer's script never
+    # reads half a number.
     write = (
-        f"new=$(mktemp {EXPIRES_FILE}.XXXXXX) && chmod 644 $new && echo {epoch} >$new && "
+        f"new=$(mktemp {EXPIRES_FILE}.XXXXXX) && chmod 644 $new && "
+        f"printf '%s\\n' {expires} '{latest} {grace}' >$new && "
         f"sync $new && mv -f $new {EXPIRES_FILE}"
     )
     done = host.run(sudo(f"{write} && systemctl start {EXPIRY_TIMER} && {_SHOW}"), check=False)
-    if done.exit_code != 0 or not done.stdout.strip().isdecimal():
+    in_force = Lifetime.parse(done.stdout)
+    if done.exit_code != 0 or in_force is None:
         output = done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}"
         raise HostError(
             host.name,
@@ -144,10 +176,9 @@ def extend_life(host: Host, expires: datetime) -> None:
             hint=f"on the node, see `systemctl status {EXPIRY_TIMER}` and "
             "/var/log/cloud-init-output.log; `down` removes it with the cluster",
         )
-    if int(done.stdout) != epoch:
-        in_force = datetime.fromtimestamp(int(done.stdout), timezone.utc)
+    if in_force.seconds != lifetime.seconds:
         raise HostError(
             host.name,
-            f"it still shuts down at {in_force:%Y-%m-%d %H:%M:%S} UTC, not at the new time",
+            f"it still shuts down at {in_force}, not at {lifetime}",
             hint=f"on the node, check {EXPIRES_FILE}",
         )

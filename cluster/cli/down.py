@@ -18,7 +18,7 @@ from cluster.console.display import make_progress
 from cluster.console.output import confirm, emit, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
-from cluster.lifecycle.deadline import extend
+from cluster.lifecycle.deadline import describe_lifetime, extend
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
 from cluster.slurm.job_queue import find_losses
@@ -26,7 +26,7 @@ from infra.ec2.inventory import Inventory, describe_inventory
 from infra.ec2.tags import render_time
 from infra.errors import UsageError
 from infra.spec import LONGEST_TTL
-from infra.words import parse_duration, spoken_time
+from infra.words import parse_duration
 
 _DOWN_EXAMPLES = """\
   spr-cluster down
@@ -139,7 +139,8 @@ def run_extend(args: argparse.Namespace) -> int:
     ctx = open_cluster(args, make_progress())
     with ctx.files.lock(args.verb):
         record = extend(ctx, args.name, more, functools.partial(confirm_owner, ctx, args))
-    until = spoken_time(record.expires, ctx.now())
-    text = f"Nodes of cluster {args.name} shut down automatically at {until}"
-    emit(args, text, {"cluster": args.name, "expires": render_time(record.expires)})
+    ends = describe_lifetime(record, ctx.now())
+    text = wrap(f"Nodes of cluster {args.name} shut down automatically {ends}")
+    times = {"expires": render_time(record.expires), "latest": render_time(record.latest)}
+    emit(args, text, {"cluster": args.name, **times})
     return 0

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.cli.chosen_cluster import (
     MADE_THERE,
@@ -12,10 +16,12 @@ from cluster.cli.chosen_cluster import (
     add_cloud_options,
     choose_cluster,
     open_chosen_cloud,
+    open_cluster,
 )
 from cluster.console.output import emit, say, wrap
 from cluster.console.parser import SubParsers, add_command
 from cluster.local_files import ClusterFiles, EventLog, nearest_cluster, remembered_cloud
+from cluster.slurm.job_queue import NoAnswer, ask_head
 from infra.aws.clients import connect
 from infra.ec2 import tags
 from infra.ec2.inventory import describe_inventory
@@ -27,6 +33,8 @@ _EXAMPLES = """\
   spr-cluster events --json
 """
 _INDENT = 17
+_HEAD_S = 3.0
+_READ = "cat ~/spr-jobs/.events.jsonl 2>/dev/null || true"
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -35,7 +43,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "events",
         "Show what commands on this machine did to a cluster, and why: plans, purchases, replaced\n"
         "nodes, abandoned zones, and errors. The log survives `down`. Machines that another computer\n"
-        "bought are listed from their tags. Times are in UTC.",
+        "bought are listed from their tags, and what the nodes did by themselves if the head answers.\n"
+        "Times are in UTC.",
         _EXAMPLES,
         run=run,
     )
@@ -54,11 +63,10 @@ def run(args: argparse.Namespace) -> int:
     args.name = name
     if args.region or args.cloud or (remembered_cloud(name) or ("local",))[0] == "aws":
         try:
-            events = sorted(
-                [*events, *_bought_elsewhere(args, events)], key=lambda e: str(e["time"])
-            )
+            events += _bought_elsewhere(args, events)
         except SprError as error:
             say(f"machines that another computer bought are not listed: {error}")
+    events = sorted([*events, *_on_nodes(args, files)], key=lambda e: str(e["time"]))
     last = slice(-(args.tail or 0), None)
     none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
 
@@ -68,6 +76,32 @@ def run(args: argparse.Namespace) -> int:
 
     emit(args, render, {"cluster": name, "events": events[last]})
     return 0
+
+
+def _on_nodes(args: argparse.Namespace, files: ClusterFiles) -> list[Mapping[str, Any]]:
+    """Return what the nodes did by themselves; nothing if there is no head, or if it does not answer."""
+    if not files.key.exists():
+        return []
+    try:
+        ctx = open_cluster(args)
+        found = describe_inventory(ctx.clients.ec2, args.name)
+        read = ask_head(ctx, found, lambda head: head.run(_READ).stdout, _HEAD_S)
+    except (SprError, BotoCoreError, ClientError):
+        return []
+    lines = [] if isinstance(read, NoAnswer) else read.splitlines()
+    said: list[Mapping[str, Any]] = []
+    for line in lines:
+        # The disk may have been full.
+        with suppress(ValueError, KeyError, TypeError):
+            event = json.loads(line)
+            said.append(
+                {
+                    "time": event["time"],
+                    "event": event["event"],
+                    "what": f"by the nodes: {event['text']}",
+                }
+            )
+    return said
 
 
 def _bought_elsewhere(

@@ -218,21 +218,33 @@ def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
     for cloud, cluster in clusters:
         row = cluster.as_dict(now)
         wanted = "?" if row["wanted_nodes"] is None else row["wanted_nodes"]
-        left = row["left_s"]
+        state = "no machines, free" if row["state"] == "no machines" else row["state"]
         rows.append(
             (
                 cluster.name,
                 cloud.name,
                 cluster.region,
-                row["state"],
+                state,
                 f"{row['nodes']}/{wanted}",
                 "-" if row["age_s"] is None else format_seconds(row["age_s"]),
-                "-" if left is None or left < 0 else format_seconds(left),
+                _ends_in(cluster, now),
                 show_cost(row),
                 short_owner(cluster.found.owner) or "-",
             )
         )
     return format_table(rows)
+
+
+def _ends_in(cluster: Overview, now: datetime) -> str:
+    """Return the time left, and in the grace period ``grace``."""
+    expires, latest = cluster.expires, cluster.latest
+    if expires is None or latest is None or latest <= now:
+        return "-"
+    if expires <= now and not cluster.found.alive:
+        return "-"
+    if expires <= now:
+        return f"grace {format_seconds((latest - now).total_seconds())}"
+    return format_seconds((expires - now).total_seconds())
 
 
 def _total(clusters: Sequence[Overview], now: datetime) -> str:

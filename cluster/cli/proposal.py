@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from cluster.context import Context
@@ -12,6 +12,7 @@ from cluster.lifecycle.prepare import find_offers
 from cluster.overview import look_up_prices
 from infra.cost.prices import ADDRESS_USD, Price, Prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
+from infra.ec2.cluster_record import ClusterRecord, limit_record, parse_record
 from infra.ec2.images import find_ubuntu_image
 from infra.ec2.purchase import SPOT, Offer
 from infra.ec2.tags import render_time
@@ -20,7 +21,8 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
-from infra.words import counted, render_duration, spoken_time
+from infra.spec import OPTIONS
+from infra.words import counted, render_duration, spoken_day, spoken_time
 from provision.stacks.compatibility import summarize_state
 from provision.stacks.load import load_stack
 
@@ -70,10 +72,11 @@ class Proposal:
         """Raise :class:`UsageError` if the quota is known and too small for every requested type."""
         require_quota(self.plan_input.spec, self._vcpus_by_type, self.quota_held)
 
-    @property
-    def hours_left(self) -> float:
-        left = self.plan_input.record.expires - self.ctx.now()
-        return max(0.0, left.total_seconds() / 3600)
+    def _usd_until(self, end: datetime) -> float:
+        """Return the most that the nodes can cost from now until ``end``; requires a known price."""
+        assert self.price
+        hours = (end - self.ctx.now()).total_seconds() / 3600
+        return self._capped(self.price).usd * max(0.0, hours)
 
     @property
     def price(self) -> Price | None:
@@ -84,10 +87,11 @@ class Proposal:
 
     @property
     def usd_at_most(self) -> float | None:
-        """The most that the nodes can cost, if all prices are known."""
+        """The most that the nodes can cost until they shut down in any case, if all prices are known."""
         if self.price is None or self._loads_disks:
             return None
-        return self._capped(self.price).usd * self.hours_left
+        record = self.plan_input.record
+        return self._usd_until(max(record.latest, record.bound or record.latest))
 
     @property
     def spoken_price(self) -> str:
@@ -160,6 +164,7 @@ class Proposal:
             "price_problem": self.plan_input.prices.problem or None,
             "spot_usd_per_hour": self.spot_usd,
             "expires": render_time(self.plan_input.record.expires),
+            "latest": render_time(self.plan_input.record.latest),
             "warnings": self.warnings,
             "quota": {
                 "code": quota_code(spot=spec.spot) if is_standard(self._machines) else None,
@@ -182,6 +187,7 @@ class Proposal:
         if cloud.billed:
             lines += [*self._software(), *self._money()]
         expires = spoken_time(self.plan_input.record.expires, self.ctx.now())
+        expires += self._until_fetched()
         idle = f", or after {render_duration(spec.idle_timeout)} idle" if spec.idle_timeout else ""
         lines.append(f"Nodes shut down automatically at {expires}{idle}.")
         if cloud.billed and self.plan.buys:
@@ -211,7 +217,7 @@ class Proposal:
         spec, prices = self.plan_input.spec, self.plan_input.prices
         lines = [*self._on_demand(), *self._spot(), *self.warnings]
         if self.usd_at_most is not None:
-            lines.append(f"At most ${self.usd_at_most:.2f} until the nodes shut down.")
+            lines.append(self._at_most())
         if prices.problem:
             lines.append(f"Prices: {prices.problem}.")
         if not self.plan.buys or not is_standard(self._machines):
@@ -223,6 +229,32 @@ class Proposal:
         if self.quota_held is not None and self.vcpus and self.quota_held < self.vcpus:
             quota += " That is too few: request more in the console's Service Quotas first."
         return [*lines, quota]
+
+    def _until_fetched(self) -> str:
+        record, today = self.plan_input.record, self.ctx.now().date()
+        if record.latest == record.expires:
+            return ""
+        return f" (up to {spoken_day(record.latest, today)} if results wait for `fetch`)"
+
+    def _at_most(self) -> str:
+        """Return the maximum cost until the end, with the grace period, and with the limit for jobs."""
+        record, today = self.plan_input.record, self.ctx.now().date()
+        until = self._usd_until(record.expires)
+        text = f"At most ${until:.2f} until {spoken_day(record.expires, today)}"
+        more = self._usd_until(record.latest) - until
+        if more > 0:
+            grace = render_duration(record.options["grace"])
+            text += f", and ${more:.2f} more if results wait for `fetch` (--grace {grace})"
+        if record.bound:
+            options = record.options
+            flags = [
+                OPTIONS[key].flag for key in ("max_hours", "max_cost") if options[key] is not None
+            ]
+            text += (
+                f"; at most ${self.usd_at_most:.2f} in all if jobs extend it, until "
+                f"{spoken_day(record.bound, today)} ({', '.join(flags)})"
+            )
+        return f"{text}."
 
     def _on_demand(self) -> list[str]:
         """Return the price on demand, its parts, and its source."""
@@ -279,10 +311,27 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     if ctx.cloud.billed:
         plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
         plan = plan_up(plan_input)
+    if plan_input.record.options["max_hours"] or plan_input.record.options["max_cost"]:
+        plan_input = replace(plan_input, record=_limit(ctx, plan_input, plan))
+        plan = plan_up(plan_input)
     asks = plan.buys and ctx.cloud.billed and is_standard(plan_input.spec.instance_types)
     why, spot = list[str](), plan_input.spec.spot
     held = describe_quota(ctx.clients.quotas, spot=spot, why_not=why.append) if asks else None
     return Proposal(ctx, plan_input, plan, offers, held, "".join(why), notes)
+
+
+def _limit(ctx: Context, plan_input: PlanInput, plan: Plan) -> ClusterRecord:
+    """Return the record with how far jobs may move the end. Raises :class:`UsageError` if it is later."""
+    record, price = plan_input.record, Price(0.0, "")
+    if ctx.cloud.billed and record.options["max_cost"]:
+        if plan.price is None or not plan.price.is_here or plan_input.spec.volume_init_rate:
+            raise UsageError(
+                "--max-cost: the price of these nodes is unknown, so it can't be kept",
+                hint="use --max-hours; --volume-init-rate has no known price",
+            )
+        price = plan.price
+    group = plan_input.group
+    return limit_record(record, parse_record(group.tags) if group else None, price.usd)
 
 
 def _find_prices(ctx: Context, plan: Plan, offers: Sequence[Offer]) -> Prices:

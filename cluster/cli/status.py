@@ -185,7 +185,8 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     degraded = row["state"] == "degraded"
     nodes = f"{running if degraded else row['nodes']} of "
     nodes += "? nodes" if wanted is None else counted(wanted, "node")
-    state = f"degraded: {nodes} running" if degraded else f"{row['state']}: {nodes}"
+    word = "in its grace period" if row["state"] == "grace" else row["state"]
+    state = f"degraded: {nodes} running" if degraded else f"{word}: {nodes}"
     lines = [
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
         f"{show_cost(row)} so far{_source(row)}"
@@ -196,6 +197,11 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
             text = (
                 f"Nodes are set to shut down at {spoken_time(overview.expires, now)}; "
                 "`spr-cluster verify` checks each node's timer"
+            )
+        elif overview.latest and now < overview.latest:
+            text = (
+                f"Its time to live is over: grace until {spoken_time(overview.latest, now)} for what is "
+                f"only on the nodes. To keep it: spr-cluster extend 2h {flags}"
             )
         lines.append(text)
     return "\n".join(lines)

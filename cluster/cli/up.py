@@ -26,6 +26,7 @@ from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.lifecycle.apply import BeforeImage, ImageContentError
 from cluster.lifecycle.busy_nodes import check_busy_nodes
+from cluster.lifecycle.deadline import describe_lifetime
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import describe_failure, nearest_cluster
@@ -40,8 +41,8 @@ from infra.errors import SprError, UsageError
 from infra.plan.actions import Plan
 from infra.plan.ownership import ForeignClusterError
 from infra.plan.planner import PlanInput
-from infra.spec import DEFAULT_NAME, parse_ssh_cidr, validate_options
-from infra.words import counted, parse_duration, render_duration, spoken_time
+from infra.spec import DEFAULT_NAME, OPTIONS, parse_ssh_cidr, validate_options
+from infra.words import counted, parse_duration, render_duration
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _UP_EXAMPLES = """\
@@ -147,9 +148,13 @@ def _go(
                 f"cluster {args.name!r} has no machines",
                 hint=f"`spr-cluster up {ctx.flags}` creates them, with a new time to live of {ttl}",
             )
-        if "ttl" in given and plan_input.found.alive:
-            ends = spoken_time(plan_input.record.expires, ctx.now())
-            text = f"--ttl is for new clusters. This one still shuts down at {ends}."
+        fixed = [OPTIONS[key].flag for key in ("ttl", "grace") if key in given]
+        if fixed and plan_input.found.alive:
+            ends = describe_lifetime(plan_input.record, ctx.now())
+            are = "is" if len(fixed) == 1 else "are"
+            text = (
+                f"{' and '.join(fixed)} {are} for new clusters. This one still shuts down {ends}."
+            )
             say(f"{text} To extend: spr-cluster extend 2h {ctx.flags}")
         proposal = propose(ctx, plan_input)
         if args.dry_run:
@@ -282,6 +287,8 @@ def _as_dict(cluster: Cluster, proposal: Proposal) -> dict[str, Any]:
         "stack": cluster.stack,
         "changed": proposal.plan.changes,
         "expires": render_time(proposal.plan_input.record.expires),
+        "latest": render_time(proposal.plan_input.record.latest),
+        "usd_at_most": None if proposal.usd_at_most is None else round(proposal.usd_at_most, 2),
         "nodes": [node.as_dict() for node in cluster.nodes],
     }
 
@@ -292,10 +299,8 @@ def _render(cluster: Cluster, proposal: Proposal) -> Iterator[str]:
     if not proposal.plan.changes:
         yield f"Up to date: {counted(len(cluster.nodes), 'node')}, verified"
     name = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
-    expires = spoken_time(proposal.plan_input.record.expires, proposal.ctx.now())
+    ends = describe_lifetime(proposal.plan_input.record, proposal.ctx.now())
     # The full data set takes hours in containers on one machine.
     demo = "" if proposal.ctx.cloud.billed else " --demo"
-    yield wrap(
-        f"Nodes shut down automatically at {expires}. To extend: spr-cluster extend 2h{name}"
-    )
+    yield wrap(f"Nodes shut down automatically {ends}. To extend: spr-cluster extend 2h{name}")
     yield wrap(f"Next: spr-cluster train squad{demo}{name}   (when done: spr-cluster down{name})")

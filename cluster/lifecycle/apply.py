@@ -225,7 +225,7 @@ class PlanApplier:
     def _guard(self) -> None:
         kind = ActionKind.GUARD
         ids = [id_ for action in self.plan.actions if action.kind is kind for id_ in action.ids]
-        self.machines.guard.protect(ids, self.record.expires)
+        self.machines.guard.protect(ids, self.record.latest)
 
     def _remove_guard(self) -> None:
         self.machines.guard.remove()
@@ -376,8 +376,8 @@ class PlanApplier:
         text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
         machine = find_machine(self.ctx.clients.ec2, cluster.head.instance.instance_type)
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack, machine)
-        expires, open_host = self.record.expires, self.machines.open_host
-        answers = reset_guards(self.ctx, cluster, answers, expected, expires, open_host)
+        lifetime, open_host = self.record.lifetime, self.machines.open_host
+        answers = reset_guards(self.ctx, cluster, answers, expected, lifetime, open_host)
         text += summarize_problems(check_nodes(answers, expected), expected)
         self.ctx.progress.note(text)
         self.ctx.events.record("verified", text)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import time_is_over
@@ -12,13 +12,14 @@ from cluster.nodes import Cluster, HostOpener, Node
 from cluster.verify.reachability import check_lifetime
 from cluster.verify.results import Expected, NodeAnswer, Verdict, name_some
 from infra.ec2 import tags
-from infra.ec2.cluster_record import ClusterRecord, deadline_tags
+from infra.ec2.cluster_record import ClusterRecord, deadline_tags, lifetime_tags
 from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.ec2.termination_schedule import ClusterGuard, is_guarded
 from infra.errors import SprError, UsageError
+from infra.lifetime import Lifetime
 from infra.spec import LONGEST_TTL
-from infra.words import spoken_time
+from infra.words import spoken_day, spoken_time
 from provision.run_on_nodes import on_all
 from provision.user_data import extend_life
 
@@ -28,16 +29,16 @@ def reset_guards(
     cluster: Cluster,
     answers: Mapping[str, NodeAnswer],
     expected: Expected,
-    expires: datetime,
+    lifetime: Lifetime,
     open_host: HostOpener,
 ) -> dict[str, NodeAnswer]:
     """Set the timers that are wrong according to the answers; return the corrected answers.
 
-    ``expires`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
+    ``lifetime`` is for a node without a tag. Raises :class:`HostsError` naming the nodes whose timer
     can't be started.
     """
     wrong = {
-        node: expected.expires.get(node, expires)
+        node: expected.lifetimes.get(node, lifetime)
         for node, answer in answers.items()
         if answer.value and check_lifetime(node, answer.value, expected).verdict is Verdict.FAIL
     }
@@ -55,9 +56,10 @@ def reset_guards(
     return {**answers, **{node: _with_time(answers[node], time) for node, time in wrong.items()}}
 
 
-def _with_time(answer: NodeAnswer, expires: datetime) -> NodeAnswer:
+def _with_time(answer: NodeAnswer, lifetime: Lifetime) -> NodeAnswer:
     assert answer.value
-    said = {**answer.value.said, check_lifetime.command: str(int(expires.timestamp()))}
+    shown = " ".join(map(str, lifetime.seconds))
+    said = {**answer.value.said, check_lifetime.command: shown}
     return replace(answer, value=replace(answer.value, said=said))
 
 
@@ -67,22 +69,67 @@ def extend(
     more: timedelta,
     approve: Callable[[Inventory], object] = lambda _: None,
 ) -> ClusterRecord:
-    """Extend a cluster's time to live, in its tags and then on its nodes, if ``approve`` does not raise."""
+    """Extend a cluster's time to live, also in its grace period, if ``approve`` does not raise."""
+    nodes, found, old = _find(ctx, cluster, approve)
+    record = replace(old, expires=old.expires + more, latest=old.latest + more)
+    if record.expires - ctx.now() > LONGEST_TTL:
+        raise UsageError(
+            f"cluster {cluster!r} would live until {spoken_time(record.expires, ctx.now())}; "
+            "the maximum is 30 days from now",
+            hint=f"its nodes shut down at {spoken_time(old.expires, ctx.now())} now",
+        )
+    return _change(ctx, nodes, found, record)
+
+
+def raise_latest(ctx: Context, cluster: str, latest: datetime) -> ClusterRecord:
+    """Let jobs keep a cluster's nodes until ``latest``; its time to live stays. Never shortens it.
+
+    Raises :class:`UsageError` if that is more than --max-hours or --max-cost allow.
+    """
+    nodes, found, old = _find(ctx, cluster, lambda _: None)
+    latest = latest.replace(microsecond=0)
+    return old if latest <= old.latest else _change(ctx, nodes, found, replace(old, latest=latest))
+
+
+def describe_lifetime(record: ClusterRecord, now: datetime) -> str:
+    """Return when a cluster's nodes shut down, as text for messages."""
+    text = f"at {spoken_time(record.expires, now)}"
+    if record.is_over(now):
+        return f"when all results are fetched, at the latest at {spoken_time(record.latest, now)}"
+    if record.latest == record.expires:
+        return text
+    until = spoken_day(record.latest, now.astimezone(timezone.utc).date())
+    grace = record.options["grace"]
+    jobs = " or an --until-done job runs" if record.latest > record.expires + grace else ""
+    return f"{text}, or up to {until} while results wait for `fetch`{jobs}"
+
+
+def _find(
+    ctx: Context, cluster: str, approve: Callable[[Inventory], object]
+) -> tuple[Sequence[Node], Inventory, ClusterRecord]:
+    """Return a cluster whose end may be moved: its nodes, group, and record."""
     nodes = ctx.find_cluster().nodes
     found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
     if found.group is None or found.record is None:
         raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
     approve(found)
-    if found.record.is_over(ctx.now()):
-        raise time_is_over(ctx, cluster)
-    expires = found.record.expires + more
-    record = replace(found.record, expires=expires, generation=found.record.generation + 1)
-    if record.expires - ctx.now() > LONGEST_TTL:
+    if found.record.is_ended(ctx.now()):
+        raise time_is_over(ctx, found.record)
+    return nodes, found, found.record
+
+
+def _change(
+    ctx: Context, nodes: Sequence[Node], found: Inventory, record: ClusterRecord
+) -> ClusterRecord:
+    """Move a cluster's end in the second guard, the tags, and then on the nodes."""
+    assert found.group
+    if record.bound and record.latest > record.bound:
         raise UsageError(
-            f"cluster {cluster!r} would live until {spoken_time(record.expires, ctx.now())}; "
-            "the maximum is 30 days from now",
-            hint=f"its nodes shut down at {spoken_time(found.record.expires, ctx.now())} now",
+            f"the nodes could run until {spoken_time(record.latest, ctx.now())}, later than --max-hours "
+            f"or --max-cost allow: {spoken_time(record.bound, ctx.now())}",
+            hint=f"a higher limit: spr-cluster up --max-hours N --max-cost USD {ctx.flags}",
         )
+    record = replace(record, generation=record.generation + 1)
     open_host = ctx.host_opener()
     hosts = [open_host(node) for node in nodes]
     hint = (
@@ -94,14 +141,14 @@ def extend(
         ids = [node.instance.id for node in nodes]
         if is_guarded(found):
             # First: EC2's schedule must never end a machine before its own guard does.
-            guard = ClusterGuard(ctx.clients, cluster, ctx.clock)
-            guard.protect(ids, record.expires, moves=True)
+            guard = ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock)
+            guard.protect(ids, record.latest, moves=True)
         # Then the tags: with a time before that of the nodes, `gc` would remove a live cluster.
         label_instances(ctx.clients.ec2, [found.group.id], deadline_tags(record))
-        label = {tags.EXPIRES: tags.render_time(record.expires)}
-        label_instances(ctx.clients.ec2, ids, label)
-        on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)
-    until = tags.render_time(record.expires)
+        label_instances(ctx.clients.ec2, ids, lifetime_tags(record))
+        on_all("extending", hosts, lambda host: extend_life(host, record.lifetime), hint=hint)
+    until, latest = tags.render_time(record.expires), tags.render_time(record.latest)
     resources = [found.group.id, *ids]
-    ctx.events.record("extended", f"until {until}", resources=resources, expires=until)
+    text = f"until {until}"
+    ctx.events.record("extended", text, resources=resources, expires=until, latest=latest)
     return record

@@ -14,6 +14,7 @@ from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify.machine import require_amx
 from cluster.verify.results import name_some
 from infra.ec2 import instances, tags
+from infra.ec2.cluster_record import lifetime_tags
 from infra.ec2.images import Image
 from infra.ec2.instances import HEAD, WORKER, Instance
 from infra.ec2.network import SecurityGroup
@@ -135,7 +136,7 @@ class Machines:
         self._record_purchase(offer, bought)
         if self.spec.second_guard:
             # Immediately: a machine that never boots has no other guard.
-            self.guard.protect([instance.id for instance in bought], self.record.expires)
+            self.guard.protect([instance.id for instance in bought], self.record.latest)
         return bought
 
     def purchase(
@@ -144,7 +145,7 @@ class Machines:
         """Return what to buy; before the first purchase there may be no group."""
         labels = {
             tags.STACK: self.spec.stack,
-            tags.EXPIRES: tags.render_time(self.record.expires),
+            **lifetime_tags(self.record),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
             tags.REPLACES: tag_value(self._why_bought),
             **self.ctx.owner_labels(group),
@@ -156,7 +157,7 @@ class Machines:
             image=image,
             group_id=group.id if group else "",
             user_data=lambda offer: render_user_data(
-                self.record.expires, self.spec.idle_timeout, ena_express=offer.ena_express
+                self.record.lifetime, self.spec.idle_timeout, ena_express=offer.ena_express
             ),
             labels={key: value for key, value in labels.items() if value},
             known=frozenset(instance.id for instance in self.all),

@@ -25,6 +25,7 @@ from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from infra.words import spoken_time
 from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
@@ -224,13 +225,21 @@ def _check_existing(
             hint=f"leave --instance-type out, or start over: spr-cluster down {ctx.flags}",
         )
     if record and record.is_over(ctx.now()):
-        raise time_is_over(ctx, spec.name)
+        raise time_is_over(ctx, record)
 
 
-def time_is_over(ctx: Context, cluster: str) -> SprError:
-    """Return the error for a cluster whose nodes are shutting down."""
+def time_is_over(ctx: Context, record: ClusterRecord) -> SprError:
+    """Return the error for a cluster whose nodes are shutting down, or wait for `fetch`."""
+    over = f"the time to live of cluster {ctx.files.folder.name!r} is over; its nodes"
+    if not record.is_ended(ctx.now()):
+        until = spoken_time(record.latest, ctx.now())
+        return SprError(
+            f"{over} wait for `fetch` until {until} if anything is only on them, and start nothing new",
+            hint=f"to go on with them: spr-cluster extend 2h {ctx.flags}; results: spr-cluster fetch "
+            f"JOB {ctx.flags}",
+        )
     return SprError(
-        f"the time to live of cluster {cluster!r} is over; its nodes are shutting down",
+        f"{over} are shutting down",
         hint=f"in two minutes, `spr-cluster up {ctx.flags}` creates a new one; "
         f"to remove the rest: spr-cluster down {ctx.flags}",
     )

@@ -16,6 +16,8 @@ from infra.ec2.inventory import Inventory
 from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
 from provision.host import Host
+from provision.on_node import unfetched
+from provision.run_on_nodes import send
 
 T = TypeVar("T")
 
@@ -230,36 +232,6 @@ def job_is_running(job: str, flags: str) -> UsageError:
 
 _DEADLINE_S = 10.0
 ACTIVE = ("running", "waiting")
-# `fetch` leaves the file `fetched`. It downloads no checkpoints, which an unfinished job needs: ours, and
-# those that transformers' Trainer leaves beside the model.
-SCRIPT = rf"""# listing what would be lost
-queue=$({LIST_QUEUE} 2>&1) || {{ echo "queue $(echo $queue)"; queue=; }}
-active=$(echo "$queue" | cut -d "|" -f 5-)
-echo "$queue" | awk -F "|" 'NF {{ print ($2 == "PENDING" ? "waiting" : "running"), $5 }}'
-for d in ~/spr-jobs/*/; do
-  [ -d "$d/output" ] || continue
-  d=${{d%/}}; job=${{d##*/}}; out=$d/output
-  echo "$active" | grep -qxF "$job" && continue
-  if grep -qs '"resumable": true' "$d/job.json" && [ ! -f "$out/results.json" ] \
-    && ls "$out/checkpoints" 2>/dev/null | grep -qx 'step-[0-9]*'; then
-    echo "checkpoint $job"; continue
-  fi
-  if ls -d "$out"/model/checkpoint-* >/dev/null 2>&1 \
-    && ! grep -q '"state": "succeeded"' "$d/end.json" 2>/dev/null; then
-    echo "checkpoints $job"; continue
-  fi
-  since=; [ -f "$d/fetched" ] && since="-newer $d/fetched"
-  new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
-    ! -path "$out/checkpoints/*" $since | head -n 1)
-  # The workers may have written more.
-  [ -n "$new" ] || {{ [ -z "$since" ] && grep -qs '"gather_output": true' "$d/job.json"; }} || continue
-  if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
-done
-"""
-"""Prints running, waiting, checkpoint, checkpoints, model, or results, and a job's ID, line by line.
-
-If the queue does not answer, ``queue`` and why.
-"""
 
 
 @dataclass(frozen=True)
@@ -285,8 +257,13 @@ def find_losses(ctx: Context, found: Inventory) -> Losses:
     return Losses(unknown=answer.why) if isinstance(answer, NoAnswer) else answer
 
 
+def list_losses() -> str:
+    """Return the shell command of :mod:`provision.on_node.unfetched`."""
+    return send(unfetched).render("listing what would be lost")
+
+
 def _ask(head: Host) -> Losses:
-    lines = head.run(SCRIPT, timeout_s=_DEADLINE_S).stdout.splitlines()
+    lines = head.run(list_losses(), timeout_s=_DEADLINE_S).stdout.splitlines()
     pairs = [line.partition(" ")[::2] for line in lines]
     found = tuple(pair for pair in pairs if pair[0] != "queue")
     why = next((f"its queue does not answer: {why}" for what, why in pairs if what == "queue"), "")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from datetime import datetime, timezone
 
 from cluster.nodes import Cluster
 from cluster.verify.results import CheckResult, Expected, NodeAnswer, Verdict, asks, typical
+from infra.lifetime import Lifetime
 from provision.facts import NodeHealth
 from provision.user_data import EXPRESS_MTU, SHOW_EXPIRY
 
@@ -126,18 +126,15 @@ def _format_seconds(value: float) -> str:
 
 @asks(SHOW_EXPIRY)
 def check_lifetime(node: str, printed: str, expected: Expected) -> CheckResult:
-    """Check that the timer that shuts a node down runs, and has the time in the node's tag."""
-    check, tagged = "time to live", expected.expires.get(node)
-    wanted = _describe(tagged) if tagged else "a timer that shuts it down"
+    """Check that the timer that shuts a node down runs, and has the times in the node's tags."""
+    check, tagged = "time to live", expected.lifetimes.get(node)
+    wanted = f"shuts down at {tagged}" if tagged else "a timer that shuts it down"
     remedy = f"Set it again, on all nodes:\n{expected.command('extend 1m')}"
-    if not printed.isdecimal():
+    in_force = Lifetime.parse(printed)
+    if in_force is None:
         found = "the timer that shuts it down does not run"
         return CheckResult(node, check, Verdict.FAIL, found, wanted, remedy)
-    found = _describe(datetime.fromtimestamp(int(printed), timezone.utc))
-    if tagged and int(printed) != int(tagged.timestamp()):
+    found = f"shuts down at {in_force}"
+    if tagged and in_force.seconds != tagged.seconds:
         return CheckResult(node, check, Verdict.FAIL, found, wanted, remedy)
     return CheckResult(node, check, Verdict.OK, found)
-
-
-def _describe(expires: datetime) -> str:
-    return f"shuts down at {expires:%Y-%m-%d %H:%M:%S} UTC"

@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from cluster.nodes import Cluster, Node
 from infra.aws.cloud import Cloud
 from infra.instance_types import InstanceType
+from infra.lifetime import Lifetime
 from infra.spec import ClusterSpec
 from provision.facts import NodeHealth
 from provision.install import stack_digest
@@ -103,7 +104,7 @@ class Expected:
     """EC2 instance IDs by node."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Private addresses by node, in rank order."""
-    expires: Mapping[str, datetime] = field(default_factory=dict)
+    lifetimes: Mapping[str, Lifetime] = field(default_factory=dict)
     """When the nodes shut down, by their tags; without a node whose tag is missing or unreadable."""
     mtu: int = 0
     """Of the machine's network; 0 for the embedded cloud."""
@@ -155,18 +156,23 @@ def expect(
         volume_gib=int(known.get("volume_gib", 0)),
         instances={node.name: node.instance.id for node in cluster.nodes},
         addresses={node.name: node.private_ip for node in cluster.nodes},
-        expires={node.name: time for node in cluster.nodes if (time := _expiry_of(node))},
+        lifetimes={
+            node.name: life
+            for node in cluster.nodes
+            if (life := _lifetime_of(node, known.get("grace", timedelta())))
+        },
         region=cloud.region,
         place=cluster.place,
     )
     return with_hardware(expected, cluster, machine) if cloud.has_amx else expected
 
 
-def _expiry_of(node: Node) -> datetime | None:
+def _lifetime_of(node: Node, grace: timedelta) -> Lifetime | None:
     try:
-        return node.instance.expires
+        expires, latest = node.instance.expires, node.instance.latest
     except ValueError:
         return None
+    return Lifetime(expires, latest, grace) if expires and latest else None
 
 
 def with_hardware(expected: Expected, cluster: Cluster, machine: InstanceType | None) -> Expected:

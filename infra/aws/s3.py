@@ -121,7 +121,7 @@ def _explain_reading(error: Exception, place: S3Location) -> SprError:
     if code in (*DENIED, "403", "AllAccessDisabled"):
         return UsageError(
             f"{place}: no permission to read ({code})",
-            hint="it takes s3:ListBucket on the bucket, and s3:GetObject on its objects",
+            hint=f"`spr-cluster iam-policy --bucket {place}` prints the required permissions",
         )
     return translate_boto_error(error) or CloudError(f"{place}: {error}")
 

@@ -6,18 +6,31 @@ size, types, stack, and deadline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from infra.ec2 import tags
 from infra.errors import SprError, UsageError
-from infra.spec import OPTIONS, ClusterOptions, ClusterSpec, Option, build_spec, validate_options
+from infra.lifetime import Lifetime
+from infra.spec import (
+    LONGEST_TTL,
+    OPTIONS,
+    ClusterOptions,
+    ClusterSpec,
+    Option,
+    build_spec,
+    validate_options,
+)
+from infra.words import render_duration, spoken_duration
 
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
+_BOUND = f"{_PREFIX}bound"
+_GRACE = f"{_PREFIX}grace"
 GENERATION = f"{_PREFIX}generation"
 _JUST_NOW = timedelta(minutes=10)
 _RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not None}
@@ -27,31 +40,53 @@ _RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not
 class ClusterRecord:
     """``options`` holds the fields of :class:`ClusterOptions` that have a tag.
 
+    From ``expires`` on, nodes shut down unless something on them is nowhere else; at ``latest``, they do
+    in any case. ``bound`` is how far jobs may move ``latest``, by --max-hours and --max-cost.
     ``generation`` counts changes to the cluster, so that ``up`` can reject an outdated plan.
     """
 
     options: Mapping[str, Any]
     created: datetime
     expires: datetime
+    latest: datetime
     generation: int = 0
+    bound: datetime | None = None
 
     @property
     def nodes(self) -> int:
         return int(self.options["nodes"])
 
     def is_over(self, now: datetime) -> bool:
-        """Return whether the time to live has passed; remaining nodes are shutting down."""
+        """Return whether the time to live has passed; remaining nodes shut down or wait for `fetch`."""
         return now >= self.expires
+
+    def is_ended(self, now: datetime) -> bool:
+        """Return whether no node may be left."""
+        return now >= self.latest
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """What each node has to know."""
+        return Lifetime(self.expires, self.latest, self.options["grace"])
+
+
+def lifetime_tags(record: ClusterRecord) -> dict[str, str]:
+    """Return the tags of the group and of each machine that say when they end."""
+    return {
+        tags.EXPIRES: tags.render_time(record.expires),
+        tags.LATEST: tags.render_time(record.latest),
+    }
 
 
 def deadline_tags(record: ClusterRecord) -> dict[str, str]:
-    """Return the tags to update for a new deadline."""
-    return {GENERATION: str(record.generation), tags.EXPIRES: tags.render_time(record.expires)}
+    """Return the group's tags to update for a new deadline."""
+    bound = {_BOUND: tags.render_time(record.bound)} if record.bound else {}
+    return {GENERATION: str(record.generation), **lifetime_tags(record), **bound}
 
 
 def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -> dict[str, str]:
     """Return the group's tags. ``owner_key`` is the fingerprint of the cluster's SSH key, if known."""
-    values = {**spec.model_dump(), "ttl": record.options.get("ttl", spec.ttl)}
+    values = {**spec.model_dump(), **_pick_lifetime(record.options, spec)}
     written = {
         f"{_PREFIX}{option.tag}": "" if values[key] is None else option.write(values[key])
         for key, option in _RECORDED.items()
@@ -90,7 +125,11 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
         }
         options = ClusterOptions().model_dump(include={*_RECORDED, "labels"}) | options
         options["labels"] = tags.user_labels(labels)
+        if _GRACE not in labels:
+            options["grace"] = timedelta()  # an older version's nodes don't wait
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
+        latest = read("latest", tags.parse_time) if tags.LATEST in labels else expires
+        bound = read("bound", tags.parse_time) if _BOUND in labels else None
         generation = read("generation", int) if GENERATION in labels else 0
         validate_options(**options)
     except (ValueError, UsageError) as error:
@@ -99,7 +138,7 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             hint="restore the tags, or remove the cluster with "
             f"`spr-cluster down --name {labels.get(tags.CLUSTER, 'NAME')}`",
         ) from None
-    return ClusterRecord(options, created, expires, generation)
+    return ClusterRecord(options, created, expires, latest, generation, bound)
 
 
 def _parse(key: str, option: Option, text: str) -> Any:
@@ -152,8 +191,46 @@ def new_record(
     """
     options = spec.model_dump(include={*_RECORDED, "labels"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
-        options["ttl"] = old.options.get("ttl", spec.ttl)
-        return ClusterRecord(options, old.created, old.expires, old.generation)
+        return replace(old, options={**options, **_pick_lifetime(old.options, spec)})
     # Tags store whole seconds.
     start = now.replace(microsecond=0)
-    return ClusterRecord(options, start, start + spec.ttl, old.generation if old else 0)
+    expires, generation = start + spec.ttl, old.generation if old else 0
+    return ClusterRecord(options, start, expires, expires + spec.grace, generation)
+
+
+def _pick_lifetime(options: Mapping[str, Any], spec: ClusterSpec) -> dict[str, timedelta]:
+    """Return the options that are only for new clusters."""
+    return {key: options.get(key, getattr(spec, key)) for key in ("ttl", "grace")}
+
+
+def limit_record(
+    record: ClusterRecord, old: ClusterRecord | None, usd_per_hour: float
+) -> ClusterRecord:
+    """Return a record with its ``bound`` by --max-hours and --max-cost, for all of the cluster's life.
+
+    A cluster that had more nodes keeps the price of those. Raises :class:`UsageError` naming the time to
+    live that fits, if it may already run longer.
+    """
+    max_hours, max_cost = record.options["max_hours"], record.options["max_cost"]
+    if usd_per_hour and old and old.created == record.created and old.bound:
+        lived, cost = (old.bound - old.created).total_seconds() / 3600, old.options["max_cost"]
+        by_hours = min(old.options["max_hours"] or math.inf, LONGEST_TTL.total_seconds() / 3600)
+        if cost and lived < by_hours - 0.001:
+            usd_per_hour = max(usd_per_hour, cost / lived)
+    by_cost = max_cost / usd_per_hour if max_cost and usd_per_hour else None
+    most = LONGEST_TTL.total_seconds() / 3600
+    hours = min(most, max_hours or most, by_cost if by_cost is not None else most)
+    seconds = timedelta(seconds=int(hours * 3600))
+    bound, grace = record.created + seconds, record.options["grace"]
+    if record.latest > bound:
+        option = f"--max-cost {max_cost:.10g}" if by_cost == hours else f"--max-hours {hours:g}"
+        fits = int((seconds - grace) / timedelta(minutes=1))
+        raise UsageError(
+            f"{option}: the nodes may run {render_duration(record.latest - record.created)} with the grace "
+            f"period, which is longer than {spoken_duration(hours * 3600)}",
+            hint=f"what fits: --ttl {render_duration(timedelta(minutes=fits))} with --grace "
+            f"{render_duration(grace)}"
+            if fits >= 1
+            else "use fewer or smaller nodes, a shorter --grace, or a higher limit",
+        )
+    return replace(record, bound=bound)

@@ -100,7 +100,15 @@ class Instance:
     @property
     def expires(self) -> datetime | None:
         """When the machine shuts itself down, from its tag."""
-        text = self.tags.get(tags.EXPIRES)
+        return self._time(tags.EXPIRES)
+
+    @property
+    def latest(self) -> datetime | None:
+        """When it shuts itself down in any case, from its tag; an older version's has none."""
+        return self._time(tags.LATEST) or self.expires
+
+    def _time(self, label: str) -> datetime | None:
+        text = self.tags.get(label)
         return tags.parse_time(text) if text else None
 
     @property

@@ -55,7 +55,7 @@ def check_owner(
 
 def _is_living(group: SecurityGroup, now: datetime) -> bool:
     record = parse_record(group.tags)
-    return record is not None and not record.is_over(now)
+    return record is not None and not record.is_ended(now)
 
 
 def split_groups(

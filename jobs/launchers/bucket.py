@@ -74,27 +74,10 @@ def fetch_stored(
 
     Raises :class:`JobError` if they can't be written.
     """
-    wanted = {name: local for name in sizes if (local := _local_name(name))}
-    total, done = sum(sizes[name] for name in wanted), 0
-
-    def count(received: int) -> None:
-        nonlocal done
-        done += received
-        note(f"{format_size(done)} of {format_size(total)}")
-
     try:
         results.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=results, prefix=".fetch-") as folder:
-            for name, local in wanted.items():
-                path = Path(folder, local)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                download_file(s3, place.below(name), path, count)
-                if path.stat().st_size != sizes[name]:
-                    raise JobError(
-                        f"{place}/{name}: {path.stat().st_size} bytes arrived instead of "
-                        f"{sizes[name]}: it changed meanwhile",
-                        hint=f"to try again: spr-cluster fetch {place}",
-                    )
+            _download(s3, place, sizes, Path(folder), note)
             end = Path(folder, END)
             text = end.read_text(encoding="utf-8") if end.exists() else ""
             end.unlink(missing_ok=True)
@@ -103,6 +86,33 @@ def fetch_stored(
         why = error.strerror or error
         raise JobError(f"{place} could not be written to {results}: {why}") from error
     complete_record(results, text)
+
+
+def _download(
+    s3: S3Client,
+    place: S3Location,
+    sizes: Mapping[str, int],
+    folder: Path,
+    note: Callable[[str], None],
+) -> None:
+    wanted = {name: local for name in sizes if (local := _local_name(name))}
+    total, done = sum(sizes[name] for name in wanted), 0
+
+    def count(received: int) -> None:
+        nonlocal done
+        done += received
+        note(f"{format_size(done)} of {format_size(total)}")
+
+    for name, local in wanted.items():
+        path = folder / local
+        path.parent.mkdir(parents=True, exist_ok=True)
+        download_file(s3, place.below(name), path, count)
+        size = path.stat().st_size
+        if size != sizes[name]:
+            raise JobError(
+                f"{place}/{name}: {size} bytes arrived instead of {sizes[name]}: it changed meanwhile",
+                hint=f"to try again: spr-cluster fetch {place}",
+            )
 
 
 def _local_name(name: str) -> str:

@@ -67,11 +67,13 @@ class Watched:
     def complete(self, snapshot: Snapshot, now: datetime) -> Snapshot:
         """Add the values from EC2: cost and remaining time."""
         cost, expires = self.overview.cost(now), self.overview.expires
+        latest = self.overview.latest
         return replace(
             snapshot,
             cluster=self.overview.name,
             usd=cost.usd if cost else None,
             ttl_left_s=(expires - now).total_seconds() if expires else None,
+            grace_left_s=(latest - now).total_seconds() if latest else None,
         )
 
 

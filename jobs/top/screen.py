@@ -251,13 +251,17 @@ def _render_title(snapshot: Snapshot, width: int) -> Text:
         Text(counted(len(snapshot.nodes), "node")),
         Text(f"{silent} without an answer", BAD) if silent else Text(),
         Text("" if snapshot.usd is None else f"${snapshot.usd:.2f} so far"),
-        Text() if snapshot.ttl_left_s is None else _render_ttl(snapshot.ttl_left_s),
+        Text()
+        if snapshot.ttl_left_s is None
+        else _render_ttl(snapshot.ttl_left_s, snapshot.grace_left_s or 0),
         Text(f"{datetime.fromtimestamp(snapshot.time, timezone.utc):%H:%M:%S} UTC", DIM),
     ]
     return join(parts, width)
 
 
-def _render_ttl(seconds: float) -> Text:
+def _render_ttl(seconds: float, grace_s: float) -> Text:
+    if seconds <= 0 < grace_s:
+        return Text(f"grace: {spoken_duration(grace_s)} left", BAD)
     if seconds <= 0:
         return Text("time to live is over", BAD)
     return Text(f"{spoken_duration(seconds)} to live", SLOW if seconds < 900 else "")

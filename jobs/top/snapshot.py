@@ -133,6 +133,7 @@ class Snapshot:
     cluster: str = ""
     usd: Figure | None = None
     ttl_left_s: Figure | None = None
+    grace_left_s: Figure | None = None
 
     @property
     def is_complete(self) -> bool:

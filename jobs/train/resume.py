@@ -96,11 +96,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = int(found.checkpoint.removeprefix("step-"))
         require_steps_left(step, said, record, options_again(record, request))
-    if missing := {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}:
-        how = "--env, or --hub-token," if "HF_TOKEN" in missing else "--env"
-        log(
-            f"warning: the job had {', '.join(sorted(missing))}: give it again with {how} if needed"
-        )
+    _warn_missing(record, request, log)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     bucket = str(request.bucket or "")
     return replace(plan, results=results, resumed_job=found.job, bucket=bucket)
@@ -118,6 +114,14 @@ def with_login(
         return words
     log("sending this machine's Hugging Face login, because the job began with --hub-token")
     return (*words, f"HF_TOKEN={token}")
+
+
+def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str], None]) -> None:
+    missing = {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}
+    if missing:
+        names = ", ".join(sorted(missing))
+        how = "--env, or --hub-token," if "HF_TOKEN" in missing else "--env"
+        log(f"warning: the job had {names}: give it again with {how} if needed")
 
 
 def _restore(session: JobSession, bucket: S3Location, job: str) -> None:

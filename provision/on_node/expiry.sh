@@ -1,18 +1,30 @@
-# Powers this machine off when it has expired; with `show`, prints the expiry in epoch seconds.
-# provision/user_data.py sets the variables before these lines: launch_expires, expires_file.
+# Powers this machine off when it has expired; with `show`, prints deadline, latest end, and grace period
+# (seconds). provision/user_data.py sets the variables before these lines: launch_expires, launch_latest,
+# launch_grace, expires_file, hold.
 
-later=
+expires='' latest='' grace=''
 # Builtins only: a machine without memory for a new process must not fall back to the earlier time.
-read -r later 2>/dev/null <"$expires_file"
-case $later in
-    [1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]) expires=$later ;;
-    *) expires=$launch_expires ;;
+{ read -r expires && read -r latest grace; } 2>/dev/null <"$expires_file"
+case $expires in
+    [1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]) ;;
+    *) expires=$launch_expires latest=$launch_latest grace=$launch_grace ;;
 esac
+case $latest in
+    [1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]) ;;
+    # An older version writes only the deadline.
+    *) latest=$expires grace=0 ;;
+esac
+case $grace in '' | *[!0-9]*) grace=0 ;; esac
+[ "$latest" -ge "$expires" ] || latest=$expires
 if [ "${1-}" = show ]; then
-    echo "$expires"
+    echo "$expires $latest $grace"
     exit 0
 fi
 # If the clock can't be read, keep the machine running; the next check is in half a minute.
 now=$(date +%s) && [ "$now" -ge "$expires" ] || exit 0
+if [ "$now" -lt "$latest" ] && [ -e "$hold" ]; then
+    # The head holds this machine for results that nobody has fetched: keeper.py.
+    held=$(stat -c %Y "$hold") && [ $((now - held)) -ge 180 ] || exit 0
+fi
 echo "<4>expired: powering off"
 systemctl poweroff || systemctl poweroff --force --force

@@ -68,7 +68,8 @@ def broken_record() -> Inventory:
     [
         (Inventory(), 1, "none", False),
         (WHOLE, 1, "running", False),
-        (WHOLE, 8, "expired", True),
+        (WHOLE, 8, "grace", False),
+        (WHOLE, 8.5, "expired", True),
         (make_found(SPEC, instances=make_machines(2)), 1, "degraded", False),
         (
             make_found(SPEC, instances=(*make_machines(2), make_machine(2, state="stopped"))),
@@ -101,7 +102,7 @@ def broken_record() -> Inventory:
         (without_machines(broken_record()), 1, "expired", True),
     ],
 )
-def test_the_state_of_a_cluster(found: Inventory, hours: int, state: str, orphan: bool) -> None:
+def test_the_state_of_a_cluster(found: Inventory, hours: float, state: str, orphan: bool) -> None:
     overview, now = look(found), NOW + hours * HOUR
 
     assert overview.state(now) == state
@@ -179,6 +180,7 @@ def test_as_a_dictionary() -> None:
         "wanted_nodes": 3,
         "age_s": 3600,
         "left_s": 7 * 3600,
+        "latest": "2026-07-31T20:30:00Z",
         "usd_so_far": 19.68,
         "price_source": "table of July 2026, us-east-1",
         "owner": None,

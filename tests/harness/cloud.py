@@ -43,6 +43,10 @@ class SimulatedEngine(FakePodman):
         self.cloud: FakeCloud | None = None
         self.ends_on_time = False
         """Whether machines shut themselves down at their deadline."""
+        self.is_held = False
+        """Whether they are held until their latest end."""
+        self.lives: dict[str, list[float]] = {}
+        """When each machine was launched and, if it has ended, when that was."""
 
     def is_alive(self, pid: int) -> bool:
         if self.ends_on_time:
@@ -51,10 +55,12 @@ class SimulatedEngine(FakePodman):
 
     def _end_on_time(self) -> None:
         assert self.cloud is not None
-        now = self.cloud.clock.time()
+        now = self.cloud.application.runtime.clock.time()
         for name in [c.name for c in self.state.values() if c.running]:
             machine = self.machines.read(_instance_of(name))
-            if machine.get("expires", machine["launch_expires"]) <= now:
+            end = machine.get("expires", machine["launch_expires"])
+            end = int(machine["rest"].split()[0]) if self.is_held else end
+            if end <= now:
                 self.end(name, 130)
 
     def start(self, name: str) -> None:
@@ -66,17 +72,26 @@ class SimulatedEngine(FakePodman):
         user_data = (spec.mounts[0].source / "user-data").read_text()
         faults = self.cloud.application.runtime.faults.now if self.cloud else Faults()
         rate = faults.disk.first_read_mib_s if image else None
+        if self.cloud:
+            self.lives[instance_id] = [self.cloud.application.runtime.clock.time()]
         self.machines.begin(instance_id, spec.address, fate, image, user_data, rate)
 
     def end(self, name: str, exit_code: int) -> None:
         super().end(name, exit_code)
-        self.machines.end(_instance_of(name))
+        self._end_life(name)
 
     def remove(self, names: Any) -> None:
         listed = list(names)
         super().remove(listed)
         for name in listed:
-            self.machines.end(_instance_of(name))
+            self._end_life(name)
+
+    def _end_life(self, name: str) -> None:
+        instance_id = _instance_of(name)
+        self.machines.end(instance_id)
+        life = self.lives.get(instance_id)
+        if self.cloud and life and len(life) == 1:
+            life.append(self.cloud.application.runtime.clock.time())
 
     def copy_disk(self, container: str, target: Path) -> None:
         self.machines.copy_disk(_instance_of(container), target.stem)
@@ -200,12 +215,12 @@ def _serve(root: Path, commands: TextIO) -> None:
         with endpoint.serve(folder, engine, clock=time, saving=False) as cloud:
             engine.cloud = cloud
             cloud.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
-            line = _answer(cloud, machines, line, commands)
+            line = _answer(cloud, engine, line, commands)
 
 
-def _answer(cloud: FakeCloud, machines: SimulatedMachines, line: str, commands: TextIO) -> str:
+def _answer(cloud: FakeCloud, engine: SimulatedEngine, line: str, commands: TextIO) -> str:
     """Answer until a new cloud is requested; return that request."""
-    first = True
+    first, machines = True, engine.machines
     while line:
         question, text = json.loads(line)
         if question == "new" and not first:
@@ -223,6 +238,9 @@ def _answer(cloud: FakeCloud, machines: SimulatedMachines, line: str, commands: 
             answer = list_left(cloud)
         elif question == "standing":
             answer = list_standing(cloud)
+        elif question == "lives":
+            engine.ends_on_time = engine.is_held = True
+            answer = engine.lives
         elif question == "launched":
             answer = cloud.application.runtime.faults.launched
         else:

@@ -111,13 +111,14 @@ def backend(line: CommandLine) -> Any:
     return line.cloud.fake.backend
 
 
-def record(key: str, value: str) -> Act:
-    """Change a tag of the cluster's record."""
+def record(keys: str, value: str) -> Act:
+    """Change tags of the cluster's record."""
 
     def change(line: CommandLine) -> None:
         groups = [g for groups in backend(line).groups.values() for g in groups.values()]
         group = next(group for group in groups if group.name != "default")
-        backend(line).tags[group.id][f"spr-cluster:{key}"] = value
+        for key in keys.split():
+            backend(line).tags[group.id][f"spr-cluster:{key}"] = value
 
     return change
 

@@ -75,6 +75,7 @@ class SimulatedMachines:
         expires, mtu = (
             re.search(rf"{name}=(\d+)", user_data) for name in ("launch_expires", "mtu")
         )
+        rest = re.findall(r"launch_(?:latest|grace)=(\d+)", user_data)
         folder = self.root / instance_id
         folder.mkdir(parents=True, exist_ok=True)
         disk: dict[str, Any] = {"installed": "", "clean": True}
@@ -88,6 +89,7 @@ class SimulatedMachines:
             "fate": fate,
             "installed": installed,
             "launch_expires": int(expires[1]) if expires else None,
+            "rest": " ".join(rest),
             "mtu": int(mtu[1]) if mtu else 9001,
             "first_read_mib_s": first_read_mib_s,
             "booted": self.clock.now,
@@ -146,7 +148,7 @@ def _health_of(state: dict[str, Any], now: float) -> dict[str, Any]:
     """A machine of the default type with the stack that was installed; ``health`` changes parts."""
     stack = _stacks().get(state["installed"], load_stack("upstream"))
     expires = state.get("expires", state["launch_expires"])
-    shown = str(expires) if state.get("timer", "runs") == "runs" else ""
+    shown = f"{expires} {state['rest']}" if state.get("timer", "runs") == "runs" else ""
     parts: dict[str, Any] = {"mark": state["installed"], "said": {SHOW_EXPIRY: shown}}
     parts["network"] = {"interfaces": {state["address"]: {"name": "ens5", "mtu": state["mtu"]}}}
     parts["reading_disk"] = state["reads_ahead"] and _left_to_read_s(state, _VENV_MIB, now) > 0
@@ -202,6 +204,7 @@ class SimulatedHost(StandInHost):
             ("# asking the queue", self._list_queue),
             ("# asking how busy the queue is", self._show_queue),
             ("# submitting the jobs of the lost head", lambda _: Result(0, "", "")),
+            (r"cat ~/spr-jobs/\.events", lambda _: Result(0, "", "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 
@@ -388,10 +391,10 @@ class SimulatedHost(StandInHost):
 
     def _extend(self, command: str) -> Result:
         """Set the time at which the machine ends, and start its timer, unless that is ``broken``."""
-        epoch = re.search(r"echo (\d{10})", command)
+        epoch = re.search(r"(\d{10}) \W*(\d{10} \d+)", command)
         assert epoch, "no time"
-        self._change(expires=int(epoch[1]))
+        self._change(expires=int(epoch[1]), rest=epoch[2])
         if self._state().get("timer") == "broken":
             return Result(1, "", "Unit spr-cluster-expiry.timer is masked.")
         self._change(timer="runs")
-        return Result(0, f"{epoch[1]}\n", "")
+        return Result(0, f"{epoch[1]} {epoch[2]}\n", "")

@@ -8,14 +8,18 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from infra.lifetime import Lifetime
 from provision.user_data import EXPIRES_FILE, render_expiry_script, render_idle_script
 from tests.provision.machine import Machine
 
 OFF = "systemctl poweroff"
 
 
-def in_(seconds: float) -> datetime:
-    return datetime.now(timezone(timedelta(hours=2))) + timedelta(seconds=seconds)
+def in_(seconds: float, latest: float | None = None) -> Lifetime:
+    now = datetime.now(timezone(timedelta(hours=2)))
+    expires = now + timedelta(seconds=seconds)
+    last = expires if latest is None else now + timedelta(seconds=latest)
+    return Lifetime(expires, last, timedelta(minutes=30))
 
 
 def epoch(seconds: float) -> str:
@@ -54,7 +58,7 @@ def idle_for(machine: Machine) -> float:
     return time.time() - machine.path("/run/spr-cluster/last-busy").stat().st_mtime
 
 
-def check_expiry(machine: Machine, launched_until: datetime) -> list[str]:
+def check_expiry(machine: Machine, launched_until: Lifetime) -> list[str]:
     machine.replace("systemctl")
     for program in ("sh", "bash"):
         assert machine.shell(render_expiry_script(launched_until), program=program).returncode == 0
@@ -107,13 +111,52 @@ def test_a_refused_shutdown_is_forced(machine: Machine) -> None:
 
 
 def test_the_guard_shows_its_expiry(machine: Machine) -> None:
-    script = render_expiry_script(in_(60))
-    launch = str(int(in_(60).timestamp()))
+    ends = in_(60, latest=90)
+    script = render_expiry_script(ends)
 
-    assert machine.shell(script, "show").stdout.strip() in (launch, str(int(launch) - 1))
+    assert machine.shell(script, "show").stdout == "{} {} {}\n".format(*ends.seconds)
+    machine.path(EXPIRES_FILE).write_text("1900000000\n1900000060 60\n")
+    assert machine.shell(script, "show").stdout == "1900000000 1900000060 60\n"
+    # An older version of this program extends only the deadline.
     machine.path(EXPIRES_FILE).write_text("1900000000\n")
-    assert machine.shell(script, "show").stdout == "1900000000\n"
+    assert machine.shell(script, "show").stdout == "1900000000 1900000000 0\n"
     assert machine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("latest", "held_ago_s", "ends"),
+    [(60, None, True), (60, 170, False), (60, 190, True), (-1, 0, True), (-5, 0, True)],
+)
+def test_the_head_holds_an_expired_machine_until_its_latest_end(
+    machine: Machine, latest: float, held_ago_s: float | None, ends: bool
+) -> None:
+    hold(machine, held_ago_s)
+
+    assert check_expiry(machine, in_(-10, latest)) == ([OFF, OFF] if ends else [])
+
+
+def test_the_last_line_of_the_file_moves_the_latest_end(machine: Machine) -> None:
+    hold(machine, 0)
+    machine.path(EXPIRES_FILE).write_text(f"{epoch(-60)}{epoch(60).strip()} 60\n")
+    assert check_expiry(machine, in_(-60, -30)) == []
+
+    machine.path(EXPIRES_FILE).write_text(f"{epoch(-60)}{epoch(-30).strip()} 60\n")
+    assert check_expiry(machine, in_(-60, 60)) == [OFF, OFF]
+
+
+def test_a_hold_whose_age_is_unknown_counts(machine: Machine) -> None:
+    hold(machine, 9999)
+    machine.replace("stat", "exit 1")
+
+    assert OFF not in check_expiry(machine, in_(-10, 60))
+
+
+def hold(machine: Machine, ago_s: float | None) -> None:
+    path = machine.path("/run/spr-cluster/hold")
+    path.parent.mkdir()
+    if ago_s is not None:
+        path.touch()
+        os.utime(path, (time.time() - ago_s,) * 2)
 
 
 def test_an_idle_cluster_shuts_down_workers_first(quiet: Machine) -> None:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from infra.errors import HostError
+from infra.lifetime import Lifetime
 from provision.user_data import (
     EXPIRES_FILE,
     EXPIRY_SCRIPT,
@@ -15,8 +16,16 @@ from provision.user_data import (
 )
 from tests.provision.machine import Machine, ShellHost
 
-LAUNCH = datetime(2026, 12, 24, 18, tzinfo=timezone.utc)
-LATER = LAUNCH + timedelta(hours=3)
+GRACE = timedelta(minutes=30)
+
+
+def life(hours: float, more: timedelta = GRACE) -> Lifetime:
+    expires = datetime(2026, 12, 24, 18, tzinfo=timezone.utc) + timedelta(hours=hours)
+    return Lifetime(expires, expires + more, GRACE)
+
+
+LAUNCH, LATER = life(0), life(3)
+SHOWN = "{} {} {}\n".format(*LATER.seconds)
 
 
 @pytest.fixture
@@ -28,17 +37,29 @@ def host(machine: Machine) -> ShellHost:
     return ShellHost(machine)
 
 
-def expiry(host: ShellHost) -> datetime:
-    """The expiry that the machine's script reports."""
-    shown = host.run(f"sh {EXPIRY_SCRIPT} show").stdout
-    return datetime.fromtimestamp(int(shown), timezone.utc)
+def expiry(host: ShellHost) -> Lifetime | None:
+    """The lifetime that the machine's script reports."""
+    return Lifetime.parse(host.run(f"sh {EXPIRY_SCRIPT} show").stdout)
 
 
 def test_a_lifetime_is_extended_and_shortened(host: ShellHost) -> None:
     assert expiry(host) == LAUNCH
-    for expires in (LATER, LAUNCH - timedelta(hours=1)):
-        extend_life(host, expires.astimezone(timezone(timedelta(hours=-5))))
-        assert expiry(host) == expires
+    for lifetime in (LATER, life(-1), life(0, timedelta(hours=9))):
+        elsewhere = lifetime.expires.astimezone(timezone(timedelta(hours=-5)))
+        extend_life(host, Lifetime(elsewhere, lifetime.latest, lifetime.grace))
+        assert expiry(host) == lifetime
+
+
+def test_a_node_of_an_older_version_reads_its_deadline(host: ShellHost) -> None:
+    script = f"read -r later <{EXPIRES_FILE}; echo $later"
+    host.machine.path(EXPIRY_SCRIPT).write_text(host.machine.move(script))
+    old = Lifetime(LATER.expires, LATER.expires, timedelta())
+
+    extend_life(host, old)
+
+    assert expiry(host) == old
+    with pytest.raises(HostError, match="it still shuts down at 2026-12-24 21:00:00 UTC, not at"):
+        extend_life(host, LATER)
 
 
 @pytest.fixture
@@ -55,20 +76,20 @@ def test_a_timer_that_does_not_run_is_started_again(stopped: ShellHost) -> None:
 
     extend_life(stopped, LATER)
 
-    assert stopped.run(SHOW_EXPIRY).stdout == f"{int(LATER.timestamp())}\n"
+    assert stopped.run(SHOW_EXPIRY).stdout == SHOWN
 
 
 def test_the_file_is_replaced_whole_and_readable(host: ShellHost) -> None:
     extend_life(host, LATER)
 
     path = host.machine.path(EXPIRES_FILE)
-    assert path.read_text() == f"{int(LATER.timestamp())}\n"
+    assert path.read_text() == SHOWN.replace(" ", "\n", 1)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_a_script_that_keeps_another_time_is_an_error(host: ShellHost) -> None:
-    host.machine.path(EXPIRY_SCRIPT).write_text(f"echo {int(LAUNCH.timestamp())}\n")
+    host.machine.path(EXPIRY_SCRIPT).write_text("echo {} {} {}\n".format(*LAUNCH.seconds))
 
     with pytest.raises(
         HostError, match=r"\[node0\] it still shuts down at 2026-12-24 18:00:00 UTC"

@@ -9,16 +9,18 @@ from importlib import resources
 
 import pytest
 
+from infra.lifetime import Lifetime
 from provision.user_data import render_user_data
 from tests.provision.machine import Machine
 
 EXPIRES = datetime(2026, 12, 24, 18, tzinfo=timezone.utc)
+LIFE = Lifetime(EXPIRES, EXPIRES + timedelta(hours=1), timedelta(minutes=30))
 HOUR = timedelta(hours=1)
 
 
 def boot_script(idle_timeout: timedelta | None = None, *, ena_express: bool = False) -> str:
     """What cloud-init makes of the list of commands: one shell script."""
-    _, _, body = render_user_data(EXPIRES, idle_timeout, ena_express=ena_express).partition("\n")
+    _, _, body = render_user_data(LIFE, idle_timeout, ena_express=ena_express).partition("\n")
     return "\n".join(json.loads(body)["bootcmd"])
 
 
@@ -34,7 +36,7 @@ def boot(machine: Machine, idle_timeout: timedelta | None = None) -> None:
 def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
     idle_timeout: timedelta | None,
 ) -> None:
-    user_data = render_user_data(EXPIRES, idle_timeout, ena_express=True)
+    user_data = render_user_data(LIFE, idle_timeout, ena_express=True)
     header, _, body = user_data.partition("\n")
     config = json.loads(body)
 
@@ -43,7 +45,7 @@ def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
     assert set(config) == {"package_update", "bootcmd"}
     assert all(isinstance(command, str) for command in config["bootcmd"])
     # EC2 takes 16 KiB.
-    assert len(header + body) < 12_000
+    assert len(header + body) < 16_000
 
 
 def test_nothing_is_written_that_an_image_could_hold(machine: Machine) -> None:
@@ -64,7 +66,7 @@ def test_the_guards_are_started_without_waiting_for_the_boot(
 ) -> None:
     boot(machine, idle_timeout)
 
-    names = ["expiry", "idle"] if idle_timeout else ["expiry"]
+    names = ["expiry", "keeper", "idle"] if idle_timeout else ["expiry", "keeper"]
     timers = " ".join(f"spr-cluster-{name}.timer" for name in names)
     # In this order; to wait for a unit would be to wait for this very boot to end.
     assert machine.calls[:2] == [

@@ -235,7 +235,7 @@ def open_job_context(
         on_event=display.event,
         on_log=display.log,
         ssh_config=ctx.files.ssh_config,
-        bucket=_choose_bucket(args, cluster),
+        bucket=choose_bucket(args, cluster),
         find_expiry=ctx.find_expiry,
         detach=getattr(args, "detach", False),
         verbose=getattr(args, "verbose", False),
@@ -245,7 +245,7 @@ def open_job_context(
     return context
 
 
-def _choose_bucket(args: argparse.Namespace, cluster: Cluster) -> str:
+def choose_bucket(args: argparse.Namespace, cluster: Cluster) -> str:
     """Return the place of jobs in S3: that of ``--bucket``, else the cluster's."""
     given = getattr(args, "bucket", "none")
     url: str = cluster.bucket if given is None else given

@@ -151,9 +151,9 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
 def bucket_url(text: str) -> str:
     """Parse ``s3://BUCKET/PREFIX``, or ``none``; a ``type`` for argparse."""
     try:
-        return text if text == "none" else check_prefixes((text,), "--bucket")[0]
+        return text if text == "none" else check_prefixes((text,), "")[0]
     except (UsageError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).strip()) from None
 
 
 def add_variable_options(add: Callable[..., Any]) -> None:

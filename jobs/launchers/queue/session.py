@@ -348,7 +348,8 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     """
     with context.progress.phase("Prepare the job"):
         session = open_session(context)
-        plan = replace(build_plan(session), bucket=context.bucket)
+        plan = build_plan(session)
+        plan = replace(plan, bucket=plan.bucket or context.bucket)
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
         record = session.start(plan)

@@ -25,7 +25,7 @@ _KILL_S = 60
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
 [ ! -s log ] || cat log >> log.earlier
-rm -f log begin.json end.json cancelled
+rm -f log begin.json end.json cancelled gathered
 touch log
 # With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
 take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&

@@ -24,13 +24,15 @@ from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from ..runtime.errors import WorkerError, first_line
-from ..runtime.output import CHECKPOINTS, RESULTS
+from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS
 from .client import S3Url, connect
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 PUSHED, END, RECORD = "pushed.json", "end.json", "job.json"
+DATA = "data.json"
+"""The versions of the data from S3, which a resumed job uses again."""
 LAST = "checkpoint.json"
 """Makes a checkpoint complete."""
 _INPUTS = (RECORD, "data", "model")
@@ -101,6 +103,7 @@ class Push:
         if not newest:
             return
         place = f"output/{CHECKPOINTS}"
+        self.store(self._find([DATA]))
         files = self._find([f"{place}/{newest}"])
         mark = {name: path for name, path in files.items() if name.endswith(f"/{LAST}")}
         rest = {name: path for name, path in files.items() if name not in mark}
@@ -119,15 +122,24 @@ class Push:
         if not (self.folder / "output" / RESULTS).exists():
             self.checkpoint()
         logs = [path.name for path in self.folder.glob("log*")]
-        found = self._find([*logs, "begin.json", END, *_INPUTS, "output"])
+        found = self._find([*logs, "begin.json", END, DATA, *_INPUTS, "output"])
         files = {name: path for name, path in found.items() if _is_result(name)}
         self.store(files)
         stored = self.list()
         known = {"url": str(self.url), "files": len(stored)}
         done = {**known, "bytes": sum(each.size for each in stored.values())}
-        if END in files:
+        # Output that only the workers have is not safe yet.
+        is_whole = not self._gathers or (self.folder / GATHERED).exists()
+        if END in files and is_whole:
             _write(self.folder / PUSHED, done)
         return done
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the results include the workers' output."""
+        with suppress(OSError, ValueError):
+            return bool(json.loads((self.folder / RECORD).read_text()).get("gather_output"))
+        return False
 
     def probe(self) -> None:
         """Write an object, and remove it."""

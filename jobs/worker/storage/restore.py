@@ -7,12 +7,15 @@ The last line of the output is JSON: what is there now, or why the job can't be 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,13 +141,25 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait for a restore whose client lost its connection: it goes on."""
+    descriptor = os.open(str(folder), os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="restore", allow_abbrev=False)
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     args = parser.parse_args(words)
     try:
-        known = restore(connect(), args.url.rstrip("/"), args.folder)
+        with _locked(args.folder):
+            known = restore(connect(), args.url.rstrip("/"), args.folder)
     except StagingError as error:
         known = {"message": error.message, "hint": error.hint}
     print(json.dumps(known), flush=True)

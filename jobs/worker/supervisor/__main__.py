@@ -94,7 +94,13 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
     head.send_results()
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)
-    storing = Storing(launch, head, attempt.job.nodes)
+    _store(content, attempt, head)
+    return code
+
+
+def _store(content: dict[str, object], attempt: Attempt, head: HeadFolder) -> None:
+    """Write the job's end on the head, after its results are in its bucket, if it has one."""
+    storing = Storing(attempt.launch, head, attempt.job.nodes)
     if content["state"] == CANCELLED:
         # Whoever cancels it kills this process soon.
         head.write(END, content)
@@ -103,9 +109,9 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
     head.finish(results=False)
     # Last and on the head: others wait for this file.
     head.write(END, {**content, **({"push_error": why} if why else {})})
+    # This file and the last lines of the log.
     if not why and (late := storing.store()[1]):
         head.write(END, {**content, "push_error": late})
-    return code
 
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:

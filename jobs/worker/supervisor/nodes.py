@@ -124,6 +124,14 @@ def fetch_checkpoint(folder: str, step: int, name: str) -> bool:
     )
 
 
+def newest_step(folder: str) -> int:
+    """Return the step of the newest checkpoint on this node; -1 if there is none."""
+    with suppress(OSError):
+        names = [path.name for path in Path(folder, CHECKPOINTS).iterdir()]
+        return parse_state("\n".join(names)).newest
+    return -1
+
+
 def newest_copy(states: Mapping[str, NodeState], here: str) -> str:
     """Return the name of a node with a newer checkpoint than this node; "" if none has. Pure."""
     own = states.get(here, NodeState()).newest
@@ -209,7 +217,7 @@ class CheckpointCopier:
         while not last:
             last, pause = self._ended.wait(pause), _LOOK_S
             self._prefer_staying()
-            step = self._find_newest()
+            step = newest_step(self.folder)
             if step <= self.newest:
                 continue
             if self._copy(f"step-{step:06d}"):
@@ -224,12 +232,6 @@ class CheckpointCopier:
         self.to.sort(key=gone.__contains__)
         if self.to[0] != first:
             self.newest = -1
-
-    def _find_newest(self) -> int:
-        with suppress(OSError):
-            names = [path.name for path in Path(self.folder, CHECKPOINTS).iterdir()]
-            return parse_state("\n".join(names)).newest
-        return -1
 
     def _copy(self, name: str) -> bool:
         folder = f"{self.folder}/{CHECKPOINTS}"

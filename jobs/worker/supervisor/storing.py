@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..storage.push import RECORD, newest_checkpoint
+from ..runtime.output import GATHERED
 from .head import SSH, HeadFolder
 from .launch import Launch
-from .nodes import send_files
+from .nodes import newest_step, send_files
 from .watch import announce
 
-_MODULE = "worker.storage.push"
+# Not imported here: boto3 would delay the start and the end of every job.
+_MODULE, _RECORD = "worker.storage.push", "job.json"
 _LOOK_S, _AGAIN_S, _LAST_S = 1.0, 15.0, 60.0
 _ALL_S, _COMMAND_S = 1800.0, 600.0
 # Of a worker: its ranks' own files, or for gathered output all of them, in a folder named after the node.
@@ -74,16 +75,16 @@ class Storing:
 
     def _watch(self) -> None:
         self._warn("its inputs", self._push("inputs"))
-        stored, is_last, pause, is_warned = "", False, 0.0, False
+        stored, is_last, pause, is_warned = -1, False, 0.0, False
         while not is_last:
             is_last, pause = self._ended.wait(pause), _LOOK_S
-            newest = newest_checkpoint(Path(self.launch.folder))
-            if newest == stored:
+            newest = newest_step(self.launch.folder)
+            if newest <= stored:
                 continue
             if why := self._push("checkpoint"):
                 pause = _AGAIN_S
                 if not is_warned:
-                    self._warn(f"checkpoint {newest}", why)
+                    self._warn(f"checkpoint step-{newest:06d}", why)
                 is_warned = True
             else:
                 stored = newest
@@ -107,12 +108,13 @@ class Storing:
             return ""
         if self.head.remote and not self.head.exists("code/worker"):
             send_files(self.launch.folder, [self.head.remote])
-        gathers = self.head.read(RECORD).get("gather_output", False)
+        gathers = self.head.read(_RECORD).get("gather_output", False)
         workers = [name for name in self.nodes[1:] if name != self.launch.head]
         gather = [self._render_gather(name, gathers=gathers) for name in workers]
-        if gather:
-            # A worker that is gone must not cost the others' files.
-            run_bounded(self._on_head("\n".join(gather)), _ALL_S)
+        # A worker that is gone must not cost the others' files, nor count as stored.
+        script = ["set -o pipefail; failed=", *(f"{line} || failed=1" for line in gather)]
+        mark = f'[ -n "$failed" ] || touch {shlex.quote(self.launch.folder)}/{GATHERED}'
+        run_bounded(self._on_head(f"bash -c {shlex.quote(chr(10).join([*script, mark]))}"), _ALL_S)
         done, why = self.store()
         if why:
             self._warn("its folder", why)
@@ -143,7 +145,7 @@ class Storing:
         folder = self.launch.folder
         known = {"SPR_JOB": Path(folder).name, "SPR_STATE": str(state)}
         known["SPR_RESULTS"] = f"{folder}/output"
-        known["SPR_CLUSTER"] = str(self.head.read(RECORD).get("cluster", ""))
+        known["SPR_CLUSTER"] = str(self.head.read(_RECORD).get("cluster", ""))
         variables = [f"{name}={value}" for name, value in known.items()]
         limit = ["timeout", "-k", "5", str(_COMMAND_S)]
         words = shlex.join([*limit, "env", *variables, "sh", "-c", self.launch.on_finish])

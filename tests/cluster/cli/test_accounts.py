@@ -242,7 +242,8 @@ def test_list_and_gc_name_the_owner(line: CommandLine) -> None:
     assert json.loads(line.must("list", "--json").out)["clusters"][0]["owner"] == _ANN
     for tags in line.cloud.fake.backend.tags.values():
         if "spr-cluster:expires" in tags:
-            tags["spr-cluster:expires"] = "2020-01-01T00:00:00Z"
+            for label in ("spr-cluster:expires", "spr-cluster:latest"):
+                tags[label] = "2020-01-01T00:00:00Z"
 
     result = line.must("gc", "--yes")
 

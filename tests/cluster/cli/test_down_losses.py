@@ -192,7 +192,7 @@ def find(head: Path, queue: str = "", code: int = 0) -> list[str]:
     (head / "squeue").write_text(f"#!/bin/sh\ncat <<'END'\n{queue}END\nexit {code}\n")
     (head / "squeue").chmod(0o755)
     done = subprocess.run(
-        ["sh", "-c", job_queue.SCRIPT],
+        ["sh", "-c", job_queue.list_losses()],
         env={**os.environ, "HOME": str(head), "PATH": f"{head}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,

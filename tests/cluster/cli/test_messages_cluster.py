@@ -34,7 +34,12 @@ _OVER = (
     "`spr-cluster up --name spr` creates a new one; to remove the rest: spr-cluster down "
     f"{f.FLAGS}"
 )
-_LONG_AGO = f.record("expires", "2020-01-01T00:00:00Z")
+_GRACE = (
+    "the time to live of cluster 'spr' is over; its nodes wait for `fetch` until TIME if anything is only "
+    "on them, and start nothing new\n  → to go on with them: spr-cluster extend 2h --name spr; results: "
+    "spr-cluster fetch JOB --name spr"
+)
+_LONG_AGO = f.record("expires latest", "2020-01-01T00:00:00Z")
 _BROKEN_RECORD = (
     "invalid cluster record in the tags of the security group: spr-cluster:{}\n"
     "  → restore the tags, or remove the cluster with `spr-cluster down --name spr`"
@@ -162,6 +167,7 @@ _ON_A_CLUSTER = (
         code=2,
     ),
     f.Row("time over", _UP, _OVER, act=_LONG_AGO),
+    f.Row("grace", _UP, _GRACE, act=f.record("expires", "2020-01-01T00:00:00Z")),
     f.Row("time over, extend", "extend 2h", _OVER, act=_LONG_AGO),
     f.Row(
         "record changed",

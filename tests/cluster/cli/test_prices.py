@@ -10,6 +10,9 @@ import pytest
 from cluster.local_files import ClusterFiles
 from tests.harness.command_line import CommandLine
 
+# With the grace period.
+_HOURS = 8.5
+
 REGIONS = ("us-east-1", "eu-west-1", "eu-central-1", "ap-northeast-1")
 DENIED = (
     '[[error]]\naction = "GetProducts"\ncode = "AccessDeniedException"\nstatus = 400\ntimes = 99\n'
@@ -27,7 +30,7 @@ def test_four_regions_have_four_prices_with_their_source(line: CommandLine) -> N
     assert len({each["usd_per_hour"] for each in plans}) == 4
     for each in plans:
         assert each["prices_as_of"].startswith("Price List API, 20")
-        assert each["usd_at_most"] == pytest.approx(8 * each["usd_per_hour"], rel=0.001)
+        assert each["usd_at_most"] == pytest.approx(_HOURS * each["usd_per_hour"], rel=0.001)
         assert each["price_problem"] is None
 
 
@@ -45,7 +48,7 @@ def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandL
     assert as_json["price_problem"] == "no permission for GetProducts"
     # In the table's own region, it serves.
     assert plan(line)["prices_as_of"] == "table of July 2026, us-east-1"
-    assert plan(line)["usd_at_most"] == pytest.approx(8 * 6.5633, rel=0.001)
+    assert plan(line)["usd_at_most"] == pytest.approx(_HOURS * 6.5633, rel=0.001)
 
 
 def test_prices_are_asked_for_once(line: CommandLine) -> None:
@@ -93,9 +96,9 @@ def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) 
 
     assert next(iter(spot["spot_usd_per_hour"])) == "r7iz.metal-16xl in us-east-1f"
     assert len(spot["spot_usd_per_hour"]) == 5
-    assert spot["usd_at_most"] == pytest.approx(8 * (3 + 6.5633 - 6.5472), abs=0.01)
+    assert spot["usd_at_most"] == pytest.approx(_HOURS * (3 + 6.5633 - 6.5472), abs=0.01)
     either = plan(line, "--market", "spot-or-on-demand", "--max-price", "3")
-    assert either["usd_at_most"] == pytest.approx(8 * 6.5633, abs=0.01)
+    assert either["usd_at_most"] == pytest.approx(_HOURS * 6.5633, abs=0.01)
 
 
 def test_a_faster_disk_costs_more(line: CommandLine) -> None:
@@ -219,3 +222,27 @@ def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) ->
     assert plan(line, "--volume-init-rate", "200")["usd_at_most"] is None
     line.must("up", "--nodes", "1", "--volume-init-rate", "200", "--yes")
     assert "At most" in line.must("up", "--dry-run", "--nodes", "1").out, "nothing is loaded again"
+
+
+def test_a_limit_for_jobs_is_shown_as_money(line: CommandLine) -> None:
+    usd = plan(line)["usd_per_hour"]
+    text = line.must("up", "--dry-run", "--max-cost", "100").out
+
+    assert f"At most ${8 * usd:.2f} until" in text
+    grace = f"and ${usd / 2:.2f} more if results wait for `fetch` (--grace 30m)"
+    assert grace in " ".join(text.split())
+    in_all = plan(line, "--max-cost", "100")["usd_at_most"]
+    assert in_all == pytest.approx(100, abs=0.01)
+    assert plan(line, "--max-hours", "10")["usd_at_most"] == pytest.approx(10 * usd, abs=0.01)
+    assert f"at most ${in_all:.2f} in all if jobs extend it" in " ".join(text.split())
+
+
+def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
+    refused = line.run("up", "--dry-run", "--max-cost", "20")
+
+    assert refused.code == 2
+    assert "--max-cost 20: the nodes may run 510m with the grace period" in refused.err
+    fits = refused.err.partition("what fits: --ttl ")[2].split()[0]
+    assert plan(line, "--max-cost", "20", "--ttl", fits)["usd_at_most"] <= 20
+    unknown = line.run("up", "--dry-run", "--max-cost", "900", "--volume-init-rate", "200")
+    assert "the price of these nodes is unknown" in unknown.err

@@ -65,7 +65,8 @@ def test_machines_go_even_if_the_scheduler_can_not_be_asked(
     group = line.cloud.found("security_groups").group
     assert group is not None
     ids = [group.id, *line.ids()]
-    label_instances(line.cloud.ec2, ids, {"spr-cluster:expires": "2020-01-01T00:00:00Z"})
+    over = dict.fromkeys(("spr-cluster:expires", "spr-cluster:latest"), "2020-01-01T00:00:00Z")
+    label_instances(line.cloud.ec2, ids, over)
     denied = "code = 'AccessDeniedException'\nstatus = 403\ntimes = 100\n"
     line.cloud.faults(f"[[error]]\naction = 'ListSchedules'\n{denied}")
 

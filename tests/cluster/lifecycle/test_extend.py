@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from cluster.lifecycle.deadline import extend
+from cluster.lifecycle.deadline import extend, raise_latest
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
+from infra.ec2.instances import label_instances
+from infra.ec2.termination_schedule import AFTER
 from infra.errors import HostsError, SprError, UsageError
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 
@@ -116,12 +118,68 @@ def test_thirty_days_from_now_on_are_the_most(simulated_cloud: SimulatedCloud) -
     run(simulated_cloud, timedelta(days=10))
 
 
-def test_a_life_that_is_over_can_not_be_extended(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1, ttl=HOUR)
+def test_a_cluster_is_revived_in_its_grace_period_only(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1, ttl=HOUR, grace=HOUR / 2)
     simulated_cloud.clock.sleep(3600)
+    with pytest.raises(SprError, match=r"wait for `fetch` until .* and start nothing new"):
+        simulated_cloud.plan()
 
+    record = run(simulated_cloud, HOUR)
+
+    assert record.latest - record.expires == HOUR / 2
+    assert not simulated_cloud.plan().changes
+    simulated_cloud.clock.sleep(5400)
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over"):
         run(simulated_cloud, HOUR)
+
+
+def latest(simulated_cloud: SimulatedCloud) -> set[str]:
+    """The latest end as every tag and every node tells it."""
+    found = simulated_cloud.found()
+    labels = [*(group.tags for group in found.security_groups), *(m.tags for m in found.instances)]
+    machines = [simulated_cloud.machine(machine.id) for machine in found.instances]
+    at = (int(machine["rest"].split()[0]) for machine in machines)
+    times = [tags.render_time(datetime.fromtimestamp(each, timezone.utc)) for each in at]
+    return {each[tags.LATEST] for each in labels} | set(times)
+
+
+def test_the_grace_period_moves_along(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2, ttl=2 * HOUR, grace=HOUR)
+    assert latest(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
+
+    run(simulated_cloud, HOUR)
+
+    assert latest(simulated_cloud) == {simulated_cloud.expires(4 * HOUR)}
+
+
+def test_jobs_move_only_the_latest_end_and_never_back(simulated_cloud: SimulatedCloud) -> None:
+    begin = simulated_cloud.prepared(nodes=2, ttl=2 * HOUR, second_guard=True).expires
+    assert begin
+    for hours in (6, 4):
+        record = raise_latest(simulated_cloud.ctx, NAME, begin + hours * HOUR)
+
+    assert record.latest == begin + 6 * HOUR
+    assert latest(simulated_cloud) == {simulated_cloud.expires(8 * HOUR)}
+    assert ends(simulated_cloud) == {simulated_cloud.expires(2 * HOUR)}
+    scheduler = simulated_cloud.ctx.clients.scheduler
+    (name, *_) = [s["Name"] for s in scheduler.list_schedules()["Schedules"]]
+    at = scheduler.get_schedule(Name=name, GroupName="spr-cluster-bert")["ScheduleExpression"]
+    assert at == f"at({begin + 6 * HOUR + AFTER:%Y-%m-%dT%H:%M:%S})"
+
+
+def test_nothing_moves_the_end_beyond_its_limit(simulated_cloud: SimulatedCloud) -> None:
+    begin = simulated_cloud.prepared(nodes=1, ttl=2 * HOUR).expires
+    group = simulated_cloud.found("security_groups").group
+    assert begin
+    assert group
+    bound = {"spr-cluster:bound": tags.render_time(begin + HOUR)}
+    label_instances(simulated_cloud.ec2, [group.id], bound)
+
+    with pytest.raises(UsageError, match="later than --max-hours or --max-cost allow"):
+        raise_latest(simulated_cloud.ctx, NAME, begin + 1.1 * HOUR)
+    with pytest.raises(UsageError, match="later than --max-hours or --max-cost allow"):
+        run(simulated_cloud, HOUR)
+    assert raise_latest(simulated_cloud.ctx, NAME, begin + HOUR).latest == begin + HOUR
 
 
 def test_there_must_be_a_cluster(simulated_cloud: SimulatedCloud) -> None:

@@ -27,6 +27,7 @@ from infra.plan.actions import ActionKind
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 
 HOUR = timedelta(hours=1)
+GRACE = timedelta(minutes=30)
 GUARDED: dict[str, Any] = {"second_guard": True, "ttl": 2 * HOUR}
 ACCOUNT, REGION = "123456789012", "us-east-1"
 NO_GUEST = '[[machine]]\nfate = "no-guest"\n'
@@ -52,7 +53,7 @@ def schedules(simulated_cloud: SimulatedCloud) -> dict[str, datetime]:
 
 def expected(simulated_cloud: SimulatedCloud, ttl: timedelta) -> dict[str, datetime]:
     """A schedule for each machine of the cluster."""
-    end = datetime.fromtimestamp(simulated_cloud.began, timezone.utc) + ttl + AFTER
+    end = datetime.fromtimestamp(simulated_cloud.began, timezone.utc) + ttl + GRACE + AFTER
     return {node.instance.id: end for node in simulated_cloud.cluster().nodes}
 
 
@@ -112,7 +113,7 @@ def test_only_the_second_guard_ends_a_machine_that_never_boots(
     (bare,) = machines(simulated_cloud)
     assert simulated_cloud.fake.state_of(bare) == "running"
 
-    simulated_cloud.clock.sleep((2 * HOUR + AFTER).total_seconds() - 60)
+    simulated_cloud.clock.sleep((2 * HOUR + GRACE + AFTER).total_seconds() - 60)
     assert machines(simulated_cloud) == [bare]
     simulated_cloud.clock.sleep(120)
     assert machines(simulated_cloud) == ([] if second_guard else [bare])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from cluster.verify.results import CheckResult, Expected, NodeAnswer
 from cluster.verify.verify import check_nodes
 from infra.instance_types import INSTANCE_TYPES
+from infra.lifetime import Lifetime
 from provision.facts import parse_health
 from provision.install import stack_digest
 from provision.stacks.load import load_stack
@@ -17,6 +18,7 @@ from tests.fakes import EXPIRES, health_answer
 
 STACK = load_stack("intel")
 NODES = ("node0", "node1", "node2")
+_END = datetime.fromtimestamp(EXPIRES, timezone.utc)
 ON_AWS = Expected(
     cluster="bert",
     stack=STACK,
@@ -28,7 +30,7 @@ ON_AWS = Expected(
     mtu=9001,
     instances={name: f"i-{rank}" for rank, name in enumerate(NODES)},
     addresses={name: f"172.31.0.{10 + rank}" for rank, name in enumerate(NODES)},
-    expires=dict.fromkeys(NODES, datetime.fromtimestamp(EXPIRES, timezone.utc)),
+    lifetimes=dict.fromkeys(NODES, Lifetime(_END, _END, timedelta())),
 )
 IN_CONTAINERS = replace(ON_AWS, machine=None, mtu=0, amx_required=False)
 

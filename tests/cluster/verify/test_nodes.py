@@ -98,7 +98,7 @@ def test_the_remedy_for_a_dead_timer_sets_it_again_on_all_nodes() -> None:
 
 
 def test_a_cluster_without_a_time_in_its_tags_needs_a_timer_all_the_same() -> None:
-    unknown = replace(ON_AWS, expires={})
+    unknown = replace(ON_AWS, lifetimes={})
 
     assert verdicts_of(judge(unknown)) == []
     results = judge(unknown, node2=said("", check_lifetime))

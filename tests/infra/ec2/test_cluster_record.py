@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from infra.ec2 import tags
 from infra.ec2.cluster_record import (
     ClusterRecord,
+    limit_record,
     merge_options,
     new_record,
     parse_record,
@@ -24,6 +25,7 @@ from infra.instance_types import INSTANCE_TYPES
 from infra.spec import ClusterSpec, build_spec
 
 NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
 CALLER = "203.0.113.7/32"
 # What every AWS service takes in a tag's value:
 # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
@@ -58,6 +60,9 @@ any_wishes = st.fixed_dictionaries(
         # In cents, as prices are: a tag keeps six digits.
         "max_price": st.none() | st.integers(1, 99_999).map(lambda cents: cents / 100),
         "ttl": whole_minutes,
+        "grace": st.integers(0, 1440).map(lambda minutes: timedelta(minutes=minutes)),
+        "max_hours": st.none() | st.integers(1, 7200).map(lambda tenths: tenths / 10),
+        "max_cost": st.none() | st.integers(1, 9_999_999).map(lambda cents: cents / 100),
         "idle_timeout": st.none() | whole_minutes,
         "placement_group": st.booleans(),
         "second_guard": st.booleans(),
@@ -238,3 +243,56 @@ def test_a_time_of_another_zone_is_written_in_utc() -> None:
 
     assert tags.render_time(there) == "2026-07-31T20:00:00Z"
     assert tags.parse_time("2026-07-31T20:00:00Z") == there
+
+
+# Older records, and the limits of --max-hours and --max-cost
+
+
+def test_an_older_record_has_no_grace_period() -> None:
+    labels = labels_of(ttl=2 * HOUR)
+    for key in ("spr-cluster:grace", tags.LATEST):
+        del labels[key]
+
+    record = parse_record(labels)
+
+    assert record is not None
+    assert (record.latest, record.options["grace"]) == (record.expires, timedelta())
+    _, again = make(ttl=2 * HOUR)
+    assert again.latest == again.expires + timedelta(minutes=30)
+
+
+@pytest.mark.parametrize(
+    ("limits", "usd", "hours"),
+    [
+        ({"max_hours": 5}, 3.0, 5),
+        ({"max_cost": 30}, 3.0, 10),
+        ({"max_hours": 5, "max_cost": 30}, 3.0, 5),
+        ({"max_hours": 12, "max_cost": 30}, 3.0, 10),
+        ({"max_cost": 30}, 0.0, 720),
+    ],
+)
+def test_the_first_limit_bounds_the_life_from_creation(
+    limits: dict[str, float], usd: float, hours: float
+) -> None:
+    _, record = make(ttl=2 * HOUR, **limits)
+
+    assert limit_record(record, None, usd).bound == record.created + hours * HOUR
+
+
+def test_a_time_to_live_beyond_its_limit_names_one_that_fits() -> None:
+    _, record = make(ttl=10 * HOUR, max_cost=30)
+
+    with pytest.raises(UsageError, match=r"--max-cost 30: the nodes may run 630m") as caught:
+        limit_record(record, None, 3.0)
+
+    assert "--ttl 570m with --grace 30m" in str(caught.value.hint)
+    _, fits = make(ttl=timedelta(minutes=570), max_cost=30)
+    assert limit_record(fits, None, 3.0).bound == fits.latest
+
+
+def test_a_cluster_that_was_larger_keeps_the_limit_of_its_price() -> None:
+    _, record = make(ttl=HOUR, max_cost=30)
+    large = limit_record(record, None, 12.0)
+
+    assert limit_record(record, large, 3.0).bound == large.bound
+    assert limit_record(record, limit_record(record, None, 3.0), 12.0).bound == large.bound

@@ -122,8 +122,8 @@ def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> I
     yield _Command(words, tuple(found))
 
 
-# These ask the package indexes of the world; their own tests have one of their own.
-_ASKING = (("stacks", "check"), ("stacks", "lock"))
+# These query package indexes, or start an embedded cloud.
+_ASKING = (("stacks", "check"), ("stacks", "lock"), ("local", "bucket"))
 _PARSERS = [build_parser(), *map(build_parser, COMMANDS)]
 _COMMANDS = tuple(
     {
@@ -303,6 +303,7 @@ _RECORD = ClusterRecord(
     _SPEC.model_dump(exclude={"name", "ssh_cidrs", "caller"}),
     _NOW,
     _NOW + timedelta(hours=8),
+    _NOW + timedelta(hours=9),
 )
 _LABELS = record_tags(_SPEC, _RECORD)
 _VALUES = st.one_of(_ODD, _TEXT, st.sampled_from([v for values in _GOOD.values() for v in values]))

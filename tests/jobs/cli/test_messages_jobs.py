@@ -120,6 +120,15 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "argument --ppn: '0': expected a whole number of at least 1" + f.help_of("train squad"),
     ),
     ("train squad --resume ''", "--resume" + f.EMPTY),
+    (
+        "train squad --resume s3://results/team/tag-1",
+        "job tag-1 is not one of `train squad`",
+    ),
+    (
+        "train squad --resume s3://results",
+        "--resume s3://results: expected a job's folder, such as "
+        "s3://results/squad-20260731-142501-k3f",
+    ),
     ("train squad --checkpoint-every 0", "--checkpoint-every 0 is out of range: 1 to 1000000000"),
     ("train squad --keep-checkpoints 0", "--keep-checkpoints 0 is out of range: 1 to 1000"),
     # The published recipe

@@ -257,3 +257,11 @@ def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
     launch = build_launch(plan, place(facts, backend="gloo"), PATHS, cluster, UPSTREAM)
 
     assert {name for name in environment(words(launch)) if "proxy" in name.lower()} == left
+
+
+def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
+    placement, cluster = place(machine(2), backend="gloo"), whole_cluster().first(1)
+    plan = replace(make_plan("gloo"), bucket="s3://data/team")
+    launch = build_launch(plan, placement, PATHS, cluster, UPSTREAM)
+    assert launch.bucket == f"s3://data/team/{PATHS.job_id}"
+    assert parse_launch(launch.render().decode()).bucket == launch.bucket

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.errors import UsageError
+from jobs.cli.shared.chosen_job import choose_bucket
+from jobs.cli.shared.job_options import add_queue_options
 from jobs.launchers.files import check_bucket, place_files, worker_files
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.slurm import SlurmLauncher
+from tests.jobs.context import whole_cluster
 from tests.jobs.launchers.test_staging import cluster
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
@@ -20,7 +25,8 @@ from tests.jobs.worker.storage.test_push import DENIED, answer
 __all__ = ["bucket", "cluster", "proxy", "s3_server"]
 URL = "s3://data/team/squad-1"
 _TRAIN = """
-step=output/checkpoints/step-000007; mkdir -p $step; echo x > $step/state.pt; echo {} > $step/checkpoint.json
+step=output/checkpoints/step-000007; mkdir -p $step.partial
+echo x > $step.partial/state.pt; echo {} > $step.partial/checkpoint.json; mv $step.partial $step
 for i in $(seq 100); do sleep 0.2; [ ! -e ../../seen ] || break; done
 echo trained; echo '{}' > output/results.json
 """
@@ -88,3 +94,35 @@ def test_denial_is_reported_at_submission(
     with pytest.raises(UsageError, match=r"--bucket s3://data/team: .*AccessDenied") as refused:
         check_bucket(cluster, paths, "s3://data/team")
     assert "up --bucket" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("gathers", "name"), [(False, "logs/rank-1.log"), (True, "node1/logs/rank-1.log")]
+)
+def test_output_of_workers_is_stored_too(
+    cluster: ThisMachine, bucket: Any, gathers: bool, name: str
+) -> None:
+    paths = JobPaths("squad-1", home=str(cluster.home))
+    record = json.dumps({"gather_output": gathers}).encode()
+    place_files(cluster, paths, {**worker_files(), "job.json": record, "output/.keep": b""})
+    file = f"{paths.output}/logs/rank-1.log"
+    run(cluster, f"ssh node1 'mkdir -p {paths.output}/logs && echo one > {file}'")
+
+    wait_for(Path(paths.root, "pushed.json").exists)
+    assert read(bucket, f"output/{name}") == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "s3://own/team"),
+        (["--bucket", "none"], ""),
+        (["--bucket", "s3://other/p/"], "s3://other/p"),
+    ],
+)
+def test_option_overrides_the_clusters_bucket(words: list[str], expected: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_queue_options(parser.add_argument_group(), retries=0)
+    cluster = replace(whole_cluster(), bucket="s3://own/team")
+    assert choose_bucket(parser.parse_args(words), cluster) == expected
+    assert choose_bucket(argparse.Namespace(), cluster) == ""  # such as bench

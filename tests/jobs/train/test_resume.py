@@ -237,7 +237,7 @@ def restoring(answer: dict[str, Any], *lists: str) -> dict[str, FakeHost]:
     hosts["node0"].answers[:0] = [
         ("listing the jobs", lambda _: rest.pop(0) if len(rest) > 1 else rest[0]),
         ("# restoring the job", json.dumps(answer)),
-        ("# placing the worker code|# removing a job", ""),
+        ("# placing the worker code|# removing a job|push probe", ""),
     ]
     return hosts
 
@@ -258,7 +258,7 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     assert not any("distributing the job's files" in each for each in head.commands)
     with tarfile.open(fileobj=io.BytesIO(head.files[PATHS.upload])) as tar:
         assert f"{PATHS.relative_root}/code/worker/storage/restore.py" in tar.getnames()
-    assert '"bucket": "s3://results/team"' in head.files[PATHS.new_script].decode()
+    assert f'"bucket": "{url}"' in head.files[PATHS.new_script].decode()
     assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
 
 

@@ -14,6 +14,8 @@ from tests.jobs.context import event
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.supervisor.test_notices import SAVES, follow
 
+_LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
+
 
 @pytest.mark.parametrize(
     ("text", "until_done", "expected"),
@@ -78,3 +80,13 @@ def test_a_job_that_has_no_time_left_does_not_start(head: ThisMachine) -> None:
     assert (end.state, end.message) == ("failed", message)
     assert f"{message}; the job does not start" in log
     assert not Path(paths.root, "ready").exists()
+
+
+def test_a_slow_checkpoint_has_until_the_deadline(head: ThisMachine) -> None:
+    expire_in(head, 23)
+    slow = SAVES.replace("echo kept", f"sleep {4 * _LEAVE_S}; echo kept")
+    paths = submit(head, slow)
+
+    follow(head, paths)
+
+    assert Path(paths.output, "checkpoint").read_text() == "kept\n"

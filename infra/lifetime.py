@@ -1,0 +1,41 @@
+"""How long a machine lives: its deadline, and the grace period for unfetched results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A machine powers off at ``expires``, unless the head holds it, and at ``latest`` in any case.
+
+    ``grace`` is how long results that nobody has fetched may hold it.
+    """
+
+    expires: datetime
+    latest: datetime
+    grace: timedelta
+
+    @property
+    def seconds(self) -> tuple[int, int, int]:
+        """Deadline and latest end in seconds since 1970, and the grace period in seconds."""
+        ends = int(self.expires.timestamp()), int(self.latest.timestamp())
+        return (*ends, int(self.grace.total_seconds()))
+
+    def __str__(self) -> str:
+        """Return both times, such as ``2026-12-24 18:00:00 UTC, or held until 18:30:00``."""
+        expires, latest = (datetime.fromtimestamp(each, timezone.utc) for each in self.seconds[:2])
+        day = "" if expires.date() == latest.date() else f"{latest:%Y-%m-%d} "
+        held = f", or held until {day}{latest:%H:%M:%S}" if latest > expires else ""
+        return f"{expires:%Y-%m-%d %H:%M:%S} UTC{held}"
+
+    @classmethod
+    def parse(cls, text: str) -> Lifetime | None:
+        """Parse what a machine's timer prints: three numbers, or only the deadline in older versions."""
+        words = text.split()
+        if len(words) not in (1, 3) or not all(word.isdecimal() for word in words):
+            return None
+        expires, latest, grace = [*map(int, words), *[int(words[0]), 0][: 3 - len(words)]]
+        first, last = (datetime.fromtimestamp(each, timezone.utc) for each in (expires, latest))
+        return cls(first, last, timedelta(seconds=grace))

@@ -1,0 +1,288 @@
+"""Keeps the nodes of an expired cluster for results that are nowhere else, and ends one that is done.
+
+Runs as root on every node, twice a minute; only the head acts. A node powers off at its deadline unless the
+head has touched its ``hold`` file in the last three minutes, and at its latest end in any case: expiry.sh.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .unfetched import RUNNING, QueueError, find_loss, list_queue, modified, read
+
+STATE = Path("/run/spr-cluster")
+HOME = Path("/home/ubuntu")
+_EARLY_S = 120
+# The job's own push comes first.
+_PUSH_AFTER_S, _PUSH_PAUSE_S, _LONGEST_PAUSE_S = 45, 60, 900
+_PUSH_LIMIT_S = 1800
+_SUBMITTED_S = 600
+_PYTHON = "/opt/spr-cluster/venv/bin/python"  # as in provision/install.py
+HEAD, ALL = "head", "all"
+_NULL = subprocess.DEVNULL
+
+
+class Job(NamedTuple):
+    """A job's folder; ``queued`` is its state in the queue, or "". Times are in seconds since 1970.
+
+    ``bucket`` is the URL of its place in S3, if it is not completely there.
+    """
+
+    name: str
+    queued: str = ""
+    loss: str = ""
+    ended: float = 0.0
+    bucket: str = ""
+    gathers: bool = False
+    until_done: bool = False
+    down_when_done: bool = False
+
+
+class Facts(NamedTuple):
+    """What the keeper knows; ``queue`` is false if Slurm does not answer."""
+
+    now: float
+    expires: float
+    latest: float
+    grace: float
+    jobs: tuple[Job, ...] = ()
+    queue: bool = True
+    booted: float = 0.0
+
+
+class Decision(NamedTuple):
+    """The nodes to hold (``head``, ``all``, or ""), until when, and why; ``off``: why to power all off."""
+
+    hold: str = ""
+    why: str = ""
+    until: float = 0.0
+    off: str = ""
+
+
+def decide(facts: Facts) -> Decision:
+    """Return what to do now. Pure."""
+    if off := _is_done(facts):
+        return Decision(off=off)
+    if facts.now < facts.expires - _EARLY_S or facts.now >= facts.latest:
+        return Decision()
+    for job in facts.jobs:
+        if job.until_done and job.queued:
+            return Decision(ALL, f"job {job.name} is {job.queued}", facts.latest)
+    ends = [job.ended for job in facts.jobs if job.until_done]
+    until = min(max(facts.expires, *ends, 0) + facts.grace, facts.latest)
+    kept = [job for job in facts.jobs if job.loss or job.queued == RUNNING]
+    if not kept or facts.now >= until:
+        return Decision()
+    whole = any(job.gathers or job.queued == RUNNING for job in kept)
+    what = ", ".join(f"the {job.loss or 'output'} of {job.name}" for job in kept)
+    return Decision(ALL if whole else HEAD, f"only on the nodes: {what}", until)
+
+
+def _is_done(facts: Facts) -> str:
+    """Return why the cluster is done; "" if it is not: anything is queued, or would be lost."""
+    if not facts.queue or any(job.queued or job.loss for job in facts.jobs):
+        return ""
+    # A job that an image or a lost head left behind has ended before this machine began.
+    done = [job for job in facts.jobs if job.down_when_done and job.ended > facts.booted]
+    return f"job {done[-1].name} is done (--down-when-done)" if done else ""
+
+
+def next_push(tried: int, last: float, ended: float) -> float:
+    """Return when to push a job again that has been tried some times, the last time at ``last``. Pure."""
+    if not tried:
+        return ended + _PUSH_AFTER_S
+    return last + min(_PUSH_PAUSE_S * 2.0 ** (tried - 1), _LONGEST_PAUSE_S)
+
+
+def main() -> None:
+    nodes = read(HOME / "hosts").split()
+    ends = _ask(["sh", str(STATE / "expiry"), "show"]).split()
+    if not _on_head() or len(ends) != 3:
+        return
+    expires, latest, grace = map(float, ends)
+    keeper, now = Keeper(nodes[1:]), time.time()
+    # What would be lost takes a look at every file, which must not cost a job its time.
+    if now >= expires - _EARLY_S or keeper.is_holding or any(map(_is_pending, _list_jobs())):
+        keeper.act(gather(now, expires, latest, grace))
+
+
+def _list_jobs() -> list[Path]:
+    jobs = (path for path in (HOME / "spr-jobs").glob("[!.]*") if path.is_dir())
+    return sorted(jobs, key=lambda path: path.name)
+
+
+def _is_pending(job: Path) -> bool:
+    """Whether a job has ended with something left to do."""
+    ended = modified(job / "end.json")
+    is_pushed = modified(job / "pushed.json") >= ended
+    has_bucket = '"bucket": "s3:' in read(job / "job.json")
+    return ended > 0 and ((job / "down-when-done").exists() or (has_bucket and not is_pushed))
+
+
+def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
+    """Return the facts of this machine."""
+    queue: dict[str, str] = {}
+    answers = True
+    try:
+        queue = list_queue()
+    except QueueError:
+        answers = False
+    jobs = tuple(_describe(path, queue.get(path.name, "")) for path in _list_jobs())
+    return Facts(now, expires, latest, grace, jobs, answers, modified(STATE / "expiry"))
+
+
+def _describe(job: Path, queued: str) -> Job:
+    try:
+        record = json.loads(read(job / "job.json"))
+    except ValueError:
+        record = {}
+    loss, bucket = find_loss(job), record.get("bucket") or ""
+    ended, pushed = modified(job / "end.json"), modified(job / "pushed.json")
+    if not (queued or ended or (job / "cancelled").exists()):
+        # A command on the laptop is submitting it, unless that was interrupted.
+        queued = "new" if time.time() - modified(job) < _SUBMITTED_S else ""
+    if bucket and ended and not (loss or pushed or (job / "fetched").exists()):
+        loss = "log"
+    return Job(
+        job.name,
+        queued,
+        loss,
+        0.0 if queued else ended,
+        f"{bucket.rstrip('/')}/{job.name}" if bucket and pushed < ended else "",
+        bool(record.get("gather_output")),
+        (job / "until-done").exists(),
+        (job / "down-when-done").exists(),
+    )
+
+
+class Keeper:
+    """The head's actions, and what it did before, which is in memory only."""
+
+    def __init__(self, workers: list[str]) -> None:
+        self.workers, self._path = workers, STATE / "keeper.json"
+        try:
+            self._past: dict[str, Any] = json.loads(read(self._path))
+        except ValueError:
+            self._past = {}
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether it held nodes the last time: `extend` may have moved the deadline since."""
+        return bool(self._past.get("held"))
+
+    def act(self, facts: Facts) -> None:
+        """Decide, and do it."""
+        decision = decide(facts)
+        self._push(facts)
+        held = self._past.get("held")
+        if decision.hold:
+            self._hold(decision)
+            if held != decision.why:
+                until = time.strftime("%H:%M UTC", time.gmtime(decision.until))
+                self._record("held", f"at most until {until}: {decision.why}")
+        elif held:
+            self._release()
+            self._record("released", "nothing is only on the nodes, or their time is over")
+        if held and not decision.hold and facts.now >= facts.expires:
+            self._record("powering off", "the time to live is over")
+        self._past["held"] = decision.why if decision.hold else ""
+        self._save()
+        # Another job may have been submitted since.
+        if decision.off and not list_queue():
+            self._record("powering off", decision.off)
+            self._on_workers(self.workers, "sudo -n systemctl poweroff")
+            os.sync()
+            _ask(["systemctl", "poweroff"])
+
+    def _hold(self, decision: Decision) -> None:
+        (STATE / "hold").touch()
+        if decision.hold == ALL:
+            self._on_workers(self.workers, f"sudo -n touch {STATE}/hold")
+
+    def _release(self) -> None:
+        self._on_workers(self.workers, f"sudo -n rm -f {STATE}/hold")
+        (STATE / "hold").unlink(missing_ok=True)
+
+    def _push(self, facts: Facts) -> None:
+        """Start the push of ended jobs that are not in their bucket, each beside this program."""
+        tries = self._past.setdefault("pushes", {})
+        for job in facts.jobs:
+            tried, last = tries.get(job.name, (0, 0.0))
+            if job.queued or not (job.ended and job.bucket):
+                continue
+            if facts.now < next_push(tried, last, job.ended):
+                continue
+            if _succeeds(render_push(job)):
+                tries[job.name] = (tried + 1, facts.now)
+                self._record("pushed again", f"job {job.name}, try {tried + 1}")
+
+    def _on_workers(self, nodes: list[str], command: str) -> None:
+        def tell(node: str) -> None:
+            # systemd's user is root, whose SSH knows no node.
+            ssh = ["ssh", "-o", "ConnectTimeout=10", "-o", "BatchMode=yes", node, command]
+            _ask(["runuser", "-u", "ubuntu", "--", *ssh])
+
+        with ThreadPoolExecutor(64) as pool:
+            list(pool.map(tell, nodes))
+
+    def _record(self, event: str, text: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        path = HOME / "spr-jobs/.events.jsonl"
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps({"time": now, "event": event, "text": text}) + "\n")
+            path.chmod(0o644)
+        except OSError as error:
+            print(f"<4>{error}", file=sys.stderr)
+        print(f"<5>{event}: {text}")
+
+    def _save(self) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(self._past))
+        new.replace(self._path)
+
+
+def render_push(job: Job) -> list[str]:
+    """Return the command that starts the push of a job as its user; it fails if that is running."""
+    folder = HOME / "spr-jobs" / job.name
+    unit = [f"--unit=spr-cluster-push-{job.name}", "--uid=ubuntu", f"--setenv=HOME={HOME}"]
+    unit += ["-p", f"RuntimeMaxSec={_PUSH_LIMIT_S}", f"--setenv=PYTHONPATH={folder}/code"]
+    push = [_PYTHON, "-m", "worker.storage.push", "all", str(folder), job.bucket]
+    return ["systemd-run", "--quiet", "--collect", *unit, *push]
+
+
+def _succeeds(argv: list[str]) -> bool:
+    return _ask(["sh", "-c", '"$@" >/dev/null && echo done', "sh", *argv]) != ""
+
+
+def _on_head() -> bool:
+    """Whether node0, which /etc/hosts names once the cluster is connected, is this machine."""
+    for line in read(Path("/etc/hosts")).splitlines():
+        address, *names = line.split("#")[0].split() or [""]
+        if "node0" in names:
+            try:
+                with socket.socket() as probe:
+                    probe.bind((address, 0))
+                return True
+            except OSError:
+                return False
+    return False
+
+
+def _ask(argv: list[str]) -> str:
+    """Return what a command prints; "" if it fails."""
+    try:
+        done = subprocess.run(
+            argv, stdin=_NULL, stdout=subprocess.PIPE, stderr=_NULL, timeout=30, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "" if done.returncode else done.stdout.decode(errors="replace")

@@ -1,0 +1,195 @@
+"""What the head decides about nodes whose time to live is over, and what it finds of their jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from provision.on_node import keeper
+from provision.on_node.keeper import ALL, HEAD, Decision, Facts, Job, decide, next_push
+
+D, GRACE = 10_000.0, 1800.0
+LATEST = D + GRACE
+MODEL = Job("squad-1", loss="model", ended=D - 600)
+SAFE = Job("squad-1", ended=D - 600, down_when_done=True)
+UNTIL_DONE = Job("squad-2", queued="running", until_done=True)
+
+
+def look(after_s: float, *jobs: Job, latest: float = LATEST, queue: bool = True) -> Decision:
+    return decide(Facts(D + after_s, D, latest, GRACE, jobs, queue, booted=100.0))
+
+
+@pytest.mark.parametrize(
+    ("after_s", "hold"),
+    [(-121, ""), (-120, HEAD), (0, HEAD), (GRACE - 1, HEAD), (GRACE, ""), (9999, "")],
+)
+def test_what_is_only_on_the_head_holds_it_in_the_grace_period(after_s: float, hold: str) -> None:
+    assert look(after_s, MODEL).hold == hold
+
+
+def test_nothing_is_held_for_what_was_fetched_or_pushed() -> None:
+    assert look(10, MODEL._replace(loss="")) == Decision()
+
+
+def test_workers_are_held_for_output_of_their_own_and_for_a_running_job() -> None:
+    assert look(10, MODEL, MODEL._replace(name="run-1", gathers=True)).hold == ALL
+    assert look(10, Job("run-1", queued="running")).hold == ALL
+    assert look(10, Job("run-1", queued="waiting")).hold == ""
+
+
+def test_a_decision_says_why_and_until_when() -> None:
+    found = look(10, MODEL)
+
+    assert (found.why, found.until) == ("only on the nodes: the model of squad-1", LATEST)
+
+
+@pytest.mark.parametrize("queued", ["running", "waiting", "new"])
+def test_a_job_until_done_holds_all_nodes_until_the_latest_end(queued: str) -> None:
+    job, latest = UNTIL_DONE._replace(queued=queued), D + 9 * 3600
+
+    assert look(2 * 3600, job, latest=latest).hold == ALL
+    assert look(9 * 3600, job, latest=latest).hold == ""
+
+
+def test_the_grace_period_begins_with_the_end_of_the_last_job_until_done() -> None:
+    ended = UNTIL_DONE._replace(queued="", loss="model", ended=D + 7200)
+
+    assert look(7200 + GRACE - 1, ended, latest=D + 9 * 3600).hold == HEAD
+    assert look(7200 + GRACE, ended, latest=D + 9 * 3600).hold == ""
+    # Never beyond the latest end.
+    assert look(7500, ended, latest=D + 7400).hold == ""
+
+
+def test_the_nodes_end_with_a_job_that_is_done_and_safe() -> None:
+    assert look(-5000, SAFE).off == "job squad-1 is done (--down-when-done)"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Job("squad-2", queued="running"),
+        Job("squad-2", queued="waiting"),
+        Job("squad-2", queued="new"),
+        Job("squad-2", loss="model", ended=50),
+    ],
+)
+def test_another_job_or_a_loss_keeps_the_nodes(other: Job) -> None:
+    assert look(-5000, SAFE, other).off == ""
+    assert look(-5000, SAFE._replace(loss="model")).off == ""
+    assert look(-5000, SAFE, queue=False).off == ""
+
+
+def test_a_job_from_before_this_machine_ends_nothing() -> None:
+    """It came with an image, or with the copies of a lost head's jobs."""
+    assert look(-5000, SAFE._replace(ended=90)).off == ""
+    assert look(-5000, SAFE._replace(ended=0)).off == ""
+    assert look(-5000, MODEL._replace(loss="")).off == "", "nobody asked for it"
+
+
+def test_pushes_are_tried_again_after_longer_and_longer_pauses() -> None:
+    times = [next_push(tried, 1000, 500) - 1000 for tried in range(1, 8)]
+
+    assert next_push(0, 0, 500) == 545
+    assert times == [60, 120, 240, 480, 900, 900, 900]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho '7|RUNNING|node0|None|busy'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(keeper, "HOME", tmp_path)
+    monkeypatch.setattr(keeper, "STATE", tmp_path)
+    (tmp_path / "expiry").touch()
+    return tmp_path / "spr-jobs"
+
+
+def make(jobs: Path, name: str, *files: str, ago_s: float = 60, **record: object) -> Path:
+    texts = {"job.json": json.dumps(record)} | dict.fromkeys(files, "{}")
+    for path, text in texts.items():
+        (jobs / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (jobs / name / path).write_text(text)
+        os.utime(jobs / name / path, (time.time() - ago_s,) * 2)
+    return jobs / name
+
+
+def gather() -> dict[str, Job]:
+    facts = keeper.gather(time.time(), D, LATEST, GRACE)
+    assert facts.queue
+    return {job.name: job for job in facts.jobs}
+
+
+def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
+    make(jobs, "busy", "until-done", "output/rank-0.json")
+    make(jobs, "new")
+    make(jobs, "done", "end.json", "down-when-done", "output/model/config.json", gather_output=True)
+    make(jobs, ".marks")
+
+    found = gather()
+
+    assert set(found) == {"busy", "new", "done"}
+    assert found["busy"] == Job("busy", "running", "results", until_done=True)
+    assert found["new"] == Job("new", "new")
+    done = found["done"]
+    assert done[:3] == ("done", "", "model")
+    assert (done.gathers, done.down_when_done, done.bucket) == (True, True, "")
+    assert time.time() - done.ended == pytest.approx(60, abs=10)
+
+
+def test_a_pushed_job_is_safe_with_its_checkpoint(jobs: Path) -> None:
+    files = ("end.json", "output/checkpoints/step-000007/state")
+    job = make(jobs, "squad-1", *files, resumable=True, bucket="s3://team")
+    (job / "fetched").touch()
+    found = gather()["squad-1"]
+    assert (found.loss, found.bucket) == ("checkpoint", "s3://team/squad-1")
+    assert keeper.render_push(found)[-2:] == [str(job), "s3://team/squad-1"]
+
+    (job / "pushed.json").touch()
+
+    assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("", "")
+
+
+def test_a_job_with_a_bucket_is_safe_only_when_its_log_is_there(jobs: Path) -> None:
+    job = make(jobs, "run-1", "end.json", bucket="s3://team")
+    assert gather()["run-1"].loss == "log"
+
+    (job / "pushed.json").touch()
+
+    assert gather()["run-1"].loss == ""
+
+
+def test_the_events_of_a_hold_are_written_once(jobs: Path) -> None:
+    (jobs.parent / "hosts").write_text("node0\n")
+    jobs.mkdir()
+    now = time.time()
+    facts = Facts(now, now - 10, now + 60, 60, (MODEL._replace(ended=now - 90),))
+    for _ in range(2):
+        keeper.Keeper([]).act(facts)
+    assert (jobs.parent / "hold").exists()
+    keeper.Keeper([]).act(facts._replace(jobs=()))
+
+    lines = (jobs / ".events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["event"] for event in events] == ["held", "released", "powering off"]
+    assert events[0]["text"].endswith("only on the nodes: the model of squad-1")
+    assert not (jobs.parent / "hold").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "bucket", "is_pending"),
+    [
+        (("end.json",), "", False),
+        (("down-when-done",), "s3://team", False),
+        (("end.json", "down-when-done"), "", True),
+        (("end.json",), "s3://team", True),
+        (("end.json", "pushed.json"), "s3://team", False),
+    ],
+)
+def test_far_from_the_deadline_only_ended_jobs_with_something_to_do_are_looked_at(
+    jobs: Path, files: tuple[str, ...], bucket: str, is_pending: bool
+) -> None:
+    assert keeper._is_pending(make(jobs, "squad-1", *files, bucket=bucket)) is is_pending

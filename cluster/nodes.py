@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from infra.errors import SprError, UsageError
 from infra.plan.planner import is_connected, rank_instances
 from infra.words import counted, spoken_day
 from provision.host import Host
+from provision.install import proxy_environment
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -80,6 +81,8 @@ class Cluster:
     """When its nodes shut down."""
     bucket: str = ""
     """The S3 URL below which its nodes may write; "" for none."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for what its nodes install and run, such as the proxy's."""
 
     @property
     def flags(self) -> str:
@@ -198,5 +201,7 @@ def find_cluster(
     wanted = record.nodes if record else len(nodes)
     if not record:
         return Cluster(name, nodes, wanted, place)
-    bucket = record.options.get("bucket") or ""
-    return Cluster(name, nodes, wanted, place, record.expires, bucket)
+    bucket, proxy = (record.options.get(key) or "" for key in ("bucket", "proxy"))
+    near = [word for node in nodes for word in (node.name, node.private_ip)]
+    environment = proxy_environment(proxy, ec2.meta.region_name, near)
+    return Cluster(name, nodes, wanted, place, record.expires, bucket, environment)

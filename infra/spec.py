@@ -28,6 +28,7 @@ _JUMP = re.compile(
 # What EC2, IAM, and EventBridge Scheduler accept.
 _LABEL = re.compile(r"[\w .:/=+@-]+")
 _MOST_LABELS = 10
+_PROXY = re.compile(r"http://[a-z0-9]([a-z0-9.-]{0,180}[a-z0-9])?:(\d{1,5})/?", re.ASCII | re.I)
 LONGEST_TTL = timedelta(days=30)
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
@@ -256,7 +257,7 @@ class ClusterOptions(BaseModel):
         bool,
         _switch(
             "give machines no public addresses: reach them from inside the VPC or with --jump; "
-            "installing software requires a route to a NAT gateway",
+            "installing software requires a route to a NAT gateway, or --proxy",
             newer=True,
             fixed=True,
         ),
@@ -267,6 +268,14 @@ class ClusterOptions(BaseModel):
             "reach machines at their private addresses through a jump host, [user@]host[:port], that "
             "OpenSSH already knows; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
             "WAY",
+            newer=True,
+        ),
+    ] = None
+    proxy: Annotated[
+        str | None,
+        Option(
+            "nodes install software and run jobs through this HTTP proxy; `none` ends that",
+            "http://HOST:PORT",
             newer=True,
         ),
     ] = None
@@ -345,6 +354,11 @@ class ClusterOptions(BaseModel):
     @classmethod
     def _jump(cls, jump: str | None) -> str | None:
         return jump and parse_jump(jump)
+
+    @field_validator("proxy")
+    @classmethod
+    def _proxy(cls, url: str | None) -> str | None:
+        return parse_proxy(url) if url and url != "none" else None
 
     @field_validator("bucket")
     @classmethod
@@ -477,6 +491,20 @@ def _render_option(key: str, value: Any) -> str:
     elif isinstance(value, str) and not value.isprintable():
         value = repr(value)
     return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
+
+
+def parse_proxy(url: str) -> str:
+    """Return ``http://HOST:PORT``. Raises :class:`UsageError`, which never shows a password."""
+    if "@" in url:
+        raise UsageError(
+            "--proxy: a login in its URL would be readable in the cluster's tags",
+            hint="use a proxy that admits the subnet's addresses: http://HOST:PORT",
+        )
+    match = _PROXY.fullmatch(url)
+    # Without a port, curl takes 1080 and Python 80.
+    if not match or not 0 < int(match[2]) < 1 << 16:
+        raise UsageError(f"--proxy {url}: expected http://HOST:PORT")
+    return url.rstrip("/")
 
 
 def parse_labels(words: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
+from types import MappingProxyType
 from typing import TypeVar
 
 from infra.errors import ConnectionLostError, HostError, NoAnswerError
@@ -15,6 +16,7 @@ from provision.host import Host, Result, wait_until_reachable
 from provision.stacks.stack import Stack
 
 T = TypeVar("T")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # One fixed path on every node: mpirun starts the same absolute path everywhere.
 _ROOT = "/opt/spr-cluster"
@@ -33,6 +35,15 @@ MPIRUN_ENV = {
     "FI_PROVIDER_PATH": f"{VENV}/lib",
 }
 """Where mpirun finds its programs, its libraries, and libfabric's providers."""
+_DIRECT = (
+    "localhost",
+    "127.0.0.1",
+    "169.254.169.254",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+)
+"""What needs no proxy: instance metadata, and private ranges, for the programs that know ranges."""
 _QUEUE = ("slurm-wlm", "munge", "curl", "rsync")
 """System packages of every node in addition to its stack's; Slurm's health check needs curl."""
 _STEP = "@step "
@@ -40,6 +51,25 @@ _INSTALL_DEADLINE_S = 45 * 60
 _CLOUD_INIT_DEADLINE_S = 20 * 60
 _ATTEMPTS = 3
 _RECONNECT_DEADLINE_S = 5 * 60
+
+
+def proxy_environment(proxy: str, region: str, nodes: Iterable[str] = ()) -> dict[str, str]:
+    """Return the variables that send programs through a proxy, except to these nodes; {} without one.
+
+    S3 also stays direct: a gateway endpoint serves it, and bucket policies may require that.
+    """
+    if not proxy:
+        return {}
+    direct = (*_DIRECT, ".internal", f"s3.{region}.amazonaws.com", "s3.amazonaws.com", *nodes)
+    values = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ",".join(direct)}
+    # apt and curl know only lowercase names, some libraries only the others.
+    return {**values, **{name.lower(): value for name, value in values.items()}}
+
+
+def with_environment(environment: Mapping[str, str], command: str) -> str:
+    """Return a simple shell command with these variables."""
+    words = [f"{name}={value}" for name, value in environment.items()]
+    return f"env {shlex.join(words)} {command}" if words else command
 
 
 def persist(
@@ -101,15 +131,22 @@ def stack_digest(stack: Stack) -> str:
     return hashlib.sha256(render_install_script(stack).encode()).hexdigest()[:12]
 
 
-def install_stack(host: Host, stack: Stack, progress: Progress, clock: Clock | None = None) -> None:
+def install_stack(
+    host: Host,
+    stack: Stack,
+    progress: Progress,
+    clock: Clock | None = None,
+    environment: Mapping[str, str] = _NOTHING,
+) -> None:
     """Install a stack unless the machine already has it. The log stays on the machine.
 
-    Survives a broken connection. Raises :class:`HostError` with the last lines of output.
+    ``environment`` is for this installation only, so an image does not carry it. Survives a broken
+    connection. Raises :class:`HostError` with the last lines of output.
     """
-    persist(host, lambda: _install(host, stack, progress), clock, progress.note)
+    persist(host, lambda: _install(host, stack, progress, environment), clock, progress.note)
 
 
-def _install(host: Host, stack: Stack, progress: Progress) -> None:
+def _install(host: Host, stack: Stack, progress: Progress, environment: Mapping[str, str]) -> None:
     script = "/tmp/spr-cluster-install.sh"
     host.put(render_install_script(stack).encode(), script)
     tail: list[str] = []
@@ -124,7 +161,7 @@ def _install(host: Host, stack: Stack, progress: Progress) -> None:
 
     # tee -p: the installation continues after its connection breaks.
     pipe = f"set -o pipefail; bash {script} {stack_digest(stack)} 2>&1 | sudo tee -pa {LOG}"
-    command = f"bash -c {shlex.quote(pipe)}"
+    command = with_environment(environment, f"bash -c {shlex.quote(pipe)}")
     done = host.run(command, timeout_s=_INSTALL_DEADLINE_S, check=False, on_text=follow)
     if done.exit_code != 0:
         raise HostError(

@@ -27,7 +27,7 @@ from infra.wait import BOOT_DEADLINE_S, NamedProgress
 from infra.words import tag_value
 from provision.facts import HostFacts
 from provision.host import CONNECT_TIMEOUT_S, Host
-from provision.install import install_stack
+from provision.install import install_stack, proxy_environment
 from provision.run_on_nodes import on_all
 from provision.stacks.stack import Stack
 from provision.user_data import render_user_data
@@ -312,10 +312,11 @@ class Machines:
         """
         bare = [n for n in self.cluster.nodes if not n.instance.tags.get(tags.INSTALLED)]
         progress, clock, done = self.ctx.progress, self.ctx.clock, list[str]()
+        environment = proxy_environment(self.spec.proxy or "", self.ctx.cloud.region)
 
         def install_one(node: Node) -> None:
             shown = progress if len(bare) == 1 else NamedProgress(progress, node.name)
-            install_stack(self.open_host(node), stack, shown, clock)
+            install_stack(self.open_host(node), stack, shown, clock, environment)
             done.append(node.instance.id)
 
         try:

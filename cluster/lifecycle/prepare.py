@@ -138,15 +138,17 @@ def find_offers(
     networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
     network.require_offers(spec, support, networks, ctx.cloud.region)
     zones = {zone for known in support.values() for zone in known.zones}
+    # A proxy that no route table shows may be their way out.
+    downloads = plan_input.image is None and not spec.proxy
     networks = require_ways(
         ec2,
         [n for n in networks if n.zone in zones],
         note,
         private=spec.private,
-        installs=plan_input.image is None,
+        installs=downloads,
     )
     flows = ssh_flows(spec.caller) if spec.caller else ()
-    flows += install_flows() if plan_input.image is None else ()
+    flows += install_flows() if downloads else ()
     networks = require_open_acls(ec2, networks, flows, note)
     require_jump(ctx.clients, spec.jump, networks, note)
     if not spec.private and not spec.jump and (blocked := ctx.cloud.probe_ssh()):

@@ -30,6 +30,7 @@ from jobs.launchers.plan import PackageList
 from jobs.program.packages import find_packages
 from provision.bake import recipe_digest
 from provision.host import Host
+from provision.install import proxy_environment
 from provision.stacks.load import DEFAULT_STACK, load_stack
 from provision.stacks.sources import find_resolver
 from provision.stacks.stack import Stack
@@ -132,7 +133,8 @@ def _bake(
 
     def install(head: Host) -> None:
         if packages:
-            install_packages(head, packages, stack, ctx.progress.note)
+            environment = proxy_environment(plan_input.spec.proxy or "", ctx.cloud.region)
+            install_packages(head, packages, stack, ctx.progress.note, environment)
 
     options, again, label = _bake_options(args, stack.name), f"bake --stack {stack.name}", ""
     if packages:

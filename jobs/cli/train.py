@@ -47,6 +47,7 @@ from jobs.worker.training.options import MAY_CHANGE, flag
 _EXAMPLES = """\
   spr-cluster train squad                  DistilBERT on SQuAD
   spr-cluster train classify --data texts.csv --eval-fraction 0.1
+  spr-cluster train classify --model org/m --data texts.csv --hub-token
   spr-cluster train tag --data train.conll --eval dev.conll
   spr-cluster train classify --data s3://my-data/train.parquet
   spr-cluster train digits                 does this cluster train? no data
@@ -245,6 +246,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         _retries(args),
         args.elastic,
         tracker_variables(options.report_to, read_variable_options(args)),
+        hub_token=args.hub_token,
     )
 
 

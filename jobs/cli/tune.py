@@ -22,6 +22,7 @@ from jobs.cli.shared.job_options import (
     check_seconds,
     numbers,
     read_options,
+    read_variable_options,
     results_folder,
 )
 from jobs.experiments.scaling import (
@@ -99,7 +100,8 @@ def build_tune_request(args: argparse.Namespace) -> TuneRequest:
     except ValueError as error:
         raise UsageError(str(error)) from None
     grid = TrialGrid(args.ppn, args.ccl_workers, batch_sizes)
-    training = TrainRequest(options, Path("results"), PlacementOptions())
+    env = read_variable_options(args)
+    training = TrainRequest(options, Path("results"), PlacementOptions(), env=env)
     return TuneRequest(training, grid, args.seconds)
 
 
@@ -214,7 +216,12 @@ def build_scaling_request(args: argparse.Namespace, now: datetime) -> ScalingReq
     _check(args)
     placement = PlacementOptions("auto", args.ppn, args.ccl_workers)
     request = ScalingRequest(
-        TrainRequest(read_options(args), results_folder(args, "scaling", now), placement),
+        TrainRequest(
+            read_options(args),
+            results_folder(args, "scaling", now),
+            placement,
+            env=read_variable_options(args),
+        ),
         nodes=tuple(sorted(args.nodes or ())),
         weak=args.weak,
         seconds=args.seconds,

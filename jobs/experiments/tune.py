@@ -167,6 +167,7 @@ class TrialSeries:
         except UsageError as error:
             return TrialResult(failure=error.message)
         plan = replace(plan, resume_command=())
+        self.session.send_variables(plan)  # each trial removes them at its end
         record = self.session.submit(plan, placed)
         result = self.session.follow(plan, record, quiet=True)
         if result.end.state == CANCELLED:
@@ -204,7 +205,8 @@ def open_trials(
         session = open_session(replace(context, on_event=on_event), job_id)
         session.facts()
         check(session)
-        session.place(replace(plan_training(training, context.stack), resume_command=()))
+        plan = plan_training(training, context.stack)
+        session.place(replace(plan, resume_command=(), variables=()))
     return TrialSeries(session, training, seconds)
 
 

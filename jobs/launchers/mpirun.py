@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
 
 from cluster.nodes import Cluster
 from infra.errors import UsageError
@@ -74,6 +75,7 @@ def build_launch(
         again=(*program, *plan.retry_argv) if plan.retry_argv else (),
         nproc_per_node=placement.nproc_per_node,
         env={
+            **_without_given(cluster.environment, plan.variables),
             **rank_environment(plan, placement, paths.code, stack),
             MARK: mark_of(paths.job_id),
         },
@@ -91,6 +93,12 @@ def build_launch(
         down_when_done=plan.down_when_done,
         on_finish=plan.on_finish,
     )
+
+
+def _without_given(environment: Mapping[str, str], words: Iterable[str]) -> dict[str, str]:
+    """Return the cluster's variables without those that the user sets, in upper or lower case."""
+    given = {word.partition("=")[0].lower() for word in words}
+    return {name: value for name, value in environment.items() if name.lower() not in given}
 
 
 def render_command(launch: Launch, address: str) -> str:

@@ -26,7 +26,7 @@ from infra.errors import HostError, UsageError
 from infra.words import counted
 from jobs.launchers.plan import PackageList
 from provision.host import Host
-from provision.install import VENV, stack_digest
+from provision.install import VENV, stack_digest, with_environment
 from provision.stacks.sources import (
     NodePython,
     Resolver,
@@ -93,10 +93,15 @@ def check_packages(packages: PackageList, stack: Stack, resolver: Resolver) -> N
 
 
 def install_packages(
-    head: Host, packages: PackageList, stack: Stack, note: Callable[[str], None]
+    head: Host,
+    packages: PackageList,
+    stack: Stack,
+    note: Callable[[str], None],
+    environment: Mapping[str, str],
 ) -> str:
     """Install packages on the head, unless it has them; return their folder's name, "" for none.
 
+    ``environment`` is the cluster's, such as a proxy.
     Raises :class:`UsageError` with uv's reason if they can't be resolved, or need another torch.
     """
     key = name_packages(packages, stack)
@@ -138,7 +143,8 @@ def install_packages(
         variables=shlex.join(f"{name}={value}" for name, value in own.environment.items()),
         conflict=shlex.quote(f" requirement ({conflict})[^a-z0-9.-]" if conflict else "^$"),
     )
-    done = head.run(f"bash -c {shlex.quote(script)}", timeout_s=_INSTALL_S, check=False)
+    command = with_environment(environment, f"bash -c {shlex.quote(script)}")
+    done = head.run(command, timeout_s=_INSTALL_S, check=False)
     if done.exit_code:
         last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
         raise HostError(head.name, f"installing {packages} failed: {''.join(last)[:300]}")

@@ -47,6 +47,8 @@ class TrainRequest:
     """Minimum number of nodes to continue with after a loss."""
     env: tuple[str, ...] = ()
     """``NAME=VALUE`` words for the ranks."""
+    hub_token: bool = False
+    """Whether the login of the hub among them is this machine's, which a resumed job takes again."""
 
 
 def check_inputs(options: TrainOptions) -> None:

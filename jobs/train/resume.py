@@ -17,7 +17,7 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.session import JobContext, JobSession, run_job
 from jobs.launchers.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack
-from jobs.train.trackers import tracker_packages, tracker_variables
+from jobs.train.trackers import find_hub_token, tracker_packages, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions
@@ -83,7 +83,8 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     check_results(results, found.job)
     record = read_record(session.head, paths)
     report_to = options_again(record, request).report_to
-    request = replace(request, env=tracker_variables(report_to, request.env))
+    words = with_login(record, request.env, log)
+    request = replace(request, env=tracker_variables(report_to, words))
     nodes = len(cluster.nodes)
     if nodes > record.nnodes and request.nproc_per_node is None:
         log(f"using {counted(record.nnodes, 'node')} of {nodes}, as before")
@@ -101,11 +102,26 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     return replace(plan, results=results, resumed_job=found.job, bucket=bucket)
 
 
+def with_login(
+    record: JobRecord, words: tuple[str, ...], log: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Add this machine's login of the hub if the job began with --hub-token and it is not given."""
+    if not record.more.get("hub_token") or any(word.startswith("HF_TOKEN=") for word in words):
+        return words
+    try:
+        token = find_hub_token()
+    except UsageError:
+        return words
+    log("sending this machine's Hugging Face login, because the job began with --hub-token")
+    return (*words, f"HF_TOKEN={token}")
+
+
 def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str], None]) -> None:
     missing = {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}
     if missing:
         names = ", ".join(sorted(missing))
-        log(f"warning: the job had {names}: give it again with --env if needed")
+        how = "--env, or --hub-token," if "HF_TOKEN" in missing else "--env"
+        log(f"warning: the job had {names}: give it again with {how} if needed")
 
 
 def _restore(session: JobSession, bucket: S3Location, job: str) -> None:

@@ -1,14 +1,16 @@
-"""What ``--report-to`` needs on the nodes: the trackers' clients and the user's variables."""
+"""What jobs need of this machine's logins: ``--report-to``'s trackers, and the hub's ``--hub-token``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from infra.errors import UsageError
 from jobs.launchers.plan import PackageList
 from jobs.program.plan import check_variables
+from jobs.train.request import expand_home
 from jobs.worker.runtime.trackers import choose
 
 
@@ -38,6 +40,23 @@ _CLIENTS = {
         ("WANDB_API_KEY", "WANDB_MODE=offline"),
     ),
 }
+
+
+def find_hub_token(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the token of the local Hugging Face login. Raises :class:`UsageError` if there is none.
+
+    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
+    """
+    cache = environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = environ.get("HF_HOME", f"{cache}/huggingface")
+    token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN", "")
+    with suppress(OSError, ValueError):
+        token = token or expand_home(environ.get("HF_TOKEN_PATH", f"{home}/token")).read_text()
+    if not token.split():
+        raise UsageError(
+            "--hub-token: no Hugging Face login here", hint="hf auth login, or export HF_TOKEN=…"
+        )
+    return token.strip()
 
 
 def tracker_packages(report_to: str) -> PackageList | None:

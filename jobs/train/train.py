@@ -68,7 +68,11 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
         stage=staged_data(options),
         packages=tracker_packages(options.report_to),
         variables=request.env,
-        details={**plan.details, **name_variables(request.env)},
+        details={
+            **plan.details,
+            **name_variables(request.env),
+            **({"hub_token": True} if request.hub_token else {}),
+        },
         placement=request.placement,
         nodes=request.nodes,
         results=request.results,

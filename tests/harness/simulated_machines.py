@@ -258,7 +258,8 @@ class SimulatedHost(StandInHost):
         script = self._machines.root / self._id / "spr-cluster-install.sh"
         assert script.exists(), "the installation's script is not there"
         digest = re.search(r"install\.sh (\w+)", command)
-        self._change(installed=digest[1] if digest else "unknown")
+        proxy = re.match(r"env HTTP_PROXY=(\S+)", command)
+        self._change(installed=digest[1] if digest else "unknown", proxy=proxy[1] if proxy else "")
         return Result(0, "", "")
 
     def _seal(self, command: str) -> Result:

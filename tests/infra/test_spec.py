@@ -133,3 +133,20 @@ def test_the_catalogue_is_sane() -> None:
     for entry in INSTANCE_TYPES.values():
         assert entry.vcpus == 2 * entry.cores or entry.name.startswith(("c8i", "m8i", "r8i"))
         assert entry.table_usd is None or entry.table_usd > 0.04 * entry.vcpus - 0.01
+
+
+def test_a_proxys_url_has_a_port_and_no_login() -> None:
+    spec = build_spec(ssh_cidrs=("10.0.0.0/8",), proxy="http://proxy.corp.example:3128/")
+    assert spec.proxy == "http://proxy.corp.example:3128"
+    assert build_spec(ssh_cidrs=("10.0.0.0/8",), proxy="none").proxy is None
+    with pytest.raises(UsageError, match="readable in the cluster's tags") as caught:
+        build_spec(ssh_cidrs=("10.0.0.0/8",), proxy="http://me:secret@proxy:3128")
+    assert "secret" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "url", ["proxy:3128", "https://proxy:3128", "http://proxy", "http://proxy:0", "http://a b:1"]
+)
+def test_other_proxies_are_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="expected http://HOST:PORT"):
+        build_spec(ssh_cidrs=("10.0.0.0/8",), proxy=url)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +23,7 @@ from jobs.launchers.queue.session import DetachedError
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
+from jobs.train.trackers import find_hub_token
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, flag
 
@@ -182,23 +181,6 @@ def read_variable_options(args: argparse.Namespace) -> tuple[str, ...]:
     return check_variables([*token, *read, *args.env])
 
 
-def find_hub_token(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the token of the local Hugging Face login. Raises :class:`UsageError` if there is none.
-
-    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
-    """
-    cache = environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = environ.get("HF_HOME", f"{cache}/huggingface")
-    token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN", "")
-    with suppress(OSError):
-        token = token or expand_home(environ.get("HF_TOKEN_PATH", f"{home}/token")).read_text()
-    if not token.split():
-        raise UsageError(
-            "--hub-token: no Hugging Face login here", hint="hf auth login, or export HF_TOKEN=…"
-        )
-    return token.strip()
-
-
 def detachable(run: Run) -> Run:
     """Wrap a command that follows a job; with ``--detach``, it prints how to reattach instead."""
     follow = with_ends(run)
@@ -264,6 +246,7 @@ def add_trial_options(
     text = f"seconds of measured training per trial (default: {_SECONDS})"
     trials.add_argument("--seconds", type=int, default=_SECONDS, help=text)
     trials.add_argument("--demo", action="store_true", help="try the job of `train TASK --demo`")
+    add_variable_options(trials.add_argument)
     group = parser.add_argument_group("training")
     TASKS[task].Options.add_arguments(group, without=_WITHOUT_EFFECT | {*without})
     parser.hide_from_help(_FOR_EXPERTS)

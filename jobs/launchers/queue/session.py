@@ -154,7 +154,8 @@ class JobSession:
     def _send_folders(self, plan: JobPlan) -> None:
         note, stack, key = self.context.progress.note, self.context.stack, ""
         if plan.packages:
-            key = install_packages(self.head, plan.packages, stack, note)
+            environment = self.context.cluster.environment
+            key = install_packages(self.head, plan.packages, stack, note, environment)
         if plan.folders or key:
             ssh_config = self.context.ssh_config
             send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)
@@ -174,6 +175,12 @@ class JobSession:
         files.place_files(self.head, self.paths, sent)
         files.check_stage(self.head, self.paths, plan.stage)
         files.check_bucket(self.head, self.paths, plan.bucket)
+
+    def send_variables(self, plan: JobPlan) -> None:
+        """Send the user's variables again, for another run in the same folder."""
+        if plan.variables:
+            sent = {SECRETS: json.dumps(plan.variables).encode()}
+            files.place_files(self.head, self.paths, sent)
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""

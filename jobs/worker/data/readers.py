@@ -304,7 +304,12 @@ def _load_hub(name: str) -> Any:
     except Exception as error:
         raise DatasetError(
             f"data {name!r} is no file or folder, and can't be loaded from the hub: {first_line(error)}",
-            hint=hub_hint(error, "give a file with --data, or check the name and the network"),
+            hint=hub_hint(
+                error,
+                name,
+                "give a file with --data, or check the name and the network",
+                "datasets/",
+            ),
         ) from error
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 
 class WorkerError(Exception):
     """A failure, exit code 1, with a message for the user and, if possible, a hint that names the fix."""
@@ -46,18 +49,40 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-_FORBIDDEN = ("gated", "private", "401 client error", "403 client error")
+def hub_hint(error: BaseException, name: str, otherwise: str, kind: str = "") -> str:
+    """Return a hint for a failed download of ``name`` from the hub, which hides private ones from strangers.
 
-
-def hub_hint(error: BaseException, otherwise: str) -> str:
-    """Return a hint for a failed download from the hub, which also hides private models from strangers."""
-    known: BaseException | None = error
-    while known is not None:
-        text = str(known).lower()
-        if any(word in text for word in _FORBIDDEN):
-            return (
-                "if it is private or gated, `--hub-token` lets the nodes use this machine's login, and "
-                "access to a gated one is requested on its page on the hub"
-            )
-        known = known.__cause__ or known.__context__
+    ``kind`` is "datasets/" for data. ``otherwise`` is for failures that are not about access.
+    """
+    refusals = {each for each in map(_refusal, _chain(error)) if each}
+    has_token = bool(os.environ.get("HF_TOKEN"))
+    page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/{kind}{name}"
+    if "gated" in refusals and has_token:
+        return f"it is gated, and the login in HF_TOKEN has no access: request it on {page}"
+    if "gated" in refusals:
+        return f"it is gated: request access on {page}, and send your login with --hub-token"
+    if refusals and has_token:
+        return "check the name, and whether the login in HF_TOKEN may read it"
+    if refusals:
+        return "check the name; if it is private or gated, send your login with --hub-token"
     return otherwise
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _refusal(error: BaseException) -> str:
+    """Return why the hub refused: "gated", or "hidden" for what is private or missing; "" for neither.
+
+    By the names of the libraries' types, because their texts change, and both kinds of text say "gated".
+    """
+    names = {each.__name__ for each in type(error).__mro__}
+    if "DatasetNotFoundError" in names:  # datasets hides the hub's error
+        return "gated" if "is a gated dataset" in str(error) else "hidden"
+    if "GatedRepoError" in names:
+        return "gated"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return "hidden" if "RepositoryNotFoundError" in names or status in (401, 403) else ""

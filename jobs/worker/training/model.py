@@ -106,6 +106,7 @@ def load_pretrained(
             f"model {name} can't be loaded: {first_line(error)}",
             hint=hub_hint(
                 error,
+                name,
                 "give a folder with config.json, weights and tokenizer, or a hub model's name",
             ),
         ) from error

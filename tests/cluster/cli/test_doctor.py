@@ -213,3 +213,14 @@ def test_tag_policies(rule: dict[str, Any], conflict: str) -> None:
     rules = describe_tag_rules(clients)
 
     assert find_tag_conflicts(rules, {"Name": "a-head"}) == ([conflict] if conflict else [])
+
+
+def test_with_a_proxy_no_route_is_needed(line: CommandLine) -> None:
+    line.cloud.faults("[network]\ninternet_gateway = false\nacl = 'no-downloads'\n")
+
+    assert set(examine(line, "--private")[1]) >= {"routes"}
+    code, bad = examine(line, "--private", "--proxy", "http://10.0.0.9:3128")
+
+    assert code == 0
+    assert {check: each["verdict"] for check, each in bad.items()}["routes"] == "skipped"
+    assert "network ACLs" not in bad

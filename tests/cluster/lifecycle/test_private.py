@@ -10,7 +10,7 @@ import pytest
 
 from cluster.context import Context
 from cluster.local_files import ClusterFiles
-from cluster.nodes import Node
+from cluster.nodes import Node, find_cluster
 from cluster.slurm.job_queue import find_losses
 from infra.errors import JumpError, SprError, UsageError
 from provision.host import Host, Result
@@ -286,3 +286,25 @@ def test_private_machines_that_are_silent_are_kept_and_the_way_to_them_is_named(
     assert "CLOSES THESE SUBNETS" not in text
     assert "; this machine comes over ssm" in text
     assert len(nat.purchases()) == 1
+
+
+def test_a_proxy_replaces_the_route_and_is_remembered(simulated_cloud: SimulatedCloud) -> None:
+    cloud, proxy = simulated_cloud, "http://10.0.0.9:3128"
+    cloud.faults("[network]\ninternet_gateway = false\nacl = 'no-downloads'\n")
+    with pytest.raises(UsageError, match="can't install software"):
+        cloud.up(nodes=2, private=True)
+
+    cluster = cloud.up(nodes=2, private=True, proxy=proxy)
+
+    def known() -> dict[str, str]:
+        return dict(find_cluster(cloud.ec2, cluster.name).environment)
+
+    assert known()["https_proxy"] == known()["HTTPS_PROXY"] == proxy
+    direct = known()["NO_PROXY"].split(",")
+    assert {"169.254.169.254", "node1", *(node.private_ip for node in cluster.nodes)} <= {*direct}
+    installed = cloud.machines.read(cluster.head.instance.id)
+    assert installed["proxy"] == proxy
+    cloud.up(nodes=2)
+    assert known()["http_proxy"] == proxy
+    cloud.up(nodes=2, proxy="none")
+    assert known() == {}

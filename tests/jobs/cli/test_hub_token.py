@@ -1,4 +1,4 @@
-"""``--hub-token``: where the login comes from, that it is sent as a secret, and when errors name it."""
+"""``--hub-token``: where the login comes from, and that it is sent as a secret."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.cli.shared.job_options import find_hub_token, read_variable_options
-from jobs.worker.runtime.errors import hub_hint
+from jobs.cli.shared.job_options import read_variable_options
+from jobs.train.trackers import find_hub_token
 
 
 def test_the_environment_comes_before_the_login_file(tmp_path: Path) -> None:
@@ -38,11 +38,3 @@ def test_it_is_a_variable_that_env_replaces(
     args = argparse.Namespace(env=env, env_file=[], hub_token=True)
 
     assert read_variable_options(args)[-1] == last
-
-
-def test_an_error_names_it_only_if_the_hub_refused() -> None:
-    refused = OSError("can't load")
-    refused.__cause__ = RuntimeError("401 Client Error. Cannot access gated repo for url …")
-
-    assert "--hub-token" in hub_hint(refused, "check the name")
-    assert hub_hint(OSError("no route to host"), "check the name") == "check the name"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +212,25 @@ def test_a_trial_that_needs_no_hub_is_offline() -> None:
     hosts = trial_hosts({"1/8": 5.0})
     run(hosts, TrialGrid((1,), None, (8,)))
     assert "HF_HUB_OFFLINE 1" in mpirun_line(hosts["node0"], TRIALS)
+
+
+def test_every_trial_gets_the_variables_which_the_one_before_removed() -> None:
+    hosts = trial_hosts({"1/8": 5.0, "2/8": 6.0})
+    training = TrainRequest(DEMO, Path("x"), env=("HF_TOKEN=hf_secret",))
+
+    tune(
+        job_context(hosts),
+        TuneRequest(training, TrialGrid((1, 2), None, (8,)), 7),
+        on_plan=lambda _: None,
+    )
+
+    head = hosts["node0"]
+    sent = [text for text in head.commands if re.search("# (distributing|submitting)", text)]
+    order = [text.split(maxsplit=2)[1] for text in sent]
+    assert order == ["distributing", *["distributing", "submitting"] * 2]
+    with tarfile.open(fileobj=io.BytesIO(head.files[TRIALS.upload])) as tar:
+        assert tar.getnames() == [f"{TRIALS.relative_root}/environment.json"]
+    assert not any("hf_secret" in command for command in head.commands)
 
 
 def test_a_trial_is_the_training_job_itself() -> None:

@@ -242,6 +242,23 @@ def test_the_published_recipe_is_not_pinned() -> None:
     assert read_plan({**found, "MPI_LOCALRANKID": "1"}) == RankPlacement(None, 24, None)
 
 
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [((), {"HTTP_PROXY", "http_proxy"}), (("HTTP_PROXY=http://mine:1",), set())],
+)
+def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
+    given: tuple[str, ...], left: set[str]
+) -> None:
+    facts = machine(4)
+    variables = dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://10.0.0.9:3128")
+    cluster = replace(whole_cluster().first(1), environment=variables)
+    plan = replace(make_plan("gloo"), variables=given)
+
+    launch = build_launch(plan, place(facts, backend="gloo"), PATHS, cluster, UPSTREAM)
+
+    assert {name for name in environment(words(launch)) if "proxy" in name.lower()} == left
+
+
 def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
     placement, cluster = place(machine(2), backend="gloo"), whole_cluster().first(1)
     plan = replace(make_plan("gloo"), bucket="s3://data/team")

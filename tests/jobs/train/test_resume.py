@@ -94,6 +94,49 @@ def test_a_resumed_job_needs_its_variables_again(tmp_path: Path) -> None:
         assert tar.getnames() == [f"{PATHS.relative_root}/environment.json"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "login", "given", "sent"),
+    [
+        (True, "hf_mine", (), ["HF_TOKEN=hf_mine"]),
+        (True, "hf_mine", ("HF_TOKEN=other",), ["HF_TOKEN=other"]),
+        (True, "", (), []),
+        (False, "hf_mine", (), []),
+    ],
+)
+def test_the_login_of_the_hub_is_sent_again_only_if_the_job_began_with_hub_token(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    asked: bool,
+    login: str,
+    given: tuple[str, ...],
+    sent: list[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", login)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    more = {"env": ["HF_TOKEN"], **({"hub_token": True} if asked else {})}
+    hosts = hosts_with(replace(RECORD, more=more), listed(PATHS.job_id, "step-000040"))
+    log: list[str] = []
+
+    run(hosts, ResumeRequest("squad", None, tmp_path, env=given), log)
+
+    archive = hosts["node0"].files.get(PATHS.upload)
+    found: list[str] = []
+    if archive:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            file = tar.extractfile(f"{PATHS.relative_root}/environment.json")
+            found = json.load(file) if file else []
+    assert found == sent
+    assert any("give it again with --env, or --hub-token," in line for line in log) is not bool(
+        sent
+    )
+    assert any("because the job began with --hub-token" in line for line in log) is (
+        sent == ["HF_TOKEN=hf_mine"]
+    )
+    assert not any("hf_mine" in line for line in log)
+
+
 def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> None:
     two_each = replace(RECORD, nnodes=1, placement=replace(RECORD.placement, nproc_per_node=3))
     hosts = hosts_with(two_each, listed(PATHS.job_id, ""))

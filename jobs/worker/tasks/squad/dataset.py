@@ -72,7 +72,10 @@ def load_hub_dataset(
         raise DatasetError(
             f"dataset {name!r} can't be loaded from the hub: {first_line(error)}",
             hint=hub_hint(
-                error, "give a SQuAD v1.1 file with --data, or check the name and the network"
+                error,
+                name,
+                "give a SQuAD v1.1 file with --data, or check the name and the network",
+                "datasets/",
             ),
         ) from error
     return (

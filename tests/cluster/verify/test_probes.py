@@ -80,6 +80,7 @@ def test_each_node_reports_its_health(head: LocalShell) -> None:
     assert set(one.value.versions) == {
         "torch",
         "transformers",
+        "boto3",
         "datasets",
         "scikit-learn",
         "impi-rt",

@@ -160,7 +160,8 @@ def merge_options(
     Raises :class:`UsageError` for an option that an existing cluster cannot change.
     """
     known = dict(record.options) if record else {}
-    if record and {*given.get("labels", ())} <= {*known.get("labels", ())}:
+    asked = given.get("labels")
+    if record and isinstance(asked, tuple) and {*asked} <= {*known.get("labels", ())}:
         # An organization may have added tags of its own.
         given = {key: value for key, value in given.items() if key != "labels"}
     for key, option in ((key, option.flag) for key, option in OPTIONS.items() if option.fixed):
@@ -177,7 +178,9 @@ def merge_options(
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join("=".join(each) if isinstance(each, tuple) else each for each in value)
+        return ", ".join(
+            "=".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value
+        )
     return str(value)
 
 

@@ -57,14 +57,14 @@ _TASK_EXAMPLES = """\
   spr-cluster train {task} --data train.jsonl --eval dev.jsonl --seed 7
   spr-cluster train {task} --demo        small model, small sample
   spr-cluster train {task} --resume      the last unfinished job
-  spr-cluster train {task} --resume s3://my-results/{task}-20260731-142501-k3f
+  spr-cluster train {task} --resume s3://mine/{task}-20260731-142501-k3f
 """
 _SQUAD_EXAMPLES = """\
   spr-cluster train squad               DistilBERT on SQuAD
   spr-cluster train squad --data train.json --eval dev.json --model ./mine
   spr-cluster train squad --demo        small model, small sample
   spr-cluster train squad --resume      the last unfinished job
-  spr-cluster train squad --resume s3://my-results/squad-20260731-142501-k3f
+  spr-cluster train squad --resume s3://mine/squad-20260731-142501-k3f
   spr-cluster train squad --recipe reference --smoke
 """
 _RECIPES = ("fast", "reference")

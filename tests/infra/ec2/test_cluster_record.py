@@ -74,6 +74,7 @@ any_wishes = st.fixed_dictionaries(
         "read_from": st.sampled_from([(), ("s3://data",), ("s3://data/x", "s3://more/y=1")]),
         "instance_profile": st.none() | st.just("nodes@team"),
         "permissions_boundary": st.none(),
+        "proxy": st.none() | st.just("http://proxy.example.com:3128"),
         "labels": st.sampled_from([(), (("cost-center", "ml 42"), ("team", "nlp"))]),
     }
 ).map(

@@ -4,13 +4,13 @@ system's Python 3.8 or later."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import time
 from pathlib import Path
 
-from ..runtime.events import mark_of, parse_event, prefix_of
 from .commands import ask_slurm, find_missing
 
 # Maximum time to copy a job's files, then for Slurm to accept the job.
@@ -63,16 +63,13 @@ def disk_kib(folder: Path) -> int:
 
 def expected_end(folder: Path) -> float | None:
     """Return when training ends according to the last step in the log, in seconds since 1970."""
-    mark = mark_of(folder.name)
+    # As jobs.worker.runtime.events renders them, which is not sent with this program.
+    prefix = f"@spr {hashlib.sha256(folder.name.encode()).hexdigest()[:8]} "
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with (folder / "log").open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
             lines = log.read().decode(errors="replace").split("\n")[:-1]
-        own = [
-            event
-            for line in lines
-            if prefix_of(mark) in line and (event := parse_event(line, mark))
-        ]
+        own = [json.loads(line[len(prefix) :]) for line in lines if line.startswith(prefix)]
         # After its last step, a job evaluates: for how long is unknown.
         if own and own[-1]["event"] in ("step", "checkpoint"):
             step = next(event for event in reversed(own) if event["event"] == "step")

@@ -195,9 +195,10 @@ def run_grace(bench: Bench) -> None:
 
 
 def run_until_done(bench: Bench) -> None:
-    nodes = up(bench, "longer", "--ttl", f"{bench.ttl}m", "--grace", "2m")
+    limits = ("--ttl", f"{bench.ttl}m", "--grace", "2m", "--max-hours", "1")
+    nodes = up(bench, "longer", *limits)
     folder = bench.root / "done"
-    job, _ = train(nodes, "--until-done", "--max-hours", "1", "--results", str(folder))
+    job, _ = train(nodes, "--until-done", "--results", str(folder))
     bench.require(digest(folder) == bench.model, "the model of --until-done differs")
     ended = nodes.wait_until_gone(180 + LATE_S)
     nodes.cli.run("down", *nodes.options, "--yes")

@@ -31,10 +31,10 @@ class CapacityWait:
 def bring_up_when_possible(
     proposal: Proposal, wait: CapacityWait | None, bring_up: Callable[[Proposal], Cluster]
 ) -> Cluster:
-    """Apply a proposal, again and again while no zone, type, or market has room for all machines.
+    """Apply a proposal, repeatedly while no zone, type, or market has room for all machines.
 
     The machines of a failed try are terminated before the next one. Raises :class:`NoCapacityError` when
-    the time has passed, and at once if only another quota would help.
+    the time has passed, and immediately if only another quota would help.
     """
     ctx = proposal.ctx
     kept = {instance.id for instance in proposal.plan_input.found.alive}
@@ -75,6 +75,6 @@ def _note(
     tried = ", ".join(dict.fromkeys(" in ".join(each.offer.place) for each in full.refusals))
     ctx.progress.note(
         f"no capacity after {format_seconds(passed)} of {render_duration(wait.limit)} ({tried}); "
-        f"next try in {format_seconds(seconds)}{cost}; Ctrl-C leaves no machines"
+        f"next try in {format_seconds(seconds)}{cost}; Ctrl-C leaves no new machines"
     )
     ctx.events.record("waiting", f"for capacity, {format_seconds(passed)} so far", reason=full.code)

@@ -170,7 +170,9 @@ def _go(
             say("\n".join(proposal.notes))
 
         def plan_again() -> Proposal:
-            return propose(ctx, prepare(ctx, args.name, given, args.ssh_cidr))
+            nonlocal proposal  # its deadline is the one to show
+            proposal = propose(ctx, prepare(ctx, args.name, given, args.ssh_cidr))
+            return proposal
 
         wait = CapacityWait(limit, plan_again) if limit else None
         cluster = apply_proposal(proposal, yes=args.yes, wait=wait)

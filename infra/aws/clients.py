@@ -262,6 +262,16 @@ def error_code(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def unless(codes: set[str], call: Callable[[], T]) -> T | None:
+    """Make a call; return ``None`` if it fails with one of these codes."""
+    try:
+        return call()
+    except boto.ClientError as error:
+        if error_code(error) not in codes:
+            raise
+        return None
+
+
 _OF_SECOND_GUARD = re.compile(r"\w*Schedule\w*|\w*RolePolicy|(Create|Delete|Get)Role")
 # Of the other services: calls whose tags are not those of a specification.
 _TAGGED = {"CreateRole", "CreateInstanceProfile", "CreateScheduleGroup"}

@@ -10,7 +10,7 @@ it deletes its schedules.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
-from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry
+from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
@@ -49,10 +49,8 @@ class ClusterGuard:
     def find(self) -> tuple[SecondGuard, ...]:
         """Return the guard with its scheduled machines; empty if neither group nor role exists."""
         pages = self._scheduler.get_paginator("list_schedules").paginate(GroupName=self._group)
-        listed = _unless(_MISSING, lambda: [item for page in pages for item in page["Schedules"]])
-        if listed is None and not _unless(
-            _MISSING, lambda: self._iam.get_role(RoleName=self._role)
-        ):
+        listed = unless(_MISSING, lambda: [item for page in pages for item in page["Schedules"]])
+        if listed is None and not unless(_MISSING, lambda: self._iam.get_role(RoleName=self._role)):
             return ()
         return (SecondGuard(self._group, frozenset(item["Name"] for item in listed or ())),)
 
@@ -70,9 +68,9 @@ class ClusterGuard:
     def remove(self) -> None:
         """Delete the role, then the group with its schedules."""
         role = {"RoleName": self._role}
-        _unless(_MISSING, lambda: self._iam.delete_role_policy(**role, PolicyName=_POLICY))
-        _unless(_MISSING, lambda: self._iam.delete_role(**role))
-        _unless(_MISSING, lambda: self._scheduler.delete_schedule_group(Name=self._group))
+        unless(_MISSING, lambda: self._iam.delete_role_policy(**role, PolicyName=_POLICY))
+        unless(_MISSING, lambda: self._iam.delete_role(**role))
+        unless(_MISSING, lambda: self._scheduler.delete_schedule_group(Name=self._group))
 
     @cached_property
     def _made_role(self) -> str:
@@ -90,7 +88,7 @@ class ClusterGuard:
             "Description": f"Terminates machines of cluster {self._cluster} after their deadline",
             "Tags": self._tags,
         }
-        _unless({"EntityAlreadyExists"}, lambda: self._iam.create_role(**request))
+        unless({"EntityAlreadyExists"}, lambda: self._iam.create_role(**request))
         policy = _document(
             "ec2:TerminateInstances",
             {f"aws:ResourceTag/{tags.CLUSTER}": self._cluster},
@@ -102,10 +100,10 @@ class ClusterGuard:
     def _make_group(self) -> str | None:
         """Return the group's ARN, or ``None`` while AWS is deleting an earlier group."""
         name, client = self._group, self._scheduler
-        made = _unless(_TAKEN, lambda: client.create_schedule_group(Name=name, Tags=self._tags))
+        made = unless(_TAKEN, lambda: client.create_schedule_group(Name=name, Tags=self._tags))
         if made:
             return made["ScheduleGroupArn"]
-        found = _unless(_MISSING, lambda: client.get_schedule_group(Name=name))
+        found = unless(_MISSING, lambda: client.get_schedule_group(Name=name))
         return found["Arn"] if found and found["State"] == "ACTIVE" else None
 
     @property
@@ -134,7 +132,7 @@ class ClusterGuard:
 
     def _put(self, request: dict[str, Any], *, moves: bool) -> None:
         def put() -> None:
-            made = _unless(_TAKEN, lambda: self._scheduler.create_schedule(**request))
+            made = unless(_TAKEN, lambda: self._scheduler.create_schedule(**request))
             if moves and not made:
                 self._scheduler.update_schedule(**request)
 
@@ -187,16 +185,6 @@ def _is_closed(error: Exception) -> bool:
     if isinstance(error, ClientError):
         return error_code(error) in DENIED
     return isinstance(error, EndpointConnectionError)
-
-
-def _unless(codes: set[str], call: Callable[[], T]) -> T | None:
-    """Make a call; return ``None`` if it fails with one of these codes."""
-    try:
-        return call()
-    except ClientError as error:
-        if error_code(error) not in codes:
-            raise
-        return None
 
 
 def _is_too_early(error: Exception) -> bool:

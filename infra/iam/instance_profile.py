@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry
+from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, Resource
 from infra.s3_url import S3Location, parse_s3_url
@@ -22,7 +22,7 @@ from infra.wait import CONSISTENCY_DEADLINE_S, Clock
 T = TypeVar("T")
 
 _POLICY = "bucket"
-_EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
+_EXISTS, _MISSING = {"EntityAlreadyExists"}, {"NoSuchEntity"}
 _RECORDED = ("spr-cluster:bucket", "spr-cluster:read-from")
 _WRITE = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
 
@@ -37,7 +37,7 @@ class ClusterProfile:
 
     def find(self) -> tuple[Resource, ...]:
         """Return the profile; empty if it does not exist, or has the name but not the cluster's tag."""
-        found = _unless(
+        found = unless(
             _MISSING, lambda: self._iam.get_instance_profile(InstanceProfileName=self._name)
         )
         if not found:
@@ -68,15 +68,15 @@ class ClusterProfile:
         if spec.permissions_boundary:
             request["PermissionsBoundary"] = spec.permissions_boundary
         document = json.dumps(role_policy(spec, self._clients.caller.arn.split(":")[1]))
-        _unless(_EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
-        _unless(_EXISTS, lambda: iam.create_role(**request))
+        unless(_EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
+        unless(_EXISTS, lambda: iam.create_role(**request))
         self._settled(
             lambda: iam.put_role_policy(**role, PolicyName=_POLICY, PolicyDocument=document)
         )
         # A profile holds one role, and this one can only be ours.
         self._settled(
-            lambda: _unless(
-                "LimitExceeded", lambda: iam.add_role_to_instance_profile(**profile, **role)
+            lambda: unless(
+                {"LimitExceeded"}, lambda: iam.add_role_to_instance_profile(**profile, **role)
             )
         )
 
@@ -84,7 +84,7 @@ class ClusterProfile:
         """Repeat a call while IAM does not see what was created seconds ago."""
 
         def is_early(error: Exception) -> bool:
-            missing = isinstance(error, ClientError) and error_code(error) == _MISSING
+            missing = isinstance(error, ClientError) and error_code(error) in _MISSING
             return missing or is_passing(error)
 
         retry(call, is_early, deadline_s=CONSISTENCY_DEADLINE_S, clock=self._clock)
@@ -102,7 +102,7 @@ class ClusterProfile:
             lambda: iam.delete_role(**role),
             lambda: iam.delete_instance_profile(**profile),
         ):
-            _unless(_MISSING, call)
+            unless(_MISSING, call)
 
 
 _TRUST = {
@@ -146,7 +146,7 @@ def allow_prefix(
 
 
 def has_profile(found: Inventory) -> bool:
-    """Return whether a cluster's record says that its nodes have a role of their own."""
+    """Return whether a cluster's record says that its nodes have their own role."""
     labels = [group.tags for group in found.security_groups]
     return any(
         any(each.get(key) for key in _RECORDED) and not each.get("spr-cluster:instance-profile")
@@ -186,13 +186,3 @@ def with_profiles(clients: Clients, clusters: dict[str, Inventory]) -> dict[str,
         if not isinstance(error, ClientError) or error_code(error) not in DENIED:
             raise
     return known
-
-
-def _unless(code: str, call: Callable[[], T]) -> T | None:
-    """Make a call; return ``None`` if it fails with this code."""
-    try:
-        return call()
-    except ClientError as error:
-        if error_code(error) != code:
-            raise
-        return None

@@ -124,7 +124,13 @@ def _is_pending(job: Path) -> bool:
     ended = modified(job / "end.json")
     is_pushed = modified(job / "pushed.json") >= ended
     has_bucket = '"bucket": "s3:' in read(job / "job.json")
-    return ended > 0 and ((job / "down-when-done").exists() or (has_bucket and not is_pushed))
+    return ended > 0 and (_asks(job, "down_when_done") or (has_bucket and not is_pushed))
+
+
+def _asks(job: Path, option: str) -> bool:
+    """Whether a job's batch script, which contains its launch as JSON, has an option."""
+    is_cancelled = (job / "cancelled").exists()
+    return not is_cancelled and f'"{option}": true' in read(job / "run.sh")
 
 
 def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
@@ -158,8 +164,8 @@ def _describe(job: Path, queued: str) -> Job:
         0.0 if queued else ended,
         f"{bucket.rstrip('/')}/{job.name}" if bucket and pushed < ended else "",
         bool(record.get("gather_output")),
-        (job / "until-done").exists(),
-        (job / "down-when-done").exists(),
+        _asks(job, "until_done"),
+        _asks(job, "down_when_done"),
     )
 
 

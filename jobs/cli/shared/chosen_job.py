@@ -27,6 +27,7 @@ from infra.errors import UsageError
 from infra.files import parse_as, read_text
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
+from jobs.cli.shared.when_done import keep_nodes, require_limit
 from jobs.launchers.launcher import NAME, Launcher
 from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext
@@ -225,6 +226,10 @@ def open_job_context(
     info = describe_cloud(cloud, prices, cluster.head.instance.instance_type)
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
+    until_done = getattr(args, "until_done", False)
+    limit = require_limit(ctx) if until_done else None
+    if limit:
+        cluster = replace(cluster, expires=limit.ends)
     context = JobContext(
         cluster=cluster,
         stack=load_stack(cluster.stack, locked=False),
@@ -236,7 +241,9 @@ def open_job_context(
         on_log=display.log,
         ssh_config=ctx.files.ssh_config,
         bucket=choose_bucket(args, cluster),
-        find_expiry=ctx.find_expiry,
+        find_expiry=(lambda: limit.ends) if limit else ctx.find_expiry,
+        until_done=until_done,
+        keep_nodes=lambda: keep_nodes(ctx, limit, info, len(cluster.nodes), display.log),
         detach=getattr(args, "detach", False),
         verbose=getattr(args, "verbose", False),
         down_when_done=getattr(args, "detach", False) and args.down_when_done,

@@ -145,6 +145,12 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
         help="store the job's inputs, checkpoints, and results below this prefix in S3, as JOB; `none` "
         "stores nothing (default: that of `up --bucket`)",
     )
+    group.add_argument(
+        "--until-done",
+        action="store_true",
+        help="keep the nodes after the cluster's time to live until this job has ended, at most as long as "
+        "the cluster's --max-hours and --max-cost allow",
+    )
     add_end_options(group)
 
 

@@ -10,20 +10,23 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cluster.cli.chosen_cluster import confirm_owner
 from cluster.cli.down import remove_cluster
 from cluster.console.output import say
 from cluster.context import Context
+from cluster.lifecycle.deadline import raise_latest
 from cluster.slurm.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
 from infra.ec2.inventory import Inventory, describe_inventory
-from infra.errors import DeadlineError, JobError, SprError
+from infra.errors import DeadlineError, JobError, SprError, UsageError
 from infra.wait import wait_until
-from infra.words import counted
+from infra.words import counted, spoken_time
 from jobs.launchers.launcher import Outcome
 from jobs.launchers.queue.session import JobContext
+from jobs.launchers.record import CloudInfo
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
@@ -33,7 +36,7 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def add_end_options(group: argparse._ArgumentGroup) -> None:
-    """Add ``--on-finish`` and ``--down-when-done`` for :func:`with_ends`."""
+    """Add ``--on-finish`` and ``--down-when-done`` for :func:`with_ends`, and ``--until-done``."""
     group.add_argument(
         "--on-finish",
         metavar="COMMAND",
@@ -94,6 +97,47 @@ def _require_own(args: argparse.Namespace) -> Callable[[Context, JobContext], No
         confirm_owner(ctx, argparse.Namespace(yes=True, named=args.named), found)
 
     return check
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How far a job may move the end of its cluster: ``latest`` includes the grace period."""
+
+    before: datetime
+    latest: datetime
+    grace: timedelta
+
+    @property
+    def ends(self) -> datetime:
+        """When a job that is still running is stopped."""
+        return self.latest - self.grace
+
+
+def require_limit(ctx: Context) -> Limit:
+    """Return the cluster's limit for ``--until-done``. Raises :class:`UsageError` if it has none."""
+    name = ctx.files.folder.name
+    record = describe_inventory(ctx.clients.ec2, name, ("security_groups",)).record
+    if record is None or record.bound is None:
+        raise UsageError(
+            f"--until-done: cluster {name!r} has no limit, so the job could keep its nodes forever",
+            hint=f"set one: spr-cluster up --max-hours 24 {ctx.flags}, or --max-cost USD",
+        )
+    return Limit(record.latest, record.bound, record.options["grace"])
+
+
+def keep_nodes(
+    ctx: Context, limit: Limit | None, info: CloudInfo, nodes: int, log: Callable[[str], None]
+) -> None:
+    """Move the end of the nodes to the limit, if there is one, and say what that can cost."""
+    if limit is None:
+        return
+    raise_latest(ctx, ctx.files.folder.name, limit.latest)
+    until = spoken_time(limit.latest, ctx.now())
+    hours = max(0.0, (limit.latest - limit.before).total_seconds() / 3600)
+    cost = (
+        "" if not info.usd_per_hour else f", at most ${info.usd_per_hour * nodes * hours:.2f} more"
+    )
+    log(f"this job may keep the nodes until {until}{cost} (--until-done)")
 
 
 @dataclass

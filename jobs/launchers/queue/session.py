@@ -76,6 +76,10 @@ class JobContext:
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
     bucket: str = ""
+    until_done: bool = False
+    """Keep the nodes after the cluster's deadline until the job has ended."""
+    keep_nodes: Callable[[], None] = lambda: None
+    """Moves the nodes' end for ``until_done``; called when the job is about to be submitted."""
     down_when_done: bool = False
     """Power the nodes off when the job has ended and is stored, without this process."""
     on_finish: str = ""
@@ -356,6 +360,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         plan = _with_ending(plan, context)
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
+        context.keep_nodes()
         record = session.start(plan)
         if plan.down_when_done:
             context.on_log(
@@ -382,8 +387,13 @@ def _with_ending(plan: JobPlan, context: JobContext) -> JobPlan:
             "--detach --down-when-done needs a bucket: without one, the results would end with the nodes",
             hint="create the cluster with `up --bucket s3://…`, or omit --detach and keep this machine on",
         )
-    down, command = context.down_when_done, context.on_finish
-    return replace(plan, bucket=bucket, down_when_done=down, on_finish=command)
+    return replace(
+        plan,
+        bucket=bucket,
+        until_done=context.until_done,
+        down_when_done=context.down_when_done,
+        on_finish=context.on_finish,
+    )
 
 
 def attach(context: JobContext, job: str, results: Path) -> JobEnd:

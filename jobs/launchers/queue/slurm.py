@@ -64,7 +64,7 @@ if [ -n "$job" ]; then
   fi
   ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
 fi
-rm -f {secrets} down-when-done
+rm -f {secrets}
 [ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
 # A worker that becomes the head must not start it again.
 tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c \

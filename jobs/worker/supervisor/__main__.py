@@ -19,7 +19,7 @@ from .attempt import Attempt, conclude, describe, describe_dead, find_cause
 from .commands import REQUEUED, SlurmJob
 from .deadline import DeadlineWatch
 from .head import HeadFolder
-from .launch import BEGIN, CANCELLED, DOWN_WHEN_DONE, END, SECRETS, Launch, parse_launch
+from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
 from .nodes import prepare, send_end
 from .staging import stage_data
 from .storing import Storing
@@ -133,10 +133,6 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
     }
     head.write(BEGIN, began)
     head.reserve(BEGIN, END)
-    if launch.down_when_done:
-        head.write(DOWN_WHEN_DONE, {})  # for the keeper, which looks at it when the job has ended
-    else:
-        head.remove(DOWN_WHEN_DONE)
     return began
 
 

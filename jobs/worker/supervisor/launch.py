@@ -16,7 +16,6 @@ from ..runtime.process import PLANNED, VARIABLES
 
 CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
-DOWN_WHEN_DONE = "down-when-done"
 """Files in a job's folder on the head: JSON about its last attempt, and a marker for a user's cancel."""
 SECRETS = VARIABLES
 FOLDER = "SPR_JOB_FOLDER"

@@ -15,7 +15,12 @@ import pytest
 from cluster.cli.down import remove_cluster
 from cluster.context import Context
 from cluster.local_files import ClusterFiles
+from infra.ec2.cluster_record import ClusterRecord
+from infra.ec2.inventory import describe_inventory
 from infra.errors import HostError, SprError
+from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.worker.supervisor.launch import Launch
 from provision.host import Result
 from tests.harness.command_line import Act, CommandLine, StagedHost, open_command_line
 from tests.infra.local.fakes import Endpoint
@@ -430,3 +435,38 @@ def test_somebody_elses_cluster_needs_its_name(
     assert not Path("here").exists()
     line.must(*_RUN, "--name", "spr", "--", "hostname")
     assert removed == [("spr", False)]
+
+
+def find_record(line: CommandLine) -> ClusterRecord | None:
+    return describe_inventory(line.cloud.ec2, "spr", ("security_groups",)).record
+
+
+def test_a_job_may_keep_the_nodes_only_within_a_limit(
+    line: CommandLine, job: StagedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = line.run("run", "--until-done", "--", "hostname")
+    assert refused.code == 2
+    assert "cluster 'spr' has no limit, so the job could keep its nodes forever" in refused.message
+    assert "spr-cluster up --max-hours 24" in refused.message
+    line.must("up", "--max-hours", "20", "--yes")
+    before = find_record(line)
+    assert before
+    assert before.bound
+    launches: list[Launch] = []
+    submit = SlurmLauncher.submit
+
+    def note(launcher: SlurmLauncher, launch: Launch, paths: JobPaths) -> None:
+        launches.append(launch)
+        submit(launcher, launch, paths)
+
+    monkeypatch.setattr(SlurmLauncher, "submit", note)
+
+    done = line.run("run", "--until-done", "--results", "kept", "--", "hostname")
+
+    assert done.code == 0, done
+    assert "this job may keep the nodes until" in done.err
+    assert "$" in done.err.partition("at most ")[2][:1]
+    after = find_record(line)
+    assert after
+    assert (after.expires, after.latest) == (before.expires, before.bound)
+    assert [launch.until_done for launch in launches] == [True]

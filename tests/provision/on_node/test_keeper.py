@@ -108,8 +108,18 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "spr-jobs"
 
 
-def make(jobs: Path, name: str, *files: str, ago_s: float = 60, **record: object) -> Path:
+BATCH_SCRIPT = Path(__file__).parents[2] / "jobs/launchers/golden/run_gloo.sh"
+
+
+def make(
+    jobs: Path, name: str, *files: str, ago_s: float = 60, asks: str = "", **record: object
+) -> Path:
+    """Make a job's folder. ``asks`` is an option in its batch script."""
     texts = {"job.json": json.dumps(record)} | dict.fromkeys(files, "{}")
+    if asks:
+        script = BATCH_SCRIPT.read_text()
+        assert f'"{asks}": false' in script
+        texts["run.sh"] = script.replace(f'"{asks}": false', f'"{asks}": true')
     for path, text in texts.items():
         (jobs / name / path).parent.mkdir(parents=True, exist_ok=True)
         (jobs / name / path).write_text(text)
@@ -124,14 +134,17 @@ def gather() -> dict[str, Job]:
 
 
 def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
-    make(jobs, "busy", "until-done", "output/rank-0.json")
+    make(jobs, "busy", "output/rank-0.json", asks="until_done")
     make(jobs, "new")
-    make(jobs, "done", "end.json", "down-when-done", "output/model/config.json", gather_output=True)
+    model = ("end.json", "output/model/config.json")
+    make(jobs, "done", *model, asks="down_when_done", gather_output=True)
     make(jobs, ".marks")
+    make(jobs, "stopped", "end.json", "cancelled", asks="down_when_done")
 
     found = gather()
 
-    assert set(found) == {"busy", "new", "done"}
+    assert set(found) == {"busy", "new", "done", "stopped"}
+    assert not found["stopped"].down_when_done
     assert found["busy"] == Job("busy", "running", "results", until_done=True)
     assert found["new"] == Job("new", "new")
     done = found["done"]
@@ -180,16 +193,16 @@ def test_the_events_of_a_hold_are_written_once(jobs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "bucket", "is_pending"),
+    ("files", "asks", "bucket", "is_pending"),
     [
-        (("end.json",), "", False),
-        (("down-when-done",), "s3://team", False),
-        (("end.json", "down-when-done"), "", True),
-        (("end.json",), "s3://team", True),
-        (("end.json", "pushed.json"), "s3://team", False),
+        (("end.json",), "", "", False),
+        ((), "down_when_done", "s3://team", False),
+        (("end.json",), "down_when_done", "", True),
+        (("end.json",), "", "s3://team", True),
+        (("end.json", "pushed.json"), "", "s3://team", False),
     ],
 )
 def test_far_from_the_deadline_only_ended_jobs_with_something_to_do_are_looked_at(
-    jobs: Path, files: tuple[str, ...], bucket: str, is_pending: bool
+    jobs: Path, files: tuple[str, ...], asks: str, bucket: str, is_pending: bool
 ) -> None:
-    assert keeper._is_pending(make(jobs, "squad-1", *files, bucket=bucket)) is is_pending
+    assert keeper._is_pending(make(jobs, "squad-1", *files, asks=asks, bucket=bucket)) is is_pending

@@ -137,7 +137,10 @@ def _change(
         f"`spr-cluster extend 1m {ctx.flags}` sets it on all nodes; "
         f"`spr-cluster repair {ctx.flags}` replaces lost nodes"
     )
-    with ctx.progress.phase(f"Extend until {spoken_time(record.expires, ctx.now())}"):
+    # For a job, only the latest end moves.
+    is_extended = found.record is None or record.expires > found.record.expires
+    end = record.expires if is_extended else record.latest
+    with ctx.progress.phase(f"Extend until {spoken_time(end, ctx.now())}"):
         ids = [node.instance.id for node in nodes]
         if is_guarded(found):
             # First: EC2's schedule must never end a machine before its own guard does.
@@ -149,6 +152,6 @@ def _change(
         on_all("extending", hosts, lambda host: extend_life(host, record.lifetime), hint=hint)
     until, latest = tags.render_time(record.expires), tags.render_time(record.latest)
     resources = [found.group.id, *ids]
-    text = f"until {until}"
+    text = f"until {until if is_extended else latest}"
     ctx.events.record("extended", text, resources=resources, expires=until, latest=latest)
     return record

@@ -67,7 +67,8 @@ from provision.facts import gather_facts
 from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_keys
 from provision.on_node.sampler import MetricsTail
 from provision.stacks.load import load_stack
-from provision.stacks.lock import Pinned, read_lock, render_lock
+from provision.stacks.lock import Pinned, read_lock, render_lock, requirements
+from provision.stacks.stack import parse_requirement
 from tests.fakes import FakeHost, facts_answer
 from tests.jobs.context import SUBMITTED
 from tests.jobs.report.sample_runs import make_results
@@ -122,7 +123,9 @@ def read_stacks() -> None:
 
 
 def valid_lock() -> bytes:
-    pairs = (text.split("==") for text in STACK.python_packages if "==" in text)
+    needed = filter(None, map(parse_requirement, requirements(STACK)))
+    # A bounded requirement accepts its lowest version.
+    pairs = ((r.name, re.findall(r"[\d.]+", r.text.removeprefix(r.name))[0]) for r in needed)
     return render_lock(
         STACK, [Pinned(name, version, ("a" * 64,)) for name, version in pairs]
     ).encode()

@@ -71,6 +71,9 @@ class Proxy:
             server.sendall(head)
             threading.Thread(target=self._relay_body, args=(client, server), daemon=True).start()
             self._relay(request, server, client)
+            # The other thread's `recv` would keep a closed socket open.
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
     def _relay_body(client: socket.socket, server: socket.socket) -> None:

@@ -28,6 +28,7 @@ _JUMP = re.compile(
 # What EC2, IAM, and EventBridge Scheduler accept.
 _LABEL = re.compile(r"[\w .:/=+@-]+")
 _MOST_LABELS = 10
+_SUBNET = re.compile(r"subnet-[0-9a-f]{1,17}")
 _PROXY = re.compile(r"http://[a-z0-9]([a-z0-9.-]{0,180}[a-z0-9])?:(\d{1,5})/?", re.ASCII | re.I)
 LONGEST_TTL = timedelta(days=30)
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
@@ -279,16 +280,32 @@ class ClusterOptions(BaseModel):
             newer=True,
         ),
     ] = None
-    subnet_id: Annotated[
-        str | None,
+    # The record stores them in one tag of at most 256 characters.
+    subnet_ids: Annotated[
+        tuple[str, ...],
         Option(
-            "use this subnet and its zone (default: each zone's default subnet, in turn)",
-            None,
-            "an ID such as subnet-0123456789abcdef0",
+            "use this subnet and its zone, or several of one VPC in order of preference: a,b,c (default: "
+            "each zone's default subnet, in turn)",
+            "IDS",
+            "an ID such as subnet-0123456789abcdef0, or up to 10 separated by commas",
+            flag="--subnet-id",
+            parse=lambda text: tuple(dict.fromkeys(map(str.strip, text.split(",")))),
+            write=" ".join,
+            read=lambda text: tuple(text.split()),
             tag="subnet",
             fixed=True,
         ),
-    ] = Field(default=None, pattern="^subnet-[0-9a-f]+$")
+    ] = Field(default=(), max_length=10)
+    capacity_reservation: Annotated[
+        str | None,
+        Option(
+            "buy in this On-Demand Capacity Reservation only; `none` ends that (default: first in zones "
+            "whose open reservations have room for all machines)",
+            "ID",
+            "an ID such as cr-0123456789abcdef0, or none",
+            newer=True,
+        ),
+    ] = Field(default=None, pattern="^cr-[0-9a-f]{8,17}$")
     volume_gib: Annotated[
         int,
         Option("each node's disk in GiB (default: 100)", None, "from 20 to 16384 GiB", fixed=True),
@@ -360,6 +377,18 @@ class ClusterOptions(BaseModel):
     def _proxy(cls, url: str | None) -> str | None:
         return parse_proxy(url) if url and url != "none" else None
 
+    @field_validator("subnet_ids")
+    @classmethod
+    def _subnets(cls, ids: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(_SUBNET.fullmatch, ids)):
+            raise ValueError(f"not subnets: {ids}")
+        return ids
+
+    @field_validator("capacity_reservation", mode="before")
+    @classmethod
+    def _reservation(cls, id_: Any) -> Any:
+        return None if id_ == "none" else id_
+
     @field_validator("bucket")
     @classmethod
     def _bucket(cls, url: str | None) -> str | None:
@@ -382,6 +411,14 @@ class ClusterOptions(BaseModel):
     @classmethod
     def _labels(cls, labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple(sorted(check_labels(labels).items()))
+
+    @model_validator(mode="after")
+    def _possible_reservation(self) -> ClusterOptions:
+        if self.capacity_reservation and self.spot:
+            raise UsageError(
+                f"--capacity-reservation: it is for on-demand machines, not for --market {self.market}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _possible_disk(self) -> ClusterOptions:
@@ -488,7 +525,7 @@ def _render_option(key: str, value: Any) -> str:
         value = render_duration(value)
     elif isinstance(value, tuple):
         value = ",".join(map(str, value))
-    elif isinstance(value, str) and not value.isprintable():
+    if isinstance(value, str) and not value.isprintable():
         value = repr(value)
     return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
 

@@ -9,7 +9,7 @@ from cluster.cli.chosen_cluster import MADE_THERE, add_cloud_options
 from infra.errors import UsageError
 from infra.spec import OPTIONS, Option, parse_labels
 
-_ACCESS = ("private", "jump", "subnet_id", "proxy")
+_ACCESS = ("private", "jump", "subnet_ids", "proxy")
 
 
 def add_spec_options(parser: argparse.ArgumentParser) -> None:

@@ -83,7 +83,7 @@ class Examination:
     def networks(self) -> list[Network]:
         """The subnets in zones that offer a type."""
         spec, ec2 = self.spec, self.ctx.clients.ec2
-        found = network.describe_networks(ec2, spec.subnet_id, None)
+        found = network.describe_networks(ec2, spec.subnet_ids, None)
         network.require_offers(spec, self.support, found, self.ctx.cloud.region)
         return [each for each in found if each.zone in self.zones]
 
@@ -201,8 +201,9 @@ def _quota(exam: Examination) -> list[CheckResult]:
 
 
 def _network(exam: Examination) -> list[CheckResult]:
-    if exam.spec.subnet_id:
-        return _ok("network", f"{exam.spec.subnet_id} in {exam.networks[0].zone}")
+    if exam.spec.subnet_ids:
+        found = (f"{each.subnet_id} in {each.zone}" for each in exam.networks)
+        return _ok("network", ", ".join(found))
     return _ok("network", f"a default subnet in {len(exam.networks)} of these zones")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from infra.ec2.inventory import PLANNED_KINDS, Inventory
 from infra.ec2.network import SecurityGroup
 from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers
+from infra.ec2.reservations import Reservation, find_open_reservations, find_reservation
 from infra.ec2.routes import describe_vpc_cidrs, require_jump, require_ways
 from infra.ec2.termination_schedule import describe_cluster
 from infra.errors import SprError, UsageError
@@ -72,7 +73,7 @@ def prepare(
     }
     options = {**(record.options if record else {}), **given}
     if options.get("private") or options.get("jump"):
-        cidrs, caller = _find_private_cidrs(ctx, group, ssh_cidr, options.get("subnet_id")), ""
+        cidrs, caller = _find_private_cidrs(ctx, group, ssh_cidr, options.get("subnet_ids", ())), ""
     else:
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
     given = {**given, "caller": caller}
@@ -135,7 +136,7 @@ def find_offers(
     ec2, note = ctx.clients.ec2, note or ctx.progress.note
     support = network.describe_type_support(ec2, spec.instance_types)
     network.require_known(ec2, spec.instance_types, support)
-    networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
+    networks = network.describe_networks(ec2, spec.subnet_ids, group.vpc_id if group else None)
     network.require_offers(spec, support, networks, ctx.cloud.region)
     zones = {zone for known in support.values() for zone in known.zones}
     # A proxy that no route table shows may be their way out.
@@ -156,7 +157,34 @@ def find_offers(
             "This machine's network seems to block port 22, over which the machines are reached: "
             f"{blocked}."
         )
-    return list_offers(spec, support, networks)
+    return list_offers(spec, support, networks, _find_reservations(ctx, plan_input, networks, note))
+
+
+def _find_reservations(
+    ctx: Context,
+    plan_input: PlanInput,
+    networks: Sequence[network.Network],
+    note: Callable[[str], None],
+) -> tuple[Reservation, ...]:
+    """Return the reservations to buy in. Raises :class:`UsageError` if the one asked for can't serve."""
+    spec, ec2 = plan_input.spec, ctx.clients.ec2
+    missing = max(1, spec.nodes - len(plan_input.found.alive))
+    if spec.capacity_reservation is None:
+        types = () if spec.spot else spec.instance_types
+        found = find_open_reservations(ec2, types, missing) if types else ()
+        for each in found[:1] if spec.placement_group else ():
+            note(
+                f"Open capacity reservation {each.id} in {each.zone} has room for the machines, which "
+                "start there first, without a placement group."
+            )
+        return found
+    wanted = find_reservation(ec2, spec, missing)
+    if wanted.zone not in {each.zone for each in networks}:
+        raise UsageError(
+            f"--capacity-reservation {wanted.id}: it is in {wanted.zone}, where no usable subnet is",
+            hint=f"choose a subnet in {wanted.zone} with --subnet-id",
+        )
+    return (wanted,)
 
 
 def _find_cidrs(
@@ -178,7 +206,7 @@ def _find_cidrs(
 
 
 def _find_private_cidrs(
-    ctx: Context, group: SecurityGroup | None, asked: str | None, subnet_id: str | None
+    ctx: Context, group: SecurityGroup | None, asked: str | None, subnet_ids: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the ranges that may use SSH from inside or over --jump: by default the VPC's own.
 
@@ -191,7 +219,7 @@ def _find_private_cidrs(
     if not words and kept:
         return kept
     ec2 = ctx.clients.ec2
-    networks = [] if group else network.describe_networks(ec2, subnet_id, None)
+    networks = [] if group else network.describe_networks(ec2, subnet_ids, None)
     vpc_id = group.vpc_id if group else networks[0].vpc_id if networks else ""
     inside = describe_vpc_cidrs(ec2, vpc_id) if vpc_id else ()
     if not inside:

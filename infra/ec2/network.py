@@ -180,14 +180,16 @@ def _why_unusable(info: Any) -> str:
     return f"it has {found}, which this tool does not use" if found else ""
 
 
-def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None) -> list[Network]:
-    """Return the given subnet, else every zone's default subnet; if given, only in ``vpc_id``.
+def describe_networks(
+    ec2: EC2Client, subnet_ids: Sequence[str], vpc_id: str | None
+) -> list[Network]:
+    """Return the given subnets, else every zone's default subnet; with ``vpc_id``, only that VPC's.
 
-    Raises :class:`UsageError` if the subnet does not exist.
+    Raises :class:`UsageError` if one does not exist, or if they are in several VPCs.
     """
     selection: Any = (
-        {"SubnetIds": [subnet_id]}
-        if subnet_id
+        {"SubnetIds": list(subnet_ids)}
+        if subnet_ids
         else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
     try:
@@ -198,11 +200,16 @@ def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None)
             raise
         region = ec2.meta.region_name
         raise UsageError(
-            f"--subnet-id {subnet_id}: no such subnet in {region}",
+            f"--subnet-id {','.join(subnet_ids)}: no such subnet in {region}",
             hint=f"`aws ec2 describe-subnets --region {region}` lists them; without --subnet-id, the "
             "default VPC is used",
         ) from None
-    return sorted((n for n in found if vpc_id in (None, n.vpc_id)), key=lambda n: n.zone)
+    if subnet_ids and len({n.vpc_id for n in found}) > 1:
+        places = ", ".join(f"{n.subnet_id} in {n.vpc_id}" for n in found)
+        raise UsageError(f"--subnet-id: a cluster is in one VPC; these are in several: {places}")
+    order = {id_: place for place, id_ in enumerate(subnet_ids)}
+    inside = (n for n in found if vpc_id in (None, n.vpc_id))
+    return sorted(inside, key=lambda n: (order.get(n.subnet_id, 0), n.zone))
 
 
 def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, TypeSupport]) -> None:
@@ -247,7 +254,7 @@ def require_offers(
         )
     if not {network.zone for network in networks} & set(zones):
         raise UsageError(
-            f"{spec.subnet_id or 'no default subnet'}: not in a zone that offers {names} "
+            f"{', '.join(spec.subnet_ids) or 'no default subnet'}: not in a zone that offers {names} "
             f"({', '.join(zones)})",
             hint="choose a subnet in one of these zones with --subnet-id, "
             f"or create a default VPC: `aws ec2 create-default-vpc --region {region}`",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
     from infra.ec2.images import Image
+    from infra.ec2.reservations import Reservation
     from infra.instance_types import InstanceType
     from infra.spec import ClusterSpec
 
@@ -38,6 +39,7 @@ _NO_ROOM = {
     "InsufficientHostCapacity",
     "InsufficientCapacity",
     "InsufficientFreeAddressesInSubnet",
+    "ReservationCapacityExceeded",
     "Unsupported",
     # The group's machines are still shutting down in another zone.
     "InvalidPlacementGroup.InUse",
@@ -78,6 +80,7 @@ class Offer:
     market: str
     in_group: bool
     ena_express: bool = False
+    reservation: Reservation | None = None
 
     @property
     def place(self) -> tuple[str, str]:
@@ -86,7 +89,8 @@ class Offer:
     def __str__(self) -> str:
         market = ", spot" if self.market == SPOT else ""
         group = ", in the placement group" if self.in_group else ""
-        return f"{self.type.name} in {self.network.zone}{market}{group}"
+        reserved = f", in {self.reservation.id}" if self.reservation else ""
+        return f"{self.type.name} in {self.network.zone}{market}{group}{reserved}"
 
 
 @dataclass(frozen=True)
@@ -129,13 +133,30 @@ def _first_sentence(text: str) -> str:
 
 
 def list_offers(
-    spec: ClusterSpec, support: Mapping[str, TypeSupport], networks: Sequence[Network]
+    spec: ClusterSpec,
+    support: Mapping[str, TypeSupport],
+    networks: Sequence[Network],
+    reservations: Sequence[Reservation] = (),
 ) -> tuple[Offer, ...]:
-    """Return every way to buy the machines of a spec, in order of preference."""
+    """Return every way to buy the machines of a spec, in order of preference: first in reservations.
+
+    With ``--capacity-reservation``, only those.
+    """
+    offers = []
+    for each in reservations:
+        known = support.get(each.instance_type)
+        type_ = (known and known.machine) or INSTANCE_TYPES.get(each.instance_type)
+        if known and type_:
+            offers += [
+                Offer(type_, network, ON_DEMAND, False, known.ena_express, each)
+                for network in networks
+                if network.zone == each.zone
+            ]
+    if spec.capacity_reservation:
+        return tuple(offers)
     markets = [SPOT] if spec.spot else [ON_DEMAND]
     if spec.spot and spec.on_demand_allowed:
         markets.append(ON_DEMAND)
-    offers = []
     for market in markets:
         for name in spec.instance_types:
             known = support.get(name)
@@ -298,8 +319,17 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
     }
     if profile := spec.instance_profile or (purchase.profile if spec.makes_role else ""):
         request["IamInstanceProfile"] = {"Name": profile}
-    if offer.in_group:
-        request["Placement"] = {"GroupName": tags.resource_name(spec.name)}
+    reservation = offer.reservation
+    if (
+        group := tags.resource_name(spec.name)
+        if offer.in_group
+        else reservation and reservation.group
+    ):
+        request["Placement"] = {"GroupName": group}
+    # Without a target, EC2 uses an open reservation by itself.
+    if reservation and spec.capacity_reservation:
+        target = {"CapacityReservationId": reservation.id}
+        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
     if offer.market == SPOT:
         request["InstanceMarketOptions"] = _spot_options(spec)
     return request

@@ -148,7 +148,7 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
             yield action, partial(_PLAIN[action], clients)
     try:
         found = inventory.describe_inventories(ec2)
-        networks = network.describe_networks(ec2, None, None)
+        networks = network.describe_networks(ec2, (), None)
         image = images.find_ubuntu_image(clients.ssm, ec2, max(RELEASES))
     except ClientError as error:
         if error_code(error) not in DENIED:

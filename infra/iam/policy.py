@@ -27,6 +27,7 @@ _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[a-zA-Z0-9-]+")
 # Actions and reads that AWS can't restrict to a resource.
 _LOOK = (
     "ec2:DescribeAddresses",
+    "ec2:DescribeCapacityReservations",
     "ec2:DescribeImages",
     "ec2:DescribeInstanceConnectEndpoints",
     "ec2:DescribeInstanceStatus",
@@ -55,6 +56,7 @@ _LOOK = (
 # Purchases work without these permissions, only with fewer checks and less information.
 OPTIONAL = frozenset(
     {
+        "ec2:DescribeCapacityReservations",
         "ec2:DescribeInstanceConnectEndpoints",
         "ec2:DescribeNetworkAcls",
         "ec2:DescribeRouteTables",
@@ -200,7 +202,7 @@ def build_policy(
                 _ec2("network-interface/*", "spot-instances-request/*"),
                 {"Null": tagged},
             ),
-            _allow("Inside", _INSIDE, _ec2("subnet/*", "vpc/*")),
+            _allow("Inside", _INSIDE, _ec2("subnet/*", "vpc/*", "capacity-reservation/*")),
             _allow(
                 "FromUbuntu",
                 _RUN,

@@ -163,6 +163,17 @@ class CapacityRule(_Section):
         )
 
 
+class ReservationRule(_Section):
+    """A capacity reservation of the account; an open one serves any matching launch without a group."""
+
+    id: str = Field(pattern="^cr-[0-9a-f]{17}$")
+    zone: str
+    instance_type: str
+    count: int = Field(ge=1)
+    match: Literal["open", "targeted"] = "open"
+    state: Literal["active", "expired", "cancelled"] = "active"
+
+
 class ThrottleRule(_Section):
     """The fraction of calls that EC2 rejects with RequestLimitExceeded."""
 
@@ -280,6 +291,7 @@ class Faults(_Section):
     ebs: Ebs = Ebs()
     pricing: Pricing = Pricing()
     capacity: tuple[CapacityRule, ...] = ()
+    reservation: tuple[ReservationRule, ...] = ()
     throttle: tuple[ThrottleRule, ...] = ()
     error: tuple[ErrorRule, ...] = ()
     machine: tuple[MachineRule, ...] = ()

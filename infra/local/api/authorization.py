@@ -20,6 +20,7 @@ from infra.local.policy import Context, Request, keys_of_tags
 # Resource kinds by the prefix of their ids; DescribeTags uses the same names.
 _KINDS = {
     "ami": "image",
+    "cr": "capacity-reservation",
     "eipalloc": "elastic-ip",
     "eni": "network-interface",
     "i": "instance",
@@ -58,6 +59,7 @@ _EXISTING = {
     "TerminateInstances": {"InstanceId": "instance"},
     # Groups come last, because a denial for any other resource is more informative.
     "RunInstances": {
+        r"CapacityReservationSpecification\..*\.CapacityReservationId": "capacity-reservation",
         "ImageId": "image",
         r"BlockDeviceMapping\.\d+\.Ebs\.SnapshotId": "snapshot",
         "SubnetId": "subnet",

@@ -12,7 +12,7 @@ from moto.servicequotas import urls
 from moto.servicequotas.exceptions import NoSuchResource
 from moto.servicequotas.models import ServiceQuotasBackend, servicequotas_backends
 
-from infra.local.faults import ActiveFaults, Faults
+from infra.local.faults import ActiveFaults, Faults, ReservationRule
 
 # The states that occupy capacity, and the states that count toward a quota ("running On-Demand Instances"):
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
@@ -46,7 +46,65 @@ class CapacityPool:
         return int(known.get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
 
-def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
+def room_in(ec2: Any, rule: ReservationRule) -> int:
+    """Return how many more instances a reservation has room for."""
+    used = sum(
+        getattr(instance, "reservation_id_of_capacity", "") == rule.id
+        and instance.state in _HOLDING
+        for instance in ec2.live_instances()
+    )
+    return max(0, rule.count - used) if rule.state == "active" else 0
+
+
+def choose_reservation(ec2: Any, pool: CapacityPool, target: str, least: int) -> str:
+    """Return the reservation that a launch uses: its target, else an open one with room, else "".
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-launch.html
+    """
+    rules: tuple[ReservationRule, ...] = ec2.runtime.faults.now.reservation
+    fits = [r for r in rules if (r.zone, r.instance_type) == (pool.zone, pool.instance_type)]
+    if pool.market == "spot" or pool.grouped:
+        fits = []
+    if not target:
+        has_room = (r.id for r in fits if r.match == "open" and room_in(ec2, r) >= least)
+        return next(has_room, "")
+    wanted = next((r for r in rules if r.id == target), None)
+    if wanted is None:
+        raise EC2ClientError(
+            "InvalidCapacityReservationId.NotFound",
+            f"The capacity reservation '{target}' does not exist.",
+        )
+    if wanted not in fits:
+        raise EC2ClientError(
+            "InvalidParameterCombination",
+            f"The attributes of the launch do not match those of the capacity reservation '{target}'.",
+        )
+    if room_in(ec2, wanted) < least:
+        raise EC2ClientError(
+            "ReservationCapacityExceeded",
+            f"The requested reservation does not have sufficient compatible and available capacity for "
+            f"this request: {target}",
+        )
+    return target
+
+
+def render_reservation(ec2: Any, rule: ReservationRule) -> dict[str, Any]:
+    """Return a reservation as DescribeCapacityReservations shows it."""
+    return {
+        "CapacityReservationId": rule.id,
+        "OwnerId": ec2.account_id,
+        "InstanceType": rule.instance_type,
+        "InstancePlatform": "Linux/UNIX",
+        "AvailabilityZone": rule.zone,
+        "Tenancy": "default",
+        "TotalInstanceCount": rule.count,
+        "AvailableInstanceCount": room_in(ec2, rule),
+        "State": rule.state,
+        "InstanceMatchCriteria": rule.match,
+    }
+
+
+def grant(ec2: Any, pool: CapacityPool, least: int, most: int, reservation: str = "") -> int:
     """Return how many instances a launch gets, from ``least`` to ``most``, or refuse the launch."""
     faults: Faults = ec2.runtime.faults.now
     there = ec2.live_instances()
@@ -57,7 +115,7 @@ def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
     allowed = (quota - used) // max(pool.vcpus, 1)
     if allowed < least:
         raise _quota_refusal(pool, quota)
-    free = _free(faults, there, pool, most)
+    free = most if reservation else _free(faults, there, pool, most)
     if free < least:
         raise _capacity_refusal(pool)
     return min(most, allowed, free)

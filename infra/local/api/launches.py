@@ -16,7 +16,7 @@ from moto.ec2.models.instances import Instance
 
 from infra.local.api import refusals
 from infra.local.api.authorization import key_requests
-from infra.local.api.capacity import CapacityPool, grant
+from infra.local.api.capacity import CapacityPool, choose_reservation, grant
 from infra.local.api.images import LocalImages
 from infra.local.api.instances import podman_errors
 from infra.local.api.lifecycle import InstanceLifecycle
@@ -43,6 +43,7 @@ class LaunchRequest:
 
     most: int = 1
     group: str = ""
+    reservation: str = ""
     spot: Mapping[str, Any] = field(default_factory=dict)
     mappings: Sequence[Mapping[str, Any]] = ()
     digest: str = ""
@@ -55,6 +56,10 @@ class LaunchRequest:
         return LaunchRequest(
             most=int(param("MaxCount", 1)),
             group=param("Placement.GroupName") or param("Placement.GroupId") or "",
+            reservation=param(
+                "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId",
+                "",
+            ),
             spot=dict(param("InstanceMarketOptions.SpotOptions") or {}),
             mappings=param("BlockDeviceMappings", ()),
             digest=digest.hexdigest(),
@@ -105,7 +110,7 @@ class Launches:
         self._fill_in_subnet(arguments)
         image, public_key = self._require_parts(image_id, arguments)
         self._fill_in_root_device(arguments, image)
-        count = self._grant(least, arguments)
+        count, reserved = self._grant(least, arguments)
         before = set(self._ec2.reservations)
         try:
             reservation = EC2Backend.run_instances(
@@ -113,6 +118,7 @@ class Launches:
             )
             for instance in reservation.instances:
                 refusals.require_in_default_vpc(self._ec2, instance.vpc_id)
+                instance.reservation_id_of_capacity = reserved
                 self._complete(instance, arguments)
             market = "spot" if _is_spot(arguments) else "on-demand"
             self._start_containers(reservation.instances, market, public_key, user_data)
@@ -203,11 +209,11 @@ class Launches:
         subnet_id = arguments.get("subnet_id") or named
         return self._ec2.get_subnet(subnet_id) if subnet_id else None
 
-    def _grant(self, least: int, arguments: Arguments) -> int:
-        """Return how many instances to launch, from MinCount to MaxCount."""
+    def _grant(self, least: int, arguments: Arguments) -> tuple[int, str]:
+        """Return how many instances to launch, from MinCount to MaxCount, and in which reservation."""
         subnet = self._subnet_of(arguments)
         if subnet is None:
-            return least  # an existing interface allows only one instance
+            return least, ""  # an existing interface allows only one instance
         refusals.require_in_default_vpc(self._ec2, subnet.vpc_id)
         pool = CapacityPool(
             zone=str(subnet.availability_zone),
@@ -216,7 +222,9 @@ class Launches:
             grouped=bool(self._request.group),
         )
         refusals.require_offered(pool.zone, pool.instance_type)
-        return grant(self._ec2, pool, least, max(least, self._request.most))
+        reserved = choose_reservation(self._ec2, pool, self._request.reservation, least)
+        most = max(least, self._request.most)
+        return grant(self._ec2, pool, least, most, reserved), reserved
 
     def _complete(self, instance: Instance, arguments: Arguments) -> None:
         """Fill in attributes of a new instance that moto omits."""

@@ -18,6 +18,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
 from infra.local.api import prices, refusals
+from infra.local.api.capacity import render_reservation
 from infra.local.api.launches import LaunchRequest
 from infra.local.api.network import render_acl, render_route_table
 from infra.local.api.refusals import require_profile
@@ -208,6 +209,26 @@ class LocalEC2Response(EC2Response):
         history = prices.spot_history(faults, ec2.region_name, types, filters)
         same = {"ProductDescription": "Linux/UNIX", "Timestamp": ec2.runtime.moto_now()}
         return ActionResult({"SpotPriceHistory": [{**each, **same} for each in history]})
+
+    def describe_capacity_reservations(self) -> ActionResult:
+        self.error_on_dryrun()
+        ec2, ids = self.ec2_backend, self._get_param("CapacityReservationIds", [])
+        rules = ec2.runtime.faults.now.reservation
+        for id_ in {*ids} - {rule.id for rule in rules}:
+            raise EC2ClientError(
+                "InvalidCapacityReservationId.NotFound",
+                f"The capacity reservation '{id_}' does not exist.",
+            )
+        found = [render_reservation(ec2, rule) for rule in rules if rule.id in ids or not ids]
+        keys = {
+            "state": "State",
+            "instance-type": "InstanceType",
+            "instance-match-criteria": "InstanceMatchCriteria",
+            "tenancy": "Tenancy",
+        }
+        for name, values in self._filters_from_querystring().items():
+            found = [each for each in found if each[keys[name]] in values]
+        return ActionResult({"CapacityReservations": found})
 
     # Key pairs
 

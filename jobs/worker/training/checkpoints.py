@@ -182,6 +182,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
         identity = RunIdentity(**{"ground": {}, **content["identity"]})
+        identity = identity._replace(options={**identity.options}, ground={**identity.ground})
         return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
     # A damaged file can raise anything.
     except Exception as error:

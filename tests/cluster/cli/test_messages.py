@@ -128,7 +128,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --subnet-id ''", "--subnet-id" + f.EMPTY),
     (
         "bake --subnet-id 'subnet-\x01'",
-        "--subnet-id 'subnet-\\x01': expected an ID such as subnet-0123456789abcdef0",
+        "--subnet-id 'subnet-\\x01': expected an ID such as subnet-0123456789abcdef0, or up to 10 "
+        "separated by commas",
     ),
     (
         "up --subnet-id subnet-0 --yes",

@@ -118,7 +118,7 @@ def test_a_type_without_the_latest_console_is_asked_again_and_waited_for_a_while
     # Later it is looked at again, without another wait.
     before = simulated_cloud.clock.now
     check_head_identity(simulated_cloud.ctx, head)
-    assert simulated_cloud.clock.now == before
+    assert simulated_cloud.clock.now - before < 10, "a throttled call aside, nothing takes time"
     simulated_cloud.clock.now += 3600
     assert check_head_identity(simulated_cloud.ctx, head) == "its host key matches its console"
     assert verified_by(events) == {head.instance.id: "console"}

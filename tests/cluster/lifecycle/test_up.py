@@ -332,5 +332,5 @@ def test_twenty_nodes_take_as_many_calls_as_two(simulated_cloud: SimulatedCloud)
 
     assert many == few
     cold, warm, _ = (sum(counts.values()) for counts in few)
-    assert cold <= 30
+    assert cold <= 31
     assert warm <= 8

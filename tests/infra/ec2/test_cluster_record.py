@@ -69,7 +69,10 @@ any_wishes = st.fixed_dictionaries(
         "bake": st.sampled_from(["head", "none"]),
         "private": st.booleans(),
         "jump": st.none() | st.sampled_from(["eice", "ssm", "me@jump.example.com:2222"]),
-        "subnet_id": st.none() | st.from_regex(r"subnet-[0-9a-f]{17}", fullmatch=True),
+        "subnet_ids": st.lists(
+            st.from_regex(r"subnet-[0-9a-f]{17}", fullmatch=True), max_size=10, unique=True
+        ).map(tuple),
+        "capacity_reservation": st.none() | st.from_regex(r"cr-[0-9a-f]{17}", fullmatch=True),
         "bucket": st.sampled_from(["s3://team-b", "s3://team-b/results"]),
         "read_from": st.sampled_from([(), ("s3://data",), ("s3://data/x", "s3://more/y=1")]),
         "instance_profile": st.none() | st.just("nodes@team"),
@@ -81,6 +84,7 @@ any_wishes = st.fixed_dictionaries(
     lambda w: {
         **w,
         "jump": w["jump"] if w["private"] else None,
+        "capacity_reservation": w["capacity_reservation"] if w["market"] == "on-demand" else None,
     }
 )
 
@@ -188,7 +192,10 @@ def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defau
     [
         ({"stack": "upstream"}, "--stack upstream: cluster 'bert' was created with intel"),
         ({"volume_gib": 200}, "--volume-gib 200: cluster 'bert' was created with 100"),
-        ({"subnet_id": "subnet-1"}, "--subnet-id subnet-1: cluster 'bert' was created without it"),
+        (
+            {"subnet_ids": ("subnet-1",)},
+            "--subnet-id subnet-1: cluster 'bert' was created without it",
+        ),
     ],
 )
 def test_what_all_nodes_share_can_not_change(given_now: dict[str, Any], message: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.stub import Stubber
 
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.network import (
@@ -31,7 +32,7 @@ OTHER, MOVED = "198.51.100.0/24", "192.0.2.9/32"
 @pytest.fixture
 def group(ec2_cloud: FakeCloud) -> SecurityGroup:
     ec2 = ec2_cloud.clients.ec2
-    vpc = describe_networks(ec2, None, None)[0].vpc_id
+    vpc = describe_networks(ec2, (), None)[0].vpc_id
     return create_security_group(ec2, "bert", vpc, {"spr-cluster:nodes": "3"})
 
 
@@ -97,7 +98,7 @@ def open_group(ec2_cloud: FakeCloud, request: pytest.FixtureRequest) -> Security
     ec2 = ec2_cloud.clients.ec2
     own = request.param == "own"
     vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"] if own else ""
-    vpc = vpc or describe_networks(ec2, None, None)[0].vpc_id
+    vpc = vpc or describe_networks(ec2, (), None)[0].vpc_id
     made = create_security_group(ec2, "bert", vpc, {"spr-cluster:nodes": "3"})
     open_security_group(ec2, made, [CALLER, OTHER], CALLER)
     return see(ec2_cloud)
@@ -221,13 +222,24 @@ def test_a_placement_group_is_a_tight_one_and_tagged(
 def test_the_default_subnet_of_every_zone_in_their_order(ec2_cloud: FakeCloud) -> None:
     ec2 = ec2_cloud.clients.ec2
 
-    networks = describe_networks(ec2, None, None)
+    networks = describe_networks(ec2, (), None)
 
     assert [network.zone for network in networks] == [f"us-east-1{z}" for z in "abcdef"]
     wished = networks[3]
-    assert describe_networks(ec2, wished.subnet_id, None) == [wished]
-    assert describe_networks(ec2, None, wished.vpc_id) == networks
-    assert describe_networks(ec2, None, "vpc-of-somebody-else") == []
+    assert describe_networks(ec2, (wished.subnet_id,), None) == [wished]
+    assert describe_networks(ec2, (), wished.vpc_id) == networks
+    assert describe_networks(ec2, (), "vpc-of-somebody-else") == []
+
+
+def test_subnets_of_several_vpcs_are_refused(ec2_cloud: FakeCloud) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    found: list[Any] = [
+        {"VpcId": f"vpc-{n}", "SubnetId": f"subnet-{n}", "AvailabilityZone": "a"} for n in "12"
+    ]
+    stub = Stubber(ec2)
+    stub.add_response("describe_subnets", {"Subnets": found})
+    with stub, pytest.raises(UsageError, match="subnet-1 in vpc-1, subnet-2 in vpc-2"):
+        describe_networks(ec2, ("subnet-1", "subnet-2"), None)
 
 
 def test_a_types_zones_are_asked_and_one_that_is_not_offered_is_left_out(

@@ -1,0 +1,102 @@
+"""Several subnets, and capacity reservations: which zone a cluster is bought in, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.lifecycle.prepare import find_offers
+from infra.ec2.reservations import find_open_reservations
+from infra.errors import UsageError
+from infra.instance_types import DEFAULT_INSTANCE_TYPE as METAL
+from tests.harness.simulated_cloud import SimulatedCloud
+
+ID = "cr-0123456789abcdef0"
+
+
+def reservation(**changes: Any) -> str:
+    keys = {"id": ID, "zone": "us-east-1c", "instance_type": METAL, "count": 3, **changes}
+    return "[[reservation]]\n" + "\n".join(f"{k} = {v!r}" for k, v in keys.items()) + "\n"
+
+
+def zones(cloud: SimulatedCloud, **options: Any) -> list[str]:
+    offers = find_offers(cloud.ctx, cloud.plan_input(**options))
+    return [offer.network.zone[-1] for offer in offers]
+
+
+def subnets(cloud: SimulatedCloud) -> dict[str, str]:
+    found = cloud.ctx.clients.ec2.describe_subnets()["Subnets"]
+    return {each["AvailabilityZone"][-1]: each["SubnetId"] for each in found}
+
+
+def test_several_subnets_are_tried_in_their_order(simulated_cloud: SimulatedCloud) -> None:
+    cloud, known = simulated_cloud, subnets(simulated_cloud)
+    wanted = (known["d"], known["a"])
+    assert zones(cloud, nodes=2, subnet_ids=wanted) == ["d", "a", "d", "a"]
+    cloud.faults("[[capacity]]\nzone = 'us-east-1d'\nfree = 0\n")
+    cluster = cloud.up(nodes=2, subnet_ids=wanted)
+    assert {node.instance.zone for node in cluster.nodes} == {"us-east-1a"}
+    assert cloud.plan_input(nodes=3).spec.subnet_ids == wanted
+
+
+def test_machines_are_bought_in_the_chosen_reservation_only(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    cloud = simulated_cloud
+    # Nothing else has room.
+    cloud.faults(reservation(match="targeted") + "[[capacity]]\nfree = 0\n")
+    cluster = cloud.up(nodes=2, capacity_reservation=ID)
+    assert {node.instance.zone for node in cluster.nodes} == {"us-east-1c"}
+    target = {"CapacityReservationTarget": {"CapacityReservationId": ID}}
+    for request in cloud.purchases():
+        assert request["CapacityReservationSpecification"] == target
+        assert "Placement" not in request
+    cloud.up(nodes=3)
+    with pytest.raises(UsageError, match="it has room for 0 machines; 1 are missing") as refused:
+        cloud.up(nodes=4)
+    assert "--capacity-reservation none" in str(refused.value.hint)
+    cloud.faults(reservation(match="targeted"))
+    assert len(cloud.up(nodes=4, capacity_reservation="none").nodes) == 4
+    assert "CapacityReservationSpecification" not in cloud.purchases()[-1]
+
+
+def test_an_open_reservation_comes_first(simulated_cloud: SimulatedCloud) -> None:
+    cloud = simulated_cloud
+    cloud.faults(reservation())
+    found = find_open_reservations(cloud.ctx.clients.ec2, [METAL], 3)
+    assert [each.id for each in found] == [ID]
+    cloud.up(nodes=2)
+    for request in cloud.purchases():
+        assert "CapacityReservationSpecification" not in request
+        assert "Placement" not in request, "EC2 would not use the reservation"
+    (left,) = find_open_reservations(cloud.ctx.clients.ec2, [METAL], 1)
+    assert left.free == 1
+
+
+@pytest.mark.parametrize(
+    "rule", [reservation(count=1), reservation(match="targeted"), reservation(state="expired")]
+)
+def test_other_reservations_change_nothing(simulated_cloud: SimulatedCloud, rule: str) -> None:
+    before = zones(simulated_cloud, nodes=2)
+    simulated_cloud.faults(rule)
+    assert zones(simulated_cloud, nodes=2) == before
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        ("", {}, "no such reservation in us-east-1"),
+        (reservation(state="expired"), {}, "it is expired, not active"),
+        (reservation(instance_type="m7i.metal-24xl"), {}, "it is for m7i.metal-24xl"),
+        (reservation(zone="us-east-1e"), {}, "it is in us-east-1e, where no usable subnet is"),
+        (reservation(), {"market": "spot"}, "for on-demand machines, not for --market spot"),
+    ],
+)
+def test_a_reservation_that_does_not_fit_is_refused(
+    simulated_cloud: SimulatedCloud, rule: str, options: dict[str, Any], message: str
+) -> None:
+    simulated_cloud.faults(rule)
+    with pytest.raises(UsageError, match=message):
+        simulated_cloud.up(nodes=2, capacity_reservation=ID, **options)
+    assert not simulated_cloud.purchases()

@@ -247,10 +247,10 @@ def _guard(tagged: Any) -> list[dict[str, Any]]:
     to_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
     return [
         _allow("LookForGuards", _LOOK_FOR_GUARDS, "*"),
-        _allow("GuardSchedules", _SCHEDULES, schedules),
-        _allow("MakeGuardGroups", _MAKE_GROUPS, groups, tagged),
+        _allow("Schedules", _SCHEDULES, schedules),
+        _allow("MakeGroups", _MAKE_GROUPS, groups, tagged),
         _allow("GuardGroups", _GROUPS, groups),
-        _allow("MakeGuardRoles", _MAKE_ROLES, roles, tagged),
+        _allow("MakeRoles", _MAKE_ROLES, roles, tagged),
         _allow("GuardRoles", _ROLES, roles),
         _allow("PassGuardRole", _PASS, roles, to_scheduler),
     ]

@@ -59,7 +59,12 @@ _LOOKS_FOR_GUARDS = {"scheduler:ListScheduleGroups", "scheduler:ListSchedules"}
 # The same for the nodes' roles.
 _LOOKS_FOR_ROLES = {"iam:ListInstanceProfiles", "iam:GetInstanceProfile"}
 # Disks are encrypted with the account's own key, and nobody has bought on spot before.
+_RESERVATION = "cr-0123456789abcdef0"
 _ACCOUNT = f"[ebs]\nkms_key = '{_KEY}'\n[spot]\nservice_linked_role = false\n"
+_RESERVED = (
+    f"[[reservation]]\nid = '{_RESERVATION}'\nmatch = 'targeted'\nzone = 'us-east-1a'\n"
+    f"instance_type = '{_TYPES[0]}'\ncount = 1\n"
+)
 
 
 @pytest.fixture
@@ -79,7 +84,7 @@ def allow(
     file.write_text(json.dumps(policy))
     blocked = '[network]\nblock_public_access = "block-ingress"\nexcluded = true\n'
     iam = f'[iam]\npolicy = "{file}"\ntag_delay_s = {tag_delay_s}\n'
-    line.cloud.faults(f"{more}\n{blocked}{iam}")
+    line.cloud.faults(f"{more}\n{blocked}{iam}{_RESERVED}")
 
 
 def leave_orphans(line: CommandLine) -> None:
@@ -129,6 +134,8 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
         ("down", "--yes"),
         ("images", "list"),
         ("images", "delete", "--yes"),
+        ("up", "--nodes", "1", "--capacity-reservation", _RESERVATION, "--yes"),
+        ("down", "--yes"),
     ):
         if step[0] == "repair":
             line.lose(line.ids()[-1])
@@ -473,8 +480,20 @@ def test_without_one_of_its_actions_a_command_says_which(
 
 
 def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> None:
-    of_checks = {"ec2:GetAllowedImagesSettings", "organizations:DescribeEffectivePolicy"}
-    assert {*_INFORMATIVE, *of_checks} == OPTIONAL
+    silent = {
+        "ec2:DescribeCapacityReservations",
+        "ec2:GetAllowedImagesSettings",
+        "organizations:DescribeEffectivePolicy",
+    }
+    assert {*_INFORMATIVE, *silent} == OPTIONAL
+
+
+def test_without_a_look_at_reservations_a_cluster_is_bought(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    allow(line, tmp_path, without("ec2:DescribeCapacityReservations"))
+
+    line.must("up", "--nodes", "2", "--yes")
 
 
 @pytest.mark.parametrize("action", _INFORMATIVE)

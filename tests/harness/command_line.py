@@ -30,6 +30,7 @@ from cluster.context import Context
 from cluster.local_files import home
 from infra.aws.clients import Clients, connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud, open_aws_cloud
+from infra.errors import HostError
 from infra.local.api.requests import Reply, read_call
 from infra.local.api.visibility import READS
 from jobs.__main__ import main
@@ -129,6 +130,9 @@ class StagedHost(SimulatedHost):
             if re.fullmatch(node, self.name) and re.search(pattern, command):
                 return answer(_marking(command, options.get("on_text")))
         return super().run(command, **options)
+
+    def download(self, command: str) -> Iterator[bytes]:
+        raise HostError(self.name, "the connection was lost")
 
 
 def _marking(command: str, on_text: Any) -> Any:

@@ -156,9 +156,10 @@ def run_undisturbed(bench: Bench, minutes: float) -> None:
 
     seconds = measure(_EPOCHS)
     if minutes:
-        # The difference of two jobs leaves out what every job needs for its start.
-        each = (measure(3 * _EPOCHS) - seconds) / (2 * _EPOCHS)
-        seconds = measure(max(1, round(_EPOCHS + (minutes * 60 - seconds) / each)))
+        # The difference of two jobs leaves out what every job needs for its start; the first needs more.
+        seconds = measure(_EPOCHS)
+        each = (measure(6 * _EPOCHS) - seconds) / (5 * _EPOCHS)
+        seconds = measure(round(_EPOCHS + (minutes * 60 - seconds) / each))
     bench.model = digest(folder)
     job = json.loads((folder / "job.json").read_text())["job"]
     bench.note("undisturbed", job=job, epochs=bench.epochs, seconds=seconds)

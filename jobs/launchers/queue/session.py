@@ -18,10 +18,10 @@ from pathlib import Path
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import HangupError, HostError, JobError, SprError, UsageError
 from infra.wait import Progress, Silent
-from infra.words import counted
+from infra.words import counted, spoken_day, spoken_duration
 from jobs.launchers import files
 from jobs.launchers.folders import send_folders
-from jobs.launchers.launcher import CANCELLED, JobEnd, Outcome
+from jobs.launchers.launcher import CANCELLED, JobEnd, JobSummary, Outcome
 from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.packages import install_packages
 from jobs.launchers.placement import Placement, plan_placement
@@ -76,6 +76,7 @@ class JobContext:
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
     bucket: str = ""
+    """The S3 URL below which the nodes store a job's folder; "" for none."""
     until_done: bool = False
     """Keep the nodes after the cluster's deadline until the job has ended."""
     keep_nodes: Callable[[], None] = lambda: None
@@ -84,7 +85,6 @@ class JobContext:
     """Power the nodes off when the job has ended and is stored, without this process."""
     on_finish: str = ""
     """A command that the head runs when the job has ended."""
-    """The S3 URL below which the nodes store a job's folder; "" for none."""
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
 
@@ -291,6 +291,27 @@ class JobSession:
         outcome.job, outcome.state, outcome.results = job, end.state, results
         return end
 
+    def show_estimate(self, record: JobRecord) -> None:
+        """Say how long the same command took before, with a warning if the nodes shut down earlier."""
+        context = self.context
+        cluster = context.cluster
+        done: list[JobSummary] = []
+        with suppress(HostError):  # the job is submitted, whatever happens here
+            done = [
+                job
+                for job in list_jobs(self.head)
+                if (job.command, len(job.nodes)) == (record.command, record.nnodes)
+                and job.state == SUCCEEDED
+            ]
+        if cluster.expires is None or not done or done[-1].seconds is None:
+            return
+        seconds = done[-1].seconds
+        context.on_log(f"the same command took {spoken_duration(seconds)} in {done[-1].job}")
+        find, show = context.find_expiry, context.on_log
+        ExpiryWatch(cluster.expires, cluster.flags, show, find, lambda: context.now).see_eta(
+            seconds
+        )
+
     def _record(self, plan: JobPlan, placement: Placement) -> JobRecord:
         context = self.context
         argv = plan.command or ("python", "-m", plan.module, *plan.argv)
@@ -343,8 +364,20 @@ def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) 
     if starts:
         _require_all_nodes(context.cluster)
         if expires := context.cluster.expires:
+            _require_time(context, expires)
             context.on_log(describe_expiry(expires, context.now, context.cluster.flags))
     return JobSession(context, SlurmLauncher(head, context.cluster.flags), JobPaths(job_id))
+
+
+def _require_time(context: JobContext, expires: datetime) -> None:
+    if context.now < expires or context.now < (context.find_expiry() or expires):
+        return
+    cluster = context.cluster
+    raise JobError(
+        f"the time to live of cluster {cluster.name!r} was over at "
+        f"{spoken_day(expires, context.now.date())}: its nodes start no job",
+        hint=f"to go on with them, if they are still there: spr-cluster extend 2h {cluster.flags}",
+    )
 
 
 def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) -> JobResult:
@@ -362,6 +395,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         context.progress.note(session.paths.job_id)
         context.keep_nodes()
         record = session.start(plan)
+        session.show_estimate(record)
         if plan.down_when_done:
             context.on_log(
                 f"when the job has ended and is in {plan.bucket}, all nodes power off; if it can't be "

@@ -92,9 +92,10 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
     script = folder / "run.sh"
     names = [path.name for path in output.glob("checkpoints/step-*")]
     steps = sorted((int(found[1]), name) for name in names if (found := _STEP.fullmatch(name)))
-    resumable = read(folder / "job.json").get("resumable") is True
+    record = read(folder / "job.json")
     return {
         "job": folder.name,
+        "command": str(record.get("command", "")),
         "queue": None if queue is None else queue.get(folder.name, []),
         "submitted": int((script if script.exists() else folder).stat().st_mtime),
         "begin": read(folder / "begin.json"),
@@ -103,7 +104,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
         "coming": is_coming(folder),
         "cancelled": (folder / "cancelled").exists(),
         "has_model": (output / "model" / "config.json").exists(),
-        "unfinished": resumable and not (output / "results.json").exists(),
+        "unfinished": record.get("resumable") is True and not (output / "results.json").exists(),
         "checkpoint": steps[-1][1] if steps else None,
         "expected_end": expected_end(folder) if queue and folder.name in queue else None,
         "size_kib": disk_kib(folder),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -10,8 +11,17 @@ import pytest
 
 from infra.errors import HostError, JobError
 from jobs.launchers.queue.history import ExpiryWatch
-from jobs.launchers.queue.session import attach
-from tests.jobs.context import PATHS, event, job_context, make_hosts
+from jobs.launchers.queue.session import attach, open_session
+from tests.jobs.context import NOW as STARTED
+from tests.jobs.context import (
+    PATHS,
+    SUBMITTED,
+    ended,
+    event,
+    job_context,
+    listed,
+    make_hosts,
+)
 
 NOW = datetime(2026, 11, 23, 14, tzinfo=timezone.utc)
 EXTENDED = [None, NOW + timedelta(hours=2)]
@@ -59,3 +69,48 @@ def test_a_job_that_ended_with_its_cluster_says_so(
         attach(context, PATHS.job_id, tmp_path)
     assert ("spr-cluster up --name bert" in str(caught.value)) is not bool(extended)
     assert any("warning: the nodes shut down" in line for line in log) is not bool(extended)
+
+
+@pytest.mark.parametrize(("hours", "is_late"), [(1.0, False), (0.1, True)])
+def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_takes(
+    hours: float, is_late: bool
+) -> None:
+    nodes = [node["name"] for node in SUBMITTED.nodes]
+
+    def past(job: str, minutes: int, command: str = SUBMITTED.command, **end: object) -> str:
+        times = {"began": 1_800_000_000.0, "ended": 1_800_000_000.0 + minutes * 60}
+        outcome = json.loads(ended(nodes=nodes, **times, **end))
+        return listed(job, command=command, end=outcome)
+
+    rows = [
+        past("squad-1", 20),
+        past("squad-2", 12),
+        past("squad-3", 90, "other"),
+        past("squad-4", 5, state="failed"),
+    ]
+    hosts, log = make_hosts([]), list[str]()
+    hosts["node0"].answers[:0] = [("# listing the jobs", "".join(rows))]
+    context = job_context(hosts, log=log)
+    ends = STARTED + timedelta(hours=hours)
+    context = replace(context, cluster=replace(context.cluster, expires=ends))
+
+    open_session(context).show_estimate(SUBMITTED)
+
+    assert log[1] == "the same command took 12 min in squad-2"
+    warned = "".join(log[2:])
+    assert ("training would end at about 14:37 UTC, after that" in warned) is is_late
+    assert ("spr-cluster extend 1h" in warned) is is_late
+
+
+@pytest.mark.parametrize("extended", EXTENDED)
+def test_no_job_is_submitted_in_the_grace_period(extended: datetime | None) -> None:
+    over = STARTED - timedelta(minutes=5)
+    later = STARTED + timedelta(hours=2) if extended else over
+    context = job_context(make_hosts([]), find_expiry=lambda: later)
+    context = replace(context, cluster=replace(context.cluster, expires=over))
+    if extended:
+        open_session(context)
+        return
+    with pytest.raises(JobError, match=r"was over at 14:20 UTC: its nodes start no job") as refused:
+        open_session(context)
+    assert "spr-cluster extend 2h" in str(refused.value.hint)

@@ -200,6 +200,7 @@ def test_unknown_lines_are_skipped() -> None:
         "nodes": (),
         "attempt": 0,
         "ranks_per_node": 0,
+        "command": "",
         "size_kib": 4,
         "has_model": False,
         "checkpoint": None,

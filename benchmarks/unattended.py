@@ -44,7 +44,7 @@ _JOB_ID = re.compile(r"squad-\d{8}-\d{6}-\w{3}")
 # Each run's fault: the calls of S3 that fail, or a killed machine.
 _FAULTS = {
     "failed push": '[[error]]\naction = "PutObject"\ncode = "SlowDown"\ntimes = 40\n',
-    "denied": '[[error]]\naction = "PutObject"\ncode = "AccessDenied"\n',
+    "denied": '[[error]]\naction = "PutObject"\ncode = "AccessDenied"\nstatus = 403\ntimes = 100000\n',
 }
 _RUNS = ("", "failed push", "", "killed head", "", "denied", "", "failed push", "", "")
 

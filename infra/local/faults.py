@@ -47,7 +47,9 @@ Fate = Literal[
     "stops",
 ]
 
-_SERVICES = ("ec2", "iam", "organizations", "pricing", "scheduler", "ssm", "sts", "service-quotas")
+_SERVICES = (
+    *("ec2", "iam", "organizations", "pricing", "s3", "scheduler", "ssm", "sts", "service-quotas"),
+)
 # AWS's HTTP statuses for retryable error codes; all other codes are client errors:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 _STATUS = {
@@ -57,6 +59,7 @@ _STATUS = {
     "InsufficientCapacity": 500,
     "RequestLimitExceeded": 503,
     "ServiceUnavailable": 503,
+    "SlowDown": 503,
     "Unavailable": 503,
 }
 

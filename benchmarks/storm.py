@@ -11,8 +11,9 @@ Block Public Access, or port 22 blocked.
 Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought
 again or terminated, and `up` continues when it is repaired. `down` in another account changes nothing. No key
 is lost before the last `down`, which leaves nothing, counted in the cloud itself. In every third run, the
-nodes are held to the last: no machine with a timer or a second guard may outlive the latest end, and the
-hours of those with a timer may cost no more than the highest price for the whole life with grace.
+nodes are held to the last, which an --until-done job moves as far as a random --max-cost allows: no machine
+with a timer or a second guard may outlive the latest end, and the hours of those with a timer may cost no
+more than --max-cost.
 `--seed 7 --only 13` repeats one run.
 """
 
@@ -25,13 +26,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish, run_shares
+from cluster.context import Context
+from cluster.lifecycle.deadline import raise_latest
 from infra.cost.prices import table_prices
+from infra.ec2.cluster_record import limit_record
 from infra.ec2.inventory import describe_inventory
 from infra.ec2.termination_schedule import AFTER
+from infra.errors import UsageError
 from infra.iam.policy import build_policy, render_policy
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, TABLE_REGION
 from infra.spec import ClusterOptions
@@ -44,7 +51,7 @@ from tests.harness.runs import (
     defects,
     run_down,
     run_in_process,
-    run_up,
+    run_limited_up,
 )
 
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
@@ -71,6 +78,7 @@ NETWORKS = (
 )
 SEEN = NETWORKS[:2]
 OTHER_ACCOUNT = "210987654321"
+_LONGEST = ClusterOptions().ttl + ClusterOptions().grace
 
 
 def make_faults(dice: random.Random, policy: Path, network: str) -> str:
@@ -109,7 +117,35 @@ def make_request(dice: random.Random) -> dict[str, Any]:
         wish["market"] = dice.choice(["spot", "spot-or-on-demand"])
     wish["second_guard"] = dice.random() < 0.3
     wish["bake"] = dice.choice(["head", "none"])
+    hours = dice.uniform(_LONGEST.total_seconds() / 3600, 24)
+    wish["max_cost"] = round(usd_per_hour(wish) * hours + 0.01, 2)
     return wish
+
+
+def usd_per_hour(wish: Mapping[str, Any]) -> float:
+    """Return the highest price of a cluster's nodes."""
+    types = wish.get("instance_types", (DEFAULT_INSTANCE_TYPE,))
+    node = table_prices(TABLE_REGION, types).highest(types, ClusterOptions().volume_gib)
+    assert node
+    return node.usd * int(wish["nodes"])
+
+
+def run_priced_up(ctx: Context, given: Mapping[str, Any]) -> None:
+    """Do what `up --max-cost` does where machines have a price."""
+    run_limited_up(ctx, given, lambda record, old: limit_record(record, old, usd_per_hour(given)))
+
+
+def run_until_done(ctx: Context, _: Mapping[str, Any]) -> None:
+    """Move the latest end as `train --until-done` does, and try to move it further."""
+    record = describe_inventory(ctx.clients.ec2, NAME, ("security_groups",)).record
+    assert record
+    assert record.bound
+    raise_latest(ctx, NAME, record.bound)
+    try:
+        raise_latest(ctx, NAME, record.bound + timedelta(seconds=1))
+    except UsageError:
+        return
+    raise AssertionError("--max-cost did not limit it")
 
 
 def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[str, Any]:
@@ -122,7 +158,7 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     faults, wish = make_faults(dice, policy, network), make_request(dice)
     cloud.new(faults)
     start = time.monotonic()
-    up = run_in_process(cloud, home, run_up, wish)
+    up = run_in_process(cloud, home, run_priced_up, wish)
     calls = sum(cloud.calls().values())
     wrong = []
     if up.code == BROKEN or up.was_killed or (up.code != DONE and not up.error.strip()):
@@ -130,7 +166,7 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     if network:
         wrong += continue_after(cloud, home, network, faults, wish, up)
     if number % 3 == 0:
-        wrong += outlive(cloud, wish)
+        wrong += outlive(cloud, home, wish, is_up=up.code == DONE)
     wrong += visit_from_elsewhere(cloud, home, faults)
     down = run_in_process(cloud, home, run_down)
     if down.code != DONE:
@@ -151,7 +187,7 @@ def continue_after(
     """Mend the network and run `up` again; return what was wrong before and after."""
     bought, terminated = cloud.launched(), cloud.calls()["TerminateInstances"]
     cloud.faults(faults.partition("[network]")[0])
-    again = run_in_process(cloud, home, run_up, wish)
+    again = run_in_process(cloud, home, run_priced_up, wish)
     in_all = bought + cloud.launched()
     checks = {
         "verified through a closed network": up.code == DONE,
@@ -164,9 +200,13 @@ def continue_after(
     return [text for text, is_wrong in checks.items() if is_wrong]
 
 
-def outlive(cloud: CloudProcess, wish: dict[str, Any]) -> list[str]:
+def outlive(cloud: CloudProcess, home: Path, wish: dict[str, Any], *, is_up: bool) -> list[str]:
     """Let the time pass with all nodes held to the last; return what lived longer or cost more."""
-    ec2 = cloud.connect().ec2
+    ec2, wrong = cloud.connect().ec2, []
+    if is_up:
+        moved = run_in_process(cloud, home, run_until_done)
+        # A throttled call may have stopped it halfway, which must not cost more either.
+        wrong = [f"until done: {moved.error}"] if moved.code == BROKEN else []
     record = describe_inventory(ec2, NAME, ("security_groups",)).record
     if record is None:
         return []
@@ -180,15 +220,12 @@ def outlive(cloud: CloudProcess, wish: dict[str, Any]) -> list[str]:
     late = [i.id for i in found.alive if i.id in lives or wish["second_guard"]]
     late += [id_ for id_, life in lives.items() if life[-1] > record.latest.timestamp() + 60]
     hours = sum(life[-1] - life[0] for life in lives.values() if len(life) > 1) / 3600
-    types = wish.get("instance_types", (DEFAULT_INSTANCE_TYPE,))
-    node = table_prices(TABLE_REGION, types).highest(types, ClusterOptions().volume_gib)
-    assert node
-    most = node.usd * wish["nodes"] * (record.latest - record.created).total_seconds() / 3600
+    usd, most = hours * usd_per_hour(wish) / wish["nodes"], wish["max_cost"]
     checks = {
         f"outlived the latest end: {late}": bool(late),
-        f"${hours * node.usd:.2f} for at most ${most:.2f}": hours * node.usd > most + 0.01,
+        f"${usd:.2f} for at most ${most:.2f}": usd > most,
     }
-    return [text for text, is_wrong in checks.items() if is_wrong]
+    return wrong + [text for text, is_wrong in checks.items() if is_wrong]
 
 
 def visit_from_elsewhere(cloud: CloudProcess, home: Path, faults: str) -> list[str]:

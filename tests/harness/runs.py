@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import ClusterFiles
 from infra.aws.clients import Clients, connect, translate_boto_error
+from infra.ec2.cluster_record import ClusterRecord, parse_record
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import SprError
 from infra.plan.planner import plan_up
@@ -108,8 +109,19 @@ def make_context(cloud: CloudProcess, home: Path, events: Events | None = None) 
 
 def run_up(ctx: Context, given: Mapping[str, Any]) -> None:
     """What `spr-cluster up` does, without output."""
+    run_limited_up(ctx, given, lambda record, _: record)
+
+
+def run_limited_up(
+    ctx: Context,
+    given: Mapping[str, Any],
+    limit: Callable[[ClusterRecord, ClusterRecord | None], ClusterRecord],
+) -> None:
+    """The same with a limit for jobs: ``limit`` gets the new record and the old one."""
     with ctx.files.lock():
         plan_input = prepare(ctx, NAME, given, CALLER)
+        old = parse_record(plan_input.group.tags) if plan_input.group else None
+        plan_input = replace(plan_input, record=limit(plan_input.record, old))
         plan = plan_up(plan_input)
         offers = cache(lambda: find_offers(ctx, plan_input))
         if plan.buys:

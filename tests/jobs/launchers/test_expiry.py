@@ -77,10 +77,12 @@ def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_ta
 ) -> None:
     nodes = [node["name"] for node in SUBMITTED.nodes]
 
-    def past(job: str, minutes: int, command: str = SUBMITTED.command, **end: object) -> str:
-        times = {"began": 1_800_000_000.0, "ended": 1_800_000_000.0 + minutes * 60}
-        outcome = json.loads(ended(nodes=nodes, **times, **end))
-        return listed(job, command=command, end=outcome)
+    def past(
+        job: str, minutes: int, command: str = SUBMITTED.command, state: str = "succeeded"
+    ) -> str:
+        began = 1_800_000_000.0
+        text = ended(nodes=nodes, began=began, ended=began + minutes * 60, state=state)
+        return listed(job, command=command, end=json.loads(text))
 
     rows = [
         past("squad-1", 20),

@@ -126,12 +126,14 @@ class Overview:
     def _may_be_starting(self, now: datetime) -> bool:
         """Whether an `up`, here or on another machine, may still be creating it."""
         unconnected = is_unconnected(self.found.alive, self.wanted_nodes)
+        return self._is_new(now) and unconnected and not is_idle_here(self.name)
+
+    def _is_new(self, now: datetime) -> bool:
         try:
             record = self.found.record
         except SprError:
             return False
-        is_new = record is not None and now - record.created < _LONGEST_START
-        return is_new and unconnected and not is_idle_here(self.name)
+        return record is not None and now - record.created < _LONGEST_START
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires
@@ -143,8 +145,12 @@ class Overview:
         return not rest and bool(images) and all(i.tags.get(tags.KEPT) == "yes" for i in images)
 
     def is_orphan(self, now: datetime) -> bool:
-        """Whether `gc` removes it: it has expired or its expiry is unknown. A kept image is no orphan."""
-        return self.state(now) == "expired"
+        """Whether `gc` removes it: it has expired, its expiry is unknown, or its machines have ended.
+
+        A kept image is no orphan, nor is a cluster for which an `up` may still be buying machines.
+        """
+        state = self.state(now)
+        return state == "expired" or (state == "no machines" and not self._is_new(now))
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
         """Return the cluster for ``--json``."""

@@ -52,7 +52,7 @@ def add_parser(subparsers: SubParsers) -> None:
     gc = add_command(
         subparsers,
         "gc",
-        "Find expired clusters and leftovers of clusters, and offer to remove them. A cluster that has\n"
+        "Find expired clusters and what ended ones have left, and offer to remove it. A cluster that has\n"
         "machines and has not expired is never touched.",
         _GC_EXAMPLES,
         run=run_gc,
@@ -61,8 +61,8 @@ def add_parser(subparsers: SubParsers) -> None:
     gc.add_argument(
         "--all",
         action="store_true",
-        help="also kept images, and clusters without machines that have not expired, even if `up` on "
-        "another machine has just begun to create them",
+        help="also kept images, and new clusters without machines, even if `up` on another machine has just "
+        "begun to create them",
     )
     add_yes_option(gc, "remove without asking")
 
@@ -209,7 +209,7 @@ def _render(search: _Search, now: datetime, *, all_regions: bool) -> str:
     if search.billed:
         lines += [_total([cluster for _, cluster in search.found], now)]
     if any(cluster.is_orphan(now) for _, cluster in search.found):
-        lines += ["To remove expired clusters: spr-cluster gc"]
+        lines += ["To remove what ended clusters have left: spr-cluster gc"]
     return "\n".join(lines)
 
 

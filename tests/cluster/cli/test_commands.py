@@ -300,7 +300,7 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
     assert rows[0][:5] == ["NAME", "CLOUD", "REGION", "STATE", "NODES"]
     assert rows[1][:5] == ["bert", "aws", "us-east-1", "running", "2/2"]
     assert rows[2][:5] == ["forgotten", "aws", "us-east-1", "expired", "0/?"]
-    assert "To remove expired clusters: spr-cluster gc" in text
+    assert "To remove what ended clusters have left: spr-cluster gc" in text
     assert [cluster["cluster"] for cluster in result["clusters"]] == ["bert", "forgotten"]
 
 
@@ -533,7 +533,7 @@ def test_with_a_wrong_clock_times_are_the_clouds(
     assert "up for 10 min" in status.out
     assert re.search(rf"set to shut down at {UNTIL}", status.out)
     assert "running" in listed.out
-    assert "To remove expired clusters" not in listed.out
+    assert "spr-cluster gc" not in listed.out
     (warning,) = [text for text in status.err.splitlines() if "warning" in text]
     assert warning.startswith("warning: this machine's clock is 24 h ")
 

@@ -2,12 +2,13 @@
 
 `python -m benchmarks.unattended [--minutes 10] [--ttl 4] [--runs 10] [--only bucket …]`
 
-A job of ten minutes on two nodes that live for four: `bucket` resumes it from S3 on a new cluster, to the
-model of an undisturbed job; `grace` fetches what is there after the deadline; `until-done` finishes. Then
-`alone`: a job is submitted with `--detach --down-when-done --bucket`, its client killed and its home folder
-deleted. A minute after the job's end there must be no machine and nothing billed; another laptop gets model,
-log, and record, and its `down` removes the free rest. Some runs fail to store, are denied by the bucket, or lose the head. Bills are for the
-time of the nodes, at the price of r7iz.metal-16xl.
+A job of ten minutes on two nodes that live for four: `bucket` resumes it from S3 on a new cluster, to
+the model of an undisturbed job; `grace` fetches what is there after the deadline; `until-done` finishes.
+Then `alone`: a job is submitted with `--detach --down-when-done --bucket`, its client killed and its
+home folder deleted. A minute after the job's end there must be no machine and nothing billed; another
+laptop gets model, log, and record, and its `down` removes the free rest. Some runs fail to store, are
+denied by the bucket, or lose the head. Bills are for the time of the nodes, at the price of
+r7iz.metal-16xl.
 """
 
 from __future__ import annotations

@@ -16,9 +16,11 @@ from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
 from infra.errors import UsageError
+from infra.s3_url import parse_s3_url
 from infra.words import counted, parse_duration, spoken_time
-from jobs.cli.shared.chosen_job import add_job_options, open_launcher
+from jobs.cli.shared.chosen_job import add_job_options, is_stored, open_launcher, open_s3
 from jobs.cli.shared.job_display import JobDisplay, render_event
+from jobs.launchers.bucket import list_stored
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.launcher import (
     DELETED,
@@ -41,6 +43,7 @@ _JOBS_EXAMPLES = """\
   spr-cluster jobs --name bert --json
   spr-cluster jobs squad-20261122-142501-k3f
   spr-cluster jobs --context lab --namespace ml
+  spr-cluster jobs s3://my-results
 """
 
 
@@ -52,11 +55,15 @@ def add_parser(subparsers: SubParsers) -> None:
         "succeeded, failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run\n"
         "again), or lost (it left the queue and nothing says how it ended, for example because the head was\n"
         "shut down). A job with a checkpoint and without a model can be resumed:\n"
-        "`spr-cluster train squad --resume JOB`.",
+        "`spr-cluster train squad --resume JOB`. By their URL, jobs that were stored in a bucket are listed\n"
+        "without a cluster.",
         _JOBS_EXAMPLES,
         run=run_jobs,
     )
-    add_job_options(parser, "show only this one, with its pods if it is on Kubernetes")
+    what = (
+        "show only this one, with its pods if it is on Kubernetes; or those in s3://BUCKET/PREFIX"
+    )
+    add_job_options(parser, what, stored=True)
     parser.add_argument(
         "--all", action="store_true", help=f"list all jobs, not only the newest {_NEWEST}"
     )
@@ -65,6 +72,8 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run_jobs(args: argparse.Namespace) -> int:
+    if is_stored(args.job):
+        return _run_stored(args)
     launcher, now = open_launcher(args), utc_now()
     found = launcher.list_jobs()
     if args.job:
@@ -78,6 +87,20 @@ def run_jobs(args: argparse.Namespace) -> int:
         result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
         text = _render_list(launcher, found, now, every=args.all)
     emit(args, text, result)
+    return 0
+
+
+def _run_stored(args: argparse.Namespace) -> int:
+    """List the jobs in a bucket; no cluster is needed."""
+    place = parse_s3_url(args.job)
+    found = list_stored(open_s3(args), place)
+    shown = found if args.all else newest(found)
+    lines = [render(shown, utc_now()) if found else f"No jobs in {place}."]
+    if hidden := len(found) - len(shown):
+        lines.append(f"{counted(hidden, 'earlier job')}: --all")
+    if found:
+        lines.append(f"To get the results of one: spr-cluster fetch {place}/{found[-1].job}")
+    emit(args, "\n".join(lines), {"place": str(place), "jobs": [job.as_dict() for job in found]})
     return 0
 
 

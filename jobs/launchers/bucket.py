@@ -58,6 +58,14 @@ def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, 
     return found, sizes
 
 
+def list_stored(s3: S3Client, place: S3Location) -> tuple[JobSummary, ...]:
+    """Return the jobs whose folders are in ``place``, in the order of submission."""
+    names = [name.split("/") for name in list_folder(s3, place)]
+    jobs = [parts[0] for parts in names if parts[1:] == [RECORD]]
+    found = (find_stored(s3, place.below(job), job)[0] for job in jobs)
+    return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
+
+
 def _read(s3: S3Client, place: S3Location, path: Path) -> str:
     download_file(s3, place.below(path.name), path)
     return path.read_text(encoding="utf-8")

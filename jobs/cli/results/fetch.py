@@ -7,12 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.cli.chosen_cluster import open_cloud
 from cluster.console.display import make_progress
 from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command
-from infra.aws.clients import connect
-from infra.aws.cloud import DEFAULT_REGION
 from infra.aws.s3 import check_s3_location, connect_s3
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
@@ -25,6 +22,7 @@ from jobs.cli.shared.chosen_job import (
     is_stored,
     object_name,
     open_launcher,
+    open_s3,
 )
 from jobs.launchers.bucket import fetch_stored, find_stored
 from jobs.launchers.launcher import RUNNING, JobSummary, Launcher, choose_job
@@ -145,7 +143,7 @@ def _run_stored(args: argparse.Namespace) -> int:
     bucket, job = parse_stored_job(args.job, "fetch")
     place, progress = bucket.below(job), make_progress()
     results = choose_results(args, job)
-    s3 = _open_s3(args, progress)
+    s3 = open_s3(args, progress)
     found, sizes = find_stored(s3, place, job)
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
@@ -154,12 +152,6 @@ def _run_stored(args: argparse.Namespace) -> int:
     known: dict[str, Any] = {**found.as_dict(), "results": str(results), "pushed_to": None}
     emit(args, f"{job} ({found.state}): {results}/", known)
     return 0
-
-
-def _open_s3(args: argparse.Namespace, progress: Progress) -> S3Client:
-    if args.cloud == "local":
-        return connect(open_cloud("local", args.region or DEFAULT_REGION, progress)).s3
-    return connect_s3()
 
 
 def _find_job(args: argparse.Namespace, progress: Progress) -> tuple[Launcher, JobSummary]:

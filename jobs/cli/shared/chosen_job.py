@@ -14,13 +14,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.chosen_cluster import (
+    add_cluster_options,
+    open_chosen_cloud,
+    open_cloud,
+    open_context,
+)
 from cluster.console.display import make_progress
 from cluster.context import Context
 from cluster.local_files import home, utc_now
 from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
-from infra.aws.cloud import Cloud
+from infra.aws.clients import connect
+from infra.aws.cloud import DEFAULT_REGION, Cloud
+from infra.aws.s3 import connect_s3
 from infra.cost.prices import Prices
 from infra.ec2.inventory import describe_inventory
 from infra.errors import UsageError
@@ -36,6 +43,8 @@ from jobs.train.request import check_results, expand_home
 from provision.stacks.load import load_stack
 
 if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
     from jobs.launchers.kubernetes.api import KubernetesApi
     from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 
@@ -88,6 +97,14 @@ def is_stored(job: str | None) -> bool:
 
 def _job_id_or_url(text: str) -> str:
     return text if is_stored(text) else _job_id(text)
+
+
+def open_s3(args: argparse.Namespace, progress: Progress | None = None) -> S3Client:
+    """Return the S3 of stored jobs: AWS's, or with ``--cloud local`` the embedded cloud's."""
+    if args.cloud == "local":
+        cloud = open_cloud("local", args.region or DEFAULT_REGION, progress or Silent())
+        return connect(cloud).s3
+    return connect_s3()
 
 
 def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> Launcher:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,25 @@ def test_a_stored_job_is_fetched_without_a_cluster(
     assert (found["job"], found["state"]) == ("squad-1", "succeeded")
     assert (found["checkpoint"], found["has_model"]) == ("step-000005", True)
     assert not found["unfinished"]
+
+
+def test_the_jobs_in_a_bucket_are_listed(s3: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    later = replace(SUBMITTED, when="2026-08-01T10:00:00+00:00").render()
+    s3.put_object(Bucket="results", Key="team/squad-0/job.json", Body=later.encode())
+    s3.put_object(Bucket="results", Key="team/notes.txt", Body=b"x")
+
+    assert main(["jobs", "s3://results/team", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["jobs"]
+    assert [(job["job"], job["state"]) for job in found] == [
+        ("squad-1", "succeeded"),
+        ("squad-0", "running"),
+    ]
+    assert main(["jobs", "s3://results/team"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"squad-1 +succeeded", text)
+    assert "To get the results of one: spr-cluster fetch s3://results/team/squad-0" in text
+    assert main(["jobs", "s3://results/nobody"]) == 0
+    assert capsys.readouterr().out == "No jobs in s3://results/nobody.\n"
 
 
 def test_a_job_that_has_not_ended_is_said_to_be_so(

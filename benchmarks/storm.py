@@ -209,7 +209,7 @@ def outlive(cloud: CloudProcess, home: Path, wish: dict[str, Any], *, is_up: boo
         wrong = [f"until done: {moved.error}"] if moved.code == BROKEN else []
     record = describe_inventory(ec2, NAME, ("security_groups",)).record
     if record is None:
-        return []
+        return wrong
     cloud.ask("lives")
     # In two steps, so that ends are exact: the timers' and the second guard's.
     for end in (record.latest, record.latest + AFTER):

@@ -247,8 +247,8 @@ def run_alone(bench: Bench, number: int, fault: str) -> float | None:
     billed = {*other.json("status", *nodes.options)["resources"]} - free
     bench.require(not billed, f"alone {number}: left: {billed}")
     other.run("down", *nodes.options, "--yes")
-    left = other.json("status", *nodes.options)["resources"]
-    bench.require(not left, f"alone {number}: left after down: {left}")
+    left = [row["cluster"] for row in other.json("list", *LOCAL)["clusters"]]
+    bench.require(nodes.name not in left, f"alone {number}: left after down: {left}")
     bench.note("alone", number=number, fault=fault, gone_s=passed, usd=nodes.bill(ended))
     return passed
 

@@ -126,14 +126,16 @@ class Overview:
     def _may_be_starting(self, now: datetime) -> bool:
         """Whether an `up`, here or on another machine, may still be creating it."""
         unconnected = is_unconnected(self.found.alive, self.wanted_nodes)
-        return self._is_new(now) and unconnected and not is_idle_here(self.name)
+        age = self._age(now)
+        is_new = age is not None and age < _LONGEST_START
+        return is_new and unconnected and not is_idle_here(self.name)
 
-    def _is_new(self, now: datetime) -> bool:
+    def _age(self, now: datetime) -> timedelta | None:
+        """Return the time since its creation; ``None`` without a readable record."""
         try:
-            record = self.found.record
+            return now - self.found.record.created if self.found.record else None
         except SprError:
-            return False
-        return record is not None and now - record.created < _LONGEST_START
+            return None
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires
@@ -149,8 +151,9 @@ class Overview:
 
         A kept image is no orphan, nor is a cluster for which an `up` may still be buying machines.
         """
-        state = self.state(now)
-        return state == "expired" or (state == "no machines" and not self._is_new(now))
+        state, age = self.state(now), self._age(now)
+        has_ended = state == "no machines" and age is not None and age >= _LONGEST_START
+        return state == "expired" or has_ended
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
         """Return the cluster for ``--json``."""

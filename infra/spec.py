@@ -299,7 +299,7 @@ class ClusterOptions(BaseModel):
     capacity_reservation: Annotated[
         str | None,
         Option(
-            "buy in this On-Demand Capacity Reservation only; `none` ends that (default: first in zones "
+            "buy only in this On-Demand Capacity Reservation; `none` stops using it (default: prefer zones "
             "whose open reservations have room for all machines)",
             "ID",
             "an ID such as cr-0123456789abcdef0, or none",
@@ -416,7 +416,8 @@ class ClusterOptions(BaseModel):
     def _possible_reservation(self) -> ClusterOptions:
         if self.capacity_reservation and self.spot:
             raise UsageError(
-                f"--capacity-reservation: it is for on-demand machines, not for --market {self.market}"
+                f"--capacity-reservation: it is for on-demand machines, not for --market {self.market}",
+                hint="omit one of them; --capacity-reservation none stops using it",
             )
         return self
 

@@ -35,7 +35,7 @@ _LIST_EXAMPLES = """\
 _GC_EXAMPLES = """\
   spr-cluster gc             show forgotten clusters, and ask
   spr-cluster gc --all-regions --yes
-  spr-cluster gc --all       also unfinished clusters and kept images
+  spr-cluster gc --all       also new clusters without machines, and kept images
 """
 
 
@@ -52,7 +52,7 @@ def add_parser(subparsers: SubParsers) -> None:
     gc = add_command(
         subparsers,
         "gc",
-        "Find expired clusters and what ended ones have left, and offer to remove it. A cluster that has\n"
+        "Find expired clusters and leftovers of ended ones, and offer to remove them. A cluster that has\n"
         "machines and has not expired is never touched.",
         _GC_EXAMPLES,
         run=run_gc,
@@ -209,7 +209,7 @@ def _render(search: _Search, now: datetime, *, all_regions: bool) -> str:
     if search.billed:
         lines += [_total([cluster for _, cluster in search.found], now)]
     if any(cluster.is_orphan(now) for _, cluster in search.found):
-        lines += ["To remove what ended clusters have left: spr-cluster gc"]
+        lines += ["To remove leftovers of ended clusters: spr-cluster gc"]
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.context import Context
 from cluster.lifecycle.machines import Machines
-from cluster.lifecycle.prepare import prepare
+from cluster.lifecycle.prepare import find_reservations, prepare
 from cluster.verify.results import CLUSTER, CheckResult, Verdict, name_some
 from infra.aws.clients import DENIED, error_code, translate_boto_error
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
@@ -336,7 +336,8 @@ def _purchase(exam: Examination) -> Iterable[CheckResult]:
     machines = Machines(ctx, plan_input, plan.keep, tuple)
     image = plan_input.image or exam.image
     bought = machines.purchase(_ROLES[kind], count, image, plan_input.group)
-    offers = list_offers(plan_input.spec, exam.support, exam.networks)
+    reserved = find_reservations(ctx, plan_input, exam.networks)
+    offers = list_offers(plan_input.spec, exam.support, exam.networks, reserved)
     # Of the offers in a zone, the first is in the placement group.
     places = {(offer.place, offer.market): offer for offer in reversed(offers)}
     results = [

@@ -157,31 +157,26 @@ def find_offers(
             "This machine's network seems to block port 22, over which the machines are reached: "
             f"{blocked}."
         )
-    return list_offers(spec, support, networks, _find_reservations(ctx, plan_input, networks, note))
+    return list_offers(spec, support, networks, find_reservations(ctx, plan_input, networks))
 
 
-def _find_reservations(
-    ctx: Context,
-    plan_input: PlanInput,
-    networks: Sequence[network.Network],
-    note: Callable[[str], None],
+def find_reservations(
+    ctx: Context, plan_input: PlanInput, networks: Sequence[network.Network]
 ) -> tuple[Reservation, ...]:
-    """Return the reservations to buy in. Raises :class:`UsageError` if the one asked for can't serve."""
+    """Return the capacity reservations to buy in: the one asked for, else open ones with enough room.
+
+    Raises :class:`UsageError` if the one asked for can't serve.
+    """
     spec, ec2 = plan_input.spec, ctx.clients.ec2
-    missing = max(1, spec.nodes - len(plan_input.found.alive))
+    if spec.spot:
+        return ()
     if spec.capacity_reservation is None:
-        types = () if spec.spot else spec.instance_types
-        found = find_open_reservations(ec2, types, missing) if types else ()
-        for each in found[:1] if spec.placement_group else ():
-            note(
-                f"Open capacity reservation {each.id} in {each.zone} has room for the machines, which "
-                "start there first, without a placement group."
-            )
-        return found
-    wanted = find_reservation(ec2, spec, missing)
+        healthy = [m for m in plan_input.found.alive if m.id not in plan_input.unhealthy]
+        return find_open_reservations(ec2, spec.instance_types, max(1, spec.nodes - len(healthy)))
+    wanted = find_reservation(ec2, spec)
     if wanted.zone not in {each.zone for each in networks}:
         raise UsageError(
-            f"--capacity-reservation {wanted.id}: it is in {wanted.zone}, where no usable subnet is",
+            f"--capacity-reservation {wanted.id}: it is in {wanted.zone}, which has no usable subnet",
             hint=f"choose a subnet in {wanted.zone} with --subnet-id",
         )
     return (wanted,)

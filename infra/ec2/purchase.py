@@ -57,6 +57,8 @@ _HINTS = {
     "console, or use fewer --nodes",
     "MaxSpotInstanceCountExceeded": "request more spot vCPUs (quota L-34B43A08) in the Service "
     "Quotas console, or omit --market spot",
+    "ReservationCapacityExceeded": "use fewer --nodes or --capacity-reservation none, or wait for room: "
+    "--wait-for-capacity 2h",
     "SpotMaxPriceTooLow": "raise --max-price, or use --market spot-or-on-demand",
 }
 _NO_ROOM_HINT = (
@@ -80,7 +82,6 @@ class Offer:
     market: str
     in_group: bool
     ena_express: bool = False
-    reservation: Reservation | None = None
 
     @property
     def place(self) -> tuple[str, str]:
@@ -89,8 +90,7 @@ class Offer:
     def __str__(self) -> str:
         market = ", spot" if self.market == SPOT else ""
         group = ", in the placement group" if self.in_group else ""
-        reserved = f", in {self.reservation.id}" if self.reservation else ""
-        return f"{self.type.name} in {self.network.zone}{market}{group}{reserved}"
+        return f"{self.type.name} in {self.network.zone}{market}{group}"
 
 
 @dataclass(frozen=True)
@@ -138,25 +138,16 @@ def list_offers(
     networks: Sequence[Network],
     reservations: Sequence[Reservation] = (),
 ) -> tuple[Offer, ...]:
-    """Return every way to buy the machines of a spec, in order of preference: first in reservations.
+    """Return every way to buy the machines of a spec, in order of preference.
 
-    With ``--capacity-reservation``, only those.
+    For each type, zones with capacity reservations come first; with ``--capacity-reservation``, they are
+    the only ones.
     """
-    offers = []
-    for each in reservations:
-        known = support.get(each.instance_type)
-        type_ = (known and known.machine) or INSTANCE_TYPES.get(each.instance_type)
-        if known and type_:
-            offers += [
-                Offer(type_, network, ON_DEMAND, False, known.ena_express, each)
-                for network in networks
-                if network.zone == each.zone
-            ]
-    if spec.capacity_reservation:
-        return tuple(offers)
     markets = [SPOT] if spec.spot else [ON_DEMAND]
     if spec.spot and spec.on_demand_allowed:
         markets.append(ON_DEMAND)
+    reserved = {(each.instance_type, each.zone) for each in reservations}
+    offers: list[Offer] = []
     for market in markets:
         for name in spec.instance_types:
             known = support.get(name)
@@ -166,11 +157,14 @@ def list_offers(
             places = [network for network in networks if network.zone in known.zones]
             # Even for one node: the cluster may grow, and a running machine can't join a group.
             groups = [True, False] if spec.placement_group and known.cluster_groups else [False]
-            offers += [
+            own = [
                 Offer(type_, network, market, in_group, known.ena_express)
                 for in_group in groups
                 for network in places
             ]
+            offers += sorted(own, key=lambda offer: offer.place not in reserved)
+    if spec.capacity_reservation:
+        offers = [offer for offer in offers if offer.place in reserved]
     return tuple(offers)
 
 
@@ -319,16 +313,11 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
     }
     if profile := spec.instance_profile or (purchase.profile if spec.makes_role else ""):
         request["IamInstanceProfile"] = {"Name": profile}
-    reservation = offer.reservation
-    if (
-        group := tags.resource_name(spec.name)
-        if offer.in_group
-        else reservation and reservation.group
-    ):
-        request["Placement"] = {"GroupName": group}
-    # Without a target, EC2 uses an open reservation by itself.
-    if reservation and spec.capacity_reservation:
-        target = {"CapacityReservationId": reservation.id}
+    if offer.in_group:
+        request["Placement"] = {"GroupName": tags.resource_name(spec.name)}
+    # Without a target, EC2 uses open reservations by itself.
+    if id_ := spec.capacity_reservation:
+        target = {"CapacityReservationId": id_}
         request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
     if offer.market == SPOT:
         request["InstanceMarketOptions"] = _spot_options(spec)

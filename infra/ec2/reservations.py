@@ -13,7 +13,6 @@ from botocore.exceptions import ClientError
 
 from infra.aws.clients import DENIED, error_code
 from infra.errors import UsageError
-from infra.words import counted
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -21,16 +20,18 @@ if TYPE_CHECKING:
 
     from infra.spec import ClusterSpec
 
+# Of other reservations, a machine with Ubuntu uses none.
+_PLATFORM, _TENANCY = "Linux/UNIX", "default"
+
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation with room for ``free`` machines; only machines of its placement group fit, if any."""
+    """A reservation with room for ``free`` machines."""
 
     id: str
     instance_type: str
     zone: str
     free: int
-    group: str = ""
 
     @staticmethod
     def from_aws(found: CapacityReservationTypeDef) -> Reservation:
@@ -39,14 +40,13 @@ class Reservation:
             instance_type=found["InstanceType"],
             zone=found["AvailabilityZone"],
             free=found["AvailableInstanceCount"],
-            group=found.get("PlacementGroupArn", "").rpartition("/")[2],
         )
 
 
-def find_reservation(ec2: EC2Client, spec: ClusterSpec, missing: int) -> Reservation:
-    """Return the reservation of ``--capacity-reservation``, if it has room for ``missing`` machines.
+def find_reservation(ec2: EC2Client, spec: ClusterSpec) -> Reservation:
+    """Return the reservation of ``--capacity-reservation``, whether it has room or not.
 
-    Raises :class:`UsageError` otherwise, naming what would fit.
+    Raises :class:`UsageError` if it can't be used, naming why.
     """
     id_ = str(spec.capacity_reservation)
     option, region = f"--capacity-reservation {id_}", ec2.meta.region_name
@@ -61,17 +61,13 @@ def find_reservation(ec2: EC2Client, spec: ClusterSpec, missing: int) -> Reserva
         ) from None
     if found["State"] != "active":
         raise UsageError(f"{option}: it is {found['State']}, not active")
+    if why := _why_unusable(found):
+        raise UsageError(f"{option}: it is {why}, which this tool does not use")
     reservation = Reservation.from_aws(found)
     if reservation.instance_type not in spec.instance_types:
         raise UsageError(
             f"{option}: it is for {reservation.instance_type}",
             hint=f"add --instance-type {reservation.instance_type}",
-        )
-    if reservation.free < missing:
-        room = counted(reservation.free, "machine")
-        raise UsageError(
-            f"{option}: it has room for {room}; {missing} are missing",
-            hint="use fewer --nodes, or --capacity-reservation none",
         )
     return reservation
 
@@ -81,22 +77,34 @@ def find_open_reservations(
 ) -> tuple[Reservation, ...]:
     """Return the reservations that any matching launch uses, and that have room for ``missing`` machines.
 
-    A launch into a placement group uses none of them. Returns none without permission to list them.
+    Returns none without permission to list them.
     """
     values = {
         "state": ["active"],
         "instance-match-criteria": ["open"],
         "instance-type": list(types),
-        "tenancy": ["default"],
     }
     filters = [{"Name": name, "Values": given} for name, given in values.items()]
     try:
-        found = [Reservation.from_aws(each) for each in _describe(ec2, Filters=filters)]
+        usable = [each for each in _describe(ec2, Filters=filters) if not _why_unusable(each)]
     except ClientError as error:
         if error_code(error) not in DENIED:
             raise
         return ()
-    return tuple(each for each in found if each.free >= missing and not each.group)
+    return tuple(each for each in map(Reservation.from_aws, usable) if each.free >= missing)
+
+
+def _why_unusable(found: CapacityReservationTypeDef) -> str:
+    """Return what a reservation is for, if not for machines as this tool buys them."""
+    if found["InstancePlatform"] != _PLATFORM:
+        return f"for {found['InstancePlatform']}"
+    if found["Tenancy"] != _TENANCY:
+        return f"for {found['Tenancy']} tenancy"
+    if found.get("ReservationType", "default") != "default":
+        return f"of type {found['ReservationType']}"
+    if arn := found.get("PlacementGroupArn"):
+        return f"in placement group {arn.rpartition('/')[2]}"
+    return ""
 
 
 def _describe(ec2: EC2Client, **selection: Any) -> list[CapacityReservationTypeDef]:

@@ -48,7 +48,15 @@ Fate = Literal[
 ]
 
 _SERVICES = (
-    *("ec2", "iam", "organizations", "pricing", "s3", "scheduler", "ssm", "sts", "service-quotas"),
+    "ec2",
+    "iam",
+    "organizations",
+    "pricing",
+    "s3",
+    "scheduler",
+    "ssm",
+    "sts",
+    "service-quotas",
 )
 # AWS's HTTP statuses for retryable error codes; all other codes are client errors:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
@@ -167,13 +175,14 @@ class CapacityRule(_Section):
 
 
 class ReservationRule(_Section):
-    """A capacity reservation of the account; an open one serves any matching launch without a group."""
+    """A capacity reservation of the account; an open one serves any matching launch."""
 
     id: str = Field(pattern="^cr-[0-9a-f]{17}$")
     zone: str
     instance_type: str
     count: int = Field(ge=1)
     match: Literal["open", "targeted"] = "open"
+    platform: str = "Linux/UNIX"
     state: Literal["active", "expired", "cancelled"] = "active"
 
 

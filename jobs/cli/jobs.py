@@ -55,8 +55,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "succeeded, failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run\n"
         "again), or lost (it left the queue and nothing says how it ended, for example because the head was\n"
         "shut down). A job with a checkpoint and without a model can be resumed:\n"
-        "`spr-cluster train squad --resume JOB`. By their URL, jobs that were stored in a bucket are listed\n"
-        "without a cluster.",
+        "`spr-cluster train squad --resume JOB`. With s3://BUCKET/PREFIX, list the jobs stored there; no\n"
+        "cluster is needed.",
         _JOBS_EXAMPLES,
         run=run_jobs,
     )
@@ -92,14 +92,20 @@ def run_jobs(args: argparse.Namespace) -> int:
 
 def _run_stored(args: argparse.Namespace) -> int:
     """List the jobs in a bucket; no cluster is needed."""
-    place = parse_s3_url(args.job)
-    found = list_stored(open_s3(args), place)
+    place, progress = parse_s3_url(args.job, "jobs"), make_progress()
+    with progress.phase(f"List {place}"):
+        found = list_stored(open_s3(args, progress), place)
     shown = found if args.all else newest(found)
     lines = [render(shown, utc_now()) if found else f"No jobs in {place}."]
     if hidden := len(found) - len(shown):
         lines.append(f"{counted(hidden, 'earlier job')}: --all")
+    if any(job.state == RUNNING for job in found):
+        lines.append("running: the end is not in the bucket; the nodes may be gone")
     if found:
-        lines.append(f"To get the results of one: spr-cluster fetch {place}/{found[-1].job}")
+        last, is_one = found[-1].job, place.prefix.rpartition("/")[2] == found[-1].job
+        words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
+        words += ["--cloud", "local"] if args.cloud == "local" else []
+        lines.append(f"To get the results of one: {shlex.join(words)}")
     emit(args, "\n".join(lines), {"place": str(place), "jobs": [job.as_dict() for job in found]})
     return 0
 

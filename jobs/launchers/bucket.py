@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.aws.s3 import download_file, list_folder
-from infra.errors import JobError, UsageError
+from infra.errors import JobError, SprError, UsageError
 from infra.files import parse_as
 from infra.s3_url import S3Location
 from infra.words import format_size
 from jobs.launchers.files import move_results
-from jobs.launchers.launcher import RUNNING, JobEnd, JobSummary, parse_end
+from jobs.launchers.launcher import NAME, RUNNING, JobEnd, JobSummary, parse_end
 from jobs.launchers.plan import RECORD
 from jobs.launchers.record import JobRecord, complete_record
 from jobs.worker.storage.restore import newest
@@ -32,6 +34,10 @@ def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, 
     A job without an end counts as running. Raises :class:`UsageError` if there is no job.
     """
     sizes = list_folder(s3, place)
+    return _read_job(s3, place, job, sizes), sizes
+
+
+def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int]) -> JobSummary:
     if RECORD not in sizes:
         raise UsageError(f"there is no job {job} in {place}", hint=f"it has no {RECORD}")
     with tempfile.TemporaryDirectory() as folder:
@@ -45,9 +51,10 @@ def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, 
         for name in sizes
         if name.startswith(CHECKPOINTS) and name.endswith("/checkpoint.json")
     ]
-    found = JobSummary(
+    return JobSummary(
         **vars(end),
         job=job,
+        command=record.command,
         submitted=datetime.fromisoformat(record.when),
         ranks_per_node=record.placement.nproc_per_node,
         size_kib=sum(sizes.values()) >> 10,
@@ -55,14 +62,23 @@ def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, 
         checkpoint=newest(complete) or None,
         unfinished=record.resumable and "output/results.json" not in sizes,
     )
-    return found, sizes
 
 
 def list_stored(s3: S3Client, place: S3Location) -> tuple[JobSummary, ...]:
-    """Return the jobs whose folders are in ``place``, in the order of submission."""
-    names = [name.split("/") for name in list_folder(s3, place)]
-    jobs = [parts[0] for parts in names if parts[1:] == [RECORD]]
-    found = (find_stored(s3, place.below(job), job)[0] for job in jobs)
+    """Return the jobs whose folders are in ``place``, or whose folder it is, in the order of submission."""
+    sizes = list_folder(s3, place)
+    if RECORD in sizes:
+        return (_read_job(s3, place, place.prefix.rpartition("/")[2], sizes),)
+    folders: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, size in sizes.items():
+        folder, _, rest = name.partition("/")
+        folders[folder][rest] = size
+    found = []
+    for job, own in folders.items():
+        # A folder may be somebody else's, or be removed meanwhile.
+        with suppress(SprError, ValueError):
+            if RECORD in own and NAME.fullmatch(job):
+                found.append(_read_job(s3, place.below(job), job, own))
     return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
 
 

@@ -62,8 +62,9 @@ def choose_reservation(ec2: Any, pool: CapacityPool, target: str, least: int) ->
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-launch.html
     """
     rules: tuple[ReservationRule, ...] = ec2.runtime.faults.now.reservation
-    fits = [r for r in rules if (r.zone, r.instance_type) == (pool.zone, pool.instance_type)]
-    if pool.market == "spot" or pool.grouped:
+    asked = (pool.zone, pool.instance_type, "Linux/UNIX")
+    fits = [r for r in rules if (r.zone, r.instance_type, r.platform) == asked]
+    if pool.market == "spot":
         fits = []
     if not target:
         has_room = (r.id for r in fits if r.match == "open" and room_in(ec2, r) >= least)
@@ -94,7 +95,7 @@ def render_reservation(ec2: Any, rule: ReservationRule) -> dict[str, Any]:
         "CapacityReservationId": rule.id,
         "OwnerId": ec2.account_id,
         "InstanceType": rule.instance_type,
-        "InstancePlatform": "Linux/UNIX",
+        "InstancePlatform": rule.platform,
         "AvailabilityZone": rule.zone,
         "Tenancy": "default",
         "TotalInstanceCount": rule.count,

@@ -18,6 +18,7 @@ from cluster.cli.down import remove_cluster
 from cluster.console.output import say
 from cluster.context import Context
 from cluster.lifecycle.deadline import raise_latest
+from cluster.lifecycle.prepare import time_is_over
 from cluster.slurm.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
 from infra.ec2.inventory import Inventory, describe_inventory
@@ -122,6 +123,8 @@ def require_limit(ctx: Context) -> Limit:
             f"--until-done: cluster {name!r} has no limit, so the job could keep its nodes forever",
             hint=f"set one: spr-cluster up --max-hours 24 {ctx.flags}, or --max-cost USD",
         )
+    if record.is_over(ctx.now()):
+        raise time_is_over(ctx, record)
     return Limit(record.latest, record.bound, record.options["grace"])
 
 

@@ -78,7 +78,7 @@ class ExpiryWatch:
             self._warned_late = True
             hours = math.ceil((done - self.expires).total_seconds() / 3600 + _MARGIN_H)
             self._warn(
-                f"training would end at about {spoken_day(done, self.now().date())}, after that",
+                f"the job would end at about {spoken_day(done, self.now().date())}, after that",
                 hours,
             )
 

@@ -21,7 +21,7 @@ from infra.wait import Progress, Silent
 from infra.words import counted, spoken_day, spoken_duration
 from jobs.launchers import files
 from jobs.launchers.folders import send_folders
-from jobs.launchers.launcher import CANCELLED, JobEnd, JobSummary, Outcome
+from jobs.launchers.launcher import CANCELLED, JobEnd, Outcome
 from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.packages import install_packages
 from jobs.launchers.placement import Placement, plan_placement
@@ -291,19 +291,18 @@ class JobSession:
         outcome.job, outcome.state, outcome.results = job, end.state, results
         return end
 
-    def show_estimate(self, record: JobRecord) -> None:
+    def show_estimate(self, plan: JobPlan) -> None:
         """Say how long the same command took before, with a warning if the nodes shut down earlier."""
-        context = self.context
-        cluster = context.cluster
-        done: list[JobSummary] = []
-        with suppress(HostError):  # the job is submitted, whatever happens here
-            done = [
-                job
-                for job in list_jobs(self.head)
-                if (job.command, len(job.nodes)) == (record.command, record.nnodes)
-                and job.state == SUCCEEDED
-            ]
-        if cluster.expires is None or not done or done[-1].seconds is None:
+        context, cluster = self.context, self.context.cluster
+        if cluster.expires is None or plan.resumed_job:
+            return
+        asked = shlex.join(_argv(plan)), len(cluster.first(plan.nodes).nodes)
+        done = [
+            job
+            for job in list_jobs(self.head)
+            if (job.command, len(job.nodes)) == asked and job.state == SUCCEEDED
+        ]
+        if not done or done[-1].seconds is None:
             return
         seconds = done[-1].seconds
         context.on_log(f"the same command took {spoken_duration(seconds)} in {done[-1].job}")
@@ -314,7 +313,7 @@ class JobSession:
 
     def _record(self, plan: JobPlan, placement: Placement) -> JobRecord:
         context = self.context
-        argv = plan.command or ("python", "-m", plan.module, *plan.argv)
+        argv = _argv(plan)
         cluster, stack = context.cluster, context.stack
         return JobRecord(
             job=self.paths.job_id,
@@ -358,6 +357,10 @@ class JobSession:
         return f"checkpoint {checkpoint} is saved; to resume the job: {shlex.join(words)}"
 
 
+def _argv(plan: JobPlan) -> tuple[str, ...]:
+    return plan.command or ("python", "-m", plan.module, *plan.argv)
+
+
 def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) -> JobSession:
     """Open a session for one job folder. To start a job, raises :class:`JobError` if nodes are missing."""
     head = context.open_host(context.cluster.head)
@@ -375,8 +378,8 @@ def _require_time(context: JobContext, expires: datetime) -> None:
     cluster = context.cluster
     raise JobError(
         f"the time to live of cluster {cluster.name!r} was over at "
-        f"{spoken_day(expires, context.now.date())}: its nodes start no job",
-        hint=f"to go on with them, if they are still there: spr-cluster extend 2h {cluster.flags}",
+        f"{spoken_day(expires, context.now.date())}: its nodes accept no new jobs",
+        hint=f"to keep using them, if they still exist: spr-cluster extend 2h {cluster.flags}",
     )
 
 
@@ -394,8 +397,8 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
         context.keep_nodes()
+        session.show_estimate(plan)
         record = session.start(plan)
-        session.show_estimate(record)
         if plan.down_when_done:
             context.on_log(
                 f"when the job has ended and is in {plan.bucket}, all nodes power off; if it can't be "

@@ -300,7 +300,7 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
     assert rows[0][:5] == ["NAME", "CLOUD", "REGION", "STATE", "NODES"]
     assert rows[1][:5] == ["bert", "aws", "us-east-1", "running", "2/2"]
     assert rows[2][:5] == ["forgotten", "aws", "us-east-1", "expired", "0/?"]
-    assert "To remove what ended clusters have left: spr-cluster gc" in text
+    assert "To remove leftovers of ended clusters: spr-cluster gc" in text
     assert [cluster["cluster"] for cluster in result["clusters"]] == ["bert", "forgotten"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.lifecycle.prepare import find_offers
+from infra.ec2.purchase import NoCapacityError
 from infra.ec2.reservations import find_open_reservations
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE as METAL
@@ -51,11 +52,15 @@ def test_machines_are_bought_in_the_chosen_reservation_only(
     target = {"CapacityReservationTarget": {"CapacityReservationId": ID}}
     for request in cloud.purchases():
         assert request["CapacityReservationSpecification"] == target
-        assert "Placement" not in request
+        assert "Placement" in request
     cloud.up(nodes=3)
-    with pytest.raises(UsageError, match="it has room for 0 machines; 1 are missing") as refused:
+    with pytest.raises(NoCapacityError, match="ReservationCapacityExceeded") as full:
         cloud.up(nodes=4)
-    assert "--capacity-reservation none" in str(refused.value.hint)
+    assert "--capacity-reservation none" in str(full.value.hint)
+    assert full.value.may_pass, "--wait-for-capacity waits for it"
+    cloud.end(cluster.workers[0].instance.id)
+    cloud.clock.now += 60  # until EC2 has it back
+    assert len(cloud.up(nodes=3).nodes) == 3
     cloud.faults(reservation(match="targeted"))
     assert len(cloud.up(nodes=4, capacity_reservation="none").nodes) == 4
     assert "CapacityReservationSpecification" not in cloud.purchases()[-1]
@@ -69,13 +74,19 @@ def test_an_open_reservation_comes_first(simulated_cloud: SimulatedCloud) -> Non
     cloud.up(nodes=2)
     for request in cloud.purchases():
         assert "CapacityReservationSpecification" not in request
-        assert "Placement" not in request, "EC2 would not use the reservation"
+        assert "Placement" in request
     (left,) = find_open_reservations(cloud.ctx.clients.ec2, [METAL], 1)
     assert left.free == 1
 
 
 @pytest.mark.parametrize(
-    "rule", [reservation(count=1), reservation(match="targeted"), reservation(state="expired")]
+    "rule",
+    [
+        reservation(count=1),
+        reservation(match="targeted"),
+        reservation(state="expired"),
+        reservation(platform="Windows"),
+    ],
 )
 def test_other_reservations_change_nothing(simulated_cloud: SimulatedCloud, rule: str) -> None:
     before = zones(simulated_cloud, nodes=2)
@@ -89,7 +100,8 @@ def test_other_reservations_change_nothing(simulated_cloud: SimulatedCloud, rule
         ("", {}, "no such reservation in us-east-1"),
         (reservation(state="expired"), {}, "it is expired, not active"),
         (reservation(instance_type="m7i.metal-24xl"), {}, "it is for m7i.metal-24xl"),
-        (reservation(zone="us-east-1e"), {}, "it is in us-east-1e, where no usable subnet is"),
+        (reservation(platform="Windows"), {}, "it is for Windows, which this tool does not use"),
+        (reservation(zone="us-east-1e"), {}, "it is in us-east-1e, which has no usable subnet"),
         (reservation(), {"market": "spot"}, "for on-demand machines, not for --market spot"),
     ],
 )

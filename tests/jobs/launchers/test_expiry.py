@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import HostError, JobError
+from jobs.launchers.plan import JobPlan
 from jobs.launchers.queue.history import ExpiryWatch
 from jobs.launchers.queue.session import attach, open_session
 from tests.jobs.context import NOW as STARTED
@@ -49,7 +50,7 @@ def test_a_user_is_warned_once_that_a_job_is_late_and_once_that_the_end_is_near(
     commands = [f"spr-cluster extend {hours}h --name x" for hours in (1, 2)]
     assert ends == ([] if extended else commands)
     if not extended:
-        assert "shut down at 15:00 UTC (in 1 h); training would end at about 15:30 UTC" in shown[0]
+        assert "shut down at 15:00 UTC (in 1 h); the job would end at about 15:30 UTC" in shown[0]
         assert "shut down at 15:00 UTC (in 9 min); the job and its" in shown[1]
 
 
@@ -96,11 +97,14 @@ def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_ta
     ends = STARTED + timedelta(hours=hours)
     context = replace(context, cluster=replace(context.cluster, expires=ends))
 
-    open_session(context).show_estimate(SUBMITTED)
+    plan = JobPlan("squad", "worker.tasks", (), "gloo", command=SUBMITTED.argv)
+    open_session(context).show_estimate(replace(plan, resumed_job="squad-2"))
+    assert len(log) == 1
+    open_session(context).show_estimate(plan)
 
-    assert log[1] == "the same command took 12 min in squad-2"
-    warned = "".join(log[2:])
-    assert ("training would end at about 14:37 UTC, after that" in warned) is is_late
+    assert log[2] == "the same command took 12 min in squad-2"
+    warned = "".join(log[3:])
+    assert ("the job would end at about 14:37 UTC, after that" in warned) is is_late
     assert ("spr-cluster extend 1h" in warned) is is_late
 
 
@@ -113,6 +117,8 @@ def test_no_job_is_submitted_in_the_grace_period(extended: datetime | None) -> N
     if extended:
         open_session(context)
         return
-    with pytest.raises(JobError, match=r"was over at 14:20 UTC: its nodes start no job") as refused:
+    with pytest.raises(
+        JobError, match=r"was over at 14:20 UTC: its nodes accept no new jobs"
+    ) as refused:
         open_session(context)
     assert "spr-cluster extend 2h" in str(refused.value.hint)

@@ -99,7 +99,7 @@ def main() -> None:
 
 @contextmanager
 def serving(root: Path, nice: int = 0) -> Iterator[str]:
-    """Run moto's server in a process of its own."""
+    """Run moto's server in a separate process."""
     keys = {
         "AWS_ACCESS_KEY_ID": "a",
         "AWS_SECRET_ACCESS_KEY": "b",

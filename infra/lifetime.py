@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 class Lifetime:
     """A machine powers off at ``expires``, unless the head holds it, and at ``latest`` in any case.
 
-    ``grace`` is how long results that nobody has fetched may hold it.
+    ``grace`` is how long unfetched results may hold it.
     """
 
     expires: datetime

@@ -162,7 +162,7 @@ def merge_options(
     known = dict(record.options) if record else {}
     asked = given.get("labels")
     if record and isinstance(asked, tuple) and {*asked} <= {*known.get("labels", ())}:
-        # An organization may have added tags of its own.
+        # An organization may have added tags.
         given = {key: value for key, value in given.items() if key != "labels"}
     for key, option in ((key, option.flag) for key, option in OPTIONS.items() if option.fixed):
         if key in given and key in known and given[key] != known[key]:

@@ -110,24 +110,24 @@ def make_faults(dice: random.Random, policy: Path, network: str) -> str:
 
 def make_request(dice: random.Random) -> dict[str, Any]:
     """Return the cluster to request in one run."""
-    wish: dict[str, Any] = {"nodes": dice.randint(1, 5)}
+    request: dict[str, Any] = {"nodes": dice.randint(1, 5)}
     if dice.random() < 0.3:
-        wish["instance_types"] = TYPES
+        request["instance_types"] = TYPES
     if dice.random() < 0.3:
-        wish["market"] = dice.choice(["spot", "spot-or-on-demand"])
-    wish["second_guard"] = dice.random() < 0.3
-    wish["bake"] = dice.choice(["head", "none"])
+        request["market"] = dice.choice(["spot", "spot-or-on-demand"])
+    request["second_guard"] = dice.random() < 0.3
+    request["bake"] = dice.choice(["head", "none"])
     hours = dice.uniform(_LONGEST.total_seconds() / 3600, 24)
-    wish["max_cost"] = round(usd_per_hour(wish) * hours + 0.01, 2)
-    return wish
+    request["max_cost"] = round(usd_per_hour(request) * hours + 0.01, 2)
+    return request
 
 
-def usd_per_hour(wish: Mapping[str, Any]) -> float:
+def usd_per_hour(request: Mapping[str, Any]) -> float:
     """Return the highest price of a cluster's nodes."""
-    types = wish.get("instance_types", (DEFAULT_INSTANCE_TYPE,))
+    types = request.get("instance_types", (DEFAULT_INSTANCE_TYPE,))
     node = table_prices(TABLE_REGION, types).highest(types, ClusterOptions().volume_gib)
     assert node
-    return node.usd * int(wish["nodes"])
+    return node.usd * int(request["nodes"])
 
 
 def run_priced_up(ctx: Context, given: Mapping[str, Any]) -> None:
@@ -155,18 +155,18 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     policy = cloud.root / "policy.json"
     policy.write_text(render_policy(build_policy(instance_types=TYPES, second_guard=True)))
     network = dice.choice(NETWORKS) if dice.random() < 0.25 else ""
-    faults, wish = make_faults(dice, policy, network), make_request(dice)
+    faults, request = make_faults(dice, policy, network), make_request(dice)
     cloud.new(faults)
     start = time.monotonic()
-    up = run_in_process(cloud, home, run_priced_up, wish)
+    up = run_in_process(cloud, home, run_priced_up, request)
     calls = sum(cloud.calls().values())
     wrong = []
     if up.code == BROKEN or up.was_killed or (up.code != DONE and not up.error.strip()):
         wrong.append(f"up: {up.code}: {up.error}")
     if network:
-        wrong += continue_after(cloud, home, network, faults, wish, up)
+        wrong += continue_after(cloud, home, network, faults, request, up)
     if number % 3 == 0:
-        wrong += outlive(cloud, home, wish, is_up=up.code == DONE)
+        wrong += outlive(cloud, home, request, is_up=up.code == DONE)
     wrong += visit_from_elsewhere(cloud, home, faults)
     down = run_in_process(cloud, home, run_down)
     if down.code != DONE:
@@ -182,25 +182,25 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
 
 
 def continue_after(
-    cloud: CloudProcess, home: Path, network: str, faults: str, wish: dict[str, Any], up: Run
+    cloud: CloudProcess, home: Path, network: str, faults: str, request: dict[str, Any], up: Run
 ) -> list[str]:
     """Mend the network and run `up` again; return what was wrong before and after."""
     bought, terminated = cloud.launched(), cloud.calls()["TerminateInstances"]
     cloud.faults(faults.partition("[network]")[0])
-    again = run_in_process(cloud, home, run_priced_up, wish)
+    again = run_in_process(cloud, home, run_priced_up, request)
     in_all = bought + cloud.launched()
     checks = {
         "verified through a closed network": up.code == DONE,
         "the network's machines were terminated": terminated > 0,
         f"{bought} machines bought where EC2 says that none can be reached": bought
         and network in SEEN,
-        f"{in_all} machines bought for {wish['nodes']}": in_all > wish["nodes"],
+        f"{in_all} machines bought for {request['nodes']}": in_all > request["nodes"],
         f"again: {again.code}: {again.error}": again.code != DONE,
     }
     return [text for text, is_wrong in checks.items() if is_wrong]
 
 
-def outlive(cloud: CloudProcess, home: Path, wish: dict[str, Any], *, is_up: bool) -> list[str]:
+def outlive(cloud: CloudProcess, home: Path, request: dict[str, Any], *, is_up: bool) -> list[str]:
     """Let the time pass with all nodes held to the last; return what lived longer or cost more."""
     ec2, wrong = cloud.connect().ec2, []
     if is_up:
@@ -217,10 +217,10 @@ def outlive(cloud: CloudProcess, home: Path, wish: dict[str, Any], *, is_up: boo
         found = describe_inventory(ec2, NAME, ("instances",))
     lives = cloud.ask("lives")
     # A machine that never boots has no timer.
-    late = [i.id for i in found.alive if i.id in lives or wish["second_guard"]]
+    late = [i.id for i in found.alive if i.id in lives or request["second_guard"]]
     late += [id_ for id_, life in lives.items() if life[-1] > record.latest.timestamp() + 60]
     hours = sum(life[-1] - life[0] for life in lives.values() if len(life) > 1) / 3600
-    usd, most = hours * usd_per_hour(wish) / wish["nodes"], wish["max_cost"]
+    usd, most = hours * usd_per_hour(request) / request["nodes"], request["max_cost"]
     checks = {
         f"outlived the latest end: {late}": bool(late),
         f"${usd:.2f} for at most ${most:.2f}": usd > most,

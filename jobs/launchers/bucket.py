@@ -75,7 +75,7 @@ def list_stored(s3: S3Client, place: S3Location) -> tuple[JobSummary, ...]:
         folders[folder][rest] = size
     found = []
     for job, own in folders.items():
-        # A folder may be somebody else's, or be removed meanwhile.
+        # A folder may hold other files, or disappear meanwhile.
         with suppress(SprError, ValueError):
             if RECORD in own and NAME.fullmatch(job):
                 found.append(_read_job(s3, place.below(job), job, own))

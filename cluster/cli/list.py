@@ -35,7 +35,7 @@ _LIST_EXAMPLES = """\
 _GC_EXAMPLES = """\
   spr-cluster gc             show forgotten clusters, and ask
   spr-cluster gc --all-regions --yes
-  spr-cluster gc --all       also new clusters without machines, and kept images
+  spr-cluster gc --all       also kept images, and new clusters without nodes
 """
 
 

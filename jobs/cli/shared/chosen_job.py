@@ -99,11 +99,10 @@ def _job_id_or_url(text: str) -> str:
     return text if is_stored(text) else _job_id(text)
 
 
-def open_s3(args: argparse.Namespace, progress: Progress | None = None) -> S3Client:
+def open_s3(args: argparse.Namespace, progress: Progress) -> S3Client:
     """Return the S3 of stored jobs: AWS's, or with ``--cloud local`` the embedded cloud's."""
     if args.cloud == "local":
-        cloud = open_cloud("local", args.region or DEFAULT_REGION, progress or Silent())
-        return connect(cloud).s3
+        return connect(open_cloud("local", args.region or DEFAULT_REGION, progress)).s3
     return connect_s3()
 
 

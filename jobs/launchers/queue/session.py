@@ -396,8 +396,8 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         plan = _with_ending(plan, context)
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
-        context.keep_nodes()
         session.show_estimate(plan)
+        context.keep_nodes()
         record = session.start(plan)
         if plan.down_when_done:
             context.on_log(

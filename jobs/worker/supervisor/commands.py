@@ -11,6 +11,12 @@ from typing import Any
 
 _TIMEOUT_S = 30.0
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
+LOW_PRIORITY = "{ echo 19 > /proc/self/autogroup; } 2>/dev/null; exec nice -n 19"
+"""Starts a shell command that must not delay ranks, in a session of its own.
+
+``nice`` alone is not enough, because Linux may first divide CPU time among sessions ("autogroup" in
+https://man7.org/linux/man-pages/man7/sched.7.html).
+"""
 # Slurm's reasons that name neither the missing node nor the cause.
 _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 _GONE = "--states=drain,down,no_respond"

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..runtime.cores import CoreShare
-from .commands import SlurmJob, ask, succeeds
+from .commands import LOW_PRIORITY, SlurmJob, ask, succeeds
 from .head import SSH
 from .launch import CHECKPOINTS, END, SECRETS, Launch, fit_pinning
 from .watch import announce
@@ -42,7 +43,7 @@ _KEPT = 2
 # A complete checkpoint is renamed to its final name; then older copies are removed.
 _TAKE = """set -e
 mkdir -p {folder}; cd {folder}
-rm -rf {name}.copy; mkdir {name}.copy; nice tar -C {name}.copy -xf -
+rm -rf {name}.copy; mkdir {name}.copy; ({low} tar -C {name}.copy -xf -)
 [ -s {name}.copy/checkpoint.json ] && [ -s {name}.copy/state.pt ]
 rm -rf {name}; mv {name}.copy {name}
 ls | grep -x 'step-[0-9]*' | sort -V | head -n -{kept} | xargs -r rm -rf
@@ -235,12 +236,17 @@ class CheckpointCopier:
 
     def _copy(self, name: str) -> bool:
         folder = f"{self.folder}/{CHECKPOINTS}"
-        take = _TAKE.format(folder=shlex.quote(folder), name=name, kept=_KEPT)
-        pack = ["nice", "-n", "19", "tar", "-C", f"{folder}/{name}", "-cf", "-", "."]
-        argv = ["nice", "-n", "19", *SSH, self.to[0], take]
-        quiet = subprocess.DEVNULL
-        with subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=quiet) as source:
-            if succeeds(argv, _COPY_S, stdin=source.stdout, stderr=quiet):
+        take = _TAKE.format(folder=shlex.quote(folder), name=name, kept=_KEPT, low=LOW_PRIORITY)
+        pack, send = (
+            ["sh", "-c", f"{LOW_PRIORITY} {shlex.join(argv)}"]
+            for argv in (
+                ["tar", "-C", f"{folder}/{name}", "-cf", "-", "."],
+                [*SSH, self.to[0], take],
+            )
+        )
+        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+        with subprocess.Popen(pack, stdout=subprocess.PIPE, **options) as source:
+            if succeeds(send, _COPY_S, stdin=source.stdout, **options):
                 return True
             source.kill()
         # If it was removed meanwhile, a newer one exists.

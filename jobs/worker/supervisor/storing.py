@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.output import GATHERED
+from .commands import LOW_PRIORITY
 from .head import SSH, HeadFolder
 from .launch import Launch
 from .nodes import newest_step, send_files
@@ -95,7 +96,7 @@ class Storing:
     def _render(self, what: str) -> str:
         words = [sys.executable, "-m", _MODULE, what, ".", self.launch.bucket]
         folder = shlex.quote(self.launch.folder)
-        return f"cd {folder} && PYTHONPATH=code exec nice -n 19 {shlex.join(words)}"
+        return f"cd {folder} && export PYTHONPATH=code; {LOW_PRIORITY} {shlex.join(words)}"
 
     @staticmethod
     def _warn(what: str, why: str) -> None:

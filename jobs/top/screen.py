@@ -223,7 +223,7 @@ def render(snapshot: Snapshot, width: int, height: int | None = None, notice: st
 
     ``notice`` is a problem of the view itself.
     """
-    head = [_render_title(snapshot, width), *_render_jobs(snapshot.jobs, width)]
+    head = [_render_title(snapshot, width), *_render_jobs(snapshot, width)]
     mark = any(node.stragglers for node in snapshot.nodes)
     foot = [
         fit(Text(notice, BAD) if notice else _legend(mark, on_screen=height is not None), width)
@@ -267,15 +267,15 @@ def _render_ttl(seconds: float, grace_s: float) -> Text:
     return Text(f"{spoken_duration(seconds)} to live", SLOW if seconds < 900 else "")
 
 
-def _render_jobs(jobs: Sequence[LiveJob], width: int) -> list[Text]:
-    lines = [_render_job(job, width) for job in jobs]
+def _render_jobs(snapshot: Snapshot, width: int) -> list[Text]:
+    lines = [_render_job(job, snapshot.ttl_left_s, width) for job in snapshot.jobs]
     if len(lines) > _JOBS:
         rest = counted(len(lines) - _JOBS + 1, "more job")
         lines[_JOBS - 1 :] = [Text(f"… and {rest}", DIM)]
     return lines or [Text("no job is running", DIM)]
 
 
-def _render_job(job: LiveJob, width: int) -> Text:
+def _render_job(job: LiveJob, ttl_left_s: float | None, width: int) -> Text:
     parts = [Text(clean_text(job.job), "bold cyan")]
     if job.step is not None and job.total:
         parts.append(Text(f"step {job.step}/{job.total}"))
@@ -287,7 +287,9 @@ def _render_job(job: LiveJob, width: int) -> Text:
     if job.samples_per_second is not None:
         parts.append(Text(f"{job.samples_per_second:.1f} samples/s"))
     if job.left_s is not None and job.phase in ("", "train"):
-        parts.append(Text(f"{format_seconds(round(job.left_s))} left"))
+        late = ttl_left_s is not None and job.left_s > ttl_left_s
+        words = " left, more than its nodes have" if late else " left"
+        parts.append(Text(format_seconds(round(job.left_s)) + words, BAD if late else ""))
     if job.loss is not None:
         parts.append(Text(f"loss {job.loss:.3f}"))
     return join(parts, width)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..fast.communication import Replica, choose_all_reduce
-from ..fast.compilation import choose_compilation, compile_layers, why_no_compiler
-from ..fast.modules import draw_seeds
+from ..fast.compilation import choose_compilation, compile_layers, draw_seeds, why_no_compiler
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TrainOptions

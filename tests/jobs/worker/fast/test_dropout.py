@@ -1,4 +1,4 @@
-"""Dropout by a hash: how much it drops, and that seeds follow the generator of torch; GELU in bf16."""
+"""Dropout by a hash: how much it drops, that it is random, and that seeds follow torch's generator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import AlbertConfig, AlbertForQuestionAnswering
-from transformers.activations import GELUActivation
 
-from jobs.worker.fast.modules import Gelu, HashDropout, draw_seeds, replace_modules, restore_modules
+from jobs.worker.fast.compilation import HashDropout, draw_seeds, replace_dropouts, restore_dropouts
 
 ONES = torch.ones(64, 48, 96)
 
@@ -65,9 +64,8 @@ def test_each_layer_that_shares_a_dropout_drops_other_elements() -> None:
     )
     model = AlbertForQuestionAnswering(config).train()
     masks: list[torch.Tensor] = []
-    for each in replace_modules(model):
-        if isinstance(each, HashDropout):
-            each.register_forward_hook(lambda _, given, found: masks.append(found == 0))
+    for each in replace_dropouts(model):
+        each.register_forward_hook(lambda _, given, found: masks.append(found == 0))
 
     def take() -> list[torch.Tensor]:
         masks.clear()
@@ -90,7 +88,7 @@ def test_a_models_dropouts_are_replaced_and_restored() -> None:
     model = nn.Sequential(
         nn.Linear(4, 4), nn.Dropout(0.25), nn.Sequential(nn.Dropout(0.5), nn.Dropout(0))
     )
-    assert [each.p for each in replace_modules(model)] == [0.25, 0.5]
+    assert [each.p for each in replace_dropouts(model)] == [0.25, 0.5]
     assert not model.state_dict().keys() - {"0.weight", "0.bias"}
     draw_seeds(model)
     first = [int(each.seed) for each in model.modules() if isinstance(each, HashDropout)]
@@ -102,35 +100,6 @@ def test_a_models_dropouts_are_replaced_and_restored() -> None:
     assert [int(each.seed) for each in model.modules() if isinstance(each, HashDropout)] == second
     assert len({*first, *second}) == 4
     model.eval()
-    restore_modules(model)
+    restore_dropouts(model)
     kinds = [each for each in model.modules() if isinstance(each, nn.Dropout)]
     assert [(each.p, each.training) for each in kinds] == [(0.25, False), (0.5, False), (0, False)]
-
-
-def test_gelu_in_bf16_is_as_exact_as_bf16_shows() -> None:
-    values = torch.arange(-12, 12, 1 / 256).bfloat16().requires_grad_()
-    exact = values.detach().double().requires_grad_()
-    found, expected = Gelu()(values), torch.nn.functional.gelu(exact)
-    found.sum().backward()
-    expected.sum().backward()
-    assert values.grad is not None
-    assert exact.grad is not None
-    assert found.dtype == values.grad.dtype == torch.bfloat16
-    rounding = torch.finfo(torch.bfloat16).eps / 2
-    assert torch.allclose(found.double(), expected, rtol=rounding, atol=8e-4)
-    assert torch.allclose(values.grad.double(), exact.grad, rtol=rounding, atol=4e-4)
-
-
-def test_gelu_in_fp32_is_exact() -> None:
-    values = torch.linspace(-9, 9, 999)
-    assert torch.equal(Gelu()(values), torch.nn.functional.gelu(values))
-
-
-@pytest.mark.parametrize("module", [nn.GELU(), GELUActivation()])
-def test_exact_gelu_is_replaced_and_restored(module: nn.Module) -> None:
-    model = nn.Sequential(module, nn.GELU(approximate="tanh"))
-    (new,) = replace_modules(model)
-    assert model[0] is new
-    assert isinstance(new, Gelu)
-    restore_modules(model)
-    assert model[0] is module

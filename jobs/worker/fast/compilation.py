@@ -55,6 +55,10 @@ def compile_layers(model: Any, *, shared: bool = False) -> int:
     """
     layers, dropouts = find_layers(model), replace_dropouts(model)
     use_products(model)
+    # Importing the compiler takes a second.
+    from .weight_gradients import use_faster_weight_gradients  # noqa: PLC0415
+
+    use_faster_weight_gradients()
     units = [*layers[0].children(), *layers[1:]] if shared and layers else layers
     inside = {id(module) for unit in units for module in unit.modules()}
     for module in (*units, *(each for each in dropouts if id(each) not in inside)):

@@ -1,0 +1,66 @@
+"""Rewritten weight gradients: equal to the plain ones, and used where they pay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jobs.worker.fast import weight_gradients
+from jobs.worker.fast.compilation import why_no_compiler
+from jobs.worker.fast.weight_gradients import use_faster_weight_gradients
+
+
+class Layer(nn.Module):
+    """Three products with the same input, one that widens, and one that narrows."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList([nn.Linear(size, size) for _ in range(3)])
+        self.wide, self.narrow = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+
+    def forward(self, values: Tensor) -> Tensor:
+        query, key, value = (each(values) for each in self.inputs)
+        result: Tensor = self.narrow(torch.relu(self.wide(query * key.tanh() + value)))
+        return result
+
+
+def gradients(layer: nn.Module, values: Tensor) -> dict[str, Tensor]:
+    layer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(values).float().square().mean().backward()
+    return {name: each.grad.clone() for name, each in layer.named_parameters()}  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Use the pass in the test; return the shapes of the copies that it leads to."""
+    if why := why_no_compiler():
+        pytest.skip(why)
+    made: list[tuple[int, ...]] = []
+
+    def transpose(values: Tensor) -> Tensor:
+        made.append(tuple(values.shape))
+        return values.t().contiguous()
+
+    monkeypatch.setattr(weight_gradients, "_compile_transpose", lambda: transpose)
+    monkeypatch.setattr("torch._inductor.config.post_grad_custom_post_pass", None)
+    use_faster_weight_gradients()
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("size", "expected"), [(512, [(30, 512)] * 2), (64, [])])
+def test_gradients_are_the_plain_ones(
+    size: int, expected: list[tuple[int, ...]], copies: list[tuple[int, ...]]
+) -> None:
+    torch.manual_seed(1)
+    layer, values = Layer(size), torch.randn(3, 10, size)
+    plain = gradients(layer, values)
+    layer.compile(dynamic=True)
+    for _ in range(2):
+        copies.clear()
+        found = gradients(layer, values)
+        assert copies == expected
+    for name, each in plain.items():
+        assert torch.linalg.norm(found[name] - each) < 0.05 * torch.linalg.norm(each), name

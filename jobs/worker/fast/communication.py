@@ -11,9 +11,12 @@ less crosses the network.
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -66,7 +69,7 @@ class SumByNode:
             _own_group(rank, lists) for lists in (nodes, nodes, rails)
         )
         self._local = local
-        self._threads = [ThreadPoolExecutor(1) for _ in range(3)]
+        self._threads = [ThreadPoolExecutor(1, initializer=compute_alone) for _ in range(3)]
 
     def __call__(self, values: Tensor) -> Future[Tensor]:
         future: Future[Tensor] = Future()
@@ -102,6 +105,17 @@ class SumByNode:
         parts = [torch.empty_like(part) for _ in range(self._local)]
         dist.all_gather(parts, part, group=self._gather)
         future.set_result(torch.cat(parts)[: len(values)])
+
+
+def compute_alone() -> None:
+    """Let torch's operations in this thread use no other threads.
+
+    Otherwise each thread that runs large operations gets a team of its own, beside the computing threads.
+    """
+    torch.get_num_threads()  # the first operation would set it again
+    # torch.set_num_threads would also hold for threads that start later.
+    with suppress(AttributeError):  # in a torch without OpenMP
+        ctypes.CDLL(None).omp_set_num_threads(1)
 
 
 def _own_group(rank: int, lists: Sequence[range]) -> Any:
@@ -150,6 +164,7 @@ class Replica(DistributedDataParallel):
         self._words = (words,)
         self.wire, self.control, self._all_reduce = wire, control, all_reduce
         self.last_sent, self.sent_bytes = 0.0, 0
+        self._computing: set[int] = set()
         # It rejects functions with annotations of other types; a lambda has none.
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
@@ -157,8 +172,11 @@ class Replica(DistributedDataParallel):
         """Start to average a group of gradients, for DistributedDataParallel."""
         gradients = bucket.buffer()
         self.last_sent = time.perf_counter()
+        self._computing.add(threading.get_ident())
 
         def receive(done: Future[Tensor]) -> Tensor:
+            if threading.get_ident() not in self._computing:
+                compute_alone()  # the backend's thread
             averaged: Tensor = gradients.copy_(done.value())
             return averaged
 

@@ -55,6 +55,14 @@ def test_without_a_mask_and_a_scale() -> None:
     assert torch.allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_products_are_for_short_texts(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LONGEST", 20 - more)
+    (query, key, value), mask = make_inputs(torch.float32)
+    found, _ = attend(None, query, key, value, mask)
+    assert ("ProductAttention" in str(found.grad_fn.next_functions)) is not bool(more)  # type: ignore[union-attr]
+
+
 def test_dropout_of_weights_is_torchs_own() -> None:
     (query, key, value), mask = make_inputs(torch.float32)
     torch.manual_seed(1)

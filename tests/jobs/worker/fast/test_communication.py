@@ -140,3 +140,26 @@ def test_word_embeddings_are_found_unless_another_layer_shares_them() -> None:
     model = small_model()
     model.words.weight.requires_grad_(False)
     assert word_embeddings(model) is None
+
+
+COUNT = """
+import os, sys, torch
+from concurrent.futures import ThreadPoolExecutor
+from jobs.worker.fast.communication import compute_alone
+
+def grow():
+    torch.ones(2**22).add_(1.0)
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(4)
+before = grow()
+helpers = [ThreadPoolExecutor(1, initializer=each) for each in (compute_alone, None)]
+print(*(helper.submit(grow).result() - before for helper in helpers), torch.get_num_threads())
+"""
+
+
+def test_a_thread_that_computes_alone_starts_no_others() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
+    alone, with_team, main = map(int, done.stdout.split())
+    assert (alone, main) == (1, 4)
+    assert with_team > alone + 1, "otherwise the test shows nothing"

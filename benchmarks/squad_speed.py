@@ -136,8 +136,8 @@ def play_together(sides: Sequence[str], args: argparse.Namespace) -> dict[str, P
     with ExitStack() as stack:
         players = {side: stack.enter_context(playing(side, args)) for side in sides}
         for side, player in players.items():
-            # Twice: a second length of features may be compiled again.
-            played[side] = Played([player.play(1, seed) for seed in (1001, 1002)], [])
+            # Several: batches with more than 4,096 tokens are compiled apart.
+            played[side] = Played([player.play(1, seed) for seed in range(1001, 1005)], [])
         for number in range(args.rounds):
             for side, player in players.items():
                 each = player.play(args.steps, number)

@@ -92,10 +92,15 @@ def use_products(model: Any) -> bool:
         )
     except ImportError:
         return False
+
+    def always_mask(*arguments: Any, **options: Any) -> Any:
+        """Return a mask also for a batch without padding: without one, layers would be compiled again."""
+        return eager_mask(*arguments, **{**options, "allow_is_bidirectional_skip": False})
+
     # Older releases warn about models that can't switch.
     logging.set_verbosity_error()
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, eager_mask)
+    AttentionMaskInterface.register(NAME, always_mask)
     before = model.config._attn_implementation
     # Models' arguments and errors differ; training works without it.
     with suppress(Exception):

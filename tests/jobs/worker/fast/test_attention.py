@@ -102,6 +102,25 @@ def test_models_use_it_until_they_are_told_not_to(model: Any) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_batch_without_padding_has_a_mask_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[torch.Tensor | None] = []
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        masks.append(arguments[4])
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(attention, "attend", record)
+    config = DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=32, **SMALL)
+    model = DistilBertForQuestionAnswering(config)
+    assert use_products(model)
+    masks.clear()
+    ids = torch.arange(16).view(2, 8)
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    (mask,) = masks
+    assert mask is not None
+    assert mask.count_nonzero() == 0
+
+
 def test_attention_that_ignores_padding_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # With weights of the usual size, the answers hardly depend on the mask.
     large = {**SMALL, "initializer_range": 0.5}

@@ -19,6 +19,7 @@ from .attention import stop_using_products, use_products
 FEWEST_STEPS = 300
 """Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
 step of DistilBERT a third faster: see docs/speed.md."""
+GOLDEN = 0x9E3779B9 - 2**32
 _New = TypeVar("_New", bound=nn.Module)
 
 
@@ -122,15 +123,23 @@ class HashDropout(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         if not self.training:
             return values
-        mixed = torch.arange(values.numel(), dtype=torch.int32).view(values.shape) + self.seed
+        seed = self.seed
         # Multiples of the golden ratio are far apart. Not in place: the backward pass needs the old seed.
-        self.seed = self.seed + (0x9E3779B9 - 2**32)
-        # Two rounds of a multiplication and a shift, as in https://github.com/skeeto/hash-prospector. Its
-        # shifts fill with zeros, those of int32 with the sign: x and ~x would have the same hash.
-        mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)) * 0x7FEB352D
-        mixed = (mixed ^ ((mixed >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
+        self.seed = seed + GOLDEN
+        # The rounds of https://github.com/skeeto/hash-prospector's triple32: with two, there are correlations
+        # between neighbors (benchmarks.dropout_hash). The seed comes twice: if it were only added, all masks
+        # would be parts of one sequence.
+        mixed = torch.arange(values.numel(), dtype=torch.int32).view(values.shape) + seed
+        mixed = ((mixed ^ _shift(mixed, 17)) * (0xED5AD4BB - 2**32)) ^ (seed * GOLDEN)
+        mixed = (mixed ^ _shift(mixed, 11)) * (0xAC4C1B51 - 2**32)
+        mixed = (mixed ^ _shift(mixed, 15)) * 0x31848BAB
         keep = mixed >= int(self.p * 2**32) - 2**31
         return torch.where(keep, values * (1 / (1 - self.p)), 0.0)
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    """Shift int32 to the right, filled with zeros: with the sign, x and ~x would have the same hash."""
+    return (values >> bits) & ((1 << (32 - bits)) - 1)
 
 
 def replace_dropouts(model: nn.Module) -> list[HashDropout]:

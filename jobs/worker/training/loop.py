@@ -213,6 +213,11 @@ def _check_loss(loop: Loop, step: Step) -> None:
             f"after {watch.best:.2f} at its best",
             hint="lower --learning-rate, or raise --warmup-ratio" + _resume_hint(loop),
         )
+    if watch.is_stuck(total):
+        loop.context.events.note(
+            f"warning: at step {progress.step} of {total} the loss is about {watch.level:.2f}, after "
+            f"{watch.first:.2f} at the beginning: are the labels right, and --learning-rate high enough?"
+        )
     every = -(-total // CURVE_POINTS)
     if progress.step % every == 0 or progress.step == total:
         progress.curve.append((progress.step, round(step.loss, 5)))

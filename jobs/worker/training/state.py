@@ -26,6 +26,11 @@ MARGIN = 2.0
 
 A random model has a loss of about the logarithm of its number of tokens, 5.9 for 384, and a good model less
 than 1.5. They differ by more than this value, two good epochs by much less."""
+FIRST = 20
+"""Steps after which the running mean counts as the loss at the beginning."""
+STUCK_AFTER, STUCK_SHARE = 500, 0.95
+"""A loss is stuck if it has not fallen to this share of its beginning after so many steps and a fifth of all
+steps: a run with wrong labels costs as much as a good one."""
 
 
 @dataclass
@@ -38,12 +43,24 @@ class DivergenceDetector:
     """The lowest running mean so far."""
     high: int = 0
     """The number of steps in a row in which it was above :attr:`limit`."""
+    steps: int = 0
+    first: float | None = None
+    """The running mean after :data:`FIRST` steps."""
 
     def see(self, loss: float) -> None:
         """Add the next step's loss."""
+        self.steps += 1
         self.level = loss if self.level is None else self.level + SMOOTHING * (loss - self.level)
         self.best = min(self.best, self.level)
         self.high = self.high + 1 if self.level > self.limit else 0
+        if self.steps == FIRST:
+            self.first = self.level
+
+    def is_stuck(self, total: int) -> bool:
+        """Return whether a run of ``total`` steps has learned nothing; true in one step at most."""
+        if self.level is None or self.first is None:
+            return False
+        return self.steps == max(STUCK_AFTER, total // 5) and self.level > STUCK_SHARE * self.first
 
     @property
     def limit(self) -> float:
@@ -92,7 +109,15 @@ class TrainingProgress:
             name: [(int(a), float(b)) for a, b in content[name]] for name in ("curve", "resumed")
         }
         level, best, high = (content["watch"][name] for name in ("level", "best", "high"))
-        watch = DivergenceDetector(None if level is None else float(level), float(best), int(high))
+        # Not in checkpoints of earlier versions.
+        steps, first = (content["watch"].get(name) for name in ("steps", "first"))
+        watch = DivergenceDetector(
+            None if level is None else float(level),
+            float(best),
+            int(high),
+            int(content["step"] if steps is None else steps),
+            None if first is None else float(first),
+        )
         return TrainingProgress(**{**content, **pairs, "watch": watch})
 
 

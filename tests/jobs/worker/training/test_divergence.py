@@ -41,3 +41,24 @@ def test_a_loss_is_suspicious_long_before_it_counts_as_diverged() -> None:
     assert watch.suspicious
     assert not watch.diverged
     assert watch.high < PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("losses", "total", "at"),
+    [
+        ([5.9] * 3000, 1000, [500]),
+        ([5.9] * 3000, 10_000, [2000]),
+        ([6 - 2 * n / 500 for n in range(900)], 1000, []),
+        ([5.9] * 300, 300, []),
+    ],
+    ids=["learns nothing", "a fifth of a long run", "learns", "too short to say"],
+)
+def test_a_loss_that_does_not_fall_is_noted_once(
+    losses: list[float], total: int, at: list[int]
+) -> None:
+    watch, found = DivergenceDetector(), []
+    for step, loss in enumerate(losses, start=1):
+        watch.see(loss)
+        if watch.is_stuck(total):
+            found.append(step)
+    assert found == at

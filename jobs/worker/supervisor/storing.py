@@ -96,7 +96,7 @@ class Storing:
     def _render(self, what: str) -> str:
         words = [sys.executable, "-m", _MODULE, what, ".", self.launch.bucket]
         folder = shlex.quote(self.launch.folder)
-        return f"cd {folder} && export PYTHONPATH=code; {LOW_PRIORITY} {shlex.join(words)}"
+        return f"cd {folder} || exit; export PYTHONPATH=code; {LOW_PRIORITY} {shlex.join(words)}"
 
     @staticmethod
     def _warn(what: str, why: str) -> None:

@@ -1,8 +1,8 @@
 """A job's folder into S3: boto3's transfer beside AWS's C runtime, and what a running job pays for it.
 
 moto's server stands for S3, with ``--step`` at the lowest priority, because S3 takes no CPU of nodes.
-``--step`` runs matrix products on every core, in turns alone and while a checkpoint is stored as by the
-supervisor; ``slower_in_all`` is for one checkpoint in each default interval.
+``--step`` runs matrix products on every core, in turns alone and while a checkpoint is stored the way the
+supervisor does it; ``slower_in_all`` is for one checkpoint in each default interval.
 It takes an idle machine; the spread of the turns without a push shows whether it was.
 """
 

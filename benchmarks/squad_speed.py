@@ -136,7 +136,7 @@ def play_together(sides: Sequence[str], args: argparse.Namespace) -> dict[str, P
     with ExitStack() as stack:
         players = {side: stack.enter_context(playing(side, args)) for side in sides}
         for side, player in players.items():
-            # Several: batches with more than 4,096 tokens are compiled apart.
+            # Several: torch compiles sums over more than 4,096 tokens apart.
             played[side] = Played([player.play(1, seed) for seed in range(1001, 1005)], [])
         for number in range(args.rounds):
             for side, player in players.items():

@@ -288,7 +288,7 @@ def _render_job(job: LiveJob, ttl_left_s: float | None, width: int) -> Text:
         parts.append(Text(f"{job.samples_per_second:.1f} samples/s"))
     if job.left_s is not None and job.phase in ("", "train"):
         late = ttl_left_s is not None and job.left_s > ttl_left_s
-        words = " left, more than its nodes have" if late else " left"
+        words = " left, but its nodes end sooner" if late else " left"
         parts.append(Text(format_seconds(round(job.left_s)) + words, BAD if late else ""))
     if job.loss is not None:
         parts.append(Text(f"loss {job.loss:.3f}"))

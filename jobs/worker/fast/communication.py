@@ -110,7 +110,8 @@ class SumByNode:
 def compute_alone() -> None:
     """Let torch's operations in this thread use no other threads.
 
-    Otherwise each thread that runs large operations gets a team of its own, beside the computing threads.
+    Otherwise each thread that runs large operations starts an OpenMP team, which competes with the computing
+    threads.
     """
     torch.get_num_threads()  # the first operation would set it again
     # torch.set_num_threads would also hold for threads that start later.

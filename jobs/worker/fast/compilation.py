@@ -1,4 +1,4 @@
-"""Compilation of the model's layers: one graph for all layers and lengths.
+"""Compilation of the model's layers: one graph for all of them, and another for long batches.
 
 Dropout in them gets a mask that costs little more than the product with it. Compiled, torch's own draws each
 number from Philox without vector instructions: with LayerNorm behind it, one dropout of DistilBERT takes
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..runtime.errors import first_line
+from ..runtime.precision import AMX_FLAGS, read_cpu_flags
 from .attention import stop_using_products, use_products
 
 FEWEST_STEPS = 300
@@ -56,10 +57,11 @@ def compile_layers(model: Any, *, shared: bool = False) -> int:
     """
     layers, dropouts = find_layers(model), replace_dropouts(model)
     use_products(model)
-    # Importing the compiler takes a second.
-    from .weight_gradients import use_faster_weight_gradients  # noqa: PLC0415
+    if read_cpu_flags() >= AMX_FLAGS:
+        # Importing the compiler takes a second.
+        from .weight_gradients import use_faster_weight_gradients  # noqa: PLC0415
 
-    use_faster_weight_gradients()
+        use_faster_weight_gradients()
     units = [*layers[0].children(), *layers[1:]] if shared and layers else layers
     inside = {id(module) for unit in units for module in unit.modules()}
     for module in (*units, *(each for each in dropouts if id(each) not in inside)):

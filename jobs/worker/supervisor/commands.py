@@ -14,7 +14,7 @@ FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 _LOWER = "{ echo 19 > /proc/self/autogroup; } 2>/dev/null"
 # Linux takes one such change per 0.1 s from all users but root, and some kernels and containers take none.
 LOW_PRIORITY = f"{_LOWER} || {{ sleep 0.3; {_LOWER}; }} || :; exec nice -n 19"
-"""Prefix of a shell command that must not delay ranks. The caller starts it in a session of its own.
+"""Prefix of a shell command that must not delay ranks. The caller starts it in its own session.
 
 ``nice`` alone is not enough, because Linux may first divide CPU time among sessions ("autogroup" in
 https://man7.org/linux/man-pages/man7/sched.7.html).

@@ -215,8 +215,8 @@ def _check_loss(loop: Loop, step: Step) -> None:
         )
     if watch.is_stuck(total):
         loop.context.events.note(
-            f"warning: at step {progress.step} of {total} the loss is about {watch.level:.2f}, after "
-            f"{watch.first:.2f} at the beginning: are the labels right, and --learning-rate high enough?"
+            f"warning: at step {progress.step} of {total} the loss has hardly changed: {watch.level:.2f}, "
+            f"after {watch.first:.2f} at the beginning. Check the labels and --learning-rate"
         )
     every = -(-total // CURVE_POINTS)
     if progress.step % every == 0 or progress.step == total:

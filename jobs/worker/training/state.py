@@ -57,7 +57,7 @@ class DivergenceDetector:
             self.first = self.level
 
     def is_stuck(self, total: int) -> bool:
-        """Return whether a run of ``total`` steps has learned nothing; true in one step at most."""
+        """Return whether a run of ``total`` steps has learned nothing, asked after each step."""
         if self.level is None or self.first is None:
             return False
         return self.steps == max(STUCK_AFTER, total // 5) and self.level > STUCK_SHARE * self.first

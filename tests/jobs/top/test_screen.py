@@ -107,7 +107,7 @@ def test_the_time_left_counts_from_the_logs_last_line() -> None:
     assert "1 min 00 s left" in lines_of(make_snapshot(jobs=[job]), 80)[1]
     assert "left" not in lines_of(make_snapshot(jobs=[{**job, "phase": "evaluate"}]), 80)[1]
     late = lines_of(make_snapshot(jobs=[job], ttl_left_s=59), 80)[1]
-    assert "1 min 00 s left, more than its nodes have" in late
+    assert "1 min 00 s left, but its nodes end sooner" in late
 
 
 def test_a_rank_without_steps_for_long_says_so() -> None:

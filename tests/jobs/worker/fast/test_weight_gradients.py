@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from jobs.worker.fast import weight_gradients
 from jobs.worker.fast.compilation import why_no_compiler
-from jobs.worker.fast.weight_gradients import use_faster_weight_gradients
+from jobs.worker.fast.weight_gradients import WeightGradients, use_faster_weight_gradients
 
 
 class Layer(nn.Module):
@@ -38,10 +41,11 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     if why := why_no_compiler():
         pytest.skip(why)
     made: list[tuple[int, ...]] = []
+    compiled = weight_gradients._compile_transpose()
 
     def transpose(values: Tensor) -> Tensor:
         made.append(tuple(values.shape))
-        return values.t().contiguous()
+        return compiled(values)
 
     monkeypatch.setattr(weight_gradients, "_compile_transpose", lambda: transpose)
     monkeypatch.setattr("torch._inductor.config.post_grad_custom_post_pass", None)
@@ -64,3 +68,38 @@ def test_gradients_are_the_plain_ones(
         assert copies == expected
     for name, each in plain.items():
         assert torch.linalg.norm(found[name] - each) < 0.05 * torch.linalg.norm(each), name
+
+
+def plain(one: Tensor, other: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    return one.permute(1, 0) @ values, other.permute(1, 0) @ values
+
+
+def dependent(one: Tensor, other: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    first = one.permute(1, 0) @ values
+    return first, (other * first.sum()).permute(1, 0) @ values
+
+
+@pytest.mark.parametrize(
+    ("products", "joins"), [(plain, True), (dependent, False)], ids=["plain", "dependent"]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_products_with_the_same_input_become_one(products: Any, joins: bool) -> None:
+    torch.manual_seed(1)
+    inputs = [torch.randn(6, size).bfloat16() for size in (1024, 512, 8)]
+    module = make_fx(products, tracing_mode="fake")(*inputs)
+    WeightGradients()(module.graph)
+    module.graph.lint()
+    module.recompile()
+    found = [node.target for node in module.graph.nodes].count(torch.ops.aten.mm.default)
+    assert found == (1 if joins else 2)
+    for one, other in zip(module(*inputs), products(*inputs), strict=True):
+        assert torch.allclose(one, other, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_operand_that_is_not_transposed_stays() -> None:
+    inputs = [torch.randn(2048, 2048).bfloat16() for _ in range(2)]
+    module = make_fx(lambda one, other: one.permute(0, 1) @ other, tracing_mode="fake")(*inputs)
+    before = str(module.graph)
+    WeightGradients()(module.graph)
+    assert str(module.graph) == before

@@ -155,7 +155,7 @@ class Wandb:
     """A run of Weights & Biases with the job's ID; its own files are in ``output/wandb``."""
 
     def __init__(self, run: TrackedRun) -> None:
-        wandb = import_module("wandb")
+        self._wandb = wandb = import_module("wandb")
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, x_disable_stats=True
         )
@@ -174,6 +174,8 @@ class Wandb:
 
     def finish(self, *, succeeded: bool) -> None:
         self._run.finish(exit_code=int(not succeeded))
+        # Its process writes what is left of the file only now.
+        self._wandb.teardown(int(not succeeded))
 
 
 TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import finish
-from jobs.worker.fast.compilation import GOLDEN, HashDropout
+from jobs.worker.fast.dropout import GOLDEN, HashDropout
 
 LAGS = 4096
 

@@ -72,7 +72,7 @@ class Course:
         self.tokenizer = load_tokenizer(Path(self.encoder))
         self.features = build_features(self.train, self.tokenizer, MAX_LENGTH, STRIDE)
 
-    def session(self, seed: int, *, attention_dropout: bool) -> RankContext[SquadOptions]:
+    def session(self, seed: int, attention_dropout: str) -> RankContext[SquadOptions]:
         """One run of the product on one rank."""
         import torch
 
@@ -101,8 +101,8 @@ def learn_fast(course: Course, seed: int) -> Curve:
     """Run the product's training, epoch by epoch."""
     import torch
 
-    session = course.session(seed, attention_dropout=course.args.attention_dropout)
-    loaded = load_model(session.options, HEAD, [], course.ranks)
+    session = course.session(seed, course.args.attention_dropout)
+    loaded = load_model(session.options, HEAD, [], course.ranks, dtype=course.args.dtype)
     schedule = plan_schedule(session.options, len(course.features), 1)
     run = TrainingRun(session, Squad(session.options), loaded, course.features)
     model, optimizer = prepare(run, schedule.total)
@@ -126,7 +126,7 @@ def learn_baseline(course: Course, seed: int) -> Curve:
     from transformers import TrainerCallback
 
     args = course.args
-    session = course.session(seed, attention_dropout=True)
+    session = course.session(seed, "on")
     loaded = load_model(session.options, HEAD, [], course.ranks)
     curve = Curve([], [])
 
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--target-f1", type=float, default=50.0)
-    parser.add_argument("--attention-dropout", action="store_true", help="keep it in fast, too")
+    parser.add_argument("--attention-dropout", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side"

@@ -42,6 +42,7 @@ from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.features import Feature
 from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun, batches
+from jobs.worker.training.model import keeps_attention_dropout
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.task import Loaded
 
@@ -152,7 +153,7 @@ def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--run-qa", type=Path, help="transformers' own script, one more side")
-    parser.add_argument("--attention-dropout", action="store_true", help="keep it in fast, too")
+    parser.add_argument("--attention-dropout", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -160,12 +161,19 @@ def side_arguments(args: argparse.Namespace) -> list[str]:
     """Return the arguments for a side."""
     argv = [
         f"--{name.replace('_', '-')}={getattr(args, name)}"
-        for name in ("data", "shape", "batch_size", "dtype", "threads", "compile")
+        for name in (
+            "data",
+            "shape",
+            "batch_size",
+            "dtype",
+            "threads",
+            "compile",
+            "attention_dropout",
+        )
     ]
     argv += [f"--encoder={args.encoder}"] if args.encoder else []
     argv += [f"--run-qa={args.run_qa.absolute()}"] if args.run_qa else []
-    flags = ("attention_dropout", "profile")
-    return argv + [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name)]
+    return argv + (["--profile"] if args.profile else [])
 
 
 def main() -> None:
@@ -197,10 +205,16 @@ def main() -> None:
         serve(side, features, args)
         return
     options = SquadOptions(
-        batch_size=args.batch_size, dtype=args.dtype, backend="gloo", compile=args.compile
+        batch_size=args.batch_size,
+        dtype=args.dtype,
+        backend="gloo",
+        compile=args.compile,
+        attention_dropout=args.attention_dropout,
     )
     with join("gloo", environ={}) as ranks:
-        model = new_model(args.shape, attention_dropout=args.attention_dropout)
+        model = new_model(
+            args.shape, attention_dropout=keeps_attention_dropout(options, args.dtype)
+        )
         serve(Fast(model, tokenizer, ranks, options), features, args)
 
 

@@ -13,29 +13,45 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .dropout import HashDropout, keep_mask
+
 NAME = "products"
+DROPPED = -(2.0**-64)
+"""Factor of dropped weights. What they add to a sum is lost in rounding, and the backward pass finds them."""
 LONGEST = 384
 """Most tokens for which products are used. Fused attention is as fast at 256 tokens and takes 0.76 of the
 time at 384, where SQuAD's features end: too little to pay for compiling a second graph."""
 
 
 class ProductAttention(torch.autograd.Function):
-    """``softmax(scale * query key^T + mask) value``, of (batch, heads, tokens, size) each.
+    """``dropout(softmax(scale * query key^T + mask)) value``, of (batch, heads, tokens, size) each.
 
     It keeps the weights in the type of its inputs, where softmax under autocast would keep them in fp32.
+    ``seed`` and ``p`` are those of :func:`.dropout.keep_mask`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        seed: Tensor | None,
+        p: float,
     ) -> Tensor:
         scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
         if mask is not None:
             scores = scores + mask
-        weights = torch.softmax(scores, -1).to(query.dtype)
+        weights = torch.softmax(scores, -1)
+        if seed is not None:
+            keep = keep_mask(weights.shape, seed, p)
+            weights = weights * torch.where(keep, 1 / (1 - p), DROPPED)
+        weights = weights.to(query.dtype)
         output = torch.matmul(weights, value)
         ctx.save_for_backward(query, key, value, weights, output)
-        ctx.scale = scale
+        ctx.scale, ctx.p = scale, p
         return output
 
     @staticmethod
@@ -44,18 +60,20 @@ class ProductAttention(torch.autograd.Function):
         # Of each row: the sum of the weights' gradients times the weights.
         mean = (gradient.float() * output.float()).sum(-1, keepdim=True)
         of_weights = torch.matmul(gradient, value.transpose(-1, -2)).float()
-        of_scores = (weights.float() * (of_weights - mean) * ctx.scale).to(query.dtype)
+        before = kept = weights.float()
+        if ctx.p:
+            before = kept * torch.where(kept < 0, 1 / DROPPED, 1 - ctx.p)
+        of_scores = ((kept * of_weights - before * mean) * ctx.scale).to(query.dtype)
         return (
             torch.matmul(of_scores, key),
             torch.matmul(of_scores.transpose(-1, -2), query),
             torch.matmul(weights.transpose(-1, -2), gradient),
-            None,
-            None,
+            *(None, None, None, None),
         )
 
 
 def attend(
-    _module: Any,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -66,13 +84,26 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return the output as (batch, tokens, heads, size), the shape that transformers expects."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if dropout or query.shape[-2] > LONGEST:
+    own = _find_dropout(module) if dropout else None
+    if query.shape[-2] <= LONGEST and (own or not dropout):
+        seed = own.next_seed() if own else None
+        output = ProductAttention.apply(  # type: ignore[no-untyped-call]
+            query, key, value, attention_mask, scale, seed, dropout
+        )
+    else:
         output = scaled_dot_product_attention(
             query, key, value, attention_mask, dropout, scale=scale
         )
-    else:
-        output = ProductAttention.apply(query, key, value, attention_mask, scale)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2), None
+
+
+def _find_dropout(module: Any) -> HashDropout | None:
+    """Return the dropout of weights in a layer's attention, by the names in BERT, ALBERT, and others."""
+    for name in ("dropout", "attention_dropout"):
+        found = getattr(module, name, None)
+        if isinstance(found, HashDropout):
+            return found
+    return None
 
 
 def use_products(model: Any) -> bool:

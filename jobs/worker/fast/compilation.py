@@ -1,27 +1,20 @@
-"""Compilation of the model's layers: one graph for all of them, and another for long batches.
-
-Dropout in them gets a mask that costs little more than the product with it. Compiled, torch's own draws each
-number from Philox without vector instructions: with LayerNorm behind it, one dropout of DistilBERT takes
-68 ms per batch of 16 instead of 5 (one core, AVX-512; without dropout 3).
-"""
+"""Compilation of the model's layers: one graph for all of them, and another for long batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..runtime.errors import first_line
 from ..runtime.precision import AMX_FLAGS, read_cpu_flags
 from .attention import stop_using_products, use_products
+from .dropout import replace_dropouts, restore_dropouts
 
 FEWEST_STEPS = 300
 """Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
 step of DistilBERT a third faster: see docs/speed.md."""
-GOLDEN = 0x9E3779B9 - 2**32
-_New = TypeVar("_New", bound=nn.Module)
 
 
 class Compilation(NamedTuple):
@@ -107,71 +100,3 @@ def why_no_compiler() -> str | None:
     finally:
         torch._dynamo.reset()
     return None
-
-
-class HashDropout(nn.Module):
-    """Dropout of elements by a hash of their position and ``seed``, an int32 tensor without dimensions.
-
-    The backward pass computes the mask again instead of reading it. Each call leaves another seed, because
-    layers may share a dropout, as ALBERT's do.
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        # Not a buffer: DistributedDataParallel would give all ranks the first one's.
-        self.seed = torch.zeros((), dtype=torch.int32)
-
-    def forward(self, values: Tensor) -> Tensor:
-        if not self.training:
-            return values
-        seed = self.seed
-        # Multiples of the golden ratio are far apart. Not in place: the backward pass needs the old seed.
-        self.seed = seed + GOLDEN
-        # The rounds of https://github.com/skeeto/hash-prospector's triple32: with two, there are correlations
-        # between neighbors (benchmarks.dropout_hash). The seed comes twice: if it were only added, all masks
-        # would be parts of one sequence.
-        mixed = torch.arange(values.numel(), dtype=torch.int32).view(values.shape) + seed
-        mixed = ((mixed ^ _shift(mixed, 17)) * (0xED5AD4BB - 2**32)) ^ (seed * GOLDEN)
-        mixed = (mixed ^ _shift(mixed, 11)) * (0xAC4C1B51 - 2**32)
-        mixed = (mixed ^ _shift(mixed, 15)) * 0x31848BAB
-        keep = mixed >= int(self.p * 2**32) - 2**31
-        return torch.where(keep, values * (1 / (1 - self.p)), 0.0)
-
-
-def _shift(values: Tensor, bits: int) -> Tensor:
-    """Shift int32 to the right, filled with zeros: with the sign, x and ~x would have the same hash."""
-    return (values >> bits) & ((1 << (32 - bits)) - 1)
-
-
-def replace_dropouts(model: nn.Module) -> list[HashDropout]:
-    """Replace each dropout with a :class:`HashDropout`, and return them."""
-    return _replace(model, lambda each: type(each) is nn.Dropout and 0 < each.p < 1, HashDropout)
-
-
-def restore_dropouts(model: nn.Module) -> None:
-    """Undo :func:`replace_dropouts`."""
-    _replace(model, lambda each: isinstance(each, HashDropout), nn.Dropout)
-
-
-def draw_seeds(model: nn.Module) -> None:
-    """Seed the next forward pass's dropout from torch's generator, whose state checkpoints contain."""
-    own = [each for each in model.modules() if isinstance(each, HashDropout)]
-    least = torch.iinfo(torch.int32).min
-    for module, seed in zip(own, torch.randint(least, -least, (len(own),), dtype=torch.int32)):  # noqa: B905 - 3.8
-        module.seed.copy_(seed)
-
-
-def _replace(
-    model: nn.Module, is_old: Callable[[Any], bool], make: Callable[[float], _New]
-) -> list[_New]:
-    found = [
-        (module, name, child)
-        for module in model.modules()
-        for name, child in module.named_children()
-        if is_old(child)
-    ]
-    made = [make(float(child.p)) for _, _, child in found]  # type: ignore[arg-type]
-    for (module, name, child), new in zip(found, made):  # noqa: B905 - 3.8
-        setattr(module, name, new.train(child.training))
-    return made

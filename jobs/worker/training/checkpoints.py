@@ -209,6 +209,8 @@ def require_same(saved: RunIdentity, now: RunIdentity, defaults: TrainOptions) -
             hint=f"resume with {saved.world_size} ranks, or start over without --resume",
         )
     then = {**asdict(defaults), **BEFORE, **saved.options}
+    if isinstance(then.get("attention_dropout"), bool):  # in earlier versions
+        then["attention_dropout"] = "on" if then["attention_dropout"] else "off"
     changed = {
         name: f"{flag(name)} {now.options.get(name)} (it was {then.get(name)})"
         for name in sorted({*saved.options, *now.options})

@@ -15,6 +15,8 @@ from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
+from ..fast.attention import LONGEST
+from ..fast.compilation import FEWEST_STEPS, choose_compilation
 from ..runtime.errors import ModelError, TrainingError, first_line, hub_hint
 from ..runtime.ranks import Ranks
 from .batches import ALIGN
@@ -53,18 +55,20 @@ def load_model(
     texts: Iterable[str],
     ranks: Ranks,
     settings: Mapping[str, Any] = NO_SETTINGS,
+    *,
+    dtype: str = "fp32",
 ) -> Loaded:
     """Return the model that the options name, the same on every rank. Raises :class:`ModelError`.
 
     ``head`` is transformers' name of the task, such as "QuestionAnswering"; a model without this head gets
     a new one, from torch's current random state. ``settings`` are values of its configuration, such
-    as ``num_labels``. A new model's tokenizer is trained on ``texts``.
+    as ``num_labels``. A new model's tokenizer is trained on ``texts``. ``dtype`` is that of the arithmetic.
     """
     name, max_length = options.model, options.max_length
     if name == SCRATCH:
         loaded = _new(head, texts, ranks, settings)
     else:
-        keep = options.attention_dropout
+        keep = keeps_attention_dropout(options, dtype)
         loaded = load_pretrained(name, head, settings, keep_dropout=keep)
     limit = longest_input(loaded)
     if limit is not None and max_length > limit:
@@ -73,6 +77,15 @@ def load_model(
             hint=f"use --max-length {limit} or less",
         )
     return loaded
+
+
+def keeps_attention_dropout(options: TextOptions, dtype: str) -> bool:
+    """Return what ``--attention-dropout`` means: compiled products have it nearly for free."""
+    if options.attention_dropout != "auto":
+        return options.attention_dropout == "on"
+    steps = options.max_steps or FEWEST_STEPS
+    chosen = choose_compilation(options.compile, dtype, steps)
+    return chosen.enabled and not options.ipex and options.max_length <= LONGEST
 
 
 def load_pretrained(

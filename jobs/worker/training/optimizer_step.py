@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..fast.communication import Replica, choose_all_reduce
-from ..fast.compilation import choose_compilation, compile_layers, draw_seeds, why_no_compiler
+from ..fast.compilation import choose_compilation, compile_layers, why_no_compiler
+from ..fast.dropout import draw_seeds
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TrainOptions

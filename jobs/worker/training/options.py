@@ -36,7 +36,7 @@ ANY_RUN = frozenset(
 """Options that do not affect what is learned."""
 MAY_CHANGE = frozenset({"epochs", "max_steps", "learning_rate", "warmup_ratio", "dtype"})
 """Options that do, but may change on resume, because the order of the data stays the same."""
-BEFORE = {"attention_dropout": True, "compile": "off", "wire": "fp32"}
+BEFORE = {"attention_dropout": "on", "compile": "off", "wire": "fp32"}
 """Values for checkpoints from before these options existed, where they differ from the defaults."""
 BASE_RATE, BASE_BATCH = 5e-5, 16
 """The default learning rate, and the samples per step (of all ranks) that it is meant for."""
@@ -245,7 +245,11 @@ class TextOptions(TrainOptions):
         metavar="PATH",
     )
     max_length: int = option(384, "tokens per feature", within=Range(16, 8192))
-    attention_dropout: bool = option(False, "keep the model's dropout of attention weights: slower")
+    attention_dropout: str = option(
+        "auto",
+        "keep the model's dropout of attention weights; auto: where it costs little, in compiled layers",
+        choices=("auto", "on", "off"),
+    )
     skip_bad_records: bool = option(False, "skip bad records instead of refusing the data")
     token_cache: str = option(
         "~/.cache/spr-cluster/tokens",

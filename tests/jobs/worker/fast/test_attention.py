@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    AlbertConfig,
+    AlbertForQuestionAnswering,
     BertConfig,
     BertForQuestionAnswering,
     DistilBertConfig,
@@ -18,6 +21,7 @@ from transformers import (
 
 from jobs.worker.fast import attention
 from jobs.worker.fast.attention import NAME, attend, stop_using_products, use_products
+from jobs.worker.fast.dropout import HashDropout, keep_mask, replace_dropouts
 
 
 def make_inputs(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -28,23 +32,38 @@ def make_inputs(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
     return tensors, mask
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_outputs_and_gradients_are_torchs_own(dtype: torch.dtype, exact: float) -> None:
+def test_outputs_and_gradients_are_torchs_own(dtype: torch.dtype, exact: float, p: float) -> None:
     tensors, mask = make_inputs(dtype)
+    module = nn.Module()
+    module.dropout = HashDropout(p)
     query, key, value = tensors
-    found, _ = attend(None, query, key, value, mask, 0.3)
+    keep = keep_mask((2, 3, 20, 20), module.dropout.seed, p)
+    found, _ = attend(module, query, key, value, mask, 0.3, p)
     found = found.transpose(1, 2)
     gradient = torch.randn_like(found)
     gradients = torch.autograd.grad(found, tensors, gradient)
     precise = [each.detach().double().requires_grad_() for each in tensors]
     query, key, value = precise
-    expected = scaled_dot_product_attention(query, key, value, mask.double(), scale=0.3)
+    weights = torch.softmax(query @ key.mT * 0.3 + mask.double(), -1)
+    expected = (weights * keep / (1 - p)) @ value
     for one, other in zip(
         (found, *gradients),
         (expected, *torch.autograd.grad(expected, precise, gradient.double())),
         strict=True,
     ):
         assert torch.allclose(one.double(), other, rtol=exact, atol=exact)
+
+
+def test_each_call_drops_other_weights() -> None:
+    (query, key, value), mask = make_inputs(torch.float32)
+    module = nn.Module()
+    module.dropout = HashDropout(0.5)
+    (first, _), (second, _) = (
+        attend(module, query, key, value, mask, dropout=0.5) for _ in range(2)
+    )
+    assert not torch.allclose(first, second)
 
 
 def test_without_a_mask_and_a_scale() -> None:
@@ -63,7 +82,7 @@ def test_products_are_for_short_texts(more: int, monkeypatch: pytest.MonkeyPatch
     assert ("ProductAttention" in str(found.grad_fn.next_functions)) is not bool(more)  # type: ignore[union-attr]
 
 
-def test_dropout_of_weights_is_torchs_own() -> None:
+def test_without_a_known_dropout_it_is_torchs_own() -> None:
     (query, key, value), mask = make_inputs(torch.float32)
     torch.manual_seed(1)
     found, _ = attend(None, query, key, value, mask, dropout=0.5)
@@ -73,6 +92,12 @@ def test_dropout_of_weights_is_torchs_own() -> None:
 
 
 SMALL = {"vocab_size": 99, "max_position_embeddings": 64}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 @pytest.mark.parametrize(
@@ -81,15 +106,7 @@ SMALL = {"vocab_size": 99, "max_position_embeddings": 64}
         DistilBertForQuestionAnswering(
             DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, **SMALL)
         ),
-        BertForQuestionAnswering(
-            BertConfig(
-                hidden_size=16,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                intermediate_size=32,
-                **SMALL,
-            )
-        ),
+        BertForQuestionAnswering(BertConfig(**SMALL, **SIZES)),
     ],
     ids=["distilbert", "bert"],
 )
@@ -100,6 +117,34 @@ def test_models_use_it_until_they_are_told_not_to(model: Any) -> None:
     assert model.config._attn_implementation == NAME
     stop_using_products(model)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        BertForQuestionAnswering(BertConfig(**SMALL, **SIZES)),
+        AlbertForQuestionAnswering(
+            AlbertConfig(**SMALL, **SIZES, embedding_size=16, attention_probs_dropout_prob=0.1)
+        ),
+    ],
+    ids=["bert", "albert"],
+)
+def test_dropout_of_weights_is_found_in_a_model(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.train()
+    replace_dropouts(model)
+    assert use_products(model)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", None)
+    given: list[float] = []
+
+    def record(shape: Any, seed: torch.Tensor, p: float) -> torch.Tensor:
+        given.append(p)
+        return keep_mask(shape, seed, p)
+
+    monkeypatch.setattr(attention, "keep_mask", record)
+    model(input_ids=torch.arange(16).view(2, 8)).start_logits.sum().backward()
+    assert given == [0.1, 0.1]
 
 
 def test_a_batch_without_padding_has_a_mask_too(monkeypatch: pytest.MonkeyPatch) -> None:

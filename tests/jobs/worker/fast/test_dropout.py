@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AlbertConfig, AlbertForQuestionAnswering
 
-from jobs.worker.fast.compilation import HashDropout, draw_seeds, replace_dropouts, restore_dropouts
+from jobs.worker.fast.dropout import HashDropout, draw_seeds, replace_dropouts, restore_dropouts
 
 ONES = torch.ones(64, 48, 96)
 

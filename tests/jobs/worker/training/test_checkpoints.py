@@ -142,8 +142,11 @@ ALONE = Ranks(RankIdentity(0, 1), "gloo", "", None, LocalPlace())
 @pytest.mark.parametrize(
     ("written", "given"),
     [
-        ({"options": FIRST}, {"attention_dropout": True, "compile": "off", "wire": "fp32"}),
-        ({"options": {**FIRST, **SECOND}, "ground": {"torch": "2.13.0+cpu"}}, {}),
+        ({"options": FIRST}, {"attention_dropout": "on", "compile": "off", "wire": "fp32"}),
+        (
+            {"options": {**FIRST, **SECOND}, "ground": {"torch": "2.13.0+cpu"}},
+            {"attention_dropout": "off"},
+        ),
     ],
 )
 def test_a_checkpoint_of_an_earlier_version_has_the_options_of_its_time(

@@ -15,11 +15,11 @@ from jobs.worker.fast.compilation import (
     choose_compilation,
     compile_layers,
     count_compiled,
-    draw_seeds,
     find_layers,
     plain_layers,
     why_no_compiler,
 )
+from jobs.worker.fast.dropout import draw_seeds
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision

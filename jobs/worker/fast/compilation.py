@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch._functorch.config
 from torch import nn
 
 from ..runtime.errors import first_line
@@ -15,6 +19,8 @@ from .dropout import replace_dropouts, restore_dropouts
 FEWEST_STEPS = 300
 """Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
 step of DistilBERT a third faster: see docs/speed.md."""
+
+_TRACED_ONCE = "autograd_cache_allow_custom_autograd_functions"
 
 
 class Compilation(NamedTuple):
@@ -36,6 +42,18 @@ def choose_compilation(asked: str, dtype: str, steps: int) -> Compilation:
     if steps < FEWEST_STEPS:
         return Compilation(False, f"{steps} steps are too few to pay for it")
     return Compilation(True, f"it speeds up bf16 and pays off from {FEWEST_STEPS} steps")
+
+
+def keep_compiled(folder: Path) -> None:
+    """Keep compiled code in a folder, where later jobs find it also after a reboot or from an image.
+
+    torch would keep it in ``/tmp``, and trace layers with :class:`.attention.ProductAttention` again.
+    """
+    with suppress(OSError):  # then it stays in /tmp
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    if hasattr(torch._functorch.config, _TRACED_ONCE):  # not in older releases
+        setattr(torch._functorch.config, _TRACED_ONCE, True)
 
 
 def compile_layers(model: Any, *, shared: bool = False) -> int:

@@ -6,12 +6,13 @@ import importlib
 import math
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ..fast.communication import Replica, choose_all_reduce
-from ..fast.compilation import choose_compilation, compile_layers, why_no_compiler
+from ..fast.compilation import choose_compilation, compile_layers, keep_compiled, why_no_compiler
 from ..fast.dropout import draw_seeds
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
@@ -20,6 +21,8 @@ from .state import TrainContext
 
 IPEX_MODULE = "intel_extension_for_pytorch"
 CLIP_NORM = 1.0
+COMPILED = Path("~/.cache/spr-cluster/compiled")
+"""Where a node keeps compiled code."""
 
 
 class Step(NamedTuple):
@@ -107,6 +110,7 @@ def _compile(context: TrainContext, model: Any, steps: int) -> None:
         reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
         note(f"torch.compile is not used: {reason}")
         return
+    keep_compiled(COMPILED.expanduser())
     troubles = ranks.gather(why_no_compiler())
     wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
     if wrong:

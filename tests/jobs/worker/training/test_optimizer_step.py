@@ -36,6 +36,12 @@ from jobs.worker.training.optimizer_step import Step, prepare, take_step
 COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = tmp_path_factory.getbasetemp() / "compiled"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+
+
 @contextmanager
 def alone(
     options: SquadOptions, notes: io.StringIO | None = None, dtype: str = "fp32"

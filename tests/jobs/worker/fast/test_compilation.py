@@ -1,0 +1,40 @@
+"""Where compiled code is kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch._functorch.config
+
+from jobs.worker.fast.compilation import keep_compiled
+
+NAME = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAME, "")
+    monkeypatch.delenv(NAME)
+    traced = "autograd_cache_allow_custom_autograd_functions"
+    monkeypatch.setattr(torch._functorch.config, traced, False)
+
+
+def test_compiled_code_is_kept_in_the_folder(tmp_path: Path) -> None:
+    keep_compiled(tmp_path / "new" / "folder")
+    assert os.environ[NAME] == str(tmp_path / "new" / "folder")
+    assert (tmp_path / "new" / "folder").is_dir()
+    assert torch._functorch.config.autograd_cache_allow_custom_autograd_functions
+
+
+def test_a_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAME, "/mine")
+    keep_compiled(tmp_path)
+    assert os.environ[NAME] == "/mine"
+
+
+def test_without_a_folder_it_stays_where_torch_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    keep_compiled(tmp_path / "file" / "folder")
+    assert NAME not in os.environ

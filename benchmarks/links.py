@@ -1,6 +1,7 @@
 """Efficiency of training on several nodes over links of a given speed, at the pace that AMX should have.
 
 python -m benchmarks.links [--nodes 4] [--gbit 10 25] [--rounds 5]     (root: it makes network namespaces)
+python -m benchmarks.links --compute --nodes 2 --ppn 1 --dilate 32     (one core per rank)
 
 Each rank is a process, each node a network namespace, and the kernel limits what a node sends. The product's
 own code averages gradients of DistilBERT's shape over gloo. Computing is REPLACED BY SLEEPING: this machine
@@ -10,6 +11,10 @@ what this machine's few cores do for all ranks does not count. That also leaves 
 exchange on a real node, so that is printed: CPU seconds per rank and step, not dilated. Latency is that of
 this machine, which is none.
 
+With --compute, each rank multiplies matrices instead, in as many products as its core does alone in that
+time, and its other threads share the core. With --dilate as the number of cores that a rank has on a real
+node, the exchange takes the same share of the rank's CPU time as there.
+
 Efficiency is the time of a step without exchange by that of one with it, on the same ranks, in turn. `ring`
 is one ring of all ranks and compiled layers as a whole; `fast` is what the product does.
 """
@@ -18,9 +23,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish
@@ -56,6 +64,7 @@ def main() -> None:
     parser.add_argument("--dilate", type=float, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--compute", action="store_true", help="compute instead of sleeping")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
@@ -67,7 +76,7 @@ def main() -> None:
         for gbit, limit in LIMITS.items()
         if f"{gbit:g}" in found and found[f"{gbit:g}"].get("fast", {}).get("efficiency", 1) < limit
     ]
-    names = ("nodes", "ppn", "batch_size", "features_per_second", "dilate", "rounds")
+    names = ("nodes", "ppn", "batch_size", "features_per_second", "dilate", "rounds", "compute")
     settings = {name: getattr(args, name) for name in names}
     finish(missed, benchmark="links", by_gbit_s=found, limits=LIMITS, **settings)
 
@@ -98,20 +107,46 @@ def _take_steps(args: argparse.Namespace) -> None:
     compute = args.batch_size * args.ppn / args.features_per_second * args.dilate
     found: dict[str, list[dict[str, float]]] = {way: [] for way in args.ways}
     with join("gloo") as ranks:
+        work = _pinned_products(ranks) if args.compute else time.sleep
         ids = torch.Generator().manual_seed(ranks.rank)
         for way, figures in found.items():
             all_reduce = sum_in_ring if way == "ring" else choose_all_reduce(ranks)
-            model = paced_model(compute, in_parts=way == "fast")
+            model = paced_model(compute, work, in_parts=way == "fast")
             replica = Replica(model, torch.bfloat16, ranks.control, all_reduce)
             for _ in range(args.rounds + 1):
                 words = torch.randperm(POOL, generator=ids)[:WORDS][None]
-                figures.append(_take_pair(ranks, replica, words, UPDATE * compute))
+                figures.append(_take_pair(ranks, replica, words, lambda: work(UPDATE * compute)))
             # DistributedDataParallel arranges its buckets after its first step.
             del figures[0], replica, model
     print(json.dumps(found), flush=True)
 
 
-def _take_pair(ranks: Any, replica: Any, words: Any, update_s: float) -> dict[str, float]:
+def _pinned_products(ranks: Any) -> Callable[[float], None]:
+    """Pin this rank to a core; return what computes for as long as that core, without other work, needs."""
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < ranks.size:
+        raise SystemExit(f"--compute needs a core per rank: {ranks.size}")
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {cores[ranks.rank]})
+    torch.set_num_threads(1)
+    one, other, result = (torch.randn(256, 256) for _ in range(3))
+
+    def multiply(count: int) -> None:
+        for _ in range(count):
+            torch.mm(one, other, out=result)
+
+    multiply(1000)
+    begin = time.perf_counter()
+    multiply(1000)
+    per_second = 1000 / (time.perf_counter() - begin)
+    return lambda seconds: multiply(round(seconds * per_second))
+
+
+def _take_pair(
+    ranks: Any, replica: Any, words: Any, update: Callable[[], None]
+) -> dict[str, float]:
     """Take a step alone, and one together with the other ranks."""
 
     def step(exchange: bool) -> tuple[float, float]:
@@ -125,7 +160,7 @@ def _take_pair(ranks: Any, replica: Any, words: Any, update_s: float) -> dict[st
         else:
             with replica.no_sync():
                 replica(words).backward()
-        time.sleep(update_s)
+        update()
         return time.perf_counter() - begin, time.process_time() - cpu
 
     (alone, idle), sent = step(exchange=False), replica.sent_bytes
@@ -134,8 +169,8 @@ def _take_pair(ranks: Any, replica: Any, words: Any, update_s: float) -> dict[st
     return {"alone": alone, "together": together, "cpu": busy - idle, "mb": megabytes}
 
 
-def paced_model(compute_s: float, *, in_parts: bool) -> Any:
-    """Return a model with DistilBERT's parameters, which sleeps instead of computing.
+def paced_model(compute_s: float, work: Callable[[float], None], *, in_parts: bool) -> Any:
+    """Return a model with DistilBERT's parameters that sleeps, or does other ``work``, instead of computing.
 
     A compiled layer has all its gradients at once; a first layer in parts has those of attention last.
     """
@@ -146,12 +181,12 @@ def paced_model(compute_s: float, *, in_parts: bool) -> Any:
         @staticmethod
         def forward(ctx: Any, values: Any, part: Any, *_: Any) -> Any:
             ctx.part = part
-            time.sleep(part.forward_s)
+            work(part.forward_s)
             return values.clone()
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            time.sleep(ctx.part.backward_s)
+            work(ctx.part.backward_s)
             return gradient, None, *ctx.part.gradients
 
     class Part(nn.Module):

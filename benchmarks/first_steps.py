@@ -1,6 +1,6 @@
 """Seconds from the start of a rank's process to its tenth step, without and with compiled code in the cache.
 
-python -m benchmarks.first_steps [--batch-size 8] [--dtype bf16] [--rounds 3]
+python -m benchmarks.first_steps [--batch-size 8] [--rounds 3]
 
 The process is that of `benchmarks.squad_speed`'s fast side, one rank: it imports torch, builds the model,
 tokenizes the questions, compiles the layers, and trains. Submission and launch are not included.
@@ -32,7 +32,6 @@ def seconds_to_steps(arguments: list[str], cache: str) -> float:
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
     ) as rank:
         assert rank.stdin is not None
@@ -52,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_side_arguments(parser)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.set_defaults(dtype="bf16", batch_size=8)
     args = parser.parse_args()
     arguments = side_arguments(args)
     cold, warm = [], []

@@ -122,7 +122,10 @@ def _take_steps(args: argparse.Namespace) -> None:
 
 
 def _pinned_products(ranks: Any) -> Callable[[float], None]:
-    """Pin this rank to a core; return what computes for as long as that core, without other work, needs."""
+    """Pin this rank to a core.
+
+    Return a function that computes for as long as the given seconds would take on that core alone.
+    """
     import torch
 
     cores = sorted(os.sched_getaffinity(0))

@@ -42,7 +42,7 @@ from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.features import Feature
 from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun, batches
-from jobs.worker.training.model import keeps_attention_dropout
+from jobs.worker.training.model import attention_dropouts
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.task import Loaded
 
@@ -83,7 +83,8 @@ class Fast:
     """The product's training, on one rank."""
 
     def __init__(self, model: Any, tokenizer: Any, ranks: Ranks, options: SquadOptions) -> None:
-        self._loaded, self._task = Loaded(model, tokenizer), Squad(options)
+        own = attention_dropouts(model.config)
+        self._loaded, self._task = Loaded(model, tokenizer, own=own), Squad(options)
         precision = Precision(options.dtype, "")
         events = Events(0, io.StringIO())
         self._session = RankContext(options, ranks, events, precision)
@@ -212,9 +213,7 @@ def main() -> None:
         attention_dropout=args.attention_dropout,
     )
     with join("gloo", environ={}) as ranks:
-        model = new_model(
-            args.shape, attention_dropout=keeps_attention_dropout(options, args.dtype)
-        )
+        model = new_model(args.shape, attention_dropout=args.attention_dropout == "on")
         serve(Fast(model, tokenizer, ranks, options), features, args)
 
 

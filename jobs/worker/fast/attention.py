@@ -7,17 +7,18 @@ up to 1.7 times as long, and keeps all attention weights in memory (benchmarks.a
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from .dropout import HashDropout, keep_mask
 
 NAME = "products"
 DROPPED = -(2.0**-64)
-"""Factor of dropped weights. What they add to a sum is lost in rounding, and the backward pass finds them."""
+"""Factor of dropped weights: too small to change a sum; by the sign, the backward pass knows them."""
+Dropout = TypeVar("Dropout", bound=nn.Module)
 LONGEST = 384
 """Most tokens for which products are used. Fused attention is as fast at 256 tokens and takes 0.76 of the
 time at 384, where SQuAD's features end: too little to pay for compiling a second graph."""
@@ -51,7 +52,7 @@ class ProductAttention(torch.autograd.Function):
         weights = weights.to(query.dtype)
         output = torch.matmul(weights, value)
         ctx.save_for_backward(query, key, value, weights, output)
-        ctx.scale, ctx.p = scale, p
+        ctx.scale, ctx.p = scale, 0.0 if seed is None else p
         return output
 
     @staticmethod
@@ -68,7 +69,10 @@ class ProductAttention(torch.autograd.Function):
             torch.matmul(of_scores, key),
             torch.matmul(of_scores.transpose(-1, -2), query),
             torch.matmul(weights.transpose(-1, -2), gradient),
-            *(None, None, None, None),
+            None,
+            None,
+            None,
+            None,
         )
 
 
@@ -84,9 +88,9 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return the output as (batch, tokens, heads, size), the shape that transformers expects."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    own = _find_dropout(module) if dropout else None
-    if query.shape[-2] <= LONGEST and (own or not dropout):
-        seed = own.next_seed() if own else None
+    own = find_dropout(module, HashDropout) if dropout else None
+    if query.shape[-2] <= LONGEST and (own is not None or not dropout):
+        seed = None if own is None else own.next_seed()
         output = ProductAttention.apply(  # type: ignore[no-untyped-call]
             query, key, value, attention_mask, scale, seed, dropout
         )
@@ -97,20 +101,20 @@ def attend(
     return output.transpose(1, 2), None
 
 
-def _find_dropout(module: Any) -> HashDropout | None:
-    """Return the dropout of weights in a layer's attention, by the names in BERT, ALBERT, and others."""
+def find_dropout(module: Any, kind: type[Dropout]) -> Dropout | None:
+    """Return a layer's dropout of attention weights, by its names in BERT, ALBERT, and others."""
     for name in ("dropout", "attention_dropout"):
         found = getattr(module, name, None)
-        if isinstance(found, HashDropout):
+        if isinstance(found, kind):
             return found
     return None
 
 
-def use_products(model: Any) -> bool:
-    """Let a model's layers use :func:`attend`; return whether they do.
+def use_products(model: Any) -> list[Any]:
+    """Let a model's layers use :func:`attend`; return the modules that do.
 
-    They do not if transformers or the model can't switch attention, or if the outputs for a small batch
-    would differ.
+    None do if transformers or the model can't switch attention, or if the outputs for a small batch would
+    differ.
     """
     try:
         from transformers import (  # noqa: PLC0415 - reads variables when imported
@@ -122,7 +126,12 @@ def use_products(model: Any) -> bool:
             eager_mask,
         )
     except ImportError:
-        return False
+        return []
+    using: list[Any] = []
+
+    def attend_and_note(module: Any, *arguments: Any, **options: Any) -> Any:
+        using.append(module)
+        return attend(module, *arguments, **options)
 
     def always_mask(*arguments: Any, **options: Any) -> Any:
         """Return a mask also for a batch without padding: without one, layers would be compiled again."""
@@ -130,18 +139,19 @@ def use_products(model: Any) -> bool:
 
     # Older releases warn about models that can't switch.
     logging.set_verbosity_error()
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(NAME, attend_and_note)
     AttentionMaskInterface.register(NAME, always_mask)
     before = model.config._attn_implementation
     # Models' arguments and errors differ; training works without it.
     with suppress(Exception):
-        expected = _answers(model)
+        expected = _outputs(model)
         model.set_attn_implementation(NAME)
-        used = model.config._attn_implementation == NAME
-        if used and torch.allclose(_answers(model), expected, rtol=1e-3, atol=1e-4):
-            return True
+        found = _outputs(model)
+        AttentionInterface.register(NAME, attend)
+        if using and torch.allclose(found, expected, rtol=1e-3, atol=1e-4):
+            return list(dict.fromkeys(using))
     model.set_attn_implementation(before)
-    return False
+    return []
 
 
 def stop_using_products(model: Any) -> None:
@@ -150,14 +160,14 @@ def stop_using_products(model: Any) -> None:
         model.set_attn_implementation("sdpa")
 
 
-def _answers(model: Any) -> Tensor:
-    """Return the scores of start and end for two short features, one of them padded."""
+def _outputs(model: Any) -> Tensor:
+    """Return the last layer's outputs for two short texts, one of them padded."""
     ids = torch.arange(3, 35).view(2, 16) % model.config.vocab_size
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0
     training = model.training
     model.eval()
     with torch.no_grad():
-        found = model(input_ids=ids, attention_mask=mask)
+        outputs: Tensor = model.base_model(input_ids=ids, attention_mask=mask)[0]
     model.train(training)
-    return torch.stack([found.start_logits, found.end_logits])[:, mask == 1]
+    return outputs[mask == 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -13,14 +14,14 @@ from torch import nn
 
 from ..runtime.errors import first_line
 from ..runtime.precision import AMX_FLAGS, read_cpu_flags
-from .attention import stop_using_products, use_products
+from .attention import find_dropout, stop_using_products, use_products
 from .dropout import replace_dropouts, restore_dropouts
 
 FEWEST_STEPS = 300
 """Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
 step of DistilBERT a third faster: see docs/speed.md."""
 
-_TRACED_ONCE = "autograd_cache_allow_custom_autograd_functions"
+_CACHE_CUSTOM_FUNCTIONS = "autograd_cache_allow_custom_autograd_functions"
 
 
 class Compilation(NamedTuple):
@@ -44,30 +45,38 @@ def choose_compilation(asked: str, dtype: str, steps: int) -> Compilation:
     return Compilation(True, f"it speeds up bf16 and pays off from {FEWEST_STEPS} steps")
 
 
-def keep_compiled(folder: Path) -> None:
-    """Keep compiled code in a folder, where later jobs find it also after a reboot or from an image.
+def keep_compiled(root: Path) -> None:
+    """Keep compiled code where later jobs find it, also after a reboot or in a machine made from an image.
 
-    torch would keep it in ``/tmp``, and trace layers with :class:`.attention.ProductAttention` again.
+    By default, torch keeps it in ``/tmp``, and does not cache graphs with custom autograd functions.
     """
-    with suppress(OSError):  # then it stays in /tmp
+    # It is for this processor's instructions, which torch's own keys leave out.
+    processor = hashlib.sha256(" ".join(sorted(read_cpu_flags())).encode()).hexdigest()[:12]
+    with suppress(OSError, RuntimeError):  # without a home folder
+        folder = root.expanduser() / processor
         folder.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    if hasattr(torch._functorch.config, _TRACED_ONCE):  # not in older releases
-        setattr(torch._functorch.config, _TRACED_ONCE, True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    if hasattr(torch._functorch.config, _CACHE_CUSTOM_FUNCTIONS):  # not in older releases
+        setattr(torch._functorch.config, _CACHE_CUSTOM_FUNCTIONS, True)
 
 
-def compile_layers(model: Any, *, shared: bool = False) -> int:
+def compile_layers(model: Any, *, shared: bool = False, attention_dropout: float = 0.0) -> int:
     """Mark the layers of a model to be compiled at their first use, and return their number.
 
-    They get a dropout and, where that gives the same answers, an attention that suit compilation.
+    They get a dropout and, where that gives the same outputs, an attention that suit compilation. With that
+    attention, ``attention_dropout`` replaces dropouts of 0 of its weights.
 
     Not the whole model: all layers share one graph, compiled in a sixth of the time (DistilBERT), and
     each layer's gradients are sent while those of the layer before it are computed. Nothing is left to
     hide the transfer of the first layer's. With ``shared`` gradients it is compiled in parts, so that
     those of all but the first part are sent while the first part's are computed.
     """
+    for attention in use_products(model):
+        own = find_dropout(attention, nn.Dropout)
+        if own is not None and own.p == 0.0:
+            own.p = attention_dropout
     layers, dropouts = find_layers(model), replace_dropouts(model)
-    use_products(model)
     if read_cpu_flags() >= AMX_FLAGS:
         # Importing the compiler takes a second.
         from .weight_gradients import use_faster_weight_gradients  # noqa: PLC0415

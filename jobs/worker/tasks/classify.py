@@ -125,9 +125,7 @@ class Classify(TableTask[ClassifyOptions]):
         kind = "multi_label_classification" if self._several else "single_label_classification"
         settings = {**class_settings(self.classes), "problem_type": kind}
         texts = (text for record in data.train for text in record.texts)
-        return load_model(
-            self.options, HEAD, texts, context.ranks, settings, dtype=context.precision.dtype
-        )
+        return load_model(self.options, HEAD, texts, context.ranks, settings)
 
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Labeled]

@@ -99,14 +99,7 @@ class Tag(TableTask[TagOptions]):
         from ..training.model import load_model
 
         texts = (record.text for record in data.train)
-        return load_model(
-            self.options,
-            HEAD,
-            texts,
-            context.ranks,
-            class_settings(self.tags),
-            dtype=context.precision.dtype,
-        )
+        return load_model(self.options, HEAD, texts, context.ranks, class_settings(self.tags))
 
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Sentence]

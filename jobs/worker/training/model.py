@@ -15,8 +15,6 @@ from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
-from ..fast.attention import LONGEST
-from ..fast.compilation import FEWEST_STEPS, choose_compilation
 from ..runtime.errors import ModelError, TrainingError, first_line, hub_hint
 from ..runtime.ranks import Ranks
 from .batches import ALIGN
@@ -55,20 +53,18 @@ def load_model(
     texts: Iterable[str],
     ranks: Ranks,
     settings: Mapping[str, Any] = NO_SETTINGS,
-    *,
-    dtype: str = "fp32",
 ) -> Loaded:
     """Return the model that the options name, the same on every rank. Raises :class:`ModelError`.
 
     ``head`` is transformers' name of the task, such as "QuestionAnswering"; a model without this head gets
     a new one, from torch's current random state. ``settings`` are values of its configuration, such
-    as ``num_labels``. A new model's tokenizer is trained on ``texts``. ``dtype`` is that of the arithmetic.
+    as ``num_labels``. A new model's tokenizer is trained on ``texts``.
     """
     name, max_length = options.model, options.max_length
     if name == SCRATCH:
         loaded = _new(head, texts, ranks, settings)
     else:
-        keep = keeps_attention_dropout(options, dtype)
+        keep = options.attention_dropout == "on"
         loaded = load_pretrained(name, head, settings, keep_dropout=keep)
     limit = longest_input(loaded)
     if limit is not None and max_length > limit:
@@ -77,15 +73,6 @@ def load_model(
             hint=f"use --max-length {limit} or less",
         )
     return loaded
-
-
-def keeps_attention_dropout(options: TextOptions, dtype: str) -> bool:
-    """Return what ``--attention-dropout`` means: compiled products have it nearly for free."""
-    if options.attention_dropout != "auto":
-        return options.attention_dropout == "on"
-    steps = options.max_steps or FEWEST_STEPS
-    chosen = choose_compilation(options.compile, dtype, steps)
-    return chosen.enabled and not options.ipex and options.max_length <= LONGEST
 
 
 def load_pretrained(
@@ -161,7 +148,8 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
     """Turn off the dropout of attention weights in models made from ``config`` inside the block.
 
     torch's fused attention for CPUs supports no dropout; without fusion, every layer writes all attention
-    weights to memory. Other dropout is kept, and ``config`` is restored afterward.
+    weights to memory. Compiled layers may get it back (:func:`.optimizer_step.prepare`). Other dropout is
+    kept, and ``config`` is restored afterward.
     """
     known = attention_dropouts(config)
     for name in known:

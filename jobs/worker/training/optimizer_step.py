@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..fast.attention import LONGEST
 from ..fast.communication import Replica, choose_all_reduce
 from ..fast.compilation import choose_compilation, compile_layers, keep_compiled, why_no_compiler
 from ..fast.dropout import draw_seeds
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
-from .options import TrainOptions
-from .state import TrainContext
+from .options import TextOptions, TrainOptions
 
 IPEX_MODULE = "intel_extension_for_pytorch"
 CLIP_NORM = 1.0
@@ -79,7 +79,7 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     )
     if options.ipex:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
-    _compile(context, model, steps)
+    _compile(run, model, steps)
     if context.ranks.size == 1:
         return model, optimizer
     wire = torch.bfloat16 if options.wire == "bf16" else torch.float32
@@ -101,8 +101,9 @@ def find_idle(run: TrainingRun) -> list[Any]:
         torch.set_rng_state(state)
 
 
-def _compile(context: TrainContext, model: Any, steps: int) -> None:
+def _compile(run: TrainingRun, model: Any, steps: int) -> None:
     """Compile the model's layers if worthwhile, on all ranks or none, because results would differ."""
+    context = run.context
     ranks, note = context.ranks, context.events.note
     options = context.options
     chosen = choose_compilation(options.compile, context.precision.dtype, steps)
@@ -110,13 +111,21 @@ def _compile(context: TrainContext, model: Any, steps: int) -> None:
         reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
         note(f"torch.compile is not used: {reason}")
         return
-    keep_compiled(COMPILED.expanduser())
+    keep_compiled(COMPILED)
     troubles = ranks.gather(why_no_compiler())
     wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
     if wrong:
         note(f"torch.compile is not used: {wrong[0]}")
         return
-    count = compile_layers(model, shared=ranks.size > 1)
+    dropout = 0.0
+    if isinstance(options, TextOptions) and options.max_length <= LONGEST:
+        # With products as attention, that of the model's own configuration costs little.
+        dropout = (
+            max(run.loaded.own.values(), default=0.0)
+            if options.attention_dropout == "auto"
+            else 0.0
+        )
+    count = compile_layers(model, shared=ranks.size > 1, attention_dropout=dropout)
     note(f"torch.compile, {count} layers: {chosen.reason}")
 
 

@@ -247,7 +247,7 @@ class TextOptions(TrainOptions):
     max_length: int = option(384, "tokens per feature", within=Range(16, 8192))
     attention_dropout: str = option(
         "auto",
-        "keep the model's dropout of attention weights; auto: where it costs little, in compiled layers",
+        "keep the model's dropout of attention weights; auto: in compiled layers, where it costs little",
         choices=("auto", "on", "off"),
     )
     skip_bad_records: bool = option(False, "skip bad records instead of refusing the data")

@@ -101,9 +101,7 @@ class Squad(TextTask[SquadOptions]):
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ...training.model import load_model
 
-        return load_model(
-            self.options, HEAD, all_texts(data.train), context.ranks, dtype=context.precision.dtype
-        )
+        return load_model(self.options, HEAD, all_texts(data.train), context.ranks)
 
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Question]

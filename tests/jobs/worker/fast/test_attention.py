@@ -13,6 +13,8 @@ from transformers import (
     AlbertForQuestionAnswering,
     BertConfig,
     BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
     DistilBertConfig,
     DistilBertForQuestionAnswering,
     XLNetConfig,
@@ -20,7 +22,14 @@ from transformers import (
 )
 
 from jobs.worker.fast import attention
-from jobs.worker.fast.attention import NAME, attend, stop_using_products, use_products
+from jobs.worker.fast.attention import (
+    NAME,
+    attend,
+    find_dropout,
+    stop_using_products,
+    use_products,
+)
+from jobs.worker.fast.compilation import compile_layers
 from jobs.worker.fast.dropout import HashDropout, keep_mask, replace_dropouts
 
 
@@ -107,12 +116,15 @@ SIZES = {
             DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, **SMALL)
         ),
         BertForQuestionAnswering(BertConfig(**SMALL, **SIZES)),
+        BertForSequenceClassification(BertConfig(**SMALL, **SIZES)),
+        BertForTokenClassification(BertConfig(**SMALL, **SIZES)),
     ],
-    ids=["distilbert", "bert"],
+    ids=lambda model: type(model).__name__,
 )
 def test_models_use_it_until_they_are_told_not_to(model: Any) -> None:
     model.train()
-    assert use_products(model)
+    used = use_products(model)
+    assert [type(each).__name__.endswith("SelfAttention") for each in used] == [True, True]
     assert model.training
     assert model.config._attn_implementation == NAME
     stop_using_products(model)
@@ -145,6 +157,18 @@ def test_dropout_of_weights_is_found_in_a_model(
     monkeypatch.setattr(attention, "keep_mask", record)
     model(input_ids=torch.arange(16).view(2, 8)).start_logits.sum().backward()
     assert given == [0.1, 0.1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_compiled_layers_get_the_dropout_that_was_left_out(p: float) -> None:
+    config = BertConfig(**SMALL, **SIZES, attention_probs_dropout_prob=0.0)
+    model = BertForQuestionAnswering(config).train()
+    compile_layers(model, attention_dropout=p)
+    for layer in model.bert.encoder.layer:
+        found = find_dropout(layer.attention.self, HashDropout)
+        assert (found.p if found else 0.0) == p
+        assert layer.attention.output.dropout.p == 0.1
 
 
 def test_a_batch_without_padding_has_a_mask_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch._functorch.config
 
+from jobs.worker.fast import compilation
 from jobs.worker.fast.compilation import keep_compiled
 
 NAME = "TORCHINDUCTOR_CACHE_DIR"
@@ -22,10 +23,20 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiled_code_is_kept_in_the_folder(tmp_path: Path) -> None:
-    keep_compiled(tmp_path / "new" / "folder")
-    assert os.environ[NAME] == str(tmp_path / "new" / "folder")
-    assert (tmp_path / "new" / "folder").is_dir()
+    keep_compiled(tmp_path / "new")
+    (folder,) = (tmp_path / "new").iterdir()
+    assert os.environ[NAME] == str(folder)
     assert torch._functorch.config.autograd_cache_allow_custom_autograd_functions
+
+
+def test_processors_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flags in ({"avx2"}, {"avx2", "avx512f"}):
+        monkeypatch.delenv(NAME, raising=False)
+        monkeypatch.setattr(compilation, "read_cpu_flags", lambda flags=flags: flags)
+        keep_compiled(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,4 +48,5 @@ def test_a_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_a_folder_it_stays_where_torch_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     keep_compiled(tmp_path / "file" / "folder")
+    keep_compiled(Path("~no-such-user/folder"))
     assert NAME not in os.environ

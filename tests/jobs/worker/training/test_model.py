@@ -14,9 +14,8 @@ from jobs.worker.runtime.errors import BackendError, ModelError, TrainingError
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Question, all_texts
-from jobs.worker.tasks.squad.task import DEMO, HEAD, SquadOptions
+from jobs.worker.tasks.squad.task import DEMO, HEAD
 from jobs.worker.training.model import (
-    keeps_attention_dropout,
     load_model,
     load_pretrained,
     longest_input,
@@ -110,26 +109,6 @@ def test_a_model_stored_in_half_precision_is_trained_in_fp32(
     half.save_pretrained(folder)
     loaded = load_pretrained(str(folder), HEAD)
     assert {each.dtype for each in loaded.model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("changes", "dtype", "kept"),
-    [
-        ({}, "bf16", True),
-        ({}, "fp32", False),
-        ({"compile": "on"}, "fp32", True),
-        ({"compile": "off"}, "bf16", False),
-        ({"ipex": True}, "bf16", False),
-        ({"max_length": 512}, "bf16", False),
-        ({"max_steps": 100}, "bf16", False),
-        ({"attention_dropout": "off"}, "bf16", False),
-        ({"attention_dropout": "on"}, "fp32", True),
-    ],
-)
-def test_dropout_of_attention_weights_is_kept_where_it_costs_little(
-    changes: dict[str, Any], dtype: str, kept: bool
-) -> None:
-    assert keeps_attention_dropout(SquadOptions(**changes), dtype) is kept
 
 
 def test_a_model_is_saved_with_its_own_dropout(tmp_path: Path, tokenizer: Any) -> None:

@@ -145,7 +145,7 @@ def test_compiled_layers_give_the_same_step(
         assert torch.allclose(values, expected[name], rtol=1e-3, atol=5 * exact * scale), name
 
 
-DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "attention_dropout": 0.0}
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
 ALBERT = {
     "embedding_size": 16,
     "hidden_size": 32,
@@ -153,6 +153,7 @@ ALBERT = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
     "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
 }
 """One compiled layer, which each step calls three times, with other dropout each time."""
 

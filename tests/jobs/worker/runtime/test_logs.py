@@ -9,16 +9,19 @@ import sys
 from pathlib import Path
 
 _RANK = """
-import os, signal, sys
+import os, signal, sys, threading
 from pathlib import Path
 from worker.runtime.output import keep_log
 
-signal.signal(signal.SIGTERM, lambda *_: print("a checkpoint is saved"))
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: told.set())
 keep_log(Path(sys.argv[1]), 0, append=False)
 # At once: it may be just starting.
 os.kill(int(Path("/proc/thread-self/children").read_text()), signal.SIGTERM)
 print("step 1", flush=True)
-signal.pause()
+# Not signal.pause, for which the signal may come too early.
+if told.wait(60):
+    print("a checkpoint is saved")
 """
 
 

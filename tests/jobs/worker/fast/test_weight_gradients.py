@@ -38,6 +38,8 @@ def gradients(layer: nn.Module, values: Tensor) -> dict[str, Tensor]:
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Use the pass in the test; return the shapes of the copies that it leads to."""
+    # Otherwise setuptools, which the compiler imports, may refuse distutils as another test left it.
+    monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     if why := why_no_compiler():
         pytest.skip(why)
     made: list[tuple[int, ...]] = []

@@ -118,13 +118,13 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> None:
         note(f"torch.compile is not used: {wrong[0]}")
         return
     dropout = 0.0
-    if isinstance(options, TextOptions) and options.max_length <= LONGEST:
+    if (
+        isinstance(options, TextOptions)
+        and options.attention_dropout == "auto"
+        and options.max_length <= LONGEST
+    ):
         # With products as attention, that of the model's own configuration costs little.
-        dropout = (
-            max(run.loaded.own.values(), default=0.0)
-            if options.attention_dropout == "auto"
-            else 0.0
-        )
+        dropout = max(run.loaded.own.values(), default=0.0)
     count = compile_layers(model, shared=ranks.size > 1, attention_dropout=dropout)
     note(f"torch.compile, {count} layers: {chosen.reason}")
 

@@ -129,6 +129,40 @@ def test_without_a_compiler_training_continues_with_a_note(
     assert "torch.compile is not used: rank 0: no C++ compiler" in result.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 0.1),
+        ({"attention_dropout": "off"}, 0.0),
+        ({"attention_dropout": "on"}, 0.0),  # the model was loaded with it
+        ({"max_length": 392}, 0.0),
+    ],
+)
+def test_compiled_layers_get_attention_dropout_back_unless_texts_are_long(
+    changes: dict[str, Any],
+    expected: float,
+    questions: list[Question],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[float] = []
+
+    def compile_layers(_model: Any, *, shared: bool, attention_dropout: float) -> int:
+        assert not shared
+        given.append(attention_dropout)
+        return 2
+
+    monkeypatch.setattr(step_module, "why_no_compiler", lambda: None)
+    monkeypatch.setattr(step_module, "compile_layers", compile_layers)
+    options = replace(DEMO, compile="on", **changes)
+    with alone(options) as session:
+        loaded = load_model(DEMO, HEAD, all_texts(questions), session.ranks)
+        loaded = loaded._replace(own={"attention_dropout": 0.1})
+        features = build_features(questions[:8], tokenizer, 384, 128)
+        prepare(TrainingRun(session, Squad(options), loaded, features), steps=1000)
+    assert given == [expected]
+
+
 @COMPILING
 @pytest.mark.full
 @pytest.mark.parametrize(("dtype", "exact"), [("fp32", 1e-5), ("bf16", 1e-2)])

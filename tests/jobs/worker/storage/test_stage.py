@@ -131,15 +131,18 @@ def test_killed_process_keeps_its_parts(bucket: Any, proxy: Proxy, tmp_path: Pat
                 break
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
+    (parts,) = journal.glob(".*.parts")
+    ranges = [[int(word) for word in line.split()] for line in parts.read_text().splitlines()]
+    kept = sum(end - at for at, end in ranges)
+    assert kept >= 12 * MIB
     proxy.limit = lambda _: None
-    arrived, proxy.sent = proxy.sent, 0
+    proxy.requests.clear()
     done = subprocess.run(
         argv, env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True
     )
     assert target.read_bytes() == data
-    assert arrived >= 12 * MIB
-    # At most the block that each of two connections had begun is sent again.
-    assert arrived + proxy.sent < 40 * MIB + 3 * MIB + 256 * 1024
+    asked = [each.rpartition("=")[2].split("-") for each in proxy.gets]
+    assert sum(int(last) + 1 - int(first) for first, last in asked) == 40 * MIB - kept
     assert b" MB in" in done.stdout
 
 

@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_side_arguments(parser)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.set_defaults(dtype="bf16", batch_size=8, allocator="kept")
+    parser.set_defaults(dtype="bf16", batch_size=8, allocator="tcmalloc")
     args = parser.parse_args()
     cold, warm = [], []
     for _ in range(args.rounds):

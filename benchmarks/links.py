@@ -4,7 +4,7 @@ python -m benchmarks.links [--nodes 4] [--gbit 10 25] [--rounds 5]     (root: it
 python -m benchmarks.links --compute --nodes 2 --ppn 1 --dilate 32     (one core per rank)
 
 Each rank is a process, each node a network namespace, and the kernel limits what a node sends. The product's
-own code averages gradients of DistilBERT's shape over gloo. Computing is REPLACED BY SLEEPING: this machine
+own code sums gradients of DistilBERT's shape over gloo. Computing is REPLACED BY SLEEPING: this machine
 can't compute for that many nodes. A step takes as long as benchmarks.overheads projects for a node with AMX
 (--features-per-second), and everything is --dilate times slower than it would be, links included, so that
 what this machine's few cores do for all ranks does not count. That also leaves out the cores' time for the
@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.common import finish
 from benchmarks.namespaces import connected_nodes, run_ranks
-from benchmarks.squad_speed import ALLOCATORS
+from benchmarks.squad_speed import preload
 from infra.local.machines.links import LinkLimits
 from jobs.worker.fast.communication import Replica, choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.ranks import join
@@ -84,7 +84,7 @@ def main() -> None:
 def _measure(args: argparse.Namespace, gbit: float) -> dict[str, Any]:
     with connected_nodes(args.nodes, LinkLimits(gbit / args.dilate)) as nodes:
         argv = ["benchmarks.links", *sys.argv[1:]]
-        ranks = run_ranks(nodes, argv, ALLOCATORS["kept"], ppn=args.ppn)
+        ranks = run_ranks(nodes, argv, preload(), ppn=args.ppn)
     return {way: _summarize([rank[way] for rank in ranks]) for way in args.ways}
 
 
@@ -159,7 +159,7 @@ def _take_pair(
         if exchange:
             announced = replica.announce(words)
             replica(words).backward()
-            replica.average_words(announced)
+            replica.sum_words(announced)
         else:
             with replica.no_sync():
                 replica(words).backward()

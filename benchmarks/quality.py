@@ -1,7 +1,8 @@
 """Quality of `fast`: F1 on unseen questions after equal epochs, and the time to reach an F1.
 
 python -m benchmarks.quality --seeds 5 [--epochs 4] [--batch-size 8] [--learning-rate 1e-4]
-python -m benchmarks.quality --seen OUTPUT...   (of processes with some of the seeds each)
+python -m benchmarks.quality --seen OUTPUT...   (of processes with some of the seeds each, such as those in
+                                                 benchmarks/quality_seeds.jsonl)
 python -m benchmarks.quality --unpadded --speed-ratio 2.6   (only F1, in less than half the time)
 
 A pretrained encoder learns real questions twice per seed: with the product's training, and with run_qa.py's
@@ -40,7 +41,7 @@ from benchmarks.squad_data import (
     find_encoder,
     load_tokenizer,
 )
-from benchmarks.squad_speed import ALLOCATORS
+from benchmarks.squad_speed import preload
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
@@ -89,6 +90,7 @@ class Course:
             seed=seed,
             backend="gloo",
             attention_dropout=attention_dropout,
+            compile=args.compile,
         )
         torch.manual_seed(seed)
         return RankContext(options, self.ranks, Events(0, io.StringIO()), Precision(args.dtype, ""))
@@ -225,6 +227,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--target-f1", type=float, default=50.0)
     parser.add_argument("--attention-dropout", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--compile", choices=("on", "off"), help="of fast (default: on in bf16)")
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side"
@@ -235,9 +238,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.unpadded and not args.speed_ratio:
         parser.error("--unpadded goes with --speed-ratio")
+    args.compile = args.compile or ("on" if args.dtype == "bf16" else "off")
     curves: dict[str, list[Curve]] = {side: [] for side in args.sides}
     if args.seen:
-        lines = sorted(_read(args.seen), key=lambda line: int(line["seed"]))
+        lines = sorted(_read(args), key=lambda line: int(line["seed"]))
         seeds = [[line["seed"] for line in lines if line["side"] == side] for side in args.sides]
         if not seeds[0] or any(each != seeds[0] for each in seeds):
             parser.error(f"--seen has other seeds for each side, or none: {seeds}")
@@ -246,7 +250,7 @@ def main() -> None:
             if line["side"] in curves:
                 curves[line["side"]].append(Curve(line["f1"], line["seconds"], line["questions"]))
     else:
-        _require_environment(ALLOCATORS["kept"] | {"OMP_NUM_THREADS": str(args.threads)})
+        _require_environment(preload() | {"OMP_NUM_THREADS": str(args.threads)})
         _learn(args, curves)
     _finish(args, {side: mean_curve(each) for side, each in curves.items()}, curves)
 
@@ -266,15 +270,22 @@ def _learn(args: argparse.Namespace, curves: dict[str, list[Curve]]) -> None:
             for side in args.sides:
                 curve = SIDES[side](course, seed)
                 curves[side].append(curve)
-                print(json.dumps({"seed": seed, "side": side, **curve._asdict()}), flush=True)
+                dropout = "on" if side == "baseline" else args.attention_dropout
+                line = {"seed": seed, "side": side, "attention_dropout": dropout}
+                print(json.dumps({**line, **curve._asdict()}), flush=True)
 
 
-def _read(outputs: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of :func:`_learn` in these files."""
-    for path in outputs:
-        for line in path.read_text().splitlines():
-            if line.startswith('{"seed"'):
-                yield json.loads(line)
+def _read(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the lines of :func:`_learn` in the files, of ``fast`` those with the given dropout."""
+    for path in args.seen:
+        for text in path.read_text().splitlines():
+            if text.startswith('{"seed"'):
+                line = json.loads(text)
+                if (
+                    line["side"] == "baseline"
+                    or line["attention_dropout"] == args.attention_dropout
+                ):
+                    yield line
 
 
 def _finish(
@@ -312,6 +323,7 @@ def _finish(
         "target_f1",
         "unpadded",
         "speed_ratio",
+        "compile",
     )
     result = {name: getattr(args, name) for name in (*names, "attention_dropout")}
     finish(missed, benchmark="quality", **found, baseline_by=TRAINER, **result)

@@ -42,6 +42,7 @@ from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.features import Feature
 from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun, batches
+from jobs.worker.training.loop import exempt_from_collection
 from jobs.worker.training.model import attention_dropouts
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.task import Loaded
@@ -80,7 +81,7 @@ class Side(Protocol):
 
 
 class Fast:
-    """The product's training, on one rank."""
+    """The product's training, on one rank; of all embeddings, because these features are only a part."""
 
     def __init__(self, model: Any, tokenizer: Any, ranks: Ranks, options: SquadOptions) -> None:
         own = attention_dropouts(model.config)
@@ -94,11 +95,14 @@ class Fast:
         steps = -(-len(features) // self._session.options.batch_size)
         samples = SampleList(features)
         run = TrainingRun(self._session, self._task, self._loaded, samples)
+        fresh = self._prepared is None
         self._prepared = self._prepared or prepare(run, RUN_STEPS)
         model, optimizer = self._prepared
         begin = time.perf_counter()
         for chosen in batches(self._session, samples.lengths, Schedule(steps, steps, 0)):
             take_step(run, model, optimizer, run.batch(chosen))
+        if fresh:
+            exempt_from_collection()
         return time.perf_counter() - begin
 
 

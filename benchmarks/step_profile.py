@@ -71,7 +71,11 @@ def summarize(events: Iterable[Any], seconds: float, element_bytes: int) -> Step
         group, own = find_group(event.name), event.self_cpu_time_total / 1e6
         groups[group] += own
         if group == PRODUCTS:
-            sizes = [shape for shape in event.input_shapes if len(shape) > 1][-2:]
+            sizes = [shape for shape in event.input_shapes if len(shape) > 1]
+            # Compiled code also passes the result.
+            sizes = (
+                sizes[:2] if event.name in ("aten::mm", "aten::addmm", "aten::bmm") else sizes[-2:]
+            )
             products.append(Product(round(own, 6), *measure(sizes, element_bytes)))
     groups[PYTHON] = max(0.0, seconds - sum(groups.values()))
     return StepProfile(groups, products)

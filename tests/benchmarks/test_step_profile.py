@@ -55,6 +55,17 @@ def test_a_real_product_is_found_with_its_bytes_and_operations() -> None:
     assert StepProfile.parse([profile.groups, [list(product)]]) == profile
 
 
+def test_a_product_into_an_existing_tensor_counts_its_operands() -> None:
+    bias, left, right, result = (torch.randn(*s) for s in ((16,), (64, 32), (32, 16), (64, 16)))
+
+    def train() -> float:
+        torch.addmm(bias, left, right, out=result)
+        return 1.0
+
+    (product,) = profile_steps(train, 4).products
+    assert product.operations == 2 * 64 * 32 * 16
+
+
 def test_batched_products_count_each_one() -> None:
     assert measure([(3, 64, 32), (3, 32, 16)], 2) == (
         3 * 2 * (64 * 32 + 32 * 16 + 64 * 16),

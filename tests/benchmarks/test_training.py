@@ -97,10 +97,12 @@ def test_operations_are_six_per_weight_and_token_and_some_for_attention() -> Non
 
 
 def test_preparation_counts_over_a_whole_run() -> None:
-    first = [Round(8, 1, 1.0, seconds, 1.0) for seconds in (101.0, 3.0)]
-    played = Played(first, [Round(32, 1, 1.0, 8.0, 1.0)])
-    # Four steps of 2 s with 8 features each; the first two took 100 s more than such steps.
-    assert played.preparation(2.0) == 100.0
+    long, short = (
+        [Round(8, 1, 1.0, each, 1.0) for each in pair] for pair in ((101.0, 2.0), (3.0, 2.0))
+    )
+    played = Played([long, short, short[::-1]], [Round(32, 1, 1.0, 8.0, 1.0)])
+    # Four steps of 2 s with 8 features each; the first ones took 99 s and 1 s more than when repeated.
+    assert played.preparation == 100.0
     assert played.speed(4, 0) == pytest.approx(8 * RUN_STEPS / (100 + 2 * RUN_STEPS))
 
 

@@ -63,6 +63,11 @@ class Template(NamedTuple):
         """Special tokens per window."""
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
+    def token_ids(self, *texts: Tokens) -> Longs:
+        """Return the IDs that occur in it or in any text, ascending."""
+        own = np.concatenate([self.prefix, self.middle, self.suffix])
+        return np.flatnonzero(np.bincount(np.concatenate([own, *(each.ids for each in texts)])))
+
     def join(self, first: Ints, second: Ints = _NO_TOKENS) -> dict[str, Ints]:
         """Return the model's inputs for the tokens of one text, or of two."""
         prefix, middle, suffix, types = self
@@ -209,9 +214,14 @@ class TextSamples:
             target = target[:room]
         return TextSample(inputs, target, len(self.template.prefix))
 
+    def token_ids(self) -> Longs:
+        """Return the IDs that occur in any text, also where it is cut off, ascending."""
+        return self.template.token_ids(*self.columns)
+
     def digest(self) -> str:
         """Return a digest of all samples."""
-        found = blake2b(digest_size=16)
+        # Which embeddings are trained depends on all words, also on those that are cut off.
+        found = blake2b(self.token_ids().tobytes(), digest_size=16)
         for index in range(len(self)):
             sample = self[index]
             found.update(sample.inputs["input_ids"].tobytes())

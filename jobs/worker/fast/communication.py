@@ -1,4 +1,4 @@
-"""Gradient averaging: in bf16, half the bytes of fp32, while the backward pass still runs.
+"""Sums of gradients: in bf16, half the bytes of fp32, while the backward pass still runs.
 
 The word embeddings are a third of DistilBERT, and their gradients come last. Only the rows of words that
 some rank has seen are sent.
@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
 from ..runtime.ranks import TIMEOUT, Ranks
+from .embedding import UsedEmbedding, word_table
 
 BUCKET_MB = 5
 """Size in fp32 of the groups in which DistributedDataParallel sends gradients. Its default of 25 holds back
@@ -87,7 +88,8 @@ class SumByNode:
 
     def _sum_part(self, values: Tensor, future: Future[Tensor]) -> None:
         """Sum one part over the ranks of this node."""
-        sent = pad(values, (0, -len(values) % self._local))
+        missing = -len(values) % self._local
+        sent = pad(values, (0, missing)) if missing else values  # pad always copies
         parts = torch.empty_like(sent)
         dist.all_to_all_single(parts, sent, group=self._scatter)
         part, *others = parts.chunk(self._local)
@@ -140,8 +142,9 @@ class Replica(DistributedDataParallel):
     ``sent_bytes`` counts the bytes of all gradients that this rank has sent; ``last_sent`` is the time
     (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
-    :meth:`average_words`, to be called after ``backward``, averages the word embeddings.
-    DistributedDataParallel averages the rest; its own bf16 hook refuses gloo.
+    Gradients are summed, not averaged: scaling the loss is free, scaling gradients takes a pass over them.
+    :meth:`sum_words`, to be called after ``backward``, sums those of the word embeddings.
+    DistributedDataParallel sums the rest; its own bf16 hook refuses gloo.
     """
 
     def __init__(
@@ -151,7 +154,8 @@ class Replica(DistributedDataParallel):
         control: Any = None,
         all_reduce: SumOverRanks = sum_in_ring,
     ) -> None:
-        words = word_embeddings(model)
+        table = word_table(model)
+        words = None if table is None else table.weight
         ignored = [name for name, each in model.named_parameters() if each is words]
         # The documented way to exclude a parameter, despite the underscore.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
@@ -161,8 +165,11 @@ class Replica(DistributedDataParallel):
         if words is not None:
             # As DistributedDataParallel does with the other parameters.
             dist.broadcast(words.data, 0, group=control)
+            if isinstance(table, UsedEmbedding):
+                dist.broadcast(table.restored().weight.data, 0, group=control)
         # In a tuple: as a plain attribute, it would be registered twice.
         self._words = (words,)
+        self._row = table.row if isinstance(table, UsedEmbedding) else None
         self.wire, self.control, self._all_reduce = wire, control, all_reduce
         self.last_sent, self.sent_bytes = 0.0, 0
         self._computing: set[int] = set()
@@ -170,7 +177,7 @@ class Replica(DistributedDataParallel):
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
     def _send(self, bucket: Any) -> Future[Tensor]:
-        """Start to average a group of gradients, for DistributedDataParallel."""
+        """Start to sum a group of gradients, for DistributedDataParallel."""
         gradients = bucket.buffer()
         self.last_sent = time.perf_counter()
         self._computing.add(threading.get_ident())
@@ -178,14 +185,14 @@ class Replica(DistributedDataParallel):
         def receive(done: Future[Tensor]) -> Tensor:
             if threading.get_ident() not in self._computing:
                 compute_alone()  # the backend's thread
-            averaged: Tensor = gradients.copy_(done.value())
-            return averaged
+            total: Tensor = gradients.copy_(done.value())
+            return total
 
-        return self._average(gradients).then(receive)
+        return self._sum(gradients).then(receive)
 
-    def _average(self, gradients: Tensor) -> Future[Tensor]:
-        """Start to average a vector over all ranks."""
-        sent = (gradients / dist.get_world_size()).to(self.wire)
+    def _sum(self, gradients: Tensor) -> Future[Tensor]:
+        """Start to sum a vector over all ranks. It may change the vector."""
+        sent = gradients.to(self.wire)
         self.sent_bytes += sent.nbytes
         return self._all_reduce(sent)
 
@@ -195,12 +202,12 @@ class Replica(DistributedDataParallel):
         if words is None:
             return None
         seen = torch.zeros(len(words), dtype=torch.uint8)
-        seen[ids.flatten()] = 1
+        seen[ids.flatten() if self._row is None else self._row[ids.flatten()]] = 1
         work = dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control, async_op=True)
         return SeenWords(seen, work)
 
-    def average_words(self, announced: SeenWords) -> None:
-        """Average the gradients of the embeddings that any rank has seen."""
+    def sum_words(self, announced: SeenWords) -> None:
+        """Sum the gradients of the embeddings that any rank has seen."""
         (words,) = self._words
         assert words is not None
         gradient = words.grad
@@ -210,20 +217,5 @@ class Replica(DistributedDataParallel):
         # In groups of the usual size, so that the stages of a sum overlap.
         size = BUCKET_MB * 2**20 // gradient.element_size()
         groups = torch.split(gradient[rows].flatten(), size)
-        averaged = torch.cat([each.wait() for each in [self._average(group) for group in groups]])
-        gradient[rows] = averaged.view(len(rows), -1).to(gradient.dtype)
-
-
-def word_embeddings(model: nn.Module) -> Tensor | None:
-    """Return the word embeddings, or None if another layer shares them."""
-    find = getattr(model, "get_input_embeddings", None)  # transformers' models have it
-    table = find() if find else None
-    if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
-        return None
-    # Shared with another layer, as in language models, every row gets gradients.
-    owners = [
-        name
-        for name, each in model.named_parameters(remove_duplicate=False)
-        if each is table.weight
-    ]
-    return table.weight if len(owners) == 1 else None
+        total = torch.cat([each.wait() for each in [self._sum(group) for group in groups]])
+        gradient[rows] = total.view(len(rows), -1).to(gradient.dtype)

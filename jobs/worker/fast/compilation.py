@@ -17,9 +17,14 @@ from ..runtime.precision import AMX_FLAGS, read_cpu_flags
 from .attention import find_dropout, stop_using_products, use_products
 from .dropout import replace_dropouts, restore_dropouts
 
-FEWEST_STEPS = 300
-"""Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
-step of DistilBERT a third faster: see docs/speed.md."""
+LEAST_TFLOP = 200
+"""Runs in which each rank computes less are not compiled.
+
+Compilation takes half a minute, and saves a quarter of a bf16 step of DistilBERT. Without AMX, it pays from
+30 TFLOP on one core and 60 on two (benchmarks/results.md). Faster ranks need more, so this is higher. Neither
+the number of cores nor measured times decide: a run that resumes on another machine could train with other
+dropout.
+"""
 
 _CACHE_CUSTOM_FUNCTIONS = "autograd_cache_allow_custom_autograd_functions"
 
@@ -31,8 +36,22 @@ class Compilation(NamedTuple):
     reason: str
 
 
-def choose_compilation(asked: str, dtype: str, steps: int) -> Compilation:
-    """Return what ``--compile`` means for a run of ``steps`` steps, if there is a compiler.
+def estimate_tflop(model: Any, tokens: float) -> float:
+    """Return the operations to train a model's layers on so many tokens, in 10^12.
+
+    Each token takes two for each weight in the forward pass, and four in the backward pass.
+    """
+    layers = find_layers(model)
+    weights: int = sum(
+        each.numel() for layer in layers for each in layer.parameters() if each.dim() > 1
+    )
+    # ALBERT calls one layer several times.
+    calls: int = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
+    return 6 * weights * max(1, calls / max(1, len(layers))) * tokens / 1e12
+
+
+def choose_compilation(asked: str, dtype: str, tflop: float) -> Compilation:
+    """Return what ``--compile`` means for a run of ``tflop`` per rank, if there is a compiler.
 
     It saves passes over memory between the matrix products, which take nearly all the time in fp32.
     """
@@ -40,9 +59,10 @@ def choose_compilation(asked: str, dtype: str, steps: int) -> Compilation:
         return Compilation(asked == "on", f"set by --compile {asked}")
     if dtype != "bf16":
         return Compilation(False, f"it does not speed up {dtype}")
-    if steps < FEWEST_STEPS:
-        return Compilation(False, f"{steps} steps are too few to pay for it")
-    return Compilation(True, f"it speeds up bf16 and pays off from {FEWEST_STEPS} steps")
+    if tflop < LEAST_TFLOP:
+        why = f"{tflop:.1f} TFLOP per rank, at least {LEAST_TFLOP} needed"
+        return Compilation(False, f"the run is too short to pay for it ({why})")
+    return Compilation(True, f"the run is long enough to pay for it ({tflop:.0f} TFLOP per rank)")
 
 
 def keep_compiled(root: Path) -> None:

@@ -65,12 +65,18 @@ def _shift(values: Tensor, bits: int) -> Tensor:
 
 def replace_dropouts(model: nn.Module) -> list[HashDropout]:
     """Replace each dropout with a :class:`HashDropout`, and return them."""
-    return _replace(model, lambda each: type(each) is nn.Dropout and 0 < each.p < 1, HashDropout)
+    return replace_modules(
+        model,
+        lambda each: type(each) is nn.Dropout and 0 < each.p < 1,
+        lambda each: HashDropout(each.p),
+    )
 
 
 def restore_dropouts(model: nn.Module) -> None:
     """Undo :func:`replace_dropouts`."""
-    _replace(model, lambda each: isinstance(each, HashDropout), nn.Dropout)
+    replace_modules(
+        model, lambda each: isinstance(each, HashDropout), lambda each: nn.Dropout(each.p)
+    )
 
 
 def draw_seeds(model: nn.Module) -> None:
@@ -81,16 +87,17 @@ def draw_seeds(model: nn.Module) -> None:
         module.seed.copy_(seed)
 
 
-def _replace(
-    model: nn.Module, is_old: Callable[[Any], bool], make: Callable[[float], _New]
+def replace_modules(
+    model: nn.Module, is_old: Callable[[Any], bool], make: Callable[[Any], _New]
 ) -> list[_New]:
+    """Replace a model's modules by what ``make`` returns for each, and return the new ones."""
     found = [
         (module, name, child)
         for module in model.modules()
         for name, child in module.named_children()
         if is_old(child)
     ]
-    made = [make(float(child.p)) for _, _, child in found]  # type: ignore[arg-type]
+    made = [make(child) for _, _, child in found]
     for (module, name, child), new in zip(found, made):  # noqa: B905 - 3.8
         setattr(module, name, new.train(child.training))
     return made

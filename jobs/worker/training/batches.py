@@ -103,6 +103,9 @@ class SampleList(list[Any]):
         """The length of every sample."""
         return np.array([len(each) for each in self], dtype=np.int32)
 
+    def token_ids(self) -> None:
+        """Return None: samples of any kind may have no tokens."""
+
     def digest(self) -> str:
         """Return a digest of the pickled samples."""
         return blake2b(pickle.dumps(list(self), protocol=4), digest_size=16).hexdigest()

@@ -238,11 +238,17 @@ def require_same(saved: RunIdentity, now: RunIdentity, defaults: TrainOptions) -
 def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
     """Load rank 0's checkpoint ``folder`` into every rank's model, optimizer, and random state.
 
-    Raises :class:`CheckpointError` on rank 0.
+    Raises :class:`CheckpointError`: on rank 0 if it can't be read, on all if it is of another model.
     """
     read = None if folder is None else _read_state(folder)
     tensors = share_tensors(read, ranks)
-    state.model.load_state_dict(tensors["model"])
+    try:
+        state.model.load_state_dict(tensors["model"])
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",
+            hint="it may be from another version of spr-cluster: start over without --resume",
+        ) from error
     state.optimizer.load_state_dict(tensors["optimizer"])
     # A rank that was not there when an elastic run saved it keeps its own.
     if ranks.rank < len(tensors["random"]):

@@ -13,8 +13,15 @@ import torch
 
 from ..fast.attention import LONGEST
 from ..fast.communication import Replica, choose_all_reduce
-from ..fast.compilation import choose_compilation, compile_layers, keep_compiled, why_no_compiler
+from ..fast.compilation import (
+    choose_compilation,
+    compile_layers,
+    estimate_tflop,
+    keep_compiled,
+    why_no_compiler,
+)
 from ..fast.dropout import draw_seeds
+from ..fast.embedding import train_used_words
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TextOptions, TrainOptions
@@ -70,11 +77,15 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     for parameter in find_idle(run):
         # DistributedDataParallel would wait forever for their gradients.
         parameter.requires_grad_(False)
+    ids = run.samples.token_ids()
+    # A trial has only some of the data: with their words alone, its steps would be too fast.
+    if ids is not None and options.trial_seconds is None and not options.ipex:
+        train_used_words(model, [*ids, run.loaded.pad_token])
     # IPEX replaces the optimizer's step by its own.
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=options.highest_rate(context.ranks.planned),
-        weight_decay=0.0,
+        weight_decay=0.0,  # it would also change embeddings that are not trained
         fused=not options.ipex,
     )
     if options.ipex:
@@ -106,7 +117,10 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> None:
     context = run.context
     ranks, note = context.ranks, context.events.note
     options = context.options
-    chosen = choose_compilation(options.compile, context.precision.dtype, steps)
+    # A planned rank's, so that a run that resumes on fewer makes the same choice.
+    tokens = steps * options.batch_size * float(run.samples.lengths.mean())
+    tflop = estimate_tflop(model, tokens)
+    chosen = choose_compilation(options.compile, context.precision.dtype, tflop)
     if not chosen.enabled or options.ipex:
         reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
         note(f"torch.compile is not used: {reason}")
@@ -117,16 +131,21 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> None:
     if wrong:
         note(f"torch.compile is not used: {wrong[0]}")
         return
-    dropout = 0.0
+    dropout = _attention_dropout(run)
+    count = compile_layers(model, shared=ranks.size > 1, attention_dropout=dropout)
+    note(f"torch.compile, {count} layers: {chosen.reason}")
+
+
+def _attention_dropout(run: TrainingRun) -> float:
+    """Return compiled layers' dropout of attention weights: with products, the model's own costs little."""
+    options = run.context.options
     if (
         isinstance(options, TextOptions)
         and options.attention_dropout == "auto"
         and options.max_length <= LONGEST
     ):
-        # With products as attention, that of the model's own configuration costs little.
-        dropout = max(run.loaded.own.values(), default=0.0)
-    count = compile_layers(model, shared=ranks.size > 1, attention_dropout=dropout)
-    note(f"torch.compile, {count} layers: {chosen.reason}")
+        return max(run.loaded.own.values(), default=0.0)
+    return 0.0
 
 
 def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:
@@ -152,10 +171,12 @@ def take_step(
     """
     optimizer.zero_grad(set_to_none=True)
     watch = StepTimer()
-    loss = average_gradients(run, model, batch, watch)
+    loss = compute_gradients(run, model, batch, watch)
     healthy = _clip_and_update(model, optimizer, ipex=run.context.options.ipex)
     watch.lap("optimizer")
-    mean = run.context.ranks.mean(loss) if healthy else math.nan
+    ranks = run.context.ranks
+    # The ranks' parts add up to the loss.
+    mean = ranks.mean(loss * ranks.size) if healthy else math.nan
     watch.lap("communication")
     return Step(mean, watch.seconds)
 
@@ -165,7 +186,9 @@ def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool
     if ipex:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
     else:
-        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        # Finding the parameters in the model's modules would take longer.
+        (group,) = optimizer.param_groups
+        gradients = [each.grad for each in group["params"] if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         # The fused step divides by it, as for GradScaler, which saves a pass over the gradients.
         optimizer.grad_scale = (norm / CLIP_NORM).clamp(min=1.0)  # type: ignore[attr-defined]
@@ -175,10 +198,10 @@ def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool
     return healthy
 
 
-def average_gradients(
+def compute_gradients(
     run: TrainingRun, model: Any, batch: StepBatch, watch: StepTimer
 ) -> torch.Tensor:
-    """Store the mean gradients of all ranks' samples in the model; return this rank's part of the loss.
+    """Store the gradients of all ranks' mean loss in the model; return this rank's part of the loss.
 
     Every sample or label has the same weight, even if the ranks have different numbers of them.
     """
@@ -186,21 +209,20 @@ def average_gradients(
     words = batch.tensors.get("input_ids")
     seen_words = replica.announce(words) if replica and words is not None else None
     parts = batch.split(count_parts(run.context.options, len(batch)))
-    size, losses = run.context.ranks.size, []
+    losses = []
     for number, (tensors, weight) in enumerate(parts, start=1):
         last = number == len(parts)
         with replica.no_sync() if replica and not last else nullcontext():
             draw_seeds(model)
             with run.context.autocast():
-                # The ranks' gradients are averaged, not summed.
-                loss = run.task.loss(model, tensors) * (size * weight / batch.total)
+                loss = run.task.loss(model, tensors) * (weight / batch.total)
             watch.lap("forward")
             loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
         # After the last gradients, the backward pass waits for the network.
         watch.lap("backward", until=replica.last_sent if replica and last else None)
     if replica and seen_words:
-        replica.average_words(seen_words)
+        replica.sum_words(seen_words)
     watch.lap("communication")
     return torch.stack(losses).sum()
 

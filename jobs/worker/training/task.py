@@ -52,6 +52,12 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int, /) -> Any: ...
 
+    def token_ids(self) -> NDArray[np.int64] | None:
+        """Return all token IDs that :meth:`Task.collate` may put into a batch, ascending; None if unknown.
+
+        The embeddings of others are not trained. The token for padding need not be among them.
+        """
+
     def digest(self) -> str:
         """Return a digest of all samples: the data may change under the same path."""
 

@@ -122,9 +122,14 @@ class Features(Sequence[Feature]):
         windows = self.windows
         return (windows.front + windows.width + len(self.template.suffix)).astype(np.int32)
 
+    def token_ids(self) -> Longs:
+        """Return the IDs that occur in the windows' texts, ascending."""
+        return self.template.token_ids(*self.encoded)
+
     def digest(self) -> str:
         """Return a digest of the windows in order: the data may change under the same path."""
-        found = blake2b(digest_size=16)
+        # Which embeddings are trained depends on all words, also on those outside the windows.
+        found = blake2b(self.token_ids().tobytes(), digest_size=16)
         for feature in self:
             found.update(feature.inputs["input_ids"].tobytes())
             found.update(f"{feature.start} {feature.end};".encode())

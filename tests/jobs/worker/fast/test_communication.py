@@ -1,4 +1,4 @@
-"""The mean of two processes' gradients over gloo."""
+"""The sum of several processes' gradients over gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.fast.communication import choose_all_reduce, sum_in_ring, word_embeddings
+from jobs.worker.fast.communication import choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from tests.jobs.worker.training.test_run import TIMEOUT, free_port
@@ -21,12 +21,15 @@ import os, sys, torch
 from jobs.worker.runtime.ranks import join, lost_peer
 from jobs.worker.fast.communication import choose_all_reduce
 from jobs.worker.fast.communication import Replica
-from tests.jobs.worker.fast.test_communication import IDS, small_model
+from jobs.worker.fast.embedding import restore_words, train_used_words
+from tests.jobs.worker.fast.test_communication import IDS, USED, small_model
 
 wire, folder, leaves = sys.argv[1:]
 with join("gloo") as ranks:
     model = small_model()
     model.words.weight.data += ranks.rank  # as another version of a model would be
+    used = USED if wire == "float32" else range(10)
+    train_used_words(model, used)
     all_reduce = choose_all_reduce(ranks)
     replica = Replica(model, getattr(torch, wire), ranks.control, all_reduce)
     ids = torch.tensor(IDS[ranks.rank : ranks.rank + 1])
@@ -41,11 +44,16 @@ with join("gloo") as ranks:
             os._exit(0 if lost_peer(error) else 1)
     announced = replica.announce(ids)
     replica(ids).backward()
-    replica.average_words(announced)
+    replica.sum_words(announced)
     gradients = {name: each.grad for name, each in model.named_parameters()}
+    restore_words(model)
+    gradients["table"] = model.words.weight.detach()
+    rows = gradients["words.weight"]
+    gradients["words.weight"] = torch.zeros(10, 8).index_copy(0, torch.tensor([*used]), rows)
     gradients["way"] = type(all_reduce).__name__
     torch.save(gradients, f"{folder}/{ranks.rank}.pt")
 """
+USED = [1, 2, 3, 4, 5, 6, 8]
 IDS = [[1, 2, 2], [3, 4, 4], [1, 4, 5], [5, 6, 2]]
 
 
@@ -102,16 +110,17 @@ def run_ranks(size: int, local: int, *argv: str) -> list[int]:
         (4, 2, "bfloat16", 2**-6, "SumByNode"),
     ],
 )
-def test_ranks_get_the_mean_of_their_gradients(
+def test_ranks_get_the_sum_of_their_gradients(
     tmp_path: Path, size: int, local: int, wire: str, tolerance: float, way: str
 ) -> None:
     assert run_ranks(size, local, wire, str(tmp_path), "") == [0] * size
     first, *others = (torch.load(tmp_path / f"{rank}.pt") for rank in range(size))
     model = small_model()
-    # Each of them twice, as the ranks have accumulated; the mean over all ranks.
+    # Each of them twice, as the ranks have accumulated.
     for ids in IDS[:size]:
-        (model(torch.tensor([ids])) * 2 / size).backward()
+        (model(torch.tensor([ids])) * 2).backward()
     assert first.pop("way") == way
+    assert all(torch.equal(first["table"], other["table"]) for other in others), "also unused words"
     for name, parameter in model.named_parameters():
         assert all(torch.equal(first[name], other[name]) for other in others), "to the bit"
         assert parameter.grad is not None
@@ -129,17 +138,6 @@ def test_unequal_nodes_sum_in_one_ring() -> None:
 
 def test_a_lost_rank_is_noticed_where_ranks_sum_by_node(tmp_path: Path) -> None:
     assert run_ranks(4, 2, "float32", str(tmp_path), "rank 3") == [0, 0, 0, 0]
-
-
-def test_word_embeddings_are_found_unless_another_layer_shares_them() -> None:
-    model = small_model()
-    assert word_embeddings(model) is model.words.weight
-    model.layer = nn.Linear(8, 10)
-    model.layer.weight = model.words.weight
-    assert word_embeddings(model) is None
-    model = small_model()
-    model.words.weight.requires_grad_(False)
-    assert word_embeddings(model) is None
 
 
 COUNT = """

@@ -21,7 +21,7 @@ from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
 from jobs.worker.training.batches import TrainingRun
-from jobs.worker.training.optimizer_step import StepTimer, average_gradients
+from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.threaded_ranks import run_threaded
@@ -142,7 +142,7 @@ def test_the_first_token_of_each_word_has_its_tag() -> None:
 
 
 def gradients(options: TagOptions, loaded: Any, samples: Any, size: int) -> dict[str, Any]:
-    """Return the mean of the ranks' gradients of one step, as DistributedDataParallel makes it."""
+    """Return the sum of the ranks' gradients of one step, as Replica makes it."""
     found: dict[str, Any] = {}
     task = Tag(options)
     runs = run_threaded(
@@ -150,9 +150,9 @@ def gradients(options: TagOptions, loaded: Any, samples: Any, size: int) -> dict
     )
     for run in runs:
         loaded.model.zero_grad()
-        average_gradients(run, loaded.model, run.batch(np.arange(13)), StepTimer())
+        compute_gradients(run, loaded.model, run.batch(np.arange(13)), StepTimer())
         for name, each in loaded.model.named_parameters():
-            found[name] = found.get(name, 0.0) + each.grad / size
+            found[name] = found.get(name, 0.0) + each.grad
     return found
 
 

@@ -26,6 +26,7 @@ from jobs.worker.training.checkpoints import (
     RunIdentity,
     identify,
     list_checkpoints,
+    load_state,
     prune,
     read_checkpoint,
     require_same,
@@ -180,6 +181,22 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
     )
     run_threaded(1, lambda rank: save_checkpoint(tmp_path, checkpoint, state, rank))
     assert synced == ["state.pt", "checkpoint.json", "step-000002.partial", "checkpoints"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    def state(size: int) -> State:
+        model = torch.nn.Linear(1, size)
+        return State(model, torch.optim.SGD(model.parameters()))
+
+    saved = Checkpoint(SAVED, TrainingProgress(2))
+    run_threaded(1, lambda rank: save_checkpoint(tmp_path, saved, state(3), rank))
+    (newest,) = list_checkpoints(tmp_path)
+    load_state(newest, state(3), ALONE)
+    with pytest.raises(
+        CheckpointError, match="does not fit the model: size mismatch for"
+    ) as refused:
+        load_state(newest, state(2), ALONE)
+    assert "start over" in (refused.value.hint or "")
 
 
 def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(

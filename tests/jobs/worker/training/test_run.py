@@ -142,7 +142,7 @@ def test_two_ranks_train_as_one(
     assert alone.code == 0, alone.output
     single = json.loads((nodes_folder / "one" / "results.json").read_text())
     assert single["world_size"] == 1
-    # Same seed, same global batches, no dropout: averaging gradients over two ranks
+    # Same seed, same global batches, no dropout: summing gradients over two ranks
     # must give the very training that one rank does alone.
     assert [step for step, _ in single["loss_curve"]] == [step for step, _ in results["loss_curve"]]
     losses, expected = ([loss for _, loss in r["loss_curve"]] for r in (results, single))

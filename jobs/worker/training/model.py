@@ -119,7 +119,7 @@ def load_pretrained(
 def _auto_class(head: str) -> Any:
     import transformers  # noqa: PLC0415
 
-    return getattr(transformers, f"AutoModelFor{head}")
+    return getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
 
 
 def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:

@@ -36,7 +36,7 @@ class TextTask(Task[OwnText]):
     """A task of a model that reads texts."""
 
     head: ClassVar[str]
-    """transformers' name of the task, such as "SequenceClassification"."""
+    """transformers' name of the task, such as "SequenceClassification"; empty for a model without a head."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415
@@ -93,8 +93,8 @@ class TextTask(Task[OwnText]):
 
 
 @dataclass(frozen=True)
-class TableOptions(TextOptions):
-    """The location of a table's texts and labels."""
+class RowOptions(TextOptions):
+    """The location of a table's texts."""
 
     data: str | None = option(
         None,
@@ -116,23 +116,38 @@ class TableOptions(TextOptions):
         metavar="SHARE",
     )
     text_column: str | None = option(None, "column with the texts", metavar="NAME")
-    label_column: str | None = option(None, "column with the labels", metavar="NAME")
     max_length: int = option(384, "tokens per text", within=Range(16, 8192))
 
 
-OwnTable = TypeVar("OwnTable", bound=TableOptions)
+@dataclass(frozen=True)
+class TableOptions(RowOptions):
+    """The location of a table's texts and labels."""
+
+    label_column: str | None = option(None, "column with the labels", metavar="NAME")
+
+
+OwnTable = TypeVar("OwnTable", bound=RowOptions)
 
 
 class TableTask(TextTask[OwnTable]):
     """A task whose records are the rows of tables."""
 
     reads_hub = True
+    second: ClassVar[str] = "labels"
+    """What the columns after the first contain."""
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]
     """Names of columns to look for, the likeliest first."""
 
-    def convert(self, place: str, row: Any, text: str, label: str) -> Any:
-        """Return a row's record, from two columns. Raises :class:`DatasetError`, beginning with the place."""
+    def choose_columns(self, table: Table) -> list[str]:
+        """Return the columns that :meth:`convert` gets: text and label. Raises :class:`DatasetError`."""
+        options: Any = self.options
+        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
+        label = choose_column(table, options.label_column, self.label_columns, "--label-column")
+        return [text, label]
+
+    def convert(self, place: str, row: Any, *columns: Any) -> Any:
+        """Return a row's record. Raises :class:`DatasetError`, beginning with the place."""
         raise NotImplementedError
 
     def read(self, note: Callable[[str], None]) -> Data:
@@ -179,13 +194,10 @@ class TableTask(TextTask[OwnTable]):
     def _records(
         self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
     ) -> list[Any]:
-        options = self.options
-        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
-        label = choose_column(table, options.label_column, self.label_columns, "--label-column")
-        note(f"{table.source}: texts from column {text!r}, labels from {label!r}")
-        return read_records(
-            table, lambda place, row: self.convert(place, row, text, label), skipped
-        )
+        columns = self.choose_columns(table)
+        first, *others = map(repr, columns)
+        note(f"{table.source}: texts from column {first}, {self.second} from {', '.join(others)}")
+        return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
 
 
 def require_known(data: Data, kind: str, known: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from ...data.records import require_text
 from ...runtime.errors import DatasetError
 from ...training.options import SMALL, Range, option
 from ...training.task import Data, Loaded
-from ...training.text_task import Row, RowOptions, TableTask
+from ...training.text_task import Row, RowOptions, TableTask, text_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +145,8 @@ class Embed(TableTask[EmbedOptions]):
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
         # Otherwise nothing could be learned, or everything found.
-        if len({group.texts[1] for group in data.train}) < 2:
+        first = data.train[0].texts[1]
+        if all(group.texts[1] == first for group in data.train):
             raise DatasetError(f"{data.train_source}: all its pairs have the same second text")
         return data
 
@@ -163,14 +164,13 @@ class Embed(TableTask[EmbedOptions]):
     def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[Group]) -> Groups:
         import numpy as np
 
-        columns = list(zip(*(group.texts for group in records), strict=True))
-        numbers: dict[str, int] = {}
-        ids = [[numbers.setdefault(text, len(numbers)) for text in column] for column in columns]
+        columns = text_columns(records)
         samples = [
             self.encode_samples(context, loaded, [column], range(len(records)))
             for column in columns
         ]
-        return Groups(samples, np.array(ids))
+        ids = [np.fromiter(map(_digest, column), np.int64, len(records)) for column in columns]
+        return Groups(samples, np.stack(ids))
 
     def collate(self, samples: Sequence[GroupSample], loaded: Loaded) -> dict[str, Tensor]:
         import numpy as np
@@ -248,6 +248,12 @@ class Embed(TableTask[EmbedOptions]):
             for tokens, output in run_texts(loaded, texts, loaded.tokenizer.model_max_length)
             for vector in mean_vectors(output[0], tokens["attention_mask"]).tolist()
         ]
+
+
+def _digest(text: str) -> int:
+    """Return a number for a text, the same on all ranks."""
+    found = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(found, "little", signed=True)
 
 
 def _text_of(row: Row) -> str:

@@ -31,6 +31,13 @@ tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD%
   || { [ $? = 255 ] && echo "@ can not be reached" >&2 || echo "@ can not write them" >&2; exit 1; }'
 rm -f %UPLOAD%
 """
+# Links take no room on the head.
+_COPY = """# distributing a folder of the head to the workers
+set -e -o pipefail
+cd {root} && cp -rl {source} {name}
+tail -n +2 ~/hosts | xargs -r -P 8 -I@ sh -c 'tar -cf - {name} | ssh @ "tar -C {root} -xf -" \
+  || {{ echo "@ can not take {name}" >&2; exit 1; }}'
+"""
 # A job that the queue has after all keeps its files.
 _WITHDRAW = """# removing the files of a job that was not submitted
 queue=$(squeue --noheader --name={job} --format=%A) && [ -z "$queue" ] || exit 0
@@ -84,6 +91,13 @@ def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) 
     upload_archive(head, named, paths.upload)
     script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
     head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
+
+
+def place_head_folders(head: Host, paths: JobPaths, folders: Mapping[str, str]) -> None:
+    """Put folders of the head, by their names in the job's folder, on every node."""
+    for name, source in folders.items():
+        script = _COPY.format(root=paths.root, source=shlex.quote(source), name=name)
+        head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
 
 
 def restore_files(

@@ -111,6 +111,8 @@ class JobPlan:
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
     folders: tuple[JobFolder, ...] = ()
     """Folders to send before ``files``."""
+    head_folders: Mapping[str, str] = field(default_factory=dict)
+    """Folders on the head that every node gets after ``files``, by their names in the job's folder."""
     packages: PackageList | None = None
     """What to install beside the stack's packages."""
     sends: str = ""

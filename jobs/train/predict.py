@@ -16,7 +16,7 @@ from infra.errors import JobError, UsageError
 from infra.files import parse_object, read_text
 from infra.words import counted
 from jobs.launchers.files import upload_archive, worker_files
-from jobs.launchers.launcher import choose_job
+from jobs.launchers.launcher import JobSummary, choose_job
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.train.request import expand_home
@@ -94,15 +94,19 @@ def read_context(value: str) -> str:
 
 def predict_here(model: Path, rows: Sequence[Mapping[str, str]]) -> list[Prediction]:
     """Predict with a model on this machine. Raises :class:`JobError` if the model can't."""
-    # Read when the libraries are imported: no requests to the hub, no progress bars.
-    for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "1")
+    silence_libraries()
     from jobs.worker.tasks.predict import predict  # noqa: PLC0415 - needs numpy, an optional package
 
     try:
         return _merge(rows, predict(str(model), rows))
     except WorkerError as error:
         raise JobError(error.message, hint=error.hint) from None
+
+
+def silence_libraries() -> None:
+    """Before the libraries are imported: no requests to the hub, no progress bars."""
+    for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
 
 
 def predict_on_head(
@@ -114,7 +118,7 @@ def predict_on_head(
     model fails.
     """
     folder = f"{_HOME}/spr-predict-{uuid.uuid4().hex[:12]}"
-    place = f"{folder}/model" if model else _model_on_head(head, job)
+    place = f"{folder}/model" if model else model_on_head(list_jobs(head), job)
     _place(head, folder, model, "".join(json.dumps(row) + "\n" for row in rows).encode())
     script = (
         f"cd {folder} && PYTHONPATH=code HF_HUB_OFFLINE=1 nice {VENV}/bin/python "
@@ -132,8 +136,11 @@ def predict_on_head(
     return _merge(rows, [*_parse(done.stdout)])
 
 
-def _model_on_head(head: Host, job: str | None) -> str:
-    jobs = list_jobs(head)
+def model_on_head(jobs: tuple[JobSummary, ...], job: str | None) -> str:
+    """Return the folder of a job's model on the head, by default the newest.
+
+    Raises :class:`UsageError` for a job without one, :class:`JobError` if no job has one.
+    """
     if job is None:
         having = [each for each in jobs if each.has_model]
         if not having:

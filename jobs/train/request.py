@@ -216,16 +216,17 @@ def _staged(options: TrainOptions) -> dict[str, tuple[str, str]]:
         file = None if url.endswith("/") else PurePosixPath(url.partition("://")[2])
         if not TASKS[options.task].reads_hub:
             file = PurePosixPath("a.json")
-        found[name] = (url, _place(name, file))
+        found[name] = (url, place_data(name, file))
     return found
 
 
 def _on_nodes(option: str, path: Path) -> str:
     """Return the path of data on the nodes; its suffixes name its format."""
-    return _place(option, None if path.is_dir() else path)
+    return place_data(option, None if path.is_dir() else path)
 
 
-def _place(option: str, file: PurePath | None) -> str:
+def place_data(option: str, file: PurePath | None) -> str:
+    """Return the path of data in the job's folder, with the suffixes of a file."""
     suffixes = "".join(file.suffixes[-2:]).lower() if file else ""
     known = re.fullmatch(r"(\.[a-z]+)?(\.[a-z]+)", suffixes)
     last = file.suffix.lower() if file else ""

@@ -177,6 +177,7 @@ class JobSession:
             sent |= {**files.worker_files(), **plan.files, "output/.keep": b""}
             sent |= {RECORD: record.encode()} if record else {}
         files.place_files(self.head, self.paths, sent)
+        files.place_head_folders(self.head, self.paths, plan.head_folders)
         files.check_stage(self.head, self.paths, plan.stage)
         files.check_bucket(self.head, self.paths, plan.bucket)
 

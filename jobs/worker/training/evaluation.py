@@ -53,13 +53,13 @@ def compute_together(
     return [part for share in ranks.gather(parts) for part in share]
 
 
-def plan_batches(lengths: Ints) -> list[Longs]:
+def plan_batches(lengths: Ints, fewest: int = FEWEST_BATCHES) -> list[Longs]:
     """Return all samples, as indices, in batches of similar length, the longest first."""
     sizes = lengths.astype(np.int64)
     order = np.argsort(-sizes, kind="stable")
     if not len(order):
         return []
-    budget = min(BATCH_TOKENS, max(int(sizes.sum()) // FEWEST_BATCHES, int(sizes.max())))
+    budget = min(BATCH_TOKENS, max(int(sizes.sum()) // fewest, int(sizes.max())))
     batches, first = [], 0
     while first < len(order):
         # The first one is the longest: its length is the batch's width.

@@ -39,6 +39,8 @@ class TextTask(Task[OwnText]):
 
     head: ClassVar[str]
     """transformers' name of the task, such as "SequenceClassification"; empty for a model without a head."""
+    inputs: ClassVar[Sequence[str]] = ("text",)
+    """What :meth:`predict` needs of a row, by name."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415

@@ -190,7 +190,8 @@ def ask(
     # Sums over all windows of a question, to normalize its spans' probabilities.
     starts, ends = np.full((2, len(questions)), -np.inf)
     found, order = [], []
-    for batch in run_windows(loaded, features, plan_batches(features.lengths), autocast(dtype)):
+    batches = plan_batches(features.lengths, fewest=1)  # no other ranks share them
+    for batch in run_windows(loaded, features, batches, autocast(dtype)):
         chosen = features.take(batch.chosen)
         found.append(best_spans(batch.start, batch.end, chosen))
         order.append(batch.chosen)

@@ -68,6 +68,7 @@ class Squad(TextTask[SquadOptions]):
     Options = SquadOptions
     demo = DEMO
     head = HEAD
+    inputs = ("question", "context")
     help = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
 
     def download(self) -> None:

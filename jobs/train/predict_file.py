@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,10 +19,10 @@ from jobs.launchers.queue.session import JobContext, JobSession, run_job
 from jobs.train.predict import model_on_head, silence_libraries
 from jobs.train.request import MAX_DATA_BYTES, check_writable, place_data, require_able_stack
 from jobs.train.train import read_results
-from jobs.worker.data.readers import READERS, read_table
+from jobs.worker.data.readers import READERS, choose_column, read_table
 from jobs.worker.runtime.errors import DatasetError, WorkerError
 from jobs.worker.tasks.predict_file import OUTPUTS, Alone, PredictOptions, predict_file
-from jobs.worker.training.options import is_url
+from jobs.worker.training.options import S3, is_url
 from provision.stacks.stack import Stack
 
 _LOOK_AT = 1000
@@ -33,17 +32,21 @@ _LOOK_AT = 1000
 class PredictRequest:
     """Predictions by a job. ``model`` is a local folder, ``job`` one on the head; by default the newest.
 
-    ``results`` receives the job's log and record, and the file, which then moves to ``output``.
+    ``results`` receives the job's log and record, and the file, which then moves to its place.
     """
 
     options: PredictOptions
-    output: Path
     results: Path
     model: Path | None = None
     job: str | None = None
     nodes: int | None = None
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     retries: int = 0
+
+    @property
+    def name(self) -> str:
+        """The file's name in the job's output."""
+        return f"predictions{Path(self.options.output).suffix.lower()}"
 
 
 def check_prediction(options: PredictOptions) -> None:
@@ -72,12 +75,11 @@ def check_prediction(options: PredictOptions) -> None:
         raise UsageError(f"--output {output}: is the file in --data")
     try:
         table = read_table(data, limit=_LOOK_AT)
+        for name, column in options.columns.items():
+            if table.columns:  # Parquet may be readable only on the nodes
+                choose_column(table, column, (), f"--{name}-column")
     except DatasetError as error:
         raise UsageError(error.message, hint=error.hint) from None
-    for name, column in options.columns.items():
-        if table.columns and column not in table.columns:
-            there = ", ".join(table.columns)
-            raise UsageError(f"--{name}-column: {data} has no column {column!r}; it has {there}")
 
 
 def predict_file_here(options: PredictOptions, progress: Progress) -> dict[str, Any]:
@@ -98,15 +100,16 @@ def predict_on_nodes(context: JobContext, request: PredictRequest) -> dict[str, 
     """Run the job, and return its ``results.json``. Raises :class:`JobError` if it fails."""
     require_able_stack(context.stack, "predict")
     done = run_job(context, lambda session: _plan(session, request))
-    found, there = read_results(done), request.results / _name(request.output)
-    partial = request.output.with_name(f".{request.output.name}.partial")
+    found, there = read_results(done), request.results / request.name
+    output = Path(request.options.output)
+    partial = output.with_name(f".{output.name}.partial")
     try:
-        request.output.parent.mkdir(parents=True, exist_ok=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(there, partial)  # perhaps to another disk
-        partial.replace(request.output)
+        partial.replace(output)
     except OSError as error:
         raise JobError(
-            f"--output {request.output}: can't be written: {error.strerror or error}",
+            f"--output {output}: can't be written: {error.strerror or error}",
             hint=f"the file is {there if there.exists() else partial}",
         ) from None
     return found
@@ -114,32 +117,24 @@ def predict_on_nodes(context: JobContext, request: PredictRequest) -> dict[str, 
 
 def _plan(session: JobSession, request: PredictRequest) -> JobPlan:
     model, jobs = request.model, list_jobs(session.head)
-    if model is None:
-        return plan_prediction(request, session.context.stack, model_on_head(jobs, request.job))
-    if model.name == "model" and any(
-        job.job == model.resolve().parent.name and job.has_model for job in jobs
-    ):  # train has fetched it from there
-        source = f"{JobPaths(model.resolve().parent.name).output}/model"
-        return plan_prediction(request, session.context.stack, source)
-    return plan_prediction(request, session.context.stack)
+    on_head = "" if model else model_on_head(jobs, request.job)
+    if model and model.name == "model":
+        job = model.resolve().parent.name
+        if any(each.job == job and each.has_model for each in jobs):  # from there, it was fetched
+            on_head = f"{JobPaths(job).output}/model"
+    return plan_prediction(request, session.context.stack, on_head)
 
 
 def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") -> JobPlan:
     """Return the job's plan; ``on_head`` is the model's folder there, if it has one. Pure."""
     options, data = request.options, request.options.data
-    place = place_data("rows", PurePosixPath(data.partition("://")[2] if is_url(data) else data))
-    files: Mapping[str, Path | bytes] = {} if is_url(data) else {place: Path(data).resolve()}
+    place = place_data("rows", PurePosixPath(data.removeprefix(S3)))
+    files: dict[str, Path | bytes] = {} if is_url(data) else {place: Path(data).resolve()}
     if not on_head:
         assert request.model is not None
-        files = {**files, "model": request.model.resolve()}
-    backend = stack.choose_backend(options.backend)
-    there = replace(
-        options,
-        model="model",
-        data=place,
-        output=f"output/{_name(request.output)}",
-        backend=backend,
-    )
+        files["model"] = request.model.resolve()
+    backend, target = stack.choose_backend(options.backend), f"output/{request.name}"
+    there = replace(options, model="model", data=place, output=target, backend=backend)
     argv = (json.dumps(asdict(there)),)
     return JobPlan(
         kind="predict",
@@ -157,7 +152,3 @@ def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") ->
         results=request.results,
         retries=request.retries,
     )
-
-
-def _name(output: Path) -> str:
-    return f"predictions{output.suffix.lower()}"

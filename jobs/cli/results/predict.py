@@ -189,10 +189,8 @@ def _predict_by_job(
     except UsageError as error:
         raise error if args.nodes or can_answer_here() else no_place_to_answer(error) from None
     nodes = 1 if args.nodes is None else None if args.nodes == _ALL else args.nodes
-    placement, output = PlacementOptions(nproc_per_node=args.ppn), Path(options.output)
-    request = PredictRequest(
-        options, output, results, model, args.model, nodes, placement, args.retries
-    )
+    placement = PlacementOptions(nproc_per_node=args.ppn)
+    request = PredictRequest(options, results, model, args.model, nodes, placement, args.retries)
     return predict_on_nodes(context, request)
 
 

@@ -222,7 +222,24 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("report . --instance-type x", re.compile("the table has no price of 'x'.*", re.DOTALL)),
     # Predicted
-    ("predict", "the following arguments are required: TEXT" + f.help_of("predict")),
+    ("predict", "give texts, or a file with --data" + f.help_of("predict")),
+    (
+        "predict Where? --data a.csv --output b.csv",
+        "give texts, or a file with --data" + f.help_of("predict"),
+    ),
+    ("predict --data a.csv", "--data and --output belong together"),
+    ("predict --output a.csv Where?", "--data and --output belong together"),
+    ("predict Where? --nodes all", "--nodes requires --data"),
+    ("predict Where? --detach", "--detach requires --data"),
+    ("predict --data a.csv --output b.csv --context x", "--context is for texts, not for --data"),
+    (
+        "predict --data a.csv --output b.csv --nodes 0",
+        re.compile("argument --nodes: '0': expected a whole number.*", re.DOTALL),
+    ),
+    (
+        "predict --data here --output b",
+        "--output b: its name does not say its format\n  → one of .csv, .jsonl, .parquet",
+    ),
     ("predict ' ' --context text", "a text is empty"),
     ("predict Where? --context nowhere.txt", "--context nowhere.txt: no such file"),
     ("predict Where? --context ''", "--context" + f.EMPTY),
@@ -365,6 +382,7 @@ _SENDING = (
     "scaling squad --data {}",
     "run --files {} -- hostname",
     "predict Who? --context {}",
+    "predict --data {} --output out.csv",
     "local faults {}",
 )
 
@@ -394,6 +412,7 @@ def test_only_regular_files_are_read_and_sent(line: CommandLine, command: str) -
         ("train squad --data {}", "2.0 GiB"),
         ("train squad --data train.json --eval {}", "2.0 GiB"),
         ("predict Who? --context {}", "64.0 MiB"),
+        ("predict --data {} --output out.csv", "2.0 GiB"),
         ("local faults {}", "64.0 MiB"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,13 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConnectionLostError, HostError, JobError, SprError
-from jobs.launchers.files import _extract, fetch, place_files, withdraw_files
+from jobs.launchers.files import (
+    _extract,
+    fetch,
+    place_files,
+    place_head_folders,
+    withdraw_files,
+)
 from jobs.launchers.plan import JobPaths
 from tests.jobs.context import SUBMITTED, pack_output
 from tests.jobs.launchers.this_machine import ThisMachine
@@ -53,6 +60,22 @@ def test_links_are_followed_and_the_upload_is_removed(
     assert not Path(paths.root, "model", "w").is_symlink()
     assert Path(paths.root, "environment.json").stat().st_mode & 0o777 == 0o600
     assert not Path(paths.upload).exists()
+
+
+def test_a_folder_of_the_head_goes_to_every_node(head: ThisMachine, paths: JobPaths) -> None:
+    worker = head.connect("node1")
+    place_files(head, paths, {"output/.keep": b""})
+    source = head.home / "spr-jobs" / "a 1" / "output" / "model"
+    write(source / "w", "weights")
+
+    place_head_folders(head, paths, {"model": str(source)})
+
+    for home in (head.home, worker):
+        assert (home / paths.relative_root / "model" / "w").read_text() == "weights"
+    assert (head.home / paths.relative_root / "model" / "w").samefile(source / "w")
+    shutil.rmtree(worker)
+    with pytest.raises(HostError, match="node1 can not take again"):
+        place_head_folders(head, paths, {"again": str(source)})
 
 
 def test_a_worker_that_cannot_be_reached_is_named(head: ThisMachine, paths: JobPaths) -> None:

@@ -12,10 +12,29 @@ import pytest
 
 import jobs.train.predict
 from infra.errors import JobError, UsageError
+from infra.wait import Silent
+from jobs.launchers.plan import JobPaths, new_job_id
 from jobs.train.predict import find_model, make_rows, predict_here, predict_on_head, read_context
+from jobs.train.predict_file import (
+    PredictRequest,
+    check_prediction,
+    plan_prediction,
+    predict_file_here,
+    predict_on_nodes,
+)
+from jobs.worker.tasks.predict_file import PredictOptions
 from provision.host import Result
+from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.context import listed
+from tests.jobs.context import (
+    NOW,
+    event,
+    job_context,
+    listed,
+    make_hosts,
+    mpirun_line,
+    pack_output,
+)
 from tests.jobs.launchers.this_machine import ThisMachine
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
@@ -154,3 +173,100 @@ def test_a_context_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         with pytest.raises(UsageError, match=result):
             read_context(given)
+
+
+def rows_in(folder: Path, text: str = "review,question,context\ngood,Where?,in Delft\n") -> str:
+    (folder / "rows.csv").write_text(text)
+    return str(folder / "rows.csv")
+
+
+def test_a_file_is_predicted_here(tmp_path: Path, model: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    options = PredictOptions(str(model), rows_in(tmp_path), str(output))
+    assert predict_file_here(options, Silent())["rows"] == 1
+    assert json.loads(output.read_text())["answer"]
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "out.jsonl"}
+    bad = rows_in(tmp_path, "question,context\n,in Delft\n")
+    with pytest.raises(UsageError, match=r"rows\.csv: line 2: column 'question' is empty"):
+        predict_file_here(PredictOptions(str(model), bad, str(output)), Silent())
+
+
+@pytest.mark.parametrize(
+    ("data", "output", "message"),
+    [
+        ("rows.csv", "out.txt", "--output out.txt: its name does not say its format"),
+        ("rows.csv", "rows.csv", "--output rows.csv: is the file in --data"),
+        ("rows.csv", "folder.csv", "--output folder.csv: is a folder"),
+        ("rows.csv", "rows.csv/out.csv", "--output rows.csv: rows.csv is not a folder"),
+        ("nowhere.csv", "out.csv", "nowhere.csv: can't be read: No such file"),
+        ("folder.csv", "out.csv", "--data folder.csv: is a folder"),
+        ("rows", "out.csv", "rows: its name does not say its format"),
+        ("empty.jsonl", "out.csv", "empty.jsonl: has no rows"),
+        ("s3://my-data/rows", "out.csv", "--data s3://my-data/rows: its name does not say"),
+    ],
+)
+def test_files_are_checked_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, output: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows_in(tmp_path)
+    for name in ("empty.jsonl", "rows"):
+        Path(name).touch()
+    Path("folder.csv").mkdir()
+    with pytest.raises(UsageError) as refused:
+        check_prediction(PredictOptions("", data, output))
+    assert message in refused.value.message
+
+
+def test_a_column_is_looked_up_before_anything_starts(tmp_path: Path) -> None:
+    options = PredictOptions("", rows_in(tmp_path), str(tmp_path / "o.csv"), {"text": "reviews"})
+    with pytest.raises(UsageError, match=r"rows\.csv: has no column 'reviews'; it has rev"):
+        check_prediction(options)
+
+
+def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: Path) -> None:
+    options = PredictOptions("", "s3://my-data/rows.csv.gz", "out.parquet", {"text": "review"})
+    request = PredictRequest(options, tmp_path, retries=1)
+    plan = plan_prediction(
+        request, load_stack("upstream"), "/home/ubuntu/spr-jobs/a-1/output/model"
+    )
+    assert plan.head_folders == {"model": "/home/ubuntu/spr-jobs/a-1/output/model"}
+    assert (plan.stage, plan.files) == (
+        (("s3://my-data/rows.csv.gz", "data/rows.csv.gz"),),
+        {},
+    )
+    sent = PredictOptions(**json.loads(plan.argv[0]))
+    assert sent == PredictOptions(
+        "model", "data/rows.csv.gz", "output/predictions.parquet", {"text": "review"}, False, "gloo"
+    )
+    assert plan.retry_argv == (*plan.argv, "--resume")
+    local = PredictOptions("", rows_in(tmp_path), "out.csv")
+    plan = plan_prediction(PredictRequest(local, tmp_path, model), load_stack("upstream"))
+    assert plan.files == {"data/rows.csv": tmp_path / "rows.csv", "model": model}
+
+
+@pytest.mark.parametrize("is_on_head", [False, True])
+def test_a_jobs_file_comes_home(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, is_on_head: bool
+) -> None:
+    results = {"task": "squad", "rows": 1, "skipped": 0, "rows_per_second": 2.0}
+    hosts = make_hosts([event(event="result", **results)])
+    head = hosts["node0"]
+    if is_on_head:
+        head.answers.insert(0, ("# listing the jobs", listed("squad-1", has_model=True)))
+        head.answers.append(("# distributing a folder", ""))
+    files = {"results.json": json.dumps(results), "predictions.csv": "answer\nDelft\n"}
+    head.files["results.tar"] = pack_output(
+        {f"output/{name}": text.encode() for name, text in files.items()}
+    )
+    output = tmp_path / "new" / "out.csv"
+    options = PredictOptions("", rows_in(tmp_path), str(output))
+    request = PredictRequest(options, tmp_path / "results", model, nodes=2)
+    assert predict_on_nodes(job_context(hosts), request)["rows"] == 1
+    assert output.read_text() == "answer\nDelft\n"
+    assert not (tmp_path / "results/predictions.csv").exists()
+    assert " -n 2 " in mpirun_line(head, JobPaths(new_job_id("predict", NOW)))
+    # The model that was fetched from the head is not sent to it again.
+    copied = [each for each in head.commands if "# distributing a folder" in each]
+    assert len(copied) == is_on_head
+    assert all("cp -rl /home/ubuntu/spr-jobs/squad-1/output/model model" in each for each in copied)

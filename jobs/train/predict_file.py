@@ -61,8 +61,8 @@ def check_prediction(options: PredictOptions) -> None:
         raise UsageError(f"--output {output}: is a folder")
     check_writable(output.parent, "--output")
     if is_url(data):
-        name = PurePosixPath(parse_s3_url(data, "--data").prefix)
-        if not {each.lower() for each in name.suffixes[-2:]} & {*READERS}:
+        key = PurePosixPath(parse_s3_url(data, "--data").prefix)
+        if not {each.lower() for each in key.suffixes[-2:]} & {*READERS}:
             raise UsageError(
                 f"--data {data}: its name does not say its format",
                 hint=f"one of {', '.join(READERS)}",

@@ -170,10 +170,10 @@ def _run_file(args: argparse.Namespace) -> int:
     else:
         found = _predict_by_job(args, options, model)
     where = "here" if is_here else "cluster"
-    shown = ("task", "rows", "skipped", "rows_per_second")
+    shown = ("task", "rows", "skipped", "skip_note", "rows_per_second")
     data = {"where": where, "model": str(model or ""), "output": options.output}
-    skipped = f", {found['skipped']:,} skipped" if found["skipped"] else ""
-    text = f"{options.output}: {counted(found['rows'], 'row')}{skipped}, {found['rows_per_second']:,} rows/s"
+    text = f"{options.output}: {counted(found['rows'], 'row')}, {found['rows_per_second']:,} rows/s"
+    text += f"\n{found['skip_note']}" if found["skip_note"] else ""
     emit(args, text, {**data, **{name: found[name] for name in shown}})
     return 0
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..data.readers import Table, choose_column, read_records, read_table
-from ..data.records import refusal, require_text
+from ..data.records import refusal, require_text, skip_note
 from ..runtime.errors import DatasetError, TrainingError, first_line
 from ..training.text_task import Row, TextTask
 
@@ -37,7 +37,7 @@ OUTPUTS = (".csv", ".jsonl", ".parquet")
 BLOCK, GROUP = 4096, 32
 """Rows that are saved together, and rows that a rank predicts together. Neither depends on the number of
 ranks: the rows of a group share their padding, which counts in bf16."""
-REPORT_SECONDS = 2.0
+REPORT_SECONDS = 5.0
 
 Values = dict[str, Any]
 
@@ -70,12 +70,34 @@ class _Item(NamedTuple):
     asked: Row
 
 
+@dataclass
+class _Pace:
+    """Reports the progress through ``total`` rows, every few seconds."""
+
+    total: int
+    report: Callable[[str], None]
+    done: int = 0
+    computed: int = 0
+    begin: float = field(default_factory=time.monotonic)
+    told: float = field(default_factory=time.monotonic)
+
+    def tell(self, rows: float) -> None:
+        """Report, if it is time to, that about so many more rows are computed."""
+        now = time.monotonic()
+        if now - self.told < REPORT_SECONDS:
+            return
+        self.told, done = now, self.done + rows
+        rate = (self.computed + rows) / (now - self.begin)
+        left = f"{rate:.1f} rows/s, {(self.total - done) / rate:.0f} s left"
+        self.report(f"{done:,.0f} of {self.total:,} rows, {left}")
+
+
 def predict_file(
     options: PredictOptions, ranks: Ranks | Alone, parts: Path, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Write the file's rows with their predictions; return their number and those that were skipped.
+    """Write the file's rows with their predictions; return their number, and how many were skipped.
 
-    All ranks call it together, and rank 0 writes. Raises :class:`WorkerError`.
+    All ranks call it together, and rank 0 writes. Raises :class:`..runtime.errors.WorkerError`.
     """
     from .predict import load_trained
 
@@ -83,55 +105,58 @@ def predict_file(
     if any(path.suffix.lower() == ".parquet" for path in paths) and not find_spec("pyarrow"):
         raise TrainingError("Parquet needs pyarrow", hint="pip install pyarrow")
     task, loaded = load_trained(options.model)
-    table = read_table(options.data)
-    skipped = list[DatasetError]()
+    table, skipped = read_table(options.data), list[DatasetError]()
     items = _read_items(task, table, options, skipped)
-    first_of = {parts / f"{n:09d}.jsonl": n for n in range(0, len(items), BLOCK)}
-    saved: set[str] = ranks.gather({path.name for path in first_of if path.exists()})[0]
-    count, begin = 0, time.monotonic()
-    told = begin
-
-    def tell(done: float) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if now - told >= REPORT_SECONDS and done:
-            told, left = now, len(items) - first - done
-            rate = (count + done) / (now - begin)
-            report(
-                f"{int(first + done):,} of {len(items):,} rows, {rate:.1f} rows/s, {left / rate:.0f} s left"
-            )
-
-    for path, first in first_of.items():
-        if path.name in saved:
-            continue
-        block = [item.asked for item in items[first : first + BLOCK]]
-        found = _predict_block(task, loaded, block, {*table.columns}, ranks, tell)
-        bad = [DatasetError(each) for each in found if isinstance(each, str)]
-        if bad and not options.skip_bad_records:
-            raise refusal(bad)
-        count += len(block)
-        if ranks.rank == 0:
-            _save(path, partial(_write_lines, rows=[found]))
+    blocks = {parts / f"{n:09d}.jsonl": items[n : n + BLOCK] for n in range(0, len(items), BLOCK)}
+    saved: set[Path] = ranks.gather({path for path in blocks if path.exists()})[0]
+    pace = _Pace(len(items), report)
+    for path, block in blocks.items():
+        if path not in saved:
+            rows = [item.asked for item in block]
+            found = _predict_block(task, loaded, rows, {*table.columns}, ranks, pace.tell)
+            bad = [DatasetError(each) for each in found if isinstance(each, str)]
+            if bad and not options.skip_bad_records:
+                raise refusal(bad)
+            if ranks.rank == 0:
+                _save(path, partial(_write_lines, rows=[found]))
+            pace.computed += len(block)
+        pace.done += len(block)
     if ranks.rank:
         return {}
+    speed = round(pace.computed / max(time.monotonic() - pace.begin, 1e-9), 1)
+    written = _join(Path(options.output), table, blocks, skipped, report)
+    return {"task": task.name, **written, "rows_per_second": speed}
 
-    def blocks() -> Iterator[list[Values]]:
-        for path, first in first_of.items():
+
+def _join(
+    output: Path,
+    table: Table,
+    blocks: Mapping[Path, Sequence[_Item]],
+    skipped: list[DatasetError],
+    report: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write the output from all saved blocks, which are then removed."""
+
+    def joined(bad: list[DatasetError]) -> Iterator[list[Values]]:
+        for path, block in blocks.items():
+            rows = []
             with path.open(encoding="utf-8") as file:
-                found = [json.loads(line) for line in file]
-            pairs = zip(items[first : first + BLOCK], found, strict=True)
-            yield [{**item.values, **each} for item, each in pairs if not isinstance(each, str)]
+                for item, each in zip(block, map(json.loads, file), strict=True):
+                    if isinstance(each, str):
+                        bad.append(DatasetError(each))
+                    else:
+                        rows.append({**item.values, **each})
+            yield rows
 
-    rows = sum(map(len, blocks()))
+    rows = sum(map(len, joined(skipped)))
     if not rows:
-        raise DatasetError(f"{options.data}: the model can use none of its rows")
+        raise refusal(skipped)
     report(f"writing {rows:,} rows")
-    _write(Path(options.output), table, blocks)
-    for path in first_of:
+    _write(output, table, lambda: joined([]))
+    for path in blocks:
         path.unlink()
-    lost = len(skipped) + len(items) - rows
-    speed = round(count / max(time.monotonic() - begin, 1e-9), 1)
-    return {"task": task.name, "rows": rows, "skipped": lost, "rows_per_second": speed}
+    note = skip_note(skipped) if skipped else None
+    return {"rows": rows, "skipped": len(skipped), "skip_note": note}
 
 
 def _read_items(

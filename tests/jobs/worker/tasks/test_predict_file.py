@@ -170,6 +170,7 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
 
     found = run(replace(asked, skip_bad_records=True), tmp_path / "other")
     assert (found["rows"], found["skipped"]) == (48, 2)
+    assert "skipped 2 bad records, the first: " in found["skip_note"]
     kept = [json.loads(line)["id"] for line in Path(asked.output).read_text().splitlines()]
     assert kept == [n for n in range(50) if n not in (3, 30)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.worker.tasks import TASKS
 from provision.install import MPIRUN_ENV
 from tests.e2e.conftest import Baked, CommandLine, LiveCluster, Trained
 
@@ -205,6 +206,17 @@ def test_other_tasks_train_on_all_nodes(
     assert result["scores"][score] > 60
     assert (result["world_size"], result["task"]) == (3, task)
     assert (tmp_path / "model" / "config.json").is_file()
+
+    # The model stays on the cluster, where it predicts for a file on all nodes.
+    job, output = json.loads((tmp_path / "job.json").read_text())["job"], tmp_path / "out.jsonl"
+    files = ("--data", str(TASKS[task].demo.data), "--output", str(output))
+    again = ("--nodes", "all", "--results", str(tmp_path / "predict"))
+    found = cluster.cli.json("predict", "--model", job, *files, *again)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert (found["where"], found["model"], found["rows"]) == ("cluster", "", len(rows))
+    name = {"classify": "label", "tag": "tags"}[task]
+    right = sum(row[name] == row[f"predicted_{name}"] for row in rows)
+    assert right > len(rows) / 3
 
 
 def test_two_ranks_on_a_node_with_one_core_are_refused(cluster: LiveCluster) -> None:

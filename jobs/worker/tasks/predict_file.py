@@ -3,6 +3,7 @@
 ``python -m worker.tasks.predict_file OPTIONS`` is a rank of `spr-cluster predict --nodes`; OPTIONS is
 :class:`PredictOptions` as JSON. The rows are predicted in blocks. Rank 0 saves each block in the folder
 ``parts``, so that a job that runs again continues after the last one; at the end, it writes the output file.
+The rows of a large input are also there, mapped by the ranks of a node.
 
 The laptop, which has no torch, imports this module for its options.
 """
@@ -21,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..data.mapped import PROBLEM
 from ..data.readers import Table, choose_column, read_records, read_table
 from ..data.records import refusal, require_text, skip_note
 from ..runtime.errors import DatasetError, TrainingError, first_line
@@ -105,7 +107,7 @@ def predict_file(
     if any(path.suffix.lower() == ".parquet" for path in paths) and not find_spec("pyarrow"):
         raise TrainingError("Parquet needs pyarrow", hint="pip install pyarrow")
     task, loaded = load_trained(options.model)
-    table, skipped = read_table(options.data), list[DatasetError]()
+    table, skipped = read_table(options.data, mapped=parts), list[DatasetError]()
     items = _read_items(task, table, options, skipped)
     blocks = {parts / f"{n:09d}.jsonl": items[n : n + BLOCK] for n in range(0, len(items), BLOCK)}
     saved: set[Path] = ranks.gather({path for path in blocks if path.exists()})[0]
@@ -161,7 +163,7 @@ def _join(
 
 def _read_items(
     task: type[TextTask[Any]], table: Table, options: PredictOptions, skipped: list[DatasetError]
-) -> list[_Item]:
+) -> Sequence[_Item]:
     columns = choose_columns(task, table, options.columns)
 
     def convert(place: str, row: Mapping[str, Any]) -> _Item:
@@ -172,7 +174,8 @@ def _read_items(
                 asked["words"] = value
             else:
                 asked[name] = require_text(value, f"{place}: column {column!r}")
-        return _Item(row, Row(place, asked))
+        # A mapped row has one column more.
+        return _Item({name: row[name] for name in row if name != PROBLEM}, Row(place, asked))
 
     return read_records(table, convert, skipped if options.skip_bad_records else None)
 
@@ -185,7 +188,7 @@ def choose_columns(
     if unknown := [name for name in asked if name not in names]:
         reads = " and ".join(task.inputs)
         raise DatasetError(f"--{unknown[0]}-column: a model of `train {task.name}` reads {reads}")
-    known = {"text": (*getattr(task, "text_columns", ()), "text")}
+    known = {"text": ("text", *getattr(task, "text_columns", ()))}
     return {
         name: choose_column(table, asked.get(name), known.get(name, (name,)), f"--{name}-column")
         for name in names

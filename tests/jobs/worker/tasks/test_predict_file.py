@@ -50,6 +50,7 @@ MODELS = {
     "squad": "DistilBertForQuestionAnswering",
     "classify": "DistilBertForSequenceClassification",
     "tag": "DistilBertForTokenClassification",
+    "embed": "DistilBertModel",
 }
 
 
@@ -122,6 +123,8 @@ def test_two_ranks_write_what_one_writes(
             ((label, probability),) = direct["labels"].items()
             assert row["predicted_label"] == label
             assert row["probability"] == pytest.approx(probability, abs=1e-3)
+        elif task == "embed":
+            assert row["embedding"] == pytest.approx(direct["embedding"], abs=1e-3)
         elif task == "tag":
             assert (row["words"], row["tags"]) == (direct["words"], direct["tags"])
         else:
@@ -183,6 +186,21 @@ def test_columns_that_the_model_does_not_read_are_refused(
         run(replace(asked, columns={"text": "text"}), tmp_path)
     with pytest.raises(DatasetError, match=r"has no column 'q'; it has id, text"):
         run(replace(asked, columns={"question": "q"}), tmp_path)
+
+
+def test_large_files_stay_on_the_disk(
+    tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [dict(row) for row in ROWS]
+    rows[30]["text"] = ""
+    asked = PredictOptions(models("classify"), write(tmp_path / "in.jsonl", rows), "")
+    asked = replace(asked, skip_bad_records=True, output=str(tmp_path / "memory.csv"))
+    found = run(asked, tmp_path / "parts")
+    monkeypatch.setattr("jobs.worker.data.readers.MOST_IN_MEMORY", 1000)
+    mapped = replace(asked, output=str(tmp_path / "mapped.csv"))
+    assert run(mapped, tmp_path / "parts")["skip_note"] == found["skip_note"]
+    assert [*(tmp_path / "parts").glob("*.arrow")]
+    assert Path(mapped.output).read_text() == Path(asked.output).read_text()
 
 
 def test_a_repeated_job_computes_only_the_rest(

@@ -46,7 +46,7 @@ _EXAMPLES = """\
   spr-cluster predict "Where?" "When?" --context article.txt --model ./mine
   spr-cluster predict --data reviews.csv --output predictions.parquet
   spr-cluster predict --data reviews.parquet --output out.jsonl --nodes all
-  spr-cluster predict --data s3://my-data/reviews.csv.gz --output out.csv --nodes 4
+  spr-cluster predict --data s3://my-data/a.csv.gz --output b.csv --nodes 4
 """
 _ALL = "all"
 _RETRIES = 1

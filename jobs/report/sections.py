@@ -92,6 +92,7 @@ _FACTS = {
     "epochs": "epochs",
     "batch_size_per_rank": "batch per rank",
     "learning_rate": "learning rate",
+    "no_answer_threshold": "threshold for no answer",
     "seed": "seed",
     "world_size": "ranks",
     "backend": "backend",

@@ -53,7 +53,7 @@ class Spans(NamedTuple):
 
     def take(self, chosen: Longs) -> Spans:
         """Return the windows at these indices."""
-        return Spans(*(column[chosen] for column in self))
+        return Spans(self.score[chosen], self.begin[chosen], self.end[chosen], self.null[chosen])
 
 
 def best_spans(start: Floats, end: Floats, features: Features) -> Spans:

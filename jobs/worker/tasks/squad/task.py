@@ -195,4 +195,5 @@ def _evaluate_v2(
             f"{found['f1']:.1f}, with threshold 0 {before:.1f}"
         )
     context.events.note(text)
-    return {**found, "scores": {name: found[name] for name in _SHOWN if name in found}}
+    shown = {name: found[name] for name in _SHOWN if name in found}
+    return {**found, THRESHOLD: threshold, "scores": shown}

@@ -109,7 +109,7 @@ def test_a_question_takes_the_first_of_its_best_windows() -> None:
 
 
 def test_no_answer_scores_as_in_the_window_where_it_scores_least() -> None:
-    start, end = rows([5, 0, 1], [2, 0, 4], [1, 0, 2], [np.nan, 0, 1]), rows(*[[1, 0, 1]] * 4)
+    start, end = rows([5, 0, 1], [2, 0, 4], [1, 0, 2], [np.nan, 0, 1]), rows(*[[1.0, 0.0, 1.0]] * 4)
     spans = best_spans(start, end, windows(*[(1, 2)] * 4))
     assert spans.null[:3].tolist() == [6, 3, 2]
     owner = np.array([0, 0, 2, 3])

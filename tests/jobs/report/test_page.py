@@ -196,7 +196,7 @@ def test_an_output_path_that_is_not_writable_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_score_of_some_questions_has_their_number(tmp_path: Path) -> None:
-    own = {
+    own: dict[str, Any] = {
         "scores": {"f1": 62.5, "has_answer_f1": 51.5},
         "eval_records": 30,
         "has_answer_total": 20,

@@ -1,11 +1,13 @@
-"""`train classify` and `train tag` on two ranks against a plain training script of transformers.
+"""`train classify`, `tag`, and `embed` on two ranks against plain training scripts.
 
-python -m benchmarks.tasks [--task classify|tag] [--seeds 3] [--epochs 4] [--dtype bf16] [--encoder FOLDER]
+python -m benchmarks.tasks [--task classify|tag|embed] [--seeds 3] [--epochs 4] [--dtype bf16]
 
 Both learn from the same rows with the same batch of all ranks, rate, schedule, and precision, and are
 measured on the same unseen ones. `classify`: the section of a Debian package, one of ten, from its
-description in `apt-cache dumpavail`. `tag`: the answers to SQuAD's questions in their passages. The engine
-runs as two ranks of one thread each, the script as one process with two threads.
+description in `apt-cache dumpavail`. `tag`: the answers to SQuAD's questions in their passages. `embed`:
+the passage of each SQuAD question, with an encoder whose upper half is new, because the pretrained one has
+learned this already; the script is one of sentence-transformers. The engine runs as two ranks of one thread
+each, the script as one process with two threads.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from benchmarks.squad_data import DATA, find_encoder
 
 RANKS, SECTIONS, PER_SECTION, UNSEEN = 2, 10, 287, 570
 BATCH, RATE, LENGTH = 16, 5e-5, 128
-SCORE = {"classify": "accuracy", "tag": "f1"}
+SCORE = {"classify": "accuracy", "tag": "f1", "embed": "mrr"}
 BAR_ACCURACY = 60.0
 
 
@@ -52,6 +54,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder, args.task)
+        if args.task == "embed":
+            args.encoder = forget_upper_half(find_encoder(args.encoder), folder / "encoder")
         for seed in range(1, args.seeds + 1):
             sides["engine"].append(run_engine(args, folder, seed))
             sides["script"].append(run_script(args, folder, seed))
@@ -88,7 +92,8 @@ def write_rows(folder: Path, task: str) -> None:
         rows = read_packages()
         parts = {"train": rows[UNSEEN:], "dev": rows[:UNSEEN]}
     else:
-        parts = {name: read_answers(DATA / f"{name}.json") for name in ("train", "dev")}
+        read = read_answers if task == "tag" else read_pairs
+        parts = {name: read(DATA / f"{name}.json") for name in ("train", "dev")}
     for name, part in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
@@ -112,6 +117,34 @@ def read_packages() -> list[dict[str, Any]]:
         rows += [{"text": text, "label": section} for text in own]
     draw.shuffle(rows)
     return rows
+
+
+def read_pairs(path: Path) -> list[dict[str, Any]]:
+    """Return each question with its passage."""
+    return [
+        {"question": question["question"].strip(), "passage": passage["context"].strip()}
+        for article in json.loads(path.read_text())["data"]
+        for passage in article["paragraphs"]
+        for question in passage["qas"]
+    ]
+
+
+def forget_upper_half(encoder: Path, target: Path) -> Path:
+    """Save an encoder with new weights in the upper half of its layers."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    torch.manual_seed(0)
+    model = AutoModel.from_pretrained(str(encoder))
+    layers = model.encoder.layer
+    for layer in layers[len(layers) // 2 :]:
+        for each in layer.modules():
+            if isinstance(each, torch.nn.Linear):
+                torch.nn.init.normal_(each.weight, std=0.02)
+                torch.nn.init.zeros_(each.bias)
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(str(encoder)).save_pretrained(target)
+    return target
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:
@@ -183,6 +216,8 @@ def train_plainly(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
     torch.manual_seed(given["seed"])
     folder = Path(given["folder"])
     train, dev = (read_lines(folder / f"{name}.jsonl") for name in ("train", "dev"))
+    if args.task == "embed":
+        return embed_plainly(args, train, dev, given["seed"])
     names = sorted({each for row in train for each in labels_of(row)})
     tokenizer = AutoTokenizer.from_pretrained(str(args.encoder))
     model = new_model(args, names)
@@ -206,6 +241,62 @@ def train_plainly(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
     seconds = time.perf_counter() - begin
     score = evaluate(args.task, model.eval(), tokenizer, dev, names)
     return {"score": score, "speed": len(train) * args.epochs / seconds}
+
+
+def embed_plainly(
+    args: argparse.Namespace, train: list[dict[str, Any]], dev: list[dict[str, Any]], seed: int
+) -> dict[str, float]:
+    """Train as sentence-transformers' documentation does, with its own trainer, loss, and scores."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        losses,
+        models,
+    )
+    from sentence_transformers.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.training_args import BatchSamplers
+
+    words = models.Transformer(str(args.encoder), max_seq_length=LENGTH)
+    model = SentenceTransformer(
+        modules=[words, models.Pooling(words.get_word_embedding_dimension())], device="cpu"
+    )
+    with tempfile.TemporaryDirectory() as output:
+        settings = SentenceTransformerTrainingArguments(
+            output_dir=output,
+            num_train_epochs=args.epochs,
+            per_device_train_batch_size=BATCH,
+            learning_rate=RATE,
+            warmup_steps=0.1,
+            weight_decay=0.0,
+            bf16=args.dtype == "bf16",
+            use_cpu=True,
+            seed=seed,
+            batch_sampler=BatchSamplers.NO_DUPLICATES,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = SentenceTransformerTrainer(
+            model=model,
+            args=settings,
+            train_dataset=Dataset.from_list(train),
+            loss=losses.MultipleNegativesRankingLoss(model),
+        )
+        begin = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - begin
+    passages = sorted({row["passage"] for row in dev})
+    wanted = {row["question"]: {str(passages.index(row["passage"]))} for row in dev}
+    found = InformationRetrievalEvaluator(
+        queries={question: question for question in wanted},
+        corpus={str(number): passage for number, passage in enumerate(passages)},
+        relevant_docs=wanted,
+        mrr_at_k=[len(passages)],
+    )(model)
+    (score,) = (value for name, value in found.items() if "cosine_mrr" in name)
+    return {"score": 100 * score, "speed": len(train) * args.epochs / seconds}
 
 
 def new_model(args: argparse.Namespace, names: Sequence[str]) -> Any:

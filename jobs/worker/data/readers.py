@@ -1,7 +1,8 @@
 """Tables from files: CSV, TSV, JSON, JSON lines, and Parquet, each also gzipped; and from ``datasets``.
 
 The laptop reads the same files with the same code before anything is sent. It needs pyarrow only for Parquet;
-folders of ``save_to_disk`` and names on the hub need ``datasets``, which only the nodes have.
+folders of ``save_to_disk`` and names on the hub need ``datasets``, which only the nodes have. There, the rows
+of large files stay on the disk.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import csv
 import gzip
 import json
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -18,12 +20,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
 from ..runtime.errors import DatasetError, first_line, hub_hint
+from .mapped import PROBLEM, TOGETHER, Lazy, map_rows, write_rows
 from .records import noting, refusal, show
 
 LONGEST_LINE = 1 << 24
 """Characters: a longer line is no record, but a file with other contents."""
+MOST_IN_MEMORY = 256 << 20
+"""Bytes, in text, of a file that is read into memory; :mod:`.mapped` has the rows of larger ones."""
+_UNZIPPED = 4
+"""How many times as large a gzipped text is assumed to be."""
 TRAIN, EVAL = "train", "eval"
 _EVAL_NAMES = ("validation", "eval", "dev", "test")
+_NO_OBJECT = "is not an object with a value for each column"
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
 Row = Mapping[str, Any]
@@ -49,20 +57,23 @@ class Table(NamedTuple):
         )
 
 
-def read_table(place: str, split: str = TRAIN, limit: int | None = None) -> Table:
+def read_table(
+    place: str, split: str = TRAIN, limit: int | None = None, mapped: Path | None = None
+) -> Table:
     """Return the table of a file, or of a folder's or hub data set's split; of a file, the first rows.
 
-    Raises :class:`DatasetError`.
+    ``mapped`` is the folder for the rows of large files, if they may not be in memory. Raises
+    :class:`DatasetError`.
     """
     path = Path(place)
     if path.is_dir():
-        return _read_folder(path, split)
+        return _read_folder(path, split, mapped)
     if path.exists() or path.suffix.lower() in {*READERS, ".gz"}:
-        return _read_file(path, limit)
+        return _read_file(path, limit, mapped)
     return _from_splits(place, _load_hub(place), split)
 
 
-def _read_file(path: Path, limit: int | None = None) -> Table:
+def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None) -> Table:
     names = [suffix.lower() for suffix in path.suffixes]
     zipped = names[-1:] == [".gz"]
     kind = (names[-2:-1] if zipped else names[-1:]) or [""]
@@ -72,10 +83,15 @@ def _read_file(path: Path, limit: int | None = None) -> Table:
             hint=f"rename it: {_FORMATS} (.csv, .tsv, .json, .jsonl, .parquet, .conll, with .gz)",
         )
     try:
+        size = path.stat().st_size * (_UNZIPPED if zipped or kind[0] == ".parquet" else 1)
+        is_large = mapped is not None and size > MOST_IN_MEMORY
         if kind[0] == ".parquet":
-            return _read_parquet(path, limit)
+            return _map_parquet(path, mapped) if mapped and is_large else _read_parquet(path, limit)
         opener: Callable[..., Any] = gzip.open if zipped else open
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            if mapped and is_large and kind[0] in STREAMS:
+                rows = STREAMS[kind[0]](str(path), file)
+                return _map(path, mapped, partial(write_rows, str(path), rows))
             table = READERS[kind[0]](str(path), file, limit)
     except UnicodeDecodeError as error:
         byte = f"a byte {error.object[error.start]:#04x}, {error.reason}"
@@ -108,7 +124,13 @@ def _lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _read_csv(source: str, file: TextIO, limit: int | None, mark: str = ",") -> Table:
+Found = tuple[int, "Row | DatasetError"]
+"""A row, or the reason why it can't be used, and its line."""
+Stream = Callable[[str, TextIO], Iterator[Found]]
+
+
+def _csv_rows(source: str, file: TextIO, mark: str = ",") -> Iterator[Found]:
+    """Yield the rows; the first one has the columns' names."""
     at = 0
 
     def lines() -> Iterator[str]:
@@ -118,21 +140,39 @@ def _read_csv(source: str, file: TextIO, limit: int | None, mark: str = ",") -> 
 
     csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader(lines(), delimiter=mark, strict=True)
-    rows, places, problems = list[Row](), list[int](), list[DatasetError]()
     try:
         header = [name.strip() for name in next(reader, [])]
         _require_names(source, header)
-        for cells in islice(reader, limit):
-            with noting(problems):
-                if len(cells) != len(header):
-                    raise DatasetError(
-                        f"{source}: line {at}: has {len(cells)} columns, and the first line {len(header)}"
-                    )
-                rows.append(dict(zip(header, cells, strict=True)))
-                places.append(at)
+        for cells in reader:
+            if len(cells) == len(header):
+                yield at, dict(zip(header, cells, strict=True))
+            else:
+                which = f"has {len(cells)} columns, and the first line {len(header)}"
+                yield at, DatasetError(f"{source}: line {at}: {which}")
     except csv.Error as error:
         raise DatasetError(f"{source}: line {at}: is not CSV: {error}") from error
-    return Table(source, tuple(header), rows, places, problems)
+
+
+def _jsonl_rows(source: str, file: TextIO) -> Iterator[Found]:
+    for number, line in _lines(source, file):
+        place = f"{source}: line {number}"
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield number, DatasetError(f"{place}: is not JSON: {first_line(error)}")
+            continue
+        yield number, found if isinstance(found, dict) else DatasetError(f"{place}: {_NO_OBJECT}")
+
+
+def _collect(stream: Stream, source: str, file: TextIO, limit: int | None) -> Table:
+    rows, lines, problems = list[Row](), list[int](), list[DatasetError]()
+    for line, row in islice(stream(source, file), limit):
+        if isinstance(row, DatasetError):
+            problems.append(row)
+        else:
+            rows.append(row)
+            lines.append(line)
+    return Table(source, _columns(rows), rows, lines, problems)
 
 
 def _require_names(source: str, header: Sequence[str]) -> None:
@@ -147,7 +187,7 @@ def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
     start = file.read(1 << 10).lstrip()
     file.seek(0)
     if start.startswith("{") and _is_json_lines(file):
-        return _read_jsonl(source, file, limit)
+        return _collect(_jsonl_rows, source, file, limit)
     try:
         document = json.loads(file.read())
     except RecursionError as error:
@@ -161,8 +201,10 @@ def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
         )
     rows, problems = list[Row](), list[DatasetError]()
     for number, row in enumerate(found[:limit], start=1):
-        with noting(problems):
-            rows.append(_object(f"{source}: row {number}", row))
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            problems.append(DatasetError(f"{source}: row {number}: {_NO_OBJECT}"))
     return Table(source, _columns(rows), rows, (), problems)
 
 
@@ -174,27 +216,6 @@ def _is_json_lines(file: TextIO) -> bool:
         return isinstance(found, dict) and "data" not in found
     except (ValueError, RecursionError):
         return False
-
-
-def _read_jsonl(source: str, file: TextIO, limit: int | None) -> Table:
-    rows, places, problems = list[Row](), list[int](), list[DatasetError]()
-    for number, line in islice(_lines(source, file), limit):
-        with noting(problems):
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DatasetError(
-                    f"{source}: line {number}: is not JSON: {first_line(error)}"
-                ) from error
-            rows.append(_object(f"{source}: line {number}", found))
-            places.append(number)
-    return Table(source, _columns(rows), rows, places, problems)
-
-
-def _object(place: str, found: Any) -> Row:
-    if not isinstance(found, dict):
-        raise DatasetError(f"{place}: is not an object with a value for each column")
-    return found
 
 
 def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -250,6 +271,27 @@ def _read_parquet(path: Path, limit: int | None) -> Table:
     return Table(str(path), names, rows)
 
 
+def _map(path: Path, folder: Path, write: Callable[[Path], None]) -> Table:
+    found = map_rows(path, folder, write)
+    return Table(str(path), found.columns, found, found.lines)
+
+
+def _map_parquet(path: Path, folder: Path) -> Table:
+    from pyarrow import ArrowException, OSFile, ipc  # noqa: PLC0415 - the laptop may have none
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+
+    def write(target: Path) -> None:
+        file = ParquetFile(path)
+        with file, OSFile(str(target), "wb") as out, ipc.new_file(out, file.schema_arrow) as writer:
+            for batch in file.iter_batches(TOGETHER):
+                writer.write_batch(batch)
+
+    try:
+        return _map(path, folder, write)
+    except ArrowException as error:
+        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+
+
 def _look_at_parquet(path: Path) -> Table:
     """Check the file's first and last bytes; the nodes check its columns."""
     content = path.read_bytes()
@@ -258,7 +300,7 @@ def _look_at_parquet(path: Path) -> Table:
     return Table(str(path), (), [])
 
 
-def _read_folder(path: Path, split: str) -> Table:
+def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
     if any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
         return _from_splits(str(path), _load_saved(path), split)
     files = sorted(each for each in path.iterdir() if each.is_file())
@@ -266,7 +308,7 @@ def _read_folder(path: Path, split: str) -> Table:
     for name in wanted:
         found = [each for each in files if each.name.split(".")[0] == name]
         if found:
-            return _read_file(found[0])
+            return _read_file(found[0], mapped=mapped)
     raise DatasetError(
         f"{path}: has no file for {split}: {' or '.join(wanted)}.csv, .jsonl, …",
         hint="give a file, or a folder that save_to_disk has written",
@@ -325,26 +367,31 @@ def _from_splits(name: str, found: Any, split: str) -> Table:
         found, name = found[chosen], f"{name} ({chosen})"
     elif split != TRAIN:
         raise DatasetError(f"{name}: has one split, which is for training")
-    rows = [dict(row) for row in found]
-    for column, feature in found.features.items():
-        inner = getattr(feature, "feature", feature)
-        convert = getattr(inner, "int2str", None)
-        if convert is None:
-            continue
-        for row in rows:
+    convert = {
+        column: inner.int2str
+        for column, feature in found.features.items()
+        if hasattr(inner := getattr(feature, "feature", feature), "int2str")
+    }
+
+    def with_names(_: int, row: Row) -> Row:
+        named = dict(row)
+        for column, name in convert.items():
             value = row[column]
-            row[column] = (
-                [convert(each) for each in value] if isinstance(value, list) else convert(value)
-            )
-    return Table(name, tuple(found.column_names), rows)
+            named[column] = [*map(name, value)] if isinstance(value, list) else name(value)
+        return named
+
+    return Table(name, tuple(found.column_names), Lazy(found, with_names))
 
 
+STREAMS: dict[str, Stream] = {
+    ".csv": _csv_rows,
+    ".tsv": partial(_csv_rows, mark="\t"),
+    ".jsonl": _jsonl_rows,
+    ".ndjson": _jsonl_rows,
+}
 READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
-    ".csv": _read_csv,
-    ".tsv": partial(_read_csv, mark="\t"),
+    **{name: partial(_collect, stream) for name, stream in STREAMS.items()},
     ".json": _read_json,
-    ".jsonl": _read_jsonl,
-    ".ndjson": _read_jsonl,
     ".conll": _read_conll,
     ".parquet": lambda *_: Table("", (), []),
 }
@@ -365,19 +412,34 @@ def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: s
 
 def read_records(
     table: Table, convert: Callable[[str, Row], Record], skipped: list[DatasetError] | None
-) -> list[Record]:
+) -> Sequence[Record]:
     """Return each row as a record. ``convert`` gets its place and the row, and raises :class:`DatasetError`.
 
-    A bad row is an error; with a list ``skipped``, it is left out and added to the list.
+    A bad row is an error; with a list ``skipped``, it is left out and added to the list. Records of rows
+    that are not in memory are not either.
     """
-    problems, records = list(table.problems), list[Record]()
+    problems, records, kept = list(table.problems), list[Record](), array("q")
+    is_mapped = not isinstance(table.rows, list)
+
+    def convert_row(number: int, row: Row) -> Record:
+        if is_mapped and row.get(PROBLEM):
+            raise DatasetError(row[PROBLEM])
+        return convert(table.place(number), row)
+
     for number, row in enumerate(table.rows):
         with noting(problems):
-            records.append(convert(table.place(number), row))
-    if problems and (skipped is None or not records):
+            record = convert_row(number, row)
+            if is_mapped:
+                kept.append(number)
+            else:
+                records.append(record)
+    count = len(kept) or len(records)
+    if problems and (skipped is None or not count):
         raise refusal(problems)
-    if not records:
+    if not count:
         raise DatasetError(f"{table.source}: has no rows")
     if skipped is not None:
         skipped += problems
+    if is_mapped:
+        return Lazy(table.rows, convert_row, None if count == len(table.rows) else kept)
     return records

@@ -1,7 +1,8 @@
 """Tokenize texts on all ranks together, and cache the tokens on each node's disk for later jobs.
 
-One file per key in numpy's format (npz, uncompressed): zip's checksums detect damage, and reading takes about
-a fifth of the tokenizing time (``benchmarks.tokenize``).
+One file per key in numpy's format (npz, uncompressed), which a node's ranks map: it may be larger than the
+memory. Zip's checksums detect damage, and reading takes about a fifth of the tokenizing time
+(``benchmarks.tokenize``).
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
+import struct
 import time
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,12 +25,14 @@ import tokenizers
 
 from ..runtime.errors import first_line
 from ..runtime.ranks import Ranks
-from .tokens import Column, Tokens, encode, join_tokens
+from .tokens import Column, Ints, Longs, Tokens, encode, join_tokens
 
 VERSION = 2
 """Increase it when the code produces different tokens for the same texts."""
 LIMIT_BYTES = 2 * 1024**3
 """Maximum size of all files; the least recently used ones are removed."""
+BLOCK = 1 << 24
+"""Characters that each rank tokenizes before the ranks exchange the tokens."""
 _STALE_SECONDS = 3600
 """Older unfinished files belong to a failed job."""
 
@@ -59,21 +65,92 @@ def encode_together(
     If one node lacks them, all ranks share the work, since they would have to wait anyway. Raises
     :class:`DatasetError`.
     """
-    key = token_key(columns, tokenizer)
+    key = token_key(columns, tokenizer) if cache else ""
     found = cache.load(key) if cache else None
     known: list[tuple[str, bool]] = ranks.gather((socket.gethostname(), found is not None))
     if found is not None and all(there for _, there in known):
         return found
-    shares = [column._replace(texts=share_texts(column.texts, ranks)) for column in columns]
-    parts = ranks.gather(encode(shares, tokenizer))
-    encoded = [join_tokens(column) for column in zip(*parts, strict=True)]
     hosts = [host for host, _ in known]
+    spool = None
     if cache and hosts.index(hosts[ranks.rank]) == ranks.rank:  # the first rank of its node
+        spool = Spool(cache, key)
+    kept: list[list[Tokens]] = [[] for _ in columns]
+    for number, column in enumerate(columns):
+        for block in _blocks(column.texts, BLOCK * ranks.size):
+            share = column._replace(texts=share_texts(block, ranks))
+            tokens = join_tokens(ranks.gather(encode([share], tokenizer)[0]))
+            if spool:
+                spool.append(number, tokens)
+            elif cache is None:
+                kept[number].append(tokens)
+    if cache is None:
+        return [join_tokens(parts) for parts in kept]
+    why = spool.finish(len(columns)) if spool else ""
+    troubles = [each for each in ranks.gather(why) if each]
+    found = None if troubles else cache.load(key)
+    if all(ranks.gather(found is not None)):
+        assert found is not None
+        return found
+    if why:
+        note(f"tokens were not cached for the next job: {why}")
+    return encode_together(ranks, columns, tokenizer, None, note)
+
+
+def _blocks(texts: Sequence[str], size: int) -> Iterator[list[str]]:
+    """Yield all texts in blocks of about so many characters."""
+    block, length = list[str](), 0
+    for text in texts:
+        block.append(text)
+        length += len(text)
+        if length >= size:
+            yield block
+            block, length = [], 0
+    if block:
+        yield block
+
+
+class Spool:
+    """Tokens on their way to a cache, in a file for each array. After an error, it takes no more."""
+
+    def __init__(self, cache: TokenCache, key: str) -> None:
+        self._cache, self._key, self._why = cache, key, ""
+        self._folder = cache.folder / f".{key}.{os.getpid()}.parts.partial"
+        self._counts: dict[int, list[Longs]] = {}
+
+    def append(self, column: int, tokens: Tokens) -> None:
+        """Add the next texts of a column."""
+        self._counts.setdefault(column, []).append(tokens.counts)
+        if self._why:
+            return
         try:
-            cache.store(key, encoded)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            os.utime(self._folder)  # another job would remove an old one
+            for name in ("ids", "offsets"):
+                with (self._folder / f"{column}_{name}").open("ab") as file:
+                    file.write(np.ascontiguousarray(getattr(tokens, name)).data)
         except OSError as error:
-            note(f"tokens were not cached for the next job: {first_line(error)}")
-    return encoded
+            self._why = first_line(error)
+
+    def finish(self, columns: int) -> str:
+        """Move all columns to the cache; return why that failed, if it did."""
+        try:
+            if not self._why:
+                self._cache.store(self._key, [self._column(number) for number in range(columns)])
+        except OSError as error:
+            self._why = first_line(error)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self._why
+
+    def _column(self, number: int) -> Tokens:
+        ids, offsets = (self._map(f"{number}_{name}") for name in ("ids", "offsets"))
+        counts = [np.zeros(1, dtype=np.int64), *self._counts.get(number, ())]
+        return Tokens(ids, np.cumsum(np.concatenate(counts)), offsets.reshape(-1, 2))
+
+    def _map(self, name: str) -> Ints:
+        path = self._folder / name
+        if not path.exists() or not path.stat().st_size:
+            return np.zeros(0, dtype=np.int32)
+        return np.asarray(np.memmap(path, np.int32, "r"))
 
 
 def share_texts(texts: Sequence[str], ranks: Ranks) -> Sequence[str]:
@@ -90,7 +167,7 @@ class TokenCache:
     """A folder of tokens by key. It never fails a job: unreadable tokens are recreated."""
 
     def __init__(self, folder: str | Path, limit: int = LIMIT_BYTES) -> None:
-        self._folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails without a home
+        self.folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails without a home
         self._limit = limit
 
     def load(self, key: str) -> list[Tokens] | None:
@@ -110,8 +187,8 @@ class TokenCache:
 
     def store(self, key: str, columns: Sequence[Tokens]) -> None:
         """Write tokens atomically. Raises ``OSError``."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        partial = self._folder / f".{key}.{os.getpid()}.partial"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / f".{key}.{os.getpid()}.partial"
         arrays = {
             f"{number}_{kind}": array
             for number, tokens in enumerate(columns)
@@ -130,14 +207,14 @@ class TokenCache:
         """Remove the oldest files until the others are within the limit."""
         stale = time.time() - _STALE_SECONDS
         files = []
-        for path in (*self._folder.glob("*.npz"), *self._folder.glob(".*.partial")):
+        for path in (*self.folder.glob("*.npz"), *self.folder.glob(".*.partial")):
             # Another job may remove files at the same time.
             with suppress(OSError):
                 facts = path.stat()
                 if path.suffix == ".npz":
                     files.append((path != newest, facts.st_mtime, facts.st_size, path))
                 elif facts.st_mtime < stale:
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         total = 0
         # Newest first: the newest is kept even if it alone exceeds the limit.
         for _, _, size, path in sorted(files, key=lambda file: (file[0], -file[1])):
@@ -147,18 +224,35 @@ class TokenCache:
                     path.unlink()
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.npz"
+        return self.folder / f"{key}.npz"
 
 
 def _read(path: Path) -> list[Tokens]:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        columns = [
-            Tokens(*(arrays[f"{number}_{kind}"] for kind in Tokens._fields))
-            for number in range(len(arrays.files) // len(Tokens._fields))
-        ]
+    with zipfile.ZipFile(path) as file:
+        if file.testzip() is not None:
+            raise ValueError("a checksum is wrong")
+        arrays = {each.filename: _map(path, each.header_offset) for each in file.infolist()}
+    columns = [
+        Tokens(*(arrays[f"{number}_{kind}.npy"] for kind in Tokens._fields))
+        for number in range(len(arrays) // len(Tokens._fields))
+    ]
     if not columns:
         raise ValueError("no columns")
     for tokens in columns:
         if tokens.bounds[-1] != len(tokens.ids):
             raise ValueError("the parts do not match")
     return columns
+
+
+def _map(path: Path, at: int) -> Any:
+    """Map the array of a file in an uncompressed zip archive, whose header begins ``at`` this byte."""
+    with path.open("rb") as file:
+        file.seek(at + 26)
+        file.seek(
+            at + 30 + sum(struct.unpack("<HH", file.read(4)))
+        )  # after its name and extra field
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if 0 in shape:
+            return np.zeros(shape, dtype)
+        return np.asarray(np.memmap(path, dtype, "r", file.tell(), shape))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ CHUNK = 1000
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
+_COUNTED = 1 << 24
 _NO_TOKENS: Ints = np.zeros(0, dtype=np.int32)
 _NO_OFFSETS: Ints = np.zeros((0, 2), dtype=np.int32)
 
@@ -65,8 +67,12 @@ class Template(NamedTuple):
 
     def token_ids(self, *texts: Tokens) -> Longs:
         """Return the IDs that occur in it or in any text, ascending."""
-        own = np.concatenate([self.prefix, self.middle, self.suffix])
-        return np.flatnonzero(np.bincount(np.concatenate([own, *(each.ids for each in texts)])))
+        found = np.unique(np.concatenate([self.prefix, self.middle, self.suffix]))
+        for ids in (each.ids for each in texts):
+            for first in range(0, len(ids), _COUNTED):  # they may not fit in memory
+                some = np.flatnonzero(np.bincount(ids[first : first + _COUNTED]))
+                found = np.union1d(found, some)
+        return found.astype(np.int64)
 
     def join(self, first: Ints, second: Ints = _NO_TOKENS) -> dict[str, Ints]:
         """Return the model's inputs for the tokens of one text, or of two."""
@@ -194,7 +200,7 @@ class TextSamples:
         """The maximum number of text tokens in a sample."""
         return self.max_length - self.template.specials
 
-    @property
+    @cached_property
     def lengths(self) -> Ints:
         """Every sample's number of tokens, with special tokens."""
         specials = self.template.specials

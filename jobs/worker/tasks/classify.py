@@ -12,7 +12,14 @@ from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
 from ..training.task import Data, Loaded
-from ..training.text_task import Row, TableOptions, TableTask, class_settings, require_known
+from ..training.text_task import (
+    Row,
+    TableOptions,
+    TableTask,
+    class_settings,
+    require_known,
+    text_columns,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,12 +137,12 @@ class Classify(TableTask[ClassifyOptions]):
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Labeled]
     ) -> TextSamples:
+        import numpy as np
+
         numbers = {name: number for number, name in enumerate(self.classes)}
-        targets: list[Any] = [[numbers[label] for label in each.labels] for each in records]
-        if not self._several:
-            targets = [numbers for (numbers,) in targets]
-        columns = zip(*(record.texts for record in records), strict=True)
-        return self.encode_samples(context, loaded, list(columns), targets)
+        found = ([numbers[label] for label in each.labels] for each in records)
+        targets: Any = list(found) if self._several else np.array([one for (one,) in found])
+        return self.encode_samples(context, loaded, text_columns(records), targets)
 
     def collate(self, samples: Sequence[TextSample], loaded: Loaded) -> dict[str, Tensor]:
         import torch

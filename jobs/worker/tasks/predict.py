@@ -54,7 +54,10 @@ def _find_task(model: str) -> type[TextTask[Any]]:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"model {model} can't be loaded: its config.json: {error}") from None
     for task in TASKS.values():
-        if issubclass(task, TextTask) and any(name.endswith(f"For{task.head}") for name in names):
+        if not issubclass(task, TextTask):
+            continue
+        kind = f"For{task.head}" if task.head else "Model"
+        if any(name.endswith(kind) for name in names):
             return task
     raise ModelError(
         f"model {model} is of no task: its architecture is {', '.join(names) or 'unknown'}",

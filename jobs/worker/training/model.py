@@ -24,6 +24,8 @@ from .task import Loaded
 
 SCRATCH_VOCABULARY = 8192
 """Maximum number of word pieces; a small training file gives fewer."""
+SCRATCH_CHARACTERS = 1 << 24
+"""Characters of text from which they are made: enough to find the most frequent ones."""
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SCRATCH_SHAPE = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256}
 # No dropout: the new model should memorize its data.
@@ -119,7 +121,7 @@ def load_pretrained(
 def _auto_class(head: str) -> Any:
     import transformers  # noqa: PLC0415
 
-    return getattr(transformers, f"AutoModelFor{head}")
+    return getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
 
 
 def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
@@ -218,7 +220,13 @@ def new_tokenizer(serialized: str) -> Any:
 
 def train_tokenizer(texts: Iterable[str]) -> str:
     """Return a WordPiece tokenizer like BERT's uncased one, as JSON; the same for the same texts."""
-    tokenizer = _bare_tokenizer(models.WordPiece(_train_vocabulary(list(texts)), unk_token="[UNK]"))
+    some, room = list[str](), SCRATCH_CHARACTERS
+    for text in texts:
+        some.append(text[:room])
+        room -= len(some[-1])
+        if not room:
+            break
+    tokenizer = _bare_tokenizer(models.WordPiece(_train_vocabulary(some), unk_token="[UNK]"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = TemplateProcessing(

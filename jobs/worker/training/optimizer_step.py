@@ -229,4 +229,4 @@ def compute_gradients(
 
 def count_parts(options: TrainOptions, samples: int) -> int:
     """Return the number of parts to split a batch into: more for more samples than planned. Pure."""
-    return options.accumulate * -(-samples // options.batch_size)
+    return options.accumulate * -(-samples // options.batch_size) if options.splits_batches else 1

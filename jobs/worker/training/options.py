@@ -96,6 +96,8 @@ class TrainOptions:
 
     task: ClassVar[str] = ""
     """The task's name."""
+    splits_batches: ClassVar[bool] = True
+    """Whether a rank may compute its batch in parts, with the same result."""
 
     output: str = option("output", "folder for the model and the results", metavar="DIR")
     epochs: int = option(2, "passes over the training data", within=Range(1, 10_000))

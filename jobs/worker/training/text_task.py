@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+from ..data.mapped import Lazy
 from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_records, read_table
 from ..data.records import show, skip_note
 from ..runtime.errors import DatasetError, ModelError
@@ -36,7 +38,7 @@ class TextTask(Task[OwnText]):
     """A task of a model that reads texts."""
 
     head: ClassVar[str]
-    """transformers' name of the task, such as "SequenceClassification"."""
+    """transformers' name of the task, such as "SequenceClassification"; empty for a model without a head."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415
@@ -69,7 +71,7 @@ class TextTask(Task[OwnText]):
             read_template,
         )
 
-        columns = [Column(list(each), offsets) for each in texts]
+        columns = [Column(each, offsets) for each in texts]
         tokens = self.encode(context, loaded, columns)
         template = read_template(loaded.tokenizer, pair=len(texts) == 2)
         samples = TextSamples(tokens, template, targets, self.options.max_length)
@@ -93,8 +95,8 @@ class TextTask(Task[OwnText]):
 
 
 @dataclass(frozen=True)
-class TableOptions(TextOptions):
-    """The location of a table's texts and labels."""
+class RowOptions(TextOptions):
+    """The location of a table's texts."""
 
     data: str | None = option(
         None,
@@ -116,33 +118,50 @@ class TableOptions(TextOptions):
         metavar="SHARE",
     )
     text_column: str | None = option(None, "column with the texts", metavar="NAME")
-    label_column: str | None = option(None, "column with the labels", metavar="NAME")
     max_length: int = option(384, "tokens per text", within=Range(16, 8192))
 
 
-OwnTable = TypeVar("OwnTable", bound=TableOptions)
+@dataclass(frozen=True)
+class TableOptions(RowOptions):
+    """The location of a table's texts and labels."""
+
+    label_column: str | None = option(None, "column with the labels", metavar="NAME")
+
+
+OwnTable = TypeVar("OwnTable", bound=RowOptions)
 
 
 class TableTask(TextTask[OwnTable]):
     """A task whose records are the rows of tables."""
 
     reads_hub = True
+    second: ClassVar[str] = "labels"
+    """What the columns after the first contain."""
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]
     """Names of columns to look for, the likeliest first."""
 
-    def convert(self, place: str, row: Any, text: str, label: str) -> Any:
-        """Return a row's record, from two columns. Raises :class:`DatasetError`, beginning with the place."""
+    def choose_columns(self, table: Table) -> list[str]:
+        """Return the columns that :meth:`convert` gets: text and label. Raises :class:`DatasetError`."""
+        options: Any = self.options
+        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
+        label = choose_column(table, options.label_column, self.label_columns, "--label-column")
+        return [text, label]
+
+    def convert(self, place: str, row: Any, *columns: Any) -> Any:
+        """Return a row's record. Raises :class:`DatasetError`, beginning with the place."""
         raise NotImplementedError
 
     def read(self, note: Callable[[str], None]) -> Data:
         options, skipped = self.options, list[DatasetError]()
-        train = read_table(self._data(), TRAIN)
+        cache = options.token_cache
+        mapped = None if cache == NO_CACHE else Path(cache).expanduser()
+        train = read_table(self._data(), TRAIN, mapped=mapped)
         unseen = train
         if options.eval is not None:
-            unseen = read_table(options.eval, EVAL)
+            unseen = read_table(options.eval, EVAL, mapped=mapped)
         elif options.eval_fraction is None and has_split(self._data(), EVAL):
-            unseen = read_table(self._data(), EVAL)
+            unseen = read_table(self._data(), EVAL, mapped=mapped)
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)
         eval_records = records if unseen is train else self._records(unseen, bad, note)
@@ -178,14 +197,20 @@ class TableTask(TextTask[OwnTable]):
 
     def _records(
         self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
-    ) -> list[Any]:
-        options = self.options
-        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
-        label = choose_column(table, options.label_column, self.label_columns, "--label-column")
-        note(f"{table.source}: texts from column {text!r}, labels from {label!r}")
-        return read_records(
-            table, lambda place, row: self.convert(place, row, text, label), skipped
-        )
+    ) -> Sequence[Any]:
+        columns = self.choose_columns(table)
+        first, *others = map(repr, columns)
+        note(f"{table.source}: texts from column {first}, {self.second} from {', '.join(others)}")
+        return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
+
+
+def text_columns(records: Sequence[Any]) -> list[Sequence[str]]:
+    """Return the columns of records' ``texts``, of which all have the same number."""
+
+    def column(place: int) -> Sequence[str]:
+        return Lazy(records, lambda _, record: str(record.texts[place]))
+
+    return [column(place) for place in range(len(records[0].texts))]
 
 
 def require_known(data: Data, kind: str, known: Collection[str]) -> None:
@@ -204,11 +229,14 @@ def class_settings(names: Sequence[str]) -> dict[str, Any]:
     return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": numbers}
 
 
-def split_off(records: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+def split_off(
+    records: Sequence[Any], share: float, seed: int
+) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split records; the second part has about this share, random but the same on every rank."""
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
     count = min(max(1, round(share * len(records))), len(records) - 1)
     chosen = set(random.Random(seed).sample(range(len(records)), count))
-    kept = [record for number, record in enumerate(records) if number not in chosen]
-    return kept, [records[number] for number in sorted(chosen)]
+    kept = array("q", (number for number in range(len(records)) if number not in chosen))
+    numbered = Lazy(records, lambda _, record: record)
+    return numbered.choose(kept), numbered.choose(sorted(chosen))

@@ -12,10 +12,12 @@ import pytest
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.data import readers
-from jobs.worker.data.readers import EVAL, Table, has_split, read_table
+from jobs.worker.data.readers import EVAL, Table, has_split, read_records, read_table
+from jobs.worker.data.records import require_text
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.tasks.tag import TagOptions
+from jobs.worker.training.text_task import split_off
 
 ROWS = [{"text": "a, b", "label": "x"}, {"text": 'say "c"\nd', "label": "y"}]
 CSV = 'text,label\n"a, b",x\n"say ""c""\nd",y\n'
@@ -215,3 +217,67 @@ def test_columns_are_guessed_or_named() -> None:
     assert choose(table, "title", ("text", "content"), "--text-column") == "title"
     with pytest.raises(DatasetError, match=r"t: has no column 'body'; it has title, content"):
         choose(table, "body", (), "--text-column")
+
+
+@pytest.fixture
+def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1)
+    monkeypatch.setattr("jobs.worker.data.mapped.TOGETHER", 2)
+
+
+@pytest.mark.usefixtures("_all_are_large")
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.parquet"])
+def test_rows_of_large_files_are_mapped(tmp_path: Path, name: str) -> None:
+    rows = [{"text": f"text {n}", "label": "xy"[n % 2]} for n in range(5)]
+    contents = {
+        "csv": "text,label\n\n" + "".join("{text},{label}\n".format(**row) for row in rows),
+        "jsonl": "\n" + "".join(json.dumps(row) + "\n" for row in rows),
+    }
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        pytest.importorskip("datasets").Dataset.from_list(rows).to_parquet(str(path))
+    else:
+        path = write(tmp_path, name, contents[name.split(".")[1]])
+    in_memory, folder = read_table(str(path)), tmp_path / "kept"
+    for _ in range(2):  # the second time from the first one's file
+        table = read_table(str(path), mapped=folder)
+        assert not isinstance(table.rows, list)
+        records = read_records(table, lambda place, row: (place, row["text"]), None)
+        assert not isinstance(records, list)
+        assert [*records] == read_records(in_memory, lambda place, row: (place, row["text"]), None)
+        assert (records[3], [*records[1:3]]) == (list(records)[3], list(records)[1:3])
+        assert table.columns == in_memory.columns
+    assert len([*folder.glob("*.arrow")]) == 1
+    again = write(tmp_path, "b.jsonl", "".join(json.dumps(row) + "\n" for row in rows[:1]))
+    assert len(read_table(str(again), mapped=folder).rows) == 1
+    one, other = split_off(records, 0.4, seed=1)
+    assert sorted([*one, *other]) == sorted(records)
+    assert len(other) == 2
+
+
+@pytest.mark.usefixtures("_all_are_large")
+def test_bad_rows_of_large_files(tmp_path: Path) -> None:
+    good = '{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n'
+    path = write(tmp_path, "a.jsonl", good + "[1]\n{\n" + '{"text": ""}\n{"text": "d"}\n')
+
+    def convert(place: str, row: Any) -> str:
+        return require_text(row.get("text"), place)
+
+    table = read_table(str(path), mapped=tmp_path)
+    with pytest.raises(DatasetError, match=r"a.jsonl: line 4: is not an object .*\(and 2 more"):
+        read_records(table, convert, None)
+    skipped: list[DatasetError] = []
+    assert [*read_records(table, convert, skipped)] == ["a", "b", "c", "d"]
+    assert [each.message.split(": ")[1][:6] for each in skipped] == ["line 4", "line 5", "line 6"]
+    for line, why in {
+        '{"text": "d", "new": 1}': "line 4: has a column 'new', which the first rows lack",
+        '{"text": 7}': "lines 3 to 4: ",
+    }.items():
+        path = write(tmp_path, "b.jsonl", good + line)
+        with pytest.raises(DatasetError) as refused:
+            read_table(str(path), mapped=tmp_path)
+        assert why in refused.value.message
+    path = write(tmp_path, "c.csv", "text\nx\n")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatasetError, match=r"c.csv: its rows can't be kept in .*Not a directory"):
+        read_table(str(path), mapped=tmp_path / "file" / "kept")

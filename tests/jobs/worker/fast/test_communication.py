@@ -78,8 +78,8 @@ def small_model() -> Small:
     return Small()
 
 
-def run_ranks(size: int, local: int, *argv: str) -> list[int]:
-    """Run RANK on nodes with ``local`` ranks each, as it seems to them; return the exit codes."""
+def run_ranks(size: int, local: int, *argv: str, script: str = RANK) -> list[int]:
+    """Run a script on nodes with ``local`` ranks each, as it seems to them; return the exit codes."""
     port = free_port()
     running = []
     for rank in range(size):
@@ -93,7 +93,7 @@ def run_ranks(size: int, local: int, *argv: str) -> list[int]:
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
-        running.append(subprocess.Popen([sys.executable, "-c", RANK, *argv], env=environ))
+        running.append(subprocess.Popen([sys.executable, "-c", script, *argv], env=environ))
     try:
         return [process.wait(TIMEOUT) for process in running]
     finally:

@@ -1,0 +1,1 @@
+"""Texts as vectors: similar ones for a question and its passage."""

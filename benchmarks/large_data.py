@@ -53,7 +53,7 @@ def main() -> None:
         ranks=args.ranks,
         own_memory_gb=peak_gb,
         seconds=round(seconds, 1),
-        phases={each["name"]: each["seconds"] for each in found.get("phases", ())},
+        phase_seconds=found.get("seconds"),
     )
 
 

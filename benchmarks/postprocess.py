@@ -21,7 +21,8 @@ from benchmarks.common import finish
 from jobs.worker.tasks.squad.answers import MAX_ANSWER_TOKENS, Batch, answers, best_spans
 from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
 from jobs.worker.tasks.squad.features import Features, build_features
-from jobs.worker.tasks.squad.task import SAMPLE, score
+from jobs.worker.tasks.squad.metrics import score
+from jobs.worker.tasks.squad.task import SAMPLE
 from jobs.worker.training.evaluation import plan_batches
 
 LIMIT_S = 10.0
@@ -113,7 +114,7 @@ def ours(work: Work) -> dict[str, str]:
         (batch.chosen, best_spans(batch.start, batch.end, work.features.take(batch.chosen)))
         for batch in work.batches
     ]
-    return answers(work.questions, work.features, parts)
+    return dict(answers(work.questions, work.features, parts).texts)
 
 
 def loops(work: Work) -> dict[str, str]:

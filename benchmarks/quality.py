@@ -49,7 +49,8 @@ from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.squad.answers import predict
 from jobs.worker.tasks.squad.dataset import Question, read_dataset
 from jobs.worker.tasks.squad.features import build_features
-from jobs.worker.tasks.squad.task import HEAD, Squad, SquadOptions, score
+from jobs.worker.tasks.squad.metrics import score
+from jobs.worker.tasks.squad.task import HEAD, Squad, SquadOptions
 from jobs.worker.training.batches import TrainingRun, batches, plan_schedule
 from jobs.worker.training.model import load_model
 from jobs.worker.training.optimizer_step import prepare, take_step
@@ -98,7 +99,7 @@ class Course:
     def test(self, session: RankContext[SquadOptions], loaded: Loaded, curve: Curve) -> None:
         """Add F1 on the unseen questions; leave the model ready to train."""
         features = Squad(session.options).prepare(session, loaded, self.eval)
-        answers = predict(session, loaded, self.eval, features)
+        answers = predict(session, loaded, self.eval, features).texts
         loaded.model.train()
         curve.f1.append(score(self.eval, answers).f1)
         curve.questions[:] = [score([each], answers).f1 for each in self.eval]

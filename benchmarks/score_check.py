@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.common import finish
 from benchmarks.squad_data import DATA
 from jobs.worker.tasks.squad.dataset import Question, read_dataset
-from jobs.worker.tasks.squad.task import score
+from jobs.worker.tasks.squad.metrics import score
 
 MOST = 1e-4
 """Percent; torchmetrics sums in fp32."""

@@ -240,7 +240,7 @@ def scores(run: Run) -> dict[str, float]:
     known = found if isinstance(found, dict) else {}
     names = SCORES if found is run.results else known
     values = {name: as_number(known.get(name)) for name in names}
-    return {SCORES.get(name, name): value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def epoch_seconds(run: Run) -> float | None:

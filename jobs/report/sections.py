@@ -34,6 +34,7 @@ from jobs.report.figures import (
     time_unit,
 )
 from jobs.report.results_folder import PARTS, Run, as_number
+from jobs.train.train import SCORES
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ _FACTS = {
     "epochs": "epochs",
     "batch_size_per_rank": "batch per rank",
     "learning_rate": "learning rate",
+    "no_answer_threshold": "threshold for no answer",
     "seed": "seed",
     "world_size": "ranks",
     "backend": "backend",
@@ -113,9 +115,11 @@ def subtitle_of(run: Run) -> str:
 def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
     """Yield the known key figures."""
     records = run.number("eval_records") or run.number("eval_questions")
-    of = f"of {counted(round(records), 'record')}" if records else ""
-    for label, value in figures.scores(run).items():
-        yield Tile(label, f"{value:.1f} %", of)
+    for name, value in figures.scores(run).items():
+        # A score of some records, such as has_answer_f1, has their number beside it.
+        count = run.number(f"{name.rpartition('_')[0]}_total") or records
+        of = f"of {counted(round(count), 'record')}" if count else ""
+        yield Tile(SCORES.get(name, name), f"{value:.1f} %", of)
     if (speed := run.number("samples_per_second")) is not None:
         yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
     if (tokens := figures.tokens_per_second(run)) is not None:

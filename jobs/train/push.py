@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 # results.json is uploaded last: its presence means that the upload is complete.
-_BESIDE = ("log", "job.json", "predictions.json", "results.json")
+_BESIDE = ("log", "job.json", "predictions.json", "null_odds.json", "results.json")
 
 
 def files_to_push(results: Path) -> Mapping[str, Path]:

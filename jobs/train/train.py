@@ -26,6 +26,8 @@ from provision.stacks.stack import Stack
 SCORES = {
     "f1": "F1",
     "em": "exact match",
+    "has_answer_f1": "F1 with an answer",
+    "no_answer_f1": "F1 without an answer",
     "macro_f1": "macro F1",
     "accuracy": "accuracy",
     "exact_match": "all labels right",

@@ -29,8 +29,8 @@ from .tokens import Column, Ints, Longs, Tokens, encode, join_tokens
 
 VERSION = 2
 """Increase it when the code produces different tokens for the same texts."""
-LIMIT_BYTES = 2 * 1024**3
-"""Maximum size of all files; the least recently used ones are removed."""
+LIMIT_SHARE = 4
+"""Part of the disk that all files may fill; the least recently used ones are removed."""
 BLOCK = 1 << 24
 """Characters that each rank tokenizes before the ranks exchange the tokens."""
 _STALE_SECONDS = 3600
@@ -166,7 +166,7 @@ def share_texts(texts: Sequence[str], ranks: Ranks) -> Sequence[str]:
 class TokenCache:
     """A folder of tokens by key. It never fails a job: unreadable tokens are recreated."""
 
-    def __init__(self, folder: str | Path, limit: int = LIMIT_BYTES) -> None:
+    def __init__(self, folder: str | Path, limit: int | None = None) -> None:
         self.folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails without a home
         self._limit = limit
 
@@ -215,11 +215,11 @@ class TokenCache:
                     files.append((path != newest, facts.st_mtime, facts.st_size, path))
                 elif facts.st_mtime < stale:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-        total = 0
+        total, limit = 0, self._limit or shutil.disk_usage(self.folder).total // LIMIT_SHARE
         # Newest first: the newest is kept even if it alone exceeds the limit.
         for _, _, size, path in sorted(files, key=lambda file: (file[0], -file[1])):
             total += size
-            if total > self._limit and path != newest:
+            if total > limit and path != newest:
                 with suppress(OSError):
                     path.unlink()
 

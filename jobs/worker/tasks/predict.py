@@ -57,7 +57,9 @@ def _find_task(model: str) -> type[TextTask[Any]]:
         if not issubclass(task, TextTask):
             continue
         kind = f"For{task.head}" if task.head else "Model"
-        if any(name.endswith(kind) for name in names):
+        # A bare encoder has learned no vectors, unless it is one of sentence-transformers.
+        learned = task.head or Path(model, "modules.json").exists()
+        if learned and any(name.endswith(kind) for name in names):
             return task
     raise ModelError(
         f"model {model} is of no task: its architecture is {', '.join(names) or 'unknown'}",

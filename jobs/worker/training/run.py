@@ -49,10 +49,10 @@ def run_task(kind: type[Task[Any]], argv: Sequence[str] | None = None) -> int:
 def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     """Train, save the model, and evaluate it; a trial only measures its speed.
 
-    Returns this job's part of results.json: the task's values, of which floats are scores in percent, and
-    those of training. ``samples_per_second`` and ``tokens_per_second`` (without padding) are the training
-    speed of all ranks together. ``resumed_after`` are the steps after which an interrupted run was resumed;
-    its ``seconds`` include all training but no interruption.
+    Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
+    are scores in percent, and those of training. ``samples_per_second`` and ``tokens_per_second`` (without
+    padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
+    interrupted run was resumed; its ``seconds`` include all training but no interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
@@ -89,9 +89,10 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
         scores = task.evaluate(context, loaded, data.eval, unseen)
+    floats = {name: score for name, score in scores.items() if isinstance(score, float)}
     return {
         **scores,
-        "scores": {name: score for name, score in scores.items() if isinstance(score, float)},
+        "scores": scores.get("scores", floats),
         **_describe_training(options, trained, ranks.planned),
         "train_records": len(data.train),
         "train_samples": len(samples),

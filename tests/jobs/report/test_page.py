@@ -195,6 +195,19 @@ def test_an_output_path_that_is_not_writable_is_refused(tmp_path: Path) -> None:
         write_page(report, tmp_path / "run/results.json/x.html")
 
 
+def test_a_score_of_some_questions_has_their_number(tmp_path: Path) -> None:
+    own: dict[str, Any] = {
+        "scores": {"f1": 62.5, "has_answer_f1": 51.5},
+        "eval_records": 30,
+        "has_answer_total": 20,
+    }
+    page = render_page(report_of(make_folder(tmp_path / "run", steps=3, **own)))
+    for score, label, count in ("62.5 %", "F1", 30), ("51.5 %", "F1 with an answer", 20):
+        tile = page[page.index(score) - 200 : page.index(score) + 200]
+        assert label in tile
+        assert f"of {count} records" in tile
+
+
 def test_a_classifier_has_its_scores_and_a_confusion_matrix(tmp_path: Path) -> None:
     classes, matrix = ["a", "<b>"], [[3, 1], [0, 4]]
     own: dict[str, Any] = {"scores": {"accuracy": 87.5}, "classes": classes, "confusion": matrix}

@@ -1,4 +1,8 @@
-"""Answers from logits: the best span of every window and every question, for evaluation and `predict`."""
+"""Answers from logits: the best span of every window and every question, for evaluation and `predict`.
+
+Models of data with unanswerable questions (SQuAD v2.0) mark the first token for no answer. That is what they
+answer if its score is higher than the best span's by more than the threshold in their configuration.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,17 @@ from ...training.evaluation import compute_together, plan_batches, run_batches
 from ...training.model import longest_input
 from ...training.state import TrainContext
 from ...training.task import Loaded
-from .dataset import Answer, Question, read_text
+from .dataset import Question, read_text
 from .features import Features, build_features
+from .metrics import THRESHOLD, Answers
 
 MAX_ANSWER_TOKENS = 30
 """Longer answers are not considered, as in BERT's recipe for SQuAD."""
 MAX_LENGTH, STRIDE = 384, 128
 """Tokens of a window and of the overlap, as in training; fewer if the model's input is shorter."""
+
+NO_SPAN = float(np.finfo(np.float32).max)
+"""Null odds of a question without any span: above any threshold, and JSON has no infinity."""
 
 Floats = NDArray[np.float32]
 
@@ -29,12 +37,14 @@ Floats = NDArray[np.float32]
 class Spans(NamedTuple):
     """Windows' best answers: characters ``begin`` to ``end`` of the passage, shape (windows,).
 
-    ``score`` is the sum of both logits, or -inf for a window without a passage or a number.
+    ``score`` is the sum of both logits, or -inf for a window without a passage or a number; ``null`` is the
+    sum of the first token's logits, the score of no answer.
     """
 
     score: Floats
     begin: Ints
     end: Ints
+    null: Floats
 
     @classmethod
     def join(cls, parts: Sequence[Spans]) -> Spans:
@@ -43,7 +53,7 @@ class Spans(NamedTuple):
 
     def take(self, chosen: Longs) -> Spans:
         """Return the windows at these indices."""
-        return Spans(self.score[chosen], self.begin[chosen], self.end[chosen])
+        return Spans(self.score[chosen], self.begin[chosen], self.end[chosen], self.null[chosen])
 
 
 def best_spans(start: Floats, end: Floats, features: Features) -> Spans:
@@ -60,7 +70,8 @@ def best_spans(start: Floats, end: Floats, features: Features) -> Spans:
     if not len(offsets):
         offsets = np.zeros((1, 2), dtype=np.int32)
     begin, stop = offsets[places[0], 0] * found, offsets[places[1], 1] * found
-    return Spans(np.where(found, score, -np.inf).astype(np.float32), begin, stop)
+    score = np.where(found, score, -np.inf).astype(np.float32)
+    return Spans(score, begin, stop, start[:, 0] + end[:, 0])
 
 
 def within(logits: Floats, features: Features) -> Floats:
@@ -110,6 +121,19 @@ def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
     return best
 
 
+def null_odds(spans: Spans, owner: Longs, best: Longs) -> Floats:
+    """Return every question's score of no answer minus that of its best window, shape (questions,).
+
+    The former is the minimum over its windows: an answer in one of them is enough.
+    """
+    null = np.full(len(best), np.inf, dtype=np.float32)
+    np.fmin.at(null, owner, spans.null)
+    odds = np.full(len(best), NO_SPAN, dtype=np.float32)
+    found = best >= 0
+    odds[found] = null[found] - spans.score[best[found]]
+    return np.where(np.isfinite(odds), odds, np.float32(NO_SPAN))
+
+
 class Batch(NamedTuple):
     """A batch's windows with their start and end logits of shape (windows, tokens)."""
 
@@ -120,8 +144,8 @@ class Batch(NamedTuple):
 
 def predict(
     context: TrainContext, loaded: Loaded, questions: Sequence[Question], features: Features
-) -> dict[str, str]:
-    """Return the answer to every question, by its ID, on all ranks.
+) -> Answers:
+    """Return the best span for every question on all ranks.
 
     A question that was skipped (see ``--skip-bad-records``) has the answer "".
     """
@@ -138,19 +162,22 @@ def predict(
 
 def answers(
     questions: Sequence[Question], features: Features, parts: Sequence[tuple[Longs, Spans]]
-) -> dict[str, str]:
+) -> Answers:
     """Return every question's answer, from all windows' best spans in any order."""
+    names = [question.id for question in questions]
     if not parts:
-        return {question.id: "" for question in questions}
+        return Answers(dict.fromkeys(names, ""), dict.fromkeys(names, NO_SPAN))
     chosen = np.concatenate([indices for indices, _ in parts])
     spans = Spans.join([spans for _, spans in parts]).take(np.argsort(chosen))
-    best = best_per_question(spans, features.windows.question, len(questions))
-    return {
+    owner = features.windows.question
+    best = best_per_question(spans, owner, len(questions))
+    texts = {
         question.id: question.context[spans.begin[window] : spans.end[window]]
         if window >= 0
         else ""
         for question, window in zip(questions, best, strict=True)
     }
+    return Answers(texts, dict(zip(names, null_odds(spans, owner, best).tolist(), strict=True)))
 
 
 def run_windows(
@@ -169,12 +196,14 @@ class PredictedAnswer(NamedTuple):
     """A span of the question's context, or ""; ``start`` counts characters.
 
     ``score`` is the model's probability, 0 to 1, of this first and last word among all words of the context,
-    independent of the windows.
+    independent of the windows. ``null_odds`` are those of :class:`.metrics.Answers`, if the model has a
+    threshold for them.
     """
 
     text: str
     score: float
     start: int
+    null_odds: float | None = None
 
 
 def ask(
@@ -200,19 +229,22 @@ def ask(
             np.logaddexp.at(total, owner[batch.chosen], np.logaddexp.reduce(inside, axis=1))
     spans = Spans.join(found).take(np.argsort(np.concatenate(order)))
     best = best_per_question(spans, owner, len(questions))
+    threshold = getattr(loaded.model.config, THRESHOLD, None)
+    odds = [None] * len(best) if threshold is None else null_odds(spans, owner, best).tolist()
     return [
         PredictedAnswer(
             question.context[spans.begin[window] : spans.end[window]],
             float(np.exp(min(0.0, spans.score[window] - starts[number] - ends[number]))),
             int(spans.begin[window]),
+            null,
         )
-        if window >= 0
-        else PredictedAnswer("", 0.0, 0)
-        for number, (question, window) in enumerate(zip(questions, best, strict=True))
+        if window >= 0 and (null is None or null <= threshold)
+        else PredictedAnswer("", 0.0, 0, null)
+        for number, (question, window, null) in enumerate(zip(questions, best, odds, strict=True))
     ]
 
 
 def parse_question(place: str, record: Any) -> Question:
     """Return a row as a question. Raises :class:`DatasetError`, beginning with its place."""
     text, context = (read_text(place, record, key) for key in ("question", "context"))
-    return Question(place, text, context, (Answer("", 0),))
+    return Question(place, text, context, ())

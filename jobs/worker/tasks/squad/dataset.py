@@ -1,11 +1,12 @@
-"""SQuAD v1.1 data, read and checked. Standard library only; the hub's datasets need ``datasets``.
+"""SQuAD data, read and checked. Standard library only; the hub's datasets need ``datasets``.
 
 The layout, from https://rajpurkar.github.io/SQuAD-explorer/explore/1.1/dev/:
 
     {"data": [{"title", "paragraphs": [{"context", "qas": [
         {"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}
 
-``answer_start`` counts characters (Unicode code points) from the beginning of the context.
+``answer_start`` counts characters (Unicode code points) from the beginning of the context. In v2.0, questions
+without an answer have ``"is_impossible": true`` and no ``answers``; on the hub, only the latter.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """One question about a passage, with its accepted answers; the first one is learned."""
+    """One question about a passage, with its accepted answers; the first one is learned.
+
+    The passage does not answer a question without any.
+    """
 
     id: str
     text: str
@@ -48,7 +52,7 @@ class Question:
 
 
 def read_dataset(path: str | Path, skipped: list[DatasetError] | None = None) -> list[Question]:
-    """Return the questions of a SQuAD v1.1 file, each checked. Raises :class:`DatasetError`.
+    """Return the questions of a SQuAD file, each checked. Raises :class:`DatasetError`.
 
     A bad record is an error; with a list ``skipped``, it is left out and added to the list.
     """
@@ -74,7 +78,7 @@ def load_hub_dataset(
             hint=hub_hint(
                 error,
                 name,
-                "give a SQuAD v1.1 file with --data, or check the name and the network",
+                "give a SQuAD file with --data, or check the name and the network",
                 "datasets/",
             ),
         ) from error
@@ -182,7 +186,8 @@ def _row_questions(source: str, rows: Any, problems: list[DatasetError]) -> Iter
             )
             answers = [{"text": text, "answer_start": start} for text, start in pairs]
             context = read_text(place, row, "context")
-            yield _question(place, context, {**row, "answers": answers})
+            known = {"is_impossible": not answers, **row, "answers": answers}
+            yield _question(place, context, known)
 
 
 def _question(place: str, context: str, record: Any) -> Question:
@@ -190,10 +195,13 @@ def _question(place: str, context: str, record: Any) -> Question:
     place = f"{place} (id {show(identity)})"
     text = read_text(place, record, "question")
     found = _list(place, record, "answers")
-    if not found:
+    impossible = record.get("is_impossible") is True
+    if impossible and found:
+        raise DatasetError(f"{place}: has answers, although 'is_impossible' is true")
+    if not found and not impossible:
         raise DatasetError(
             f"{place}: has no answer",
-            hint=f"unanswerable questions belong to SQuAD v2.0; this job reads v1.1; {SKIP_HINT}",
+            hint=f'a question that has none needs "is_impossible": true; {SKIP_HINT}',
         )
     return Question(identity, text, context, tuple(_answer(place, context, each) for each in found))
 

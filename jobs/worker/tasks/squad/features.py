@@ -46,7 +46,7 @@ class Feature:
 
     ``offsets`` has shape (tokens, 2): the characters of the passage that a token covers, or -1 for other
     tokens. ``start`` and ``end`` are the answer's first and last token, or both 0 (the [CLS] token) if
-    the answer is not completely inside this window.
+    there is no answer, or it is not completely inside this window.
     """
 
     question: int
@@ -239,7 +239,9 @@ def _answer_tokens(
 
 
 def _bare(question: Question) -> tuple[int, int]:
-    """Return the first answer's character range, without surrounding spaces."""
+    """Return the first answer's character range, without surrounding spaces; an empty one for no answer."""
+    if not question.answers:
+        return 0, 0
     answer = question.answers[0]
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     return begin, begin + len(answer.text.strip())

@@ -1,18 +1,16 @@
 """Question answering on SQuAD's layout: the model marks an answer's first and last token in a passage.
 
-The metrics, exact match and overlap of words (F1), are those of the evaluation script of v1.1:
-https://rajpurkar.github.io/SQuAD-explorer/.
+Data with questions that have no answer (SQuAD v2.0) need no option. For those, the first token is marked, and
+the model's configuration holds the threshold above which it gives no answer: see :mod:`.metrics`.
 """
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
@@ -20,6 +18,7 @@ from ...training.options import SMALL, Range, TextOptions, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
+from .metrics import THRESHOLD, Answers, fit_threshold, score, score_v2
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
 
 HEAD = "QuestionAnswering"
+_SHOWN = ("em", "f1", "has_answer_f1", "no_answer_f1")
+"""Scores to display of those of v2.0."""
 SAMPLE = Path(__file__).with_name("sample.json")
 """The demo's data: about a hundred questions on this project's subject, in SQuAD's layout."""
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,9 @@ class SquadOptions(TextOptions):
     task = "squad"
 
     data: str | None = option(
-        None, "training data, a SQuAD v1.1 JSON file (default: --dataset's)", metavar="PATH"
+        None,
+        "training data, a SQuAD JSON file, v1.1 or v2.0 (default: --dataset's)",
+        metavar="PATH",
     )
     dataset: str = option("squad", "dataset on the hub, if there is no --data", metavar="NAME")
     stride: int = option(128, "tokens shared by two features of a passage", within=Range(0, 4096))
@@ -62,7 +63,7 @@ DEMO = SquadOptions(data=str(SAMPLE), **SMALL)
 
 
 class Squad(TextTask[SquadOptions]):
-    """``em`` and ``f1`` in the results are percentages; a sample is one feature (token window)."""
+    """Scores in the results are percentages; a sample is one feature (token window)."""
 
     name = "squad"
     Options = SquadOptions
@@ -102,7 +103,12 @@ class Squad(TextTask[SquadOptions]):
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ...training.model import load_model
 
-        return load_model(self.options, HEAD, all_texts(data.train), context.ranks)
+        loaded = load_model(self.options, HEAD, all_texts(data.train), context.ranks)
+        # A model may come from another training.
+        vars(loaded.model.config).pop(THRESHOLD, None)
+        if not all(question.answers for part in (data.train, data.eval) for question in part):
+            setattr(loaded.model.config, THRESHOLD, 0.0)
+        return loaded
 
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Question]
@@ -135,12 +141,13 @@ class Squad(TextTask[SquadOptions]):
     ) -> dict[str, Any]:
         from ...runtime.output import save_json
         from .answers import predict
-        from .task import score
 
-        predictions = predict(context, loaded, records, samples)
+        answers = predict(context, loaded, records, samples)
+        if hasattr(loaded.model.config, THRESHOLD):
+            return _evaluate_v2(context, loaded, records, answers)
         if context.ranks.first:
-            save_json(context.output / "predictions.json", predictions)
-        found = score(records, predictions)._asdict()
+            save_json(context.output / "predictions.json", answers.texts)
+        found = score(records, answers.texts)._asdict()
         return {name: round(percentage, 3) for name, percentage in found.items()}
 
     @classmethod
@@ -154,50 +161,40 @@ class Squad(TextTask[SquadOptions]):
                     f"{place}: a model of `train squad` answers questions about a context",
                     hint="`spr-cluster predict` takes it as --context",
                 )
-        return [each._asdict() for each in ask(loaded, [parse_question(*row) for row in rows])]
-
-
-class Scores(NamedTuple):
-    """Percentages: answers that match exactly, and the mean overlap of words."""
-
-    em: float
-    f1: float
-
-
-def normalize(text: str) -> str:
-    """Return a text in lower case, without punctuation, articles, and extra spaces."""
-    bare = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def exact_match(prediction: str, truth: str) -> float:
-    """Return 1.0 if both are equal after normalization, else 0.0."""
-    return float(normalize(prediction) == normalize(truth))
-
-
-def f1(prediction: str, truth: str) -> float:
-    """Return the harmonic mean of precision and recall over words, 0.0 to 1.0."""
-    said, true = normalize(prediction).split(), normalize(truth).split()
-    common = (Counter(said) & Counter(true)).total()
-    if not common:
-        return 0.0
-    # In the official script's order of operations, for bitwise equal results.
-    precision, recall = common / len(said), common / len(true)
-    return (2 * precision * recall) / (precision + recall)
-
-
-def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Scores:
-    """Return the best match with any accepted answer, averaged over the questions.
-
-    A question without a prediction counts as wrong, as in the official script.
-    """
-
-    def mean(measure: Callable[[str, str], float]) -> float:
-        best = [
-            max(measure(predictions[question.id], answer.text) for answer in question.answers)
-            for question in questions
-            if question.id in predictions
+        found = ask(loaded, [parse_question(*row) for row in rows])
+        return [
+            {name: value for name, value in each._asdict().items() if value is not None}
+            for each in found
         ]
-        return 100 * sum(best) / len(questions)
 
-    return Scores(mean(exact_match), mean(f1))
+
+def _evaluate_v2(
+    context: TrainContext, loaded: Loaded, records: Sequence[Question], raw: Answers
+) -> dict[str, Any]:
+    """Fit the threshold, save it with the model, and score the answers with it."""
+    from ...runtime.output import save_json
+
+    threshold, output = fit_threshold(records, raw), context.output
+    answers = raw.with_threshold(threshold)
+    setattr(loaded.model.config, THRESHOLD, threshold)
+    if context.ranks.first:
+        save_json(output / "predictions.json", answers.texts)
+        save_json(output / "null_odds.json", answers.null_odds)
+        path = output / "model" / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        save_json(path, {**config, THRESHOLD: threshold})
+    found: dict[str, Any] = {
+        name: value if name.endswith(("total", "threshold")) else round(value, 3)
+        for name, value in score_v2(records, answers, threshold).items()
+    }
+    if all(each.answers for each in records):
+        text = "every question for evaluation has an answer: the threshold for no answer is 0"
+    else:
+        before = score_v2(records, raw.with_threshold(0.0), 0.0)["f1"]
+        text = (
+            f"threshold for no answer, fitted on the evaluation data: {threshold:.3f}; F1 is "
+            f"{found['f1']:.1f}, with threshold 0 {before:.1f}"
+        )
+    context.events.note(text)
+    shown = {name: found[name] for name in _SHOWN if name in found}
+    return {**found, THRESHOLD: threshold, "scores": shown}

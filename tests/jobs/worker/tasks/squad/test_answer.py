@@ -68,7 +68,7 @@ def test_an_answer_is_a_place_in_its_context(folder: Path) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_score_is_the_probability_of_that_span(loaded: Loaded, dtype: str) -> None:
     question, context = PAIRS[1]
-    ((text, score, start),) = ask(loaded, [Question("q", question, context, (NOTHING,))], dtype)
+    ((text, score, start, _),) = ask(loaded, [Question("q", question, context, (NOTHING,))], dtype)
     encoded = loaded.tokenizer(
         question,
         context,

@@ -74,6 +74,10 @@ def answer(content: dict[str, Any]) -> Any:
         (lambda c: question(c).update(id=5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
         (lambda c: question(c).update(question=""), f"{QUESTION}: 'question' is empty"),
         (lambda c: question(c).update(answers=[]), f"{QUESTION}: has no answer"),
+        (
+            lambda c: question(c).update(is_impossible=True),
+            f"{QUESTION}: has answers, although 'is_impossible' is true",
+        ),
         (lambda c: question(c).update(answers={}), f"{QUESTION}: 'answers' is not a list"),
         (lambda c: answer(c).update(text=""), f"{QUESTION}: 'text' is empty"),
         (lambda c: answer(c).pop("answer_start"), f"{QUESTION}: has no 'answer_start'"),
@@ -197,9 +201,8 @@ def test_hints_name_the_fix(tmp_path: Path) -> None:
     assert hint(lambda c: answer(c).update(answer_start=3)) == (
         "--skip-bad-records skips bad records"
     )
-    assert hint(lambda c: question(c).update(answers=[], is_impossible=True)) == (
-        "unanswerable questions belong to SQuAD v2.0; this job reads v1.1; "
-        "--skip-bad-records skips bad records"
+    assert hint(lambda c: question(c).update(answers=[])) == (
+        'a question that has none needs "is_impossible": true; --skip-bad-records skips bad records'
     )
     row = {"id": "q1", "context": "It.", "question": "?", "answers": {}}
     assert hint(lambda c: c.update(data=[row])) == (
@@ -273,7 +276,7 @@ def test_the_laptop_refuses_bad_data_before_it_contacts_a_cluster(tmp_path: Path
 
 
 KEYS = ["data", "title", "paragraphs", "context", "qas", "id", "question", "answers"]
-KEYS += ["text", "answer_start"]
+KEYS += ["text", "answer_start", "is_impossible"]
 LEAVES = (
     st.none()
     | st.booleans()

@@ -71,12 +71,28 @@ def test_hub_datasets_give_the_same_questions(monkeypatch: pytest.MonkeyPatch) -
 
 def test_wrong_hub_rows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    wrong = ROW | {"answers": {"text": [], "answer_start": []}}
+    wrong = ROW | {"question": ""}
     monkeypatch.setattr(
         datasets, "load_dataset", lambda name: {"train": [ROW, wrong], "validation": []}
     )
-    with pytest.raises(DatasetError, match=r"squad_v2 \(train\): row 1 \(id 'q1'\): has no answer"):
-        load_hub_dataset("squad_v2")
+    with pytest.raises(
+        DatasetError, match=r"mine \(train\): row 1 \(id 'q1'\): 'question' is empty"
+    ):
+        load_hub_dataset("mine")
+
+
+def test_questions_without_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = document()
+    (question,) = content["data"][0]["paragraphs"][0]["qas"]
+    question |= {"answers": [], "is_impossible": True, "plausible_answers": question["answers"]}
+    expected = Question("q1", "How fast?", "It reaches 20 Gbit.", ())
+    assert read_dataset(write(tmp_path, content)) == [expected]
+    datasets = pytest.importorskip("datasets")
+    row = ROW | {"answers": {"text": [], "answer_start": []}}
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name: {"train": [row], "validation": [row]}
+    )
+    assert load_hub_dataset("squad_v2") == ([expected], [expected])
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

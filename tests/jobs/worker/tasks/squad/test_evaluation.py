@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,32 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.answers import Spans, answers, best_spans, predict, run_windows
+from jobs.worker.tasks.predict import load_trained
+from jobs.worker.tasks.predict import predict as predict_rows
+from jobs.worker.tasks.squad.answers import (
+    MAX_LENGTH,
+    NO_SPAN,
+    STRIDE,
+    Spans,
+    answers,
+    ask,
+    best_spans,
+    predict,
+    run_windows,
+)
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.features import Features, build_features
+from jobs.worker.tasks.squad.metrics import Answers, normalize, score_v2
 from jobs.worker.tasks.squad.task import DEMO, Squad, SquadOptions
 from jobs.worker.training.evaluation import BATCH_TOKENS, deal_batches, plan_batches
+from jobs.worker.training.model import save_model
 from jobs.worker.training.options import NO_CACHE
-from jobs.worker.training.task import Loaded
+from jobs.worker.training.task import Data, Loaded
 from tests.jobs.worker.threaded_ranks import run_threaded
 
 OPTIONS = replace(DEMO, max_length=64, stride=16, token_cache=NO_CACHE)
+WHOLE: dict[str, Any] = {"max_length": MAX_LENGTH, "stride": STRIDE}
+"""As of `predict`."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +69,7 @@ def session(ranks: Ranks, dtype: str = "fp32", **options: Any) -> RankContext[Sq
 
 def answer(
     context: RankContext[SquadOptions], loaded: Loaded, questions: list[Question]
-) -> dict[str, str]:
+) -> Answers:
     features = Squad(context.options).prepare(context, loaded, questions)
     return predict(context, loaded, questions, features)
 
@@ -59,8 +77,9 @@ def answer(
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_many_ranks_answer_as_one(loaded: Loaded, questions: list[Question], dtype: str) -> None:
     (alone,) = run_threaded(1, lambda ranks: answer(session(ranks, dtype), loaded, questions))
-    assert list(alone) == [question.id for question in questions]
-    assert len(set(alone.values())) > 20
+    assert list(alone.texts) == [question.id for question in questions]
+    assert len(set(alone.texts.values())) > 20
+    assert len(set(alone.null_odds.values())) > 20
     for size in (2, 3, 5):
         shares = run_threaded(size, lambda ranks: answer(session(ranks, dtype), loaded, questions))
         assert all(share == alone for share in shares), f"{size} ranks"
@@ -102,7 +121,7 @@ def session_alone() -> RankContext[SquadOptions]:
 def test_the_batch_size_of_training_does_not_matter(
     loaded: Loaded, questions: list[Question]
 ) -> None:
-    def answers_with(size: int) -> dict[str, str]:
+    def answers_with(size: int) -> Answers:
         (found,) = run_threaded(
             1, lambda ranks: answer(session(ranks, batch_size=size), loaded, questions)
         )
@@ -137,8 +156,8 @@ def test_every_question_gets_an_answer_even_a_skipped_one(
         1,
         lambda ranks: answer(session(ranks, skip_bad_records=True), loaded, [bad, *questions[:3]]),
     )
-    assert [*found] == ["long", *(question.id for question in questions[:3])]
-    assert found["long"] == ""
+    assert [*found.texts] == ["long", *(question.id for question in questions[:3])]
+    assert (found.texts["long"], found.null_odds["long"]) == ("", NO_SPAN)
 
 
 def test_without_windows_all_answers_are_empty(
@@ -146,4 +165,92 @@ def test_without_windows_all_answers_are_empty(
 ) -> None:
     nothing = features.take(np.zeros(0, dtype=np.int64))
     assert plan_batches(nothing.lengths) == []
-    assert set(answers(questions, nothing, []).values()) == {""}
+    assert set(answers(questions, nothing, []).texts.values()) == {""}
+
+
+@pytest.fixture(scope="module")
+def mixed(loaded: Loaded, questions: list[Question]) -> list[Question]:
+    """What the model finds is right for half of the questions; the others have no answer."""
+    (found,) = run_threaded(1, lambda ranks: answer(session(ranks, **WHOLE), loaded, questions))
+    surest = sorted(questions, key=lambda each: found.null_odds[each.id])
+    known = {
+        each.id: Answer(found.texts[each.id], each.context.index(found.texts[each.id]))
+        for n, each in enumerate(surest)
+        if (n < len(surest) // 2) != (n % 10 == 0) and normalize(found.texts[each.id])
+    }
+    return [replace(x, answers=(known[x.id],) if x.id in known else ()) for x in questions]
+
+
+def evaluate(
+    loaded: Loaded, train: list[Question], unseen: list[Question], folder: Path
+) -> dict[str, Any]:
+    """Return the results that a model has after training without steps, and save it in the folder."""
+    task = Squad(replace(OPTIONS, model=str(folder / "before"), **WHOLE))
+    loaded.model.save_pretrained(folder / "before")
+    loaded.tokenizer.save_pretrained(folder / "before")
+
+    def work(ranks: Ranks) -> dict[str, Any]:
+        context = replace(session(ranks, **WHOLE), output=folder)
+        own = task.load(context, Data(train, "", unseen, ""))
+        if ranks.first:
+            save_model(folder, own)
+        return task.evaluate(context, own, unseen, task.prepare(context, own, unseen))
+
+    first, second = run_threaded(2, work)
+    assert first == second
+    return first
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_the_threshold_is_fitted_saved_and_used(
+    loaded: Loaded, mixed: list[Question], tmp_path: Path
+) -> None:
+    results = evaluate(loaded, mixed, mixed, tmp_path)
+    texts, odds = (read(tmp_path / f"{x}.json") for x in ("predictions", "null_odds"))
+    threshold = read(tmp_path / "model" / "config.json")["no_answer_threshold"]
+    assert threshold == results["no_answer_threshold"] == results["best_f1_threshold"]
+    assert threshold in odds.values()
+    assert all((not texts[key]) == (odds[key] > threshold) for key in odds)
+    assert 40 < sum(map(bool, texts.values())) < 60
+    assert 80 < results["f1"] < 95
+    found = score_v2(mixed, Answers(texts, odds), threshold)
+    assert {key: results[key] for key in found} == pytest.approx(found, abs=5e-4)
+    assert results["f1"] == results["best_f1"]
+    assert results["has_answer_total"] + results["no_answer_total"] == len(mixed)
+    assert results["scores"] == {
+        name: results[name] for name in ("em", "f1", "has_answer_f1", "no_answer_f1")
+    }
+    _, saved = load_trained(str(tmp_path / "model"))
+    for each, again in zip(mixed, ask(saved, mixed, "fp32"), strict=True):
+        assert again.null_odds == pytest.approx(odds[each.id], abs=1e-3)
+        if abs(odds[each.id] - threshold) > 1e-3:
+            assert again.text == texts[each.id]
+
+
+def test_a_threshold_that_can_not_be_fitted_is_0(
+    loaded: Loaded, questions: list[Question], mixed: list[Question], tmp_path: Path
+) -> None:
+    results = evaluate(loaded, mixed, questions, tmp_path)
+    assert read(tmp_path / "model" / "config.json")["no_answer_threshold"] == 0
+    assert results["has_answer_total"] == len(questions)
+    assert "no_answer_f1" not in results["scores"]
+
+
+def test_without_such_questions_nothing_is_different(
+    loaded: Loaded, questions: list[Question], tmp_path: Path
+) -> None:
+    # Also if the model has learned from them before.
+    loaded.model.config.no_answer_threshold = 1.5
+    try:
+        results = evaluate(loaded, questions, questions, tmp_path)
+    finally:
+        del loaded.model.config.no_answer_threshold
+    assert [*results] == ["em", "f1"]
+    assert all(read(tmp_path / "predictions.json").values())
+    assert not (tmp_path / "null_odds.json").exists()
+    assert "no_answer_threshold" not in read(tmp_path / "model" / "config.json")
+    (found,) = predict_rows(tmp_path / "model", [{"question": "Why?", "context": "eight cores"}])
+    assert [*found] == ["text", "score", "start"]

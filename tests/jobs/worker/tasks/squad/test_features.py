@@ -9,7 +9,7 @@ from jobs.worker.data.tokens import read_template
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.tasks.squad.dataset import Answer, Question, all_texts
 from jobs.worker.tasks.squad.features import Feature, build_features
-from jobs.worker.tasks.squad.task import normalize
+from jobs.worker.tasks.squad.metrics import normalize
 from tests.jobs.worker.tokenizer_families import KINDS
 
 
@@ -48,6 +48,14 @@ def test_blanks_around_questions_and_answers_do_not_matter(tokenizer: Any) -> No
     (feature,) = build_features([question], tokenizer, max_length=32, stride=8)
     begin, end = feature.offsets[feature.start][0], feature.offsets[feature.end][1]
     assert context[begin:end] == "eight"
+
+
+def test_a_question_without_an_answer_marks_the_first_token_of_all_windows(tokenizer: Any) -> None:
+    context = "eight tile registers hold rows of data " * 10
+    asked = [Question("q", "how many?", context, ()), Question("r", "which?", "tile registers", ())]
+    features = build_features(asked, tokenizer, max_length=32, stride=8)
+    assert len(features) > 4
+    assert {(feature.start, feature.end) for feature in features} == {(0, 0)}
 
 
 @pytest.fixture(scope="module", params=KINDS)

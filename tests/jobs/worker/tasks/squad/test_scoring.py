@@ -1,7 +1,8 @@
-"""SQuAD v1.1's metrics, with values computed by hand."""
+"""SQuAD's metrics, with values computed by hand or by brute force."""
 
 from __future__ import annotations
 
+import math
 import string
 
 import pytest
@@ -9,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
-from jobs.worker.tasks.squad.task import Scores, exact_match, f1, normalize, score
+from jobs.worker.tasks.squad.metrics import (
+    Answers,
+    Scores,
+    exact_match,
+    f1,
+    fit_threshold,
+    judge,
+    normalize,
+    score,
+    score_v2,
+)
 
 
 @pytest.mark.parametrize(
@@ -154,3 +165,109 @@ def test_case_articles_and_blanks_do_not_matter(text: str) -> None:
     bare = normalize(text)
     assert "  " not in bare
     assert bare == bare.strip()
+
+
+@pytest.mark.parametrize(
+    ("truths", "answer", "expected"),
+    [
+        ((), "", (1, 1)),
+        ((), "eight", (0, 0)),
+        ((), "The!", (1, 1)),  # nothing is left of it
+        (("eight",), "", (0, 0)),
+        (("eight tile",), "tile", (0, 2 / 3)),
+        (("eight", "tile eight"), "eight tile", (0, 1)),
+        # Answers of which nothing is left do not count; if there is no other, "" is right.
+        (("the", "eight"), "", (0, 0)),
+        (("the",), "", (1, 1)),
+        (("the",), "eight", (0, 0)),
+    ],
+)
+def test_answers_to_questions_that_may_have_none(
+    truths: tuple[str, ...], answer: str, expected: tuple[float, float]
+) -> None:
+    question = ask(*(Answer(text, 0) for text in truths))
+    assert judge(question, answer) == pytest.approx(expected)
+
+
+NUMBERED = [ask(*[WHOLE] * (n in (0, 1, 3)), id_=str(n)) for n in range(5)]
+"""Questions 2 and 4 have no answer."""
+
+
+def test_scores_with_a_threshold() -> None:
+    texts = ["tile registers", CONTEXT, "eight", CONTEXT, "tile"]
+    odds = dict(zip("01234", [-3.0, -1.0, 0.5, 2.0, 7.0], strict=True))
+    raw = Answers(dict(zip("01234", texts, strict=True)), odds)
+    # Thresholds -3, -1, 0.5, and 2 have F1 of 2.8, 3.8, 2.8, and 3.8 of 5; none has 2.
+    assert fit_threshold(NUMBERED, raw) == -1.0
+    assert score_v2(NUMBERED, raw.with_threshold(-1.0), -1.0) == pytest.approx(
+        {
+            "em": 60,
+            "f1": 76,
+            "has_answer_em": 100 / 3,
+            "has_answer_f1": 60,
+            "has_answer_total": 3,
+            "no_answer_em": 100,
+            "no_answer_f1": 100,
+            "no_answer_total": 2,
+            "best_em": 60,
+            "best_em_threshold": -1,
+            "best_f1": 76,
+            "best_f1_threshold": -1,
+        }
+    )
+    wrong = Answers(dict.fromkeys("01234", "no"), odds)
+    found = score_v2(NUMBERED, wrong, 1.0)
+    assert (found["f1"], found["no_answer_f1"]) == (20, 50)
+    assert (found["best_f1"], found["best_f1_threshold"]) == (40, 0), "that of no answers at all"
+    answered = [each for each in NUMBERED if each.answers]
+    assert fit_threshold(answered, raw) == 0
+    assert "no_answer_total" not in score_v2(answered, raw, 0.0)
+
+
+GUESSES = st.sampled_from([CONTEXT, "eight", "tile registers", "eight tile no", "no"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), GUESSES, st.integers(-99, 99)),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda row: row[2],
+    ).filter(lambda rows: not all(answered for answered, *_ in rows))
+)
+def test_no_threshold_is_better_than_the_best(rows: list[tuple[bool, str, int]]) -> None:
+    asked = [ask(*[WHOLE] * answered, id_=str(n)) for n, (answered, *_) in enumerate(rows)]
+    odds = {str(n): row[2] + 0.5 for n, row in enumerate(rows)}
+    raw = Answers({str(n): row[1] for n, row in enumerate(rows)}, odds)
+
+    def mean(measure: str, threshold: float, kinds: tuple[bool, ...] = (True, False)) -> float:
+        """Score the answers with that threshold one by one."""
+        kept = {key: text if odds[key] <= threshold else "" for key, text in raw.texts.items()}
+        each = [
+            getattr(score([question], kept), measure)
+            if question.answers
+            else 100.0 * (kept[question.id] == "")
+            for question in asked
+            if bool(question.answers) in kinds
+        ]
+        return sum(each) / len(each)
+
+    fitted = fit_threshold(asked, raw)
+    found = score_v2(asked, raw.with_threshold(fitted), fitted)
+    for measure in ("em", "f1"):
+        tried = {value: mean(measure, value) for value in (-math.inf, *sorted(odds.values()))}
+        assert found[f"best_{measure}"] == pytest.approx(max(tried.values()))
+        threshold = found[f"best_{measure}_threshold"]
+        if threshold in tried:
+            assert tried[threshold] == pytest.approx(max(tried.values()))
+        else:
+            assert threshold == 0
+            assert tried[-math.inf] == pytest.approx(max(tried.values()))
+        assert found[measure] == pytest.approx(mean(measure, fitted))
+        for kind in {bool(each.answers) for each in asked}:
+            name = f"{'has' if kind else 'no'}_answer_{measure}"
+            assert found[name] == pytest.approx(mean(measure, fitted, (kind,)))
+    # The files hold the answers with the threshold: the script finds the same best scores in them.
+    before = score_v2(asked, raw, 0.0)
+    best = {key for key in found if "best" in key}
+    assert {key: found[key] for key in best} == {key: before[key] for key in best}

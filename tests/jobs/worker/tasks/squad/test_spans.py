@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from jobs.worker.data.tokens import Template, Tokens
 from jobs.worker.tasks.squad.answers import (
     MAX_ANSWER_TOKENS,
+    NO_SPAN,
     Spans,
     best_per_question,
     best_spans,
     best_tokens,
+    null_odds,
 )
 from jobs.worker.tasks.squad.features import Encoded, Features, Windows
 
@@ -40,7 +42,7 @@ def rows(*values: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float3
 
 
 def only(spans: Spans) -> tuple[float, int, int]:
-    assert [len(column) for column in spans] == [1, 1, 1]
+    assert [len(column) for column in spans] == [1, 1, 1, 1]
     return float(spans.score[0]), int(spans.begin[0]), int(spans.end[0])
 
 
@@ -102,5 +104,15 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, longest: int)
 def test_a_question_takes_the_first_of_its_best_windows() -> None:
     scores = np.array([1, 3, 3, -np.inf, 2, 0], dtype=np.float32)
     owner = np.array([0, 0, 0, 1, 3, 3])
-    spans = Spans(scores, np.zeros(6, np.int32), np.zeros(6, np.int32))
+    spans = Spans(scores, np.zeros(6, np.int32), np.zeros(6, np.int32), np.zeros(6, np.float32))
     assert best_per_question(spans, owner, 5).tolist() == [1, -1, -1, 4, -1]
+
+
+def test_no_answer_scores_as_in_the_window_where_it_scores_least() -> None:
+    start, end = rows([5, 0, 1], [2, 0, 4], [1, 0, 2], [np.nan, 0, 1]), rows(*[[1.0, 0.0, 1.0]] * 4)
+    spans = best_spans(start, end, windows(*[(1, 2)] * 4))
+    assert spans.null[:3].tolist() == [6, 3, 2]
+    owner = np.array([0, 0, 2, 3])
+    best = best_per_question(spans, owner, 4)
+    # Question 1 has no window, and question 3 no number at its first token.
+    assert null_odds(spans, owner, best).tolist() == [3 - 5, NO_SPAN, 2 - 3, NO_SPAN]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.squad.task import SAMPLE
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
@@ -47,9 +48,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("train", "the following arguments are required: JOB" + f.help_of("train")),
     (
         "train bert",
-        f.choice(
-            "argument JOB: invalid choice: 'bert'", "train", "squad", "classify", "tag", "digits"
-        ),
+        f.choice("argument JOB: invalid choice: 'bert'", "train", *TASKS),
     ),
     (
         "train squad --ppn 0",

@@ -69,7 +69,7 @@ def _read_file(path: Path, limit: int | None = None) -> Table:
     if kind[0] not in READERS:
         raise DatasetError(
             f"{path}: its name does not say its format",
-            hint=f"rename it: {_FORMATS} (.csv, .tsv, .json, .jsonl, .parquet, .conll, with .gz)",
+            hint=f"rename it: {_FORMATS} ({', '.join(READERS)}, with .gz)",
         )
     try:
         if kind[0] == ".parquet":
@@ -233,6 +233,23 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
     return Table(source, ("words", "tags"), rows, places, problems)
 
 
+def _read_text(source: str, file: TextIO, limit: int | None) -> Table:
+    """Read texts that are separated by empty lines, as the column ``text``."""
+    rows, places, lines = list[Row](), list[int](), list[str]()
+    for number, line in _all_lines(source, file):
+        if line.strip():
+            if not lines:
+                if len(rows) == limit:
+                    break
+                rows.append({})
+                places.append(number)
+            lines.append(line)
+            rows[-1] = {"text": "".join(lines).rstrip()}
+        else:
+            lines.clear()
+    return Table(source, ("text",), rows, places)
+
+
 def _read_parquet(path: Path, limit: int | None) -> Table:
     if find_spec("pyarrow") is None:
         return _look_at_parquet(path)
@@ -346,6 +363,7 @@ READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".conll": _read_conll,
+    ".txt": _read_text,
     ".parquet": lambda *_: Table("", (), []),
 }
 

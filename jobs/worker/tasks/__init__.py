@@ -7,7 +7,8 @@ from typing import Any
 from ..training.task import Task
 from .classify import Classify
 from .digits import Digits
+from .lm.task import Lm
 from .squad.task import Squad
 from .tag import Tag
 
-TASKS: dict[str, type[Task[Any]]] = {task.name: task for task in (Squad, Classify, Tag, Digits)}
+TASKS: dict[str, type[Task[Any]]] = {task.name: task for task in (Squad, Classify, Tag, Lm, Digits)}

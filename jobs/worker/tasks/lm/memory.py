@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 ATTENTION = "planned"
 ADAM_BYTES = 8
 """AdamW's two averages for each trained weight, in fp32."""
+LATER_BYTES = 60_000_000
+"""Libraries that are imported later, and oneDNN's buffers (benchmarks.lm --memory)."""
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 # For each version of control groups: limit, usage, and the line of memory.stat with reclaimable memory.
@@ -47,9 +50,9 @@ class Plan(NamedTuple):
     ranks: int
 
     @property
-    def frozen_in_bf16(self) -> bool:
-        """Whether the model is loaded in bf16, because only adapters are trained."""
-        return self.options.lora and self.dtype == "bf16"
+    def loaded_as(self) -> str:
+        """The weights' type: bf16 if only adapters are trained, since products would convert them."""
+        return "bfloat16" if self.options.lora and self.dtype == "bf16" else "float32"
 
 
 def require_memory(context: TrainContext, plan: Plan, source: Any) -> None:
@@ -63,7 +66,7 @@ def require_memory(context: TrainContext, plan: Plan, source: Any) -> None:
     # Some models can't run without content, and a wrong name is explained when it is loaded.
     except Exception as error:
         trouble = first_line(error)
-    ranks, held = context.ranks, read_held_bytes()
+    ranks, held = context.ranks, read_held_bytes() + LATER_BYTES
     own = held + step, held + read_free_bytes() // ranks.local.size, trouble
     found: list[tuple[int, int, str]] = ranks.gather(own)
     if troubles := [each for *_, each in found if each]:
@@ -92,7 +95,7 @@ def _savings(options: LmOptions) -> Iterator[str]:
 
 
 def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e9:.2f} GB"
 
 
 def simulate(plan: Plan, source: Any) -> int:
@@ -107,10 +110,13 @@ def simulate(plan: Plan, source: Any) -> int:
     _register_attention()
     rows = -(-options.batch_size // count_parts(options, options.batch_size))
     with FakeTensorMode(), torch.random.fork_rng():
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
-        model = model.to(torch.bfloat16 if plan.frozen_in_bf16 else torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=ATTENTION, dtype=plan.loaded_as
+        )
         use_chunks(model, trust=True)
-        model = prepare_model(model, options).train()
+        # peft moves its adapters to where they are already, which fails without content.
+        with patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
+            model = prepare_model(model, options).train()
         trained = [each for each in model.parameters() if each.requires_grad]
         if plan.ranks > 1:  # DistributedDataParallel keeps the gradients' memory
             for each in trained:

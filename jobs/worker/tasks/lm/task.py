@@ -63,6 +63,11 @@ class LmOptions(TableOptions):
         False, "recompute each layer in the backward pass: much less memory, more time"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora and self.model == SCRATCH:
+            raise ValueError("--lora trains adapters of a model's weights, and 'scratch' has none")
+
     def highest_rate(self, ranks: int) -> float:
         rate = super().highest_rate(ranks)
         return rate * FASTER if self.lora and self.learning_rate is None else rate
@@ -92,28 +97,30 @@ class Lm(TableTask[LmOptions]):
         )
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
+        from transformers import AutoModelForCausalLM
+
         from ...training.model import load_pretrained, require_length
         from .head import use_chunks
         from .memory import Plan, require_memory
 
         options, note = self.options, context.events.note
         plan = Plan(options, context.precision.dtype, context.ranks.size)
-        # Products in bf16 would convert frozen weights again and again.
-        dtype = "bfloat16" if plan.frozen_in_bf16 else "float32"
         if options.model == SCRATCH:
             config, tokenizer = _describe_new(context, data.train)
             require_memory(context, plan, config)
-            loaded = _new(config, tokenizer, dtype)
+            loaded = Loaded(AutoModelForCausalLM.from_config(config), tokenizer)
         else:
             require_memory(context, plan, options.model)
             keep = options.attention_dropout == "on"
-            loaded = load_pretrained(options.model, self.head, keep_dropout=keep, dtype=dtype)
+            loaded = load_pretrained(options.model, self.head, keep_dropout=keep, dtype=plan.loaded_as)
         require_length(options, loaded)
         if loaded.tokenizer.eos_token_id is None:
             raise ModelError(
                 f"the tokenizer of {options.model} has no token for the end of a text",
                 hint="set its eos_token and save it again",
             )
+        if options.gradient_checkpointing and has_dropout(loaded.model):
+            note("dropout is off: a layer that is computed again would drop other values")
         if not use_chunks(loaded.model):
             note("this model's own loss is used, which keeps all logits in memory")
         return loaded._replace(model=prepare_model(loaded.model, options))
@@ -267,26 +274,40 @@ def _describe_new(context: TrainContext, texts: Sequence[str]) -> tuple[Any, Any
     return config, tokenizer
 
 
-def _new(config: Any, tokenizer: Any, dtype: str) -> Loaded:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_config(config)
-    return Loaded(model.to(getattr(torch, dtype)), tokenizer)
-
-
 def prepare_model(model: Any, options: LmOptions) -> Any:
     """Return a model with adapters and recomputation, if the options ask for them."""
     if options.lora:
         model = add_adapters(model, options)
     if options.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for each in _dropouts(model):
+            each.p = 0.0
+        # Renamed in transformers 5.
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        try:
+            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+        except ValueError as error:
+            raise ModelError(
+                f"model {options.model} can't recompute its layers: {error}",
+                hint="omit --gradient-checkpointing",
+            ) from error
     return model
+
+
+def has_dropout(model: Any) -> bool:
+    """Return whether training drops any values."""
+    return any(each.p for each in _dropouts(model))
+
+
+def _dropouts(model: Any) -> list[Any]:
+    from torch import nn
+
+    return [each for each in model.modules() if isinstance(each, nn.Dropout)]
 
 
 def add_adapters(model: Any, options: LmOptions) -> Any:
     """Return peft's model with adapters of all linear layers but the head."""
     from functools import partial
+    from warnings import catch_warnings, simplefilter
 
     peft = import_peft()
     config = peft.LoraConfig(
@@ -295,7 +316,9 @@ def add_adapters(model: Any, options: LmOptions) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    model = peft.get_peft_model(model, config)
+    with catch_warnings():
+        simplefilter("ignore", FutureWarning)  # peft asks for a name that transformers has replaced
+        model = peft.get_peft_model(model, config)
     # By default, it looks on the hub whether the vocabulary has changed.
     model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
     return model

@@ -96,7 +96,7 @@ def use_chunks(model: Any, *, trust: bool = False) -> bool:
     if not (trust or _passes_on_logits(model, head)):
         return False
 
-    def loss_function(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
+    def loss_function(logits: Tensor, labels: Tensor, *_: Any, **__: Any) -> Tensor:
         hidden, wanted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
         loss: Tensor = ChunkedLoss.apply(hidden, head.weight, wanted)  # type: ignore[no-untyped-call]
         return loss
@@ -122,7 +122,7 @@ def _passes_on_logits(model: Any, head: nn.Linear) -> bool:
         returned.append(head.weight.new_full((1, 8, 4), 100.0) + hidden.mean())
         return returned[-1]
 
-    def see(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
+    def see(logits: Tensor, labels: Tensor, *_: Any, **__: Any) -> Tensor:
         passed.append(logits)
         return logits.sum()
 

@@ -115,7 +115,7 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
     records = run.number("eval_records") or run.number("eval_questions")
     of = f"of {counted(round(records), 'record')}" if records else ""
     for label, value in figures.scores(run).items():
-        yield Tile(label, f"{value:.1f} %", of)
+        yield Tile(label, f"{value:.1f}" if label == "perplexity" else f"{value:.1f} %", of)
     if (speed := run.number("samples_per_second")) is not None:
         yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
     if (tokens := figures.tokens_per_second(run)) is not None:

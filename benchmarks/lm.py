@@ -1,7 +1,7 @@
 """`train lm`: the memory that it predicts, and its speed against peft with transformers' Trainer.
 
 python -m benchmarks.lm memory [--shapes 10m,60m,135m,350m,1b]
-python -m benchmarks.lm speed [--shape 135m] [--length 512] [--batch-size 4] [--rounds 5] [--steps 4]
+python -m benchmarks.lm speed [--shape 135m] [--length 512] [--batch-size 4] [--rounds 5]
 
 Weights are random. `memory` trains each shape for two steps as one rank in a process of its own, with the
 allocator of the nodes (tcmalloc), and compares its peak with the note before training. `speed` trains the
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", choices=("on", "off"), default="on")
     parser.add_argument("--side", choices=("engine", "trainer"), help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -174,7 +175,7 @@ def measure_speed(args: argparse.Namespace) -> None:
             sides[side] = subprocess.Popen(
                 argv,
                 cwd=ROOT,
-                env=_preloaded(2),
+                env=_preloaded(args.threads),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -208,6 +209,7 @@ def measure_speed(args: argparse.Namespace) -> None:
         length=args.length,
         batch_size=args.batch_size,
         steps=args.steps,
+        threads=args.threads,
         compile=args.compile,
     )
 

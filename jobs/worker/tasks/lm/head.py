@@ -91,7 +91,8 @@ def use_chunks(model: Any, *, trust: bool = False) -> bool:
     they change them is seen from a tiny batch, unless to ``trust`` a model without content.
     """
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear or head.bias is not None or not hasattr(model, "loss_function"):
+    kind: Any = type(head)
+    if kind is not nn.Linear or head.bias is not None or not hasattr(model, "loss_function"):
         return False
     if not (trust or _passes_on_logits(model, head)):
         return False
@@ -110,7 +111,7 @@ def _pass(hidden: Tensor) -> Tensor:
     return hidden
 
 
-def _passes_on_logits(model: Any, head: nn.Linear) -> bool:
+def _passes_on_logits(model: Any, head: Any) -> bool:
     """Return whether a model passes on what its head returns, to its user and to its loss function.
 
     Large values, because some models cap them.
@@ -122,13 +123,13 @@ def _passes_on_logits(model: Any, head: nn.Linear) -> bool:
         returned.append(head.weight.new_full((1, 8, 4), 100.0) + hidden.mean())
         return returned[-1]
 
-    def see(logits: Tensor, labels: Tensor, *_: Any, **__: Any) -> Tensor:
+    def see(logits: Tensor, *_: Any, **__: Any) -> Tensor:
         passed.append(logits)
         return logits.sum()
 
     passed: list[Tensor] = []
     own, training = model.loss_function, model.training
-    head.forward, model.loss_function = grow, see  # type: ignore[method-assign]
+    head.forward, model.loss_function = grow, see
     try:
         with torch.no_grad():
             output = model.eval()(input_ids=ids, labels=ids, use_cache=False)

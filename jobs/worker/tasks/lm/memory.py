@@ -106,7 +106,10 @@ def simulate(plan: Plan, source: Any) -> int:
     from .task import prepare_model
 
     options = plan.options
-    config = AutoConfig.from_pretrained(source) if isinstance(source, str) else source
+    config = source
+    if isinstance(source, str):
+        folder = Path(source).expanduser()
+        config = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else source)
     _register_attention()
     rows = -(-options.batch_size // count_parts(options, options.batch_size))
     with FakeTensorMode(), torch.random.fork_rng():

@@ -86,9 +86,7 @@ class Lm(TableTask[LmOptions]):
     def _records(
         self, table: Table, skipped: list[DatasetError] | None, note: Callable[[str], None]
     ) -> list[str]:
-        column = choose_column(
-            table, self.options.text_column, self.text_columns, "--text-column"
-        )
+        column = choose_column(table, self.options.text_column, self.text_columns, "--text-column")
         note(f"{table.source}: texts from column {column!r}")
         return read_records(
             table,
@@ -112,7 +110,9 @@ class Lm(TableTask[LmOptions]):
         else:
             require_memory(context, plan, options.model)
             keep = options.attention_dropout == "on"
-            loaded = load_pretrained(options.model, self.head, keep_dropout=keep, dtype=plan.loaded_as)
+            loaded = load_pretrained(
+                options.model, self.head, keep_dropout=keep, dtype=plan.loaded_as
+            )
         require_length(options, loaded)
         if loaded.tokenizer.eos_token_id is None:
             raise ModelError(
@@ -181,7 +181,9 @@ class Lm(TableTask[LmOptions]):
         sums = [total for _, total in sorted(pair for part in parts for pair in part)]
         counts = self.weights(samples)
         if context.ranks.first:
-            means = [round(total / int(count), 6) for total, count in zip(sums, counts, strict=True)]
+            means = [
+                round(total / int(count), 6) for total, count in zip(sums, counts, strict=True)
+            ]
             save_json(context.output / "predictions.json", [{"loss": mean} for mean in means])
         tokens = int(counts.sum())
         return {"perplexity": perplexity(fsum(sums) / tokens), "eval_tokens": tokens}

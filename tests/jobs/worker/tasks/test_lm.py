@@ -198,9 +198,7 @@ def test_perplexity_is_that_of_the_plain_model(folder: Path, tmp_path: Path) -> 
         task, context = Lm(options), session(options, ranks, tmp_path)
         data = task.read(lambda _: None)
         loaded = task.load(context, data)
-        return task.evaluate(
-            context, loaded, data.eval, task.prepare(context, loaded, data.eval)
-        )
+        return task.evaluate(context, loaded, data.eval, task.prepare(context, loaded, data.eval))
 
     found, other = run_threaded(2, work)
     model, run = LlamaForCausalLM.from_pretrained(folder).eval(), load(options)
@@ -226,7 +224,10 @@ def test_predict_measures_each_text(folder: Path) -> None:
         ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             loss = float(model(input_ids=ids, labels=ids).loss)
-        assert each == {"perplexity": pytest.approx(perplexity(loss), rel=1e-3), "tokens": ids.numel()}
+        assert each == {
+            "perplexity": pytest.approx(perplexity(loss), rel=1e-3),
+            "tokens": ids.numel(),
+        }
     with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
         predict(folder, [{"text": ""}])
 
@@ -273,7 +274,9 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
             save_strategy="no",
             disable_tqdm=True,
         ),
-        train_dataset=[{"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows],
+        train_dataset=[
+            {"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows
+        ],
     ).train()
 
     found = []
@@ -360,7 +363,7 @@ def test_a_simulated_step_holds_weights_gradients_averages_and_activations() -> 
     config = LlamaConfig(**{**TINY, "vocab_size": 50_000, "tie_word_embeddings": True})
     found = simulate(Plan(LmOptions(max_length=16, batch_size=1), "fp32", 1), config)
     words = 50_000 * 32 * 4
-    # Weights, gradients, two averages; the head's gradients and a chunk's product come before they are summed.
+    # Weights, gradients, two averages; the head's gradients are separate at first, as is a chunk's part.
     logits = 15 * 50_000 * 4
     assert 6 * words <= found <= 7.2 * words + 3 * logits
 
@@ -380,7 +383,11 @@ def test_a_run_that_can_not_fit_is_refused_before_it_loads(
 @pytest.mark.parametrize(
     ("line", "files", "expected"),
     [
-        ("0::/", {"memory.max": "500", "memory.current": "300", "memory.stat": "inactive_file 40"}, 240),
+        (
+            "0::/",
+            {"memory.max": "500", "memory.current": "300", "memory.stat": "inactive_file 40"},
+            240,
+        ),
         ("0::/a/b", {"a/memory.max": "max", "a/memory.current": "1", "a/memory.stat": "x 1"}, None),
         (
             "7:cpu,memory:/a",

@@ -125,12 +125,14 @@ def simulate(plan: Plan, source: Any) -> int:
             for each in trained:
                 each.grad = torch.empty_like(each)
         ids = torch.zeros((rows, options.max_length), dtype=torch.int64)
-        with LiveBytes() as live:
+        live = LiveBytes()
+        with live:
             live.add(*model.parameters(), *model.buffers(), *(each.grad for each in trained))
             with autocast(plan.dtype):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-    return live.peak + ADAM_BYTES * sum(each.numel() for each in trained)
+    weights: int = sum(each.numel() for each in trained)
+    return live.peak + ADAM_BYTES * weights
 
 
 def _register_attention() -> None:
@@ -143,11 +145,11 @@ def _register_attention() -> None:
     AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the memory of all tensors that operations return, for as long as each exists."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: dict[int, Any] = {}
 

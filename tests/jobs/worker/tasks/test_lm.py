@@ -104,7 +104,7 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
     labels = torch.randint(0, 50, (30,))
     labels[[3, 29]] = IGNORED
     hidden, weight = torch.randn(30, 8), torch.randn(50, 8)
-    found, expected = [], []
+    found, expected = list[Any](), list[Any]()
     for results, kind in ((found, dtype), (expected, torch.float64)):
         one, other = (each.detach().to(kind, copy=True) for each in (hidden, weight))
         one.requires_grad_()
@@ -253,7 +253,7 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
     rows = [run.samples[int(n)].inputs["input_ids"].astype("int64") for each in order for n in each]
     losses: list[float] = []
 
-    class Recording(Trainer):  # type: ignore[misc]
+    class Recording(Trainer):
         def _get_train_sampler(self, *_: Any) -> Any:
             return SequentialSampler(rows)
 

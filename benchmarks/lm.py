@@ -43,6 +43,13 @@ class Shape(NamedTuple):
     options: tuple[str, ...] = ()
 
 
+class Spent(NamedTuple):
+    """``cpu`` is the processor time, which other programs disturb less."""
+
+    seconds: float
+    cpu: float
+
+
 SHAPES = {
     "10m": Shape(256, 4, 8, 2, 768, 32000, ("--dtype=fp32", "--batch-size=8")),
     "60m": Shape(512, 8, 8, 2, 1536, 49152, ("--dtype=bf16", "--batch-size=8")),
@@ -104,7 +111,7 @@ def make_model(folder: Path, shape: Shape, dtype: str) -> float:
     model = LlamaForCausalLM(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return round(model.num_parameters() / 1e6, 1)
+    return float(round(model.num_parameters() / 1e6, 1))
 
 
 def _preloaded(threads: int) -> dict[str, str]:
@@ -164,12 +171,12 @@ def _train(argv: list[str]) -> tuple[float, float]:
 
 def measure_speed(args: argparse.Namespace) -> None:
     """Let both sides train in turn; print the ratio of their speeds."""
-    ratios, seconds = list[float](), dict[str, list[float]]()
+    rounds: dict[str, list[Spent]] = {"trainer": [], "engine": []}
     with ExitStack() as stack:
         model = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         parameters = make_model(model, SHAPES[args.shape], "bfloat16")
         sides = {}
-        for side in ("trainer", "engine"):
+        for side in rounds:
             argv = [sys.executable, "-m", "benchmarks.lm", *sys.argv[1:]]
             argv += [f"--side={side}", f"--model={model}"]
             sides[side] = subprocess.Popen(
@@ -182,7 +189,6 @@ def measure_speed(args: argparse.Namespace) -> None:
             )
             stack.callback(sides[side].kill)
         for number in range(-1, args.rounds):  # the first one prepares
-            took = {}
             for side, process in sides.items():
                 assert process.stdin is not None
                 assert process.stdout is not None
@@ -192,19 +198,19 @@ def measure_speed(args: argparse.Namespace) -> None:
                 found = next((line for line in lines if line.startswith("took")), None)
                 if found is None:
                     raise SystemExit(f"{side} failed")
-                took[side] = float(found.split()[1])
-            if number >= 0:
-                ratios.append(took["trainer"] / took["engine"])
-                for side, each in took.items():
-                    seconds.setdefault(side, []).append(round(each, 3))
-            print(number, took, flush=True)
+                took = Spent(*(round(float(each), 3) for each in found.split()[1:]))
+                print(number, side, took, flush=True)
+                rounds[side] += [took] if number >= 0 else []
+    pairs = list(zip(rounds["trainer"], rounds["engine"], strict=True))
+    ratios = [one.seconds / other.seconds for one, other in pairs]
     ratio = statistics.median(ratios)
     finish(
         [] if ratio >= SPEED_BAR else [f"{SPEED_BAR} times as fast as peft with Trainer"],
         benchmark="lm speed",
         ratio=round(ratio, 2),
         ratios=[round(each, 2) for each in ratios],
-        seconds=seconds,
+        cpu_ratio=round(statistics.median(one.cpu / other.cpu for one, other in pairs), 2),
+        rounds=rounds,
         parameters_m=parameters,
         length=args.length,
         batch_size=args.batch_size,
@@ -212,6 +218,16 @@ def measure_speed(args: argparse.Namespace) -> None:
         threads=args.threads,
         compile=args.compile,
     )
+
+
+def spent() -> Spent:
+    """Return the time until now."""
+    return Spent(time.perf_counter(), time.process_time())
+
+
+def since(begin: Spent, end: Spent) -> Spent:
+    """Return the time between two."""
+    return Spent(end.seconds - begin.seconds, end.cpu - begin.cpu)
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -223,7 +239,7 @@ def serve(args: argparse.Namespace) -> None:
         torch.manual_seed(int(line) + 1)
         shape = (args.steps * args.batch_size, args.length)
         rows = torch.randint(5, SHAPES[args.shape].words, shape)
-        print("took", play(rows), flush=True)
+        print("took", *play(rows), flush=True)
 
 
 def engine(args: argparse.Namespace) -> Any:
@@ -255,15 +271,16 @@ def engine(args: argparse.Namespace) -> Any:
     loaded = task.load(context, Data([], "", [], ""))
     prepared: list[Any] = []
 
-    def play(rows: Any) -> float:
+    def play(rows: Any) -> Spent:
         samples = Packed(rows.flatten().numpy().astype(np.int32), args.length)
         run = TrainingRun(context, task, loaded, samples)
         prepared[:] = prepared or prepare(run, 1000)
         batches = np.arange(len(samples)).reshape(-1, args.batch_size)
-        begin = time.perf_counter()
+        model, optimizer = prepared
+        begin = spent()
         for chosen in batches:
-            take_step(run, *prepared, run.batch(chosen))
-        return time.perf_counter() - begin
+            take_step(run, model, optimizer, run.batch(chosen))
+        return since(begin, spent())
 
     return play
 
@@ -271,13 +288,23 @@ def engine(args: argparse.Namespace) -> Any:
 def trainer(args: argparse.Namespace) -> Any:
     """Return a function that trains on rows with peft and Trainer."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-    from benchmarks.baseline import _clock
+    class Clock(TrainerCallback):
+        begin = end = Spent(0.0, 0.0)
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.begin = Spent(0.0, 0.0)
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.begin = self.begin if self.begin.seconds else spent()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.end = spent()
 
     base = AutoModelForCausalLM.from_pretrained(args.model)
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    clock = _clock()
+    clock = Clock()
     settings = TrainingArguments(
         output_dir=f"{args.model}/trainer",
         per_device_train_batch_size=args.batch_size,
@@ -291,10 +318,10 @@ def trainer(args: argparse.Namespace) -> Any:
     model = get_peft_model(base, config)
     play_with = Trainer(model=model, args=settings, train_dataset=[], callbacks=[clock])
 
-    def play(rows: Any) -> float:
+    def play(rows: Any) -> Spent:
         play_with.train_dataset = [{"input_ids": row, "labels": row} for row in rows]
         play_with.train()
-        return float(clock.end - clock.begin)
+        return since(clock.begin, clock.end)
 
     return play
 

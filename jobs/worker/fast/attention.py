@@ -22,6 +22,8 @@ Dropout = TypeVar("Dropout", bound=nn.Module)
 LONGEST = 384
 """Most tokens for which products are used. Fused attention is as fast at 256 tokens and takes 0.76 of the
 time at 384, where SQuAD's features end: too little to pay for compiling a second graph."""
+LONGEST_CAUSAL = 128
+"""The same for language models: fused attention skips the masked half."""
 
 
 class ProductAttention(torch.autograd.Function):
@@ -156,7 +158,7 @@ def use_products(model: Any) -> list[Any]:
 
         Language models' long batches have none: the fused attention then skips what is masked.
         """
-        if options.get("q_length", 0) > LONGEST and options.get("allow_is_causal_skip"):
+        if options.get("q_length", 0) > LONGEST_CAUSAL and options.get("allow_is_causal_skip"):
             return sdpa_mask(*arguments, **options)
         return eager_mask(*arguments, **{**options, "allow_is_bidirectional_skip": False})
 
@@ -171,10 +173,17 @@ def use_products(model: Any) -> list[Any]:
         model.set_attn_implementation(NAME)
         found = _outputs(model)
         AttentionInterface.register(NAME, attend)
-        if using and torch.allclose(found, expected, rtol=1e-3, atol=1e-4):
+        if using and _are_equal(found, expected):
             return list(dict.fromkeys(using))
     model.set_attn_implementation(before)
     return []
+
+
+def _are_equal(found: Tensor, expected: Tensor) -> bool:
+    if expected.dtype == torch.bfloat16:  # a model below adapters
+        difference = (found - expected).float().norm()
+        return bool(difference < 0.03 * expected.float().norm())
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def stop_using_products(model: Any) -> None:

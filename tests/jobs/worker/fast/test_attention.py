@@ -103,7 +103,7 @@ def test_long_batches_of_language_models_have_no_mask(monkeypatch: pytest.Monkey
     assert len(use_products(model)) == 2
     masks.clear()
     assert torch.allclose(model(torch.arange(12).view(1, 12)).logits, expected, atol=1e-5)
-    monkeypatch.setattr(attention, "LONGEST", 8)
+    monkeypatch.setattr(attention, "LONGEST_CAUSAL", 8)
     assert torch.allclose(model(torch.arange(12).view(1, 12)).logits, expected, atol=1e-5)
     assert [mask is None for mask in masks] == [False, False, True, True]
     stop_using_products(model)

@@ -1,6 +1,6 @@
 """`train lm`: the memory that it predicts, and its speed against peft with transformers' Trainer.
 
-python -m benchmarks.lm memory [--shapes 10m,60m,135m,350m,1b]
+python -m benchmarks.lm memory [--shapes 10m,60m,135m,300m,1b]
 python -m benchmarks.lm speed [--shape 135m] [--length 512] [--batch-size 4] [--rounds 5]
 
 Weights are random. `memory` trains each shape for two steps as one rank in a process of its own, with the
@@ -54,7 +54,7 @@ SHAPES = {
     "10m": Shape(256, 4, 8, 2, 768, 32000, ("--dtype=fp32", "--batch-size=8")),
     "60m": Shape(512, 8, 8, 2, 1536, 49152, ("--dtype=bf16", "--batch-size=8")),
     "135m": Shape(576, 30, 9, 3, 1536, 49152, ("--dtype=bf16", "--batch-size=4", "--lora")),
-    "350m": Shape(
+    "300m": Shape(
         1024, 24, 16, 4, 2816, 32000, ("--dtype=bf16", "--batch-size=2", "--gradient-checkpointing")
     ),
     "1b": Shape(2048, 16, 32, 8, 8192, 32000, ("--dtype=bf16", "--batch-size=1", "--lora")),

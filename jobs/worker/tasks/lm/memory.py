@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ATTENTION = "planned"
 ADAM_BYTES = 8
 """AdamW's two averages for each trained weight, in fp32."""
-LATER_BYTES = 60_000_000
+LATER_BYTES = 100_000_000
 """Libraries that are imported later, and oneDNN's buffers (benchmarks.lm --memory)."""
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")

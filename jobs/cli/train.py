@@ -50,6 +50,7 @@ _EXAMPLES = """\
   spr-cluster train classify --model org/m --data texts.csv --hub-token
   spr-cluster train tag --data train.conll --eval dev.conll
   spr-cluster train embed --data pairs.jsonl --eval-fraction 0.1
+  spr-cluster train lm --data texts.txt --eval-fraction 0.1 --lora
   spr-cluster train classify --data s3://my-data/train.parquet
   spr-cluster train digits                 does this cluster train? no data
 """

@@ -31,6 +31,7 @@ SCORES = {
     "macro_f1": "macro F1",
     "accuracy": "accuracy",
     "exact_match": "all labels right",
+    "perplexity": "perplexity",
 }
 """Display names of scores."""
 

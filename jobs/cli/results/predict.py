@@ -225,6 +225,8 @@ def _render(found: Prediction) -> str:
     if "tags" in found:
         rows = zip(found["words"], found["tags"], strict=True)
         return "\n".join(f"{word}\t{tag}" for word, tag in rows)
+    if "perplexity" in found:
+        return f"perplexity {found['perplexity']:g}"
     if "value" in found:
         return f"{found['value']:g}"
     return found.get("text") or "(no answer)"

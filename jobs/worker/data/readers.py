@@ -80,7 +80,7 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
     if kind[0] not in READERS:
         raise DatasetError(
             f"{path}: its name does not say its format",
-            hint=f"rename it: {_FORMATS} (.csv, .tsv, .json, .jsonl, .parquet, .conll, with .gz)",
+            hint=f"rename it: {_FORMATS} ({', '.join(READERS)}, with .gz)",
         )
     try:
         size = path.stat().st_size * (_UNZIPPED if zipped or kind[0] == ".parquet" else 1)
@@ -254,6 +254,23 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
     return Table(source, ("words", "tags"), rows, places, problems)
 
 
+def _read_text(source: str, file: TextIO, limit: int | None) -> Table:
+    """Read texts that are separated by empty lines, as the column ``text``."""
+    rows, places, lines = list[Row](), list[int](), list[str]()
+    for number, line in _all_lines(source, file):
+        if line.strip():
+            if not lines:
+                if len(rows) == limit:
+                    break
+                rows.append({})
+                places.append(number)
+            lines.append(line)
+            rows[-1] = {"text": "".join(lines).rstrip()}
+        else:
+            lines.clear()
+    return Table(source, ("text",), rows, places)
+
+
 def _read_parquet(path: Path, limit: int | None) -> Table:
     if find_spec("pyarrow") is None:
         return _look_at_parquet(path)
@@ -393,6 +410,7 @@ READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
     **{name: partial(_collect, stream) for name, stream in STREAMS.items()},
     ".json": _read_json,
     ".conll": _read_conll,
+    ".txt": _read_text,
     ".parquet": lambda *_: Table("", (), []),
 }
 

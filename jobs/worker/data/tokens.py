@@ -67,12 +67,8 @@ class Template(NamedTuple):
 
     def token_ids(self, *texts: Tokens) -> Longs:
         """Return the IDs that occur in it or in any text, ascending."""
-        found = np.unique(np.concatenate([self.prefix, self.middle, self.suffix]))
-        for ids in (each.ids for each in texts):
-            for first in range(0, len(ids), _COUNTED):  # they may not fit in memory
-                some = np.flatnonzero(np.bincount(ids[first : first + _COUNTED]))
-                found = np.union1d(found, some)
-        return found.astype(np.int64)
+        own = np.concatenate([self.prefix, self.middle, self.suffix])
+        return distinct(own, *(each.ids for each in texts))
 
     def join(self, first: Ints, second: Ints = _NO_TOKENS) -> dict[str, Ints]:
         """Return the model's inputs for the tokens of one text, or of two."""
@@ -90,6 +86,16 @@ class Column(NamedTuple):
 
     texts: Sequence[str]
     offsets: bool = False
+
+
+def distinct(*arrays: Any) -> Longs:
+    """Return the IDs that occur in any of these arrays, which may be larger than the memory, ascending."""
+    found: Longs = np.zeros(0, dtype=np.int64)
+    for array in arrays:
+        for first in range(0, len(array), _COUNTED):
+            some = np.flatnonzero(np.bincount(array[first : first + _COUNTED]))
+            found = np.union1d(found, some).astype(np.int64)
+    return found
 
 
 def encode(columns: Sequence[Column], tokenizer: Any) -> list[Tokens]:

@@ -8,9 +8,10 @@ from ..training.task import Task
 from .classify import Classify
 from .digits import Digits
 from .embed.task import Embed
+from .lm.task import Lm
 from .squad.task import Squad
 from .tag import Tag
 
 TASKS: dict[str, type[Task[Any]]] = {
-    task.name: task for task in (Squad, Classify, Tag, Embed, Digits)
+    task.name: task for task in (Squad, Classify, Tag, Embed, Lm, Digits)
 }

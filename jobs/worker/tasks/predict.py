@@ -48,6 +48,11 @@ def load_trained(model: str) -> tuple[type[TextTask[Any]], Loaded]:
 
 
 def _find_task(model: str) -> type[TextTask[Any]]:
+    if Path(model, "adapter_config.json").exists():
+        raise ModelError(
+            f"model {model} has only adapters",
+            hint="merge them into their model: docs/training.md shows how, for `train lm`",
+        )
     try:
         config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
         names = [str(each) for each in config.get("architectures") or ()]

@@ -127,7 +127,7 @@ def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     tensors = {
-        "model": state.model.state_dict(),
+        "model": trained_weights(state.model),
         "optimizer": state.optimizer.state_dict(),
         "random": randoms,
     }
@@ -146,6 +146,18 @@ def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     _folder_to_disk(target.parent)
+
+
+def trained_weights(model: torch.nn.Module) -> dict[str, Any]:
+    """Return a model's state without the weights that training leaves as they are."""
+    frozen = frozen_weights(model)
+    return {name: each for name, each in model.state_dict().items() if name not in frozen}
+
+
+def frozen_weights(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the weights that training leaves as they are, such as those below adapters."""
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: each for name, each in every if not each.requires_grad}
 
 
 def _to_disk(descriptor: int) -> None:
@@ -243,7 +255,7 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
     read = None if folder is None else _read_state(folder)
     tensors = share_tensors(read, ranks)
     try:
-        state.model.load_state_dict(tensors["model"])
+        state.model.load_state_dict({**frozen_weights(state.model), **tensors["model"]})
     except RuntimeError as error:
         raise CheckpointError(
             f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",

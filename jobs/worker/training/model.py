@@ -62,25 +62,39 @@ def load_model(
     a new one, from torch's current random state. ``settings`` are values of its configuration, such
     as ``num_labels``. A new model's tokenizer is trained on ``texts``.
     """
-    name, max_length = options.model, options.max_length
+    name = options.model
     if name == SCRATCH:
         loaded = _new(head, texts, ranks, settings)
     else:
         keep = options.attention_dropout == "on"
         loaded = load_pretrained(name, head, settings, keep_dropout=keep)
-    limit = longest_input(loaded)
-    if limit is not None and max_length > limit:
-        raise ModelError(
-            f"--max-length {max_length} is more than the {limit} tokens that model {name} takes",
-            hint=f"use --max-length {limit} or less",
-        )
+    require_length(options, loaded)
     return loaded
 
 
+def require_length(options: TextOptions, loaded: Loaded) -> None:
+    """Raise :class:`ModelError` if ``--max-length`` is more than the model takes."""
+    limit = longest_input(loaded)
+    if limit is not None and options.max_length > limit:
+        raise ModelError(
+            f"--max-length {options.max_length} is more than the {limit} tokens that model "
+            f"{options.model} takes",
+            hint=f"use --max-length {limit} or less",
+        )
+
+
 def load_pretrained(
-    name: str, head: str, settings: Mapping[str, Any] = NO_SETTINGS, *, keep_dropout: bool = True
+    name: str,
+    head: str,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    *,
+    keep_dropout: bool = True,
+    dtype: str | None = None,
 ) -> Loaded:
-    """Return a model with its tokenizer, from a folder or the hub. Raises :class:`ModelError`."""
+    """Return a model with its tokenizer, from a folder or the hub. Raises :class:`ModelError`.
+
+    It is loaded in its files' type and converted to fp32, or loaded in ``dtype``.
+    """
     import transformers  # noqa: PLC0415 - reads variables when imported
 
     # Otherwise each rank prints a table of new weights; rank 0 reports them in one line.
@@ -100,6 +114,7 @@ def load_pretrained(
                 output_loading_info=True,
                 # A head for other classes is replaced by a new one.
                 ignore_mismatched_sizes=bool(settings),
+                **({} if dtype is None else {"dtype": dtype}),
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, use_fast=True)
     # The library raises OSError, ValueError, and types of the hub and safetensors.
@@ -115,7 +130,8 @@ def load_pretrained(
     _require_fitting(name, model, tokenizer)
     # Newer transformers keep the files' type: fp16 would be trained as fp16.
     new = {*found["missing_keys"], *(each[0] for each in found.get("mismatched_keys", ()))}
-    return Loaded(model.float(), tokenizer, tuple(sorted(new)), own)
+    model = model if dtype else model.float()
+    return Loaded(model, tokenizer, tuple(sorted(new)), own)
 
 
 def _auto_class(head: str) -> Any:

@@ -102,9 +102,9 @@ class RowOptions(TextOptions):
 
     data: str | None = option(
         None,
-        "training data: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped; a folder with "
-        "train and validation files or written by save_to_disk; such a file or folder in S3 (s3://…); or a "
-        "name on the hub",
+        "training data: a CSV, TSV, JSON, JSON lines, Parquet, text, or CoNLL file, also gzipped; a folder "
+        "with train and validation files or written by save_to_disk; such a file or folder in S3 (s3://…); "
+        "or a name on the hub",
         metavar="PATH|NAME",
     )
     eval: str | None = option(
@@ -202,7 +202,8 @@ class TableTask(TextTask[OwnTable]):
     ) -> Sequence[Any]:
         columns = self.choose_columns(table)
         first, *others = map(repr, columns)
-        note(f"{table.source}: texts from column {first}, {self.second} from {', '.join(others)}")
+        more = f", {self.second} from {', '.join(others)}" if others else ""
+        note(f"{table.source}: texts from column {first}{more}")
         return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
 
 

@@ -57,7 +57,7 @@ def test_squad_reads_an_object_as_json() -> None:
         ("s3://", "--data s3://: expected s3://BUCKET"),
         ("s3://My_Bucket/x.csv", "expected s3://BUCKET"),
         ("s3://my-data/a//b.csv", "without empty parts"),
-        ("s3://my-data/train.txt", "its name does not say its format"),
+        ("s3://my-data/train.doc", "its name does not say its format"),
         ("s3://my-data/train.xlsx.gz", "its name does not say its format"),
     ],
 )

@@ -149,7 +149,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '{"text": "a", "label": ["x"]}\n' + GOOD, ": line 2: column 'label' has one label"),
     ("a.parquet", b"PAR1", ": can't be read as Parquet: "),
     ("a.parquet", b"PAR1 but it is cut off", ": can't be read as Parquet: "),
-    ("a.txt", "some text", ": its name does not say its format"),
+    ("a.doc", "some text", ": its name does not say its format"),
     ("a.xlsx", b"PK\x03\x04", ": its name does not say its format"),
 ]
 

@@ -17,12 +17,15 @@ from transformers import (
     BertForTokenClassification,
     DistilBertConfig,
     DistilBertForQuestionAnswering,
+    LlamaConfig,
+    LlamaForCausalLM,
     XLNetConfig,
     XLNetForQuestionAnsweringSimple,
 )
 
 from jobs.worker.fast import attention
 from jobs.worker.fast.attention import (
+    LONGEST,
     NAME,
     attend,
     find_dropout,
@@ -63,6 +66,47 @@ def test_outputs_and_gradients_are_torchs_own(dtype: torch.dtype, exact: float, 
         strict=True,
     ):
         assert torch.allclose(one.double(), other, rtol=exact, atol=exact)
+
+
+@pytest.mark.parametrize("length", [20, 400])
+def test_heads_may_share_keys_and_values(length: int) -> None:
+    """Products, or torch's fused attention, which is causal where a language model has no mask."""
+    torch.manual_seed(4)
+    query = torch.randn(2, 6, length, 8, dtype=torch.float64, requires_grad=True)
+    key, value = (
+        torch.randn(2, 3, length, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
+    module = nn.Module()
+    module.is_causal = True  # type: ignore[assignment]
+    hidden = torch.full((length, length), -1e9, dtype=torch.float64).triu(1)
+    mask = hidden.view(1, 1, length, length) if length <= LONGEST else None
+    found, _ = attend(module, query, key, value, mask)
+    gradients = torch.autograd.grad(found.square().sum(), (query, key, value))
+    keys, values = (each.repeat_interleave(2, dim=1) for each in (key, value))
+    weights = torch.softmax(query @ keys.mT * 8**-0.5 + hidden, -1)
+    expected = (weights @ values).transpose(1, 2)
+    correct = torch.autograd.grad(expected.square().sum(), (query, key, value))
+    for one, other in zip((found, *gradients), (expected, *correct), strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_long_batches_of_language_models_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[torch.Tensor | None] = []
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        masks.append(arguments[4])
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(attention, "attend", record)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, **SIZES, num_key_value_heads=1))
+    expected = model(torch.arange(12).view(1, 12)).logits
+    assert len(use_products(model)) == 2
+    masks.clear()
+    assert torch.allclose(model(torch.arange(12).view(1, 12)).logits, expected, atol=1e-5)
+    monkeypatch.setattr(attention, "LONGEST_CAUSAL", 8)
+    assert torch.allclose(model(torch.arange(12).view(1, 12)).logits, expected, atol=1e-5)
+    assert [mask is None for mask in masks] == [False, False, True, True]
+    stop_using_products(model)
 
 
 def test_each_call_drops_other_weights() -> None:

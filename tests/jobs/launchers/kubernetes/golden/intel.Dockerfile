@@ -34,6 +34,7 @@ transformers==4.56.2
 accelerate==1.10.1
 datasets==4.0.0
 scikit-learn==1.7.2
+peft==0.17.1
 evaluate==0.4.6
 numpy<2.4
 boto3>=1.41,<2

@@ -25,5 +25,7 @@ torch==2.13.0
 transformers==5.23.0
 datasets==5.2.0
 scikit-learn==1.8.0
+peft==0.21.2
+accelerate==1.15.0
 boto3>=1.41,<2
 impi-rt==2021.18.1

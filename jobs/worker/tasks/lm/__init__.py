@@ -1,0 +1,1 @@
+"""Causal language models: `train lm`."""

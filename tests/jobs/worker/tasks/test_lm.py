@@ -1,0 +1,436 @@
+"""Language models: their loss, their samples, adapters, and the memory they need."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from jobs.worker.data.readers import read_table
+from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.errors import DatasetError, ModelError
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.tasks.lm import head, memory
+from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
+from jobs.worker.tasks.lm.memory import Plan, read_free_bytes, simulate
+from jobs.worker.tasks.lm.task import SHAPE, Lm, LmOptions, Packed, perplexity
+from jobs.worker.tasks.predict import predict
+from jobs.worker.training.batches import Schedule, TrainingRun, batches
+from jobs.worker.training.checkpoints import list_checkpoints
+from jobs.worker.training.model import new_tokenizer, save_model, train_tokenizer
+from jobs.worker.training.optimizer_step import prepare, take_step
+from jobs.worker.training.options import NO_CACHE, SCRATCH
+from jobs.worker.training.task import Loaded
+from tests.jobs.worker.forked_ranks import run_forked
+from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.training.test_resume import STEPS, events
+
+SAMPLE = str(Lm.demo.data)
+TINY: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def session(options: LmOptions, ranks: Ranks, output: Path = Path("none")) -> RankContext[Any]:
+    events = Events(0, io.StringIO())
+    return RankContext(options, ranks, events, Precision("fp32", ""), output=output)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small pretrained model: as good as random."""
+    path = tmp_path_factory.mktemp("llama")
+    texts = [row["text"] for row in read_table(SAMPLE).rows]
+    tokenizer = new_tokenizer(train_tokenizer(texts))
+    tokenizer.eos_token = "[SEP]"
+    torch.manual_seed(1)
+    config = LlamaConfig(**{**SHAPE, **TINY, "vocab_size": len(tokenizer)})
+    LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def options_for(folder: Path, **more: Any) -> LmOptions:
+    chosen = {"model": str(folder), "token_cache": NO_CACHE, "learning_rate": 1e-2}
+    chosen |= {"warmup_ratio": 0.0, "compile": "off", "max_length": 32, "batch_size": 4}
+    return replace(Lm.demo, **{**chosen, **more})
+
+
+def load(options: LmOptions) -> TrainingRun:
+    """Return a run of one rank, before its first step."""
+
+    def work(ranks: Ranks) -> TrainingRun:
+        task, context = Lm(options), session(options, ranks)
+        data = task.read(lambda _: None)
+        loaded = task.load(context, data)
+        return TrainingRun(context, task, loaded, task.prepare(context, loaded, data.train))
+
+    (run,) = run_threaded(1, work)
+    return run
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_the_loss_in_chunks_is_that_of_all_logits(
+    dtype: torch.dtype, exact: float, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "CHUNK", 350)
+    monkeypatch.setattr(head, "LEAST_ROWS", 1)
+    torch.manual_seed(1)
+    labels = torch.randint(0, 50, (30,))
+    labels[[3, 29]] = IGNORED
+    hidden, weight = torch.randn(30, 8), torch.randn(50, 8)
+    found, expected = list[Any](), list[Any]()
+    for results, kind in ((found, dtype), (expected, torch.float64)):
+        one, other = (each.detach().to(kind, copy=True) for each in (hidden, weight))
+        one.requires_grad_()
+        other.requires_grad_(not frozen)
+        if kind is torch.float64:
+            loss = cross_entropy(one @ other.t(), labels, ignore_index=IGNORED)
+        else:
+            loss = ChunkedLoss.apply(one, other, labels)  # type: ignore[no-untyped-call]
+        (3 * loss).backward()  # type: ignore[no-untyped-call]
+        assert frozen == (other.grad is None)
+        results += [loss.detach(), one.grad, *([] if frozen else [other.grad])]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert float((mine.double() - theirs).norm() / theirs.norm()) < exact
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_with_chunks_has_its_own_loss_and_gradients(tied: bool) -> None:
+    model: Any = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=tied)).train()
+    ids = torch.randint(3, 99, (3, 24))
+    labels = ids.clone()
+    labels[1, 15:] = IGNORED
+
+    def run() -> list[torch.Tensor]:
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        loss.backward()
+        return [loss.detach(), *(each.grad.clone() for each in model.parameters())]
+
+    expected, plain = run(), token_losses(model, ids)
+    assert use_chunks(model)
+    for mine, theirs in zip(run(), expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(token_losses(model, ids), plain, atol=1e-5)
+
+
+def test_models_that_change_logits_keep_their_own_loss() -> None:
+    capped = Gemma2ForCausalLM(Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=30.0))
+    free = Gemma2ForCausalLM(Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=None))
+    biased: Any = LlamaForCausalLM(LlamaConfig(**TINY))
+    biased.lm_head = nn.Linear(32, 99, bias=True)
+    assert [use_chunks(each) for each in (capped, free, biased)] == [False, True, False]
+    assert "forward" not in vars(capped.lm_head)
+
+
+def test_texts_are_packed_without_a_gap(folder: Path) -> None:
+    run = load(options_for(folder))
+    samples, tokenizer = run.samples, run.loaded.tokenizer
+    assert isinstance(samples, Packed)
+    joined = [token for n in range(len(samples)) for token in samples[n].inputs["input_ids"]]
+    texts = [row["text"] for row in read_table(SAMPLE).rows]
+    expected: list[int] = []
+    for text in texts:
+        expected += tokenizer(text, add_special_tokens=False)["input_ids"]
+        expected.append(tokenizer.eos_token_id)
+    assert joined == expected
+    assert {*samples.lengths[:-1]} == {32}
+    weights = run.task.weights(samples)
+    assert weights is not None
+    assert int(weights.sum()) == len(joined) - len(samples)
+    batch = run.task.collate([samples[0], samples[len(samples) - 1]], run.loaded)
+    last = int(samples.lengths[-1])
+    assert batch["labels"][1, :last].tolist() == joined[-last:]
+    assert {*batch["labels"][1, last:].tolist()} <= {IGNORED}
+    assert "attention_mask" not in batch
+
+
+def test_a_last_sample_of_one_token_is_left_out(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a\n" * 32)
+    assert load(options_for(folder, data=str(path))).samples.lengths.tolist() == [32]
+
+
+def test_texts_in_a_file_are_separated_by_empty_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\none\n two\n\n \nthree\n")
+    table = read_table(str(path))
+    assert [row["text"] for row in table.rows] == ["one\n two", "three"]
+    assert table.place(1) == f"{path}: line 6"
+    assert [row["text"] for row in read_table(str(path), limit=1).rows] == ["one\n two"]
+    path.write_text("\n \n")
+    with pytest.raises(DatasetError, match="has no rows"):
+        read_table(str(path))
+
+
+def test_perplexity_is_that_of_the_plain_model(folder: Path, tmp_path: Path) -> None:
+    options = options_for(folder)
+
+    def work(ranks: Ranks) -> dict[str, Any]:
+        task, context = Lm(options), session(options, ranks, tmp_path)
+        data = task.read(lambda _: None)
+        loaded = task.load(context, data)
+        return task.evaluate(context, loaded, data.eval, task.prepare(context, loaded, data.eval))
+
+    found, other = run_threaded(2, work)
+    model, run = LlamaForCausalLM.from_pretrained(folder).eval(), load(options)
+    total, count = 0.0, 0
+    for number in range(len(run.samples)):
+        ids = torch.tensor(run.samples[number].inputs["input_ids"][None].astype("int64"))
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+        count += ids.shape[1] - 1
+    assert found == other
+    assert found["eval_tokens"] == count
+    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
+    losses = [each["loss"] for each in json.loads((tmp_path / "predictions.json").read_text())]
+    assert sum(losses[:-1]) * 31 + losses[-1] * (ids.shape[1] - 1) == pytest.approx(total, rel=1e-4)
+
+
+def test_predict_measures_each_text(folder: Path) -> None:
+    rows = [{"text": "a core"}, {"text": "The scheduler keeps a list of jobs."}]
+    found = predict(folder, rows)
+    model = LlamaForCausalLM.from_pretrained(folder).eval()
+    tokenizer = load(options_for(folder)).loaded.tokenizer
+    for row, each in zip(rows, found, strict=True):
+        ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            loss = float(model(input_ids=ids, labels=ids).loss)
+        assert each == {
+            "perplexity": pytest.approx(perplexity(loss), rel=1e-3),
+            "tokens": ids.numel(),
+        }
+    with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
+        predict(folder, [{"text": ""}])
+
+
+@pytest.mark.filterwarnings("ignore")  # Trainer's
+def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -> None:
+    """Fifty steps in fp32 have the same losses; peft loads the saved adapter."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from torch.utils.data import SequentialSampler
+    from transformers import Trainer, TrainingArguments
+
+    steps = 50
+    run = load(options_for(folder, lora=True))
+    per_epoch = (len(run.samples) - 1) // 4  # full batches
+    schedule = Schedule(per_epoch, steps, 0)
+    order = list(batches(run.context, run.samples.lengths[: 4 * per_epoch], schedule))
+    base = LlamaForCausalLM.from_pretrained(folder)
+    theirs = get_peft_model(
+        base, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    missing = theirs.load_state_dict(run.loaded.model.state_dict())
+    assert not missing.missing_keys
+    rows = [run.samples[int(n)].inputs["input_ids"].astype("int64") for each in order for n in each]
+    losses: list[float] = []
+
+    class Recording(Trainer):
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return SequentialSampler(rows)
+
+        def training_step(self, *arguments: Any, **options: Any) -> Any:
+            loss = super().training_step(*arguments, **options)
+            losses.append(float(loss))
+            return loss
+
+    Recording(
+        model=theirs,
+        args=TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            max_steps=steps,
+            learning_rate=1e-2,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        ),
+        train_dataset=[
+            {"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows
+        ],
+    ).train()
+
+    found = []
+    with join("gloo", {}):
+        model, optimizer = prepare(run, steps)
+        for number, chosen in enumerate(order):
+            optimizer.param_groups[0]["lr"] = 1e-2 * schedule.rate(number)
+            found.append(take_step(run, model, optimizer, run.batch(chosen)).loss)
+    assert len(found) == len(losses) == 50
+    assert found == pytest.approx(losses, abs=1e-5)
+    assert found[-1] < found[0] - 0.1
+
+    save_model(tmp_path, run.loaded)
+    saved = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder), tmp_path / "model")
+    ids = torch.tensor(rows[0])[None]
+    assert torch.allclose(token_losses(saved, ids), token_losses(run.loaded.model, ids), atol=1e-5)
+
+
+def test_adapters_are_all_that_a_checkpoint_holds(folder: Path, nodes_folder: Path) -> None:
+    """A killed run with recomputed layers continues to the same adapters, to the bit."""
+    shared: dict[str, Any] = {"lora": True, "gradient_checkpointing": True, "batch_size": 2}
+    shared |= {"max_steps": STEPS, "checkpoint_every": 2, "backend": "gloo", "dtype": "bf16"}
+
+    def at(name: str, **more: Any) -> LmOptions:
+        return options_for(folder, **shared, output=str(nodes_folder / name), **more)
+
+    kill = {"at": "step", "step": 7, "rank": 1, "signal": signal.SIGKILL}
+    whole, killed, resumed = run_forked(
+        [(at("whole"), {}), (at("killed"), kill), (at("killed", resume=True), {})]
+    )
+    assert (whole.codes, resumed.codes) == ([0, 0], [0, 0]), resumed.texts
+    assert -signal.SIGKILL in killed.codes
+    one, other = (
+        (nodes_folder / name / "model" / "adapter_model.safetensors").read_bytes()
+        for name in ("whole", "killed")
+    )
+    assert one == other
+    state = torch.load(list_checkpoints(nodes_folder / "whole")[-1] / "state.pt")
+    assert state["model"]
+    assert all("lora_" in name for name in state["model"])
+    notes = [event["text"] for event in events(whole) if event["event"] == "note"]
+    assert any("of memory per rank" in note for note in notes)
+
+
+def test_adapters_of_a_new_model_are_refused() -> None:
+    with pytest.raises(ValueError, match="--lora trains adapters of a model's weights"):
+        LmOptions(model=SCRATCH, lora=True)
+
+
+def test_adapters_get_a_higher_default_rate() -> None:
+    full, lora = LmOptions(), LmOptions(lora=True)
+    assert lora.highest_rate(2) == pytest.approx(10 * full.highest_rate(2))
+    assert LmOptions(lora=True, learning_rate=1e-3).highest_rate(2) == 1e-3
+
+
+def test_layers_are_recomputed_without_dropout() -> None:
+    from jobs.worker.tasks.lm.task import has_dropout, prepare_model
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2))
+    assert has_dropout(model)
+    model = prepare_model(model, LmOptions(gradient_checkpointing=True)).train()
+    assert not has_dropout(model)
+    assert model.is_activation_checkpointing
+
+
+def peak(**more: Any) -> int:
+    config = LlamaConfig(**{**TINY, "hidden_size": 64, "num_hidden_layers": 6})
+    return simulate(Plan(LmOptions(max_length=256, **more), "fp32", 1), config)
+
+
+def test_the_simulated_peak_falls_with_what_saves_memory() -> None:
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    full = peak()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert peak(gradient_checkpointing=True) < 0.6 * full
+    assert peak(accumulate=8) < 0.3 * full
+    assert peak(batch_size=16) > 1.8 * full
+    assert peak(lora=True, gradient_checkpointing=True) < peak(gradient_checkpointing=True)
+
+
+def test_a_simulated_step_holds_weights_gradients_averages_and_activations() -> None:
+    """One linear layer, by hand: only the weights count where nothing else is large."""
+    config = LlamaConfig(**{**TINY, "vocab_size": 50_000, "tie_word_embeddings": True})
+    found = simulate(Plan(LmOptions(max_length=16, batch_size=1), "fp32", 1), config)
+    words = 50_000 * 32 * 4
+    # Weights, gradients, two averages; the head's gradients are separate at first, as is a chunk's part.
+    logits = 15 * 50_000 * 4
+    assert 6 * words <= found <= 7.2 * words + 3 * logits
+
+
+def test_a_run_that_can_not_fit_is_refused_before_it_loads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "read_free_bytes", lambda: 1000)
+    with pytest.raises(ModelError) as refused:
+        load(options_for(folder, lora=True))
+    assert "of memory per rank, and rank 0 can have" in refused.value.message
+    assert refused.value.hint is not None
+    assert "--gradient-checkpointing, --accumulate 2, " in refused.value.hint
+    assert "--lora" not in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "expected"),
+    [
+        (
+            "0::/",
+            {"memory.max": "500", "memory.current": "300", "memory.stat": "inactive_file 40"},
+            240,
+        ),
+        ("0::/a/b", {"a/memory.max": "max", "a/memory.current": "1", "a/memory.stat": "x 1"}, None),
+        (
+            "7:cpu,memory:/a",
+            {
+                "memory/memory.limit_in_bytes": "900",
+                "memory/memory.usage_in_bytes": "100",
+                "memory/memory.stat": "cache 5\ntotal_inactive_file 7",
+            },
+            807,
+        ),
+    ],
+)
+def test_the_memory_left_is_that_of_the_control_group(
+    line: str, files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "cgroup").write_text(f"3:cpuset:/x\n{line}\n")
+    for name, content in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(content + "\n")
+    found = read_free_bytes(tmp_path / "cgroup", tmp_path / "fs")
+    assert found == expected if expected is not None else found > 10**7
+
+
+def test_names_of_columns(tmp_path: Path) -> None:
+    def read(rows: Sequence[Any], **more: Any) -> list[Any]:
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return [*Lm(LmOptions(data=str(path), **more)).read(lambda _: None).train]
+
+    assert read([{"content": "a"}, {"content": "b"}]) == ["a", "b"]
+    assert read([{"code": "a", "text": "b"}], text_column="code") == ["a"]
+    with pytest.raises(DatasetError, match="line 2: column 'text' is empty"):
+        read([{"text": "a"}, {"text": " "}])
+
+
+def test_loaded_without_an_end_token_is_refused(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    LlamaForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no token for the end of a text"):
+        load(options_for(tmp_path))
+    assert isinstance(load(options_for(folder)).loaded, Loaded)

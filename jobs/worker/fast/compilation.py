@@ -26,6 +26,8 @@ the number of cores nor measured times decide: a run that resumes on another mac
 dropout.
 """
 
+COMPILED = Path("~/.cache/spr-cluster/compiled")
+"""Where a node keeps compiled code."""
 _CACHE_CUSTOM_FUNCTIONS = "autograd_cache_allow_custom_autograd_functions"
 
 

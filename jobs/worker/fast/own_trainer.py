@@ -31,12 +31,12 @@ _MULTIPLE, _NO_LABEL = 8, -100
 
 def speed_up_trainer(trainer: Any, bf16: bool) -> Any:
     """Change a Trainer in place, and return it."""
-    ranks, args = joined_ranks(), trainer.args
-    if args.device.type != "cpu":
-        say(ranks, "speed_up is for CPUs, and this Trainer uses another device")
+    ranks, kind = joined_ranks(), trainer.accelerator.distributed_type.value
+    if trainer.args.device.type != "cpu" or kind not in ("NO", "MULTI_CPU"):
+        say(ranks, f"not faster: this Trainer uses {trainer.args.device.type}, {kind}")
     else:
         say(ranks, _compile(trainer, ranks, bf16))
-        if ranks.size > 1 and trainer.accelerator.distributed_type.value == "MULTI_CPU":
+        if ranks.size > 1:
             _average_quickly(trainer.accelerator, ranks, bf16)
         _trim_training(trainer)
     if OUTPUT in os.environ:

@@ -193,7 +193,7 @@ def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_los
     for rank in range(2):
         rows = [*map(json.loads, (folder / f"metrics/rank-{rank}.jsonl").read_text().splitlines())]
         assert [row["step"] for row in rows] == list(range(1, last["step"] + 1))
-        assert all(row["samples"] == 8 and 0 < row["loss"] < 1 for row in rows)
+        assert all(row["samples"] == 8 and 0 < row["loss"] < 3 for row in rows)
         # All rows of 5 to 15 tokens are padded to 32, and trimmed to 16.
         assert all(40 <= row["tokens"] <= 120 and row["padded"] in (96, 128) for row in rows)
         assert all(row["seconds"]["compute"] > 0 for row in rows)

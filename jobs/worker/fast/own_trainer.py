@@ -61,18 +61,20 @@ def _compile(trainer: Any, ranks: Ranks, bf16: bool) -> str:
 
 def _average_quickly(accelerator: Any, ranks: Ranks, bf16: bool) -> None:
     """Let Accelerate wrap models in :class:`OwnReplica`, with its own options, for training."""
-    plain = accelerator.prepare_model
+    plain, made = accelerator.prepare_model, list[Any]()
 
     def prepare(model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
-        if getattr(model, "_is_accelerate_prepared", False) and isinstance(model, OwnReplica):
-            return model
         prepared = plain(model, device_placement, evaluation_mode=True)
-        if evaluation_mode or not any(each.requires_grad for each in prepared.parameters()):
+        is_replica = isinstance(prepared, OwnReplica)
+        if evaluation_mode or is_replica or not any(p.requires_grad for p in prepared.parameters()):
             return prepared
-        handler = accelerator.ddp_handler
-        replica: Any = OwnReplica(prepared, ranks, bf16, **(handler.to_kwargs() if handler else {}))
-        replica._is_accelerate_prepared = True
-        return replica
+        # A second one would average gradients again.
+        if not made or made[-1].module is not prepared:
+            handler = accelerator.ddp_handler
+            options = handler.to_kwargs() if handler else {}
+            made.append(OwnReplica(prepared, ranks, bf16, **options))
+            made[-1]._is_accelerate_prepared = True
+        return made[-1]
 
     accelerator.prepare_model = prepare
 

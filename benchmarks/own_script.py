@@ -14,7 +14,6 @@ to 128. `passages`: SQuAD's, of 128 tokens, with their articles' titles: nothing
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
 import random
@@ -54,7 +53,7 @@ class Accuracy(evaluate.Metric):
 
 
 class Trained(NamedTuple):
-    """A run: the loss of each step, and the samples per second of all ranks after the first steps."""
+    """A run: the loss of each step, and all ranks' samples per second after the first steps."""
 
     losses: list[float]
     speed: float
@@ -70,6 +69,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--skip", type=int, default=20, help="steps before the measurement")
+    parser.add_argument("--curve-steps", type=int, default=100)
     parser.add_argument("--no-curves", action="store_true", help="measure only the speed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -78,21 +78,26 @@ def main() -> None:
         play = Player(folder, args)
         plain, fast = [], []
         for _ in range(args.rounds):
-            plain.append(play("plain", "model", "bf16").speed)
-            fast.append(play("fast", "model", "bf16").speed)
+            plain.append(play("plain", "model", "bf16", args.steps).speed)
+            fast.append(play("fast", "model", "bf16", args.steps).speed)
             print({"plain": plain[-1], "fast": fast[-1]}, flush=True)
         ratio = statistics.median(b / a for a, b in zip(plain, fast, strict=True))
         missed = [f"{BAR_SPEED} times as fast"] if ratio < BAR_SPEED else []
         curves: dict[str, Any] = {}
         if not args.no_curves:
-            exact = play("plain", "even", "fp32").losses
-            apart = {
-                side: mean_distance(play(side, "even", "bf16").losses, exact)
-                for side in ("plain", "fast")
-            }
+            steps = args.curve_steps
+            exact = play("plain", "even", "fp32", steps).losses
+            found = {side: play(side, "even", "bf16", steps).losses for side in ("plain", "fast")}
+            apart = {side: mean_distance(losses, exact) for side, losses in found.items()}
             if apart["fast"] > BAR_NOISE * apart["plain"]:
                 missed.append("losses within bf16's noise")
-            curves = {"mean_loss": statistics.mean(exact), "distance_from_fp32": apart}
+            tenth = max(1, steps // 10)
+            ends = {side: round(statistics.mean(each[-tenth:]), 4) for side, each in found.items()}
+            curves = {
+                "first_losses": round(statistics.mean(exact[:tenth]), 4),
+                "last_losses": {"fp32": round(statistics.mean(exact[-tenth:]), 4), **ends},
+                "distance_from_fp32": {side: round(each, 6) for side, each in apart.items()},
+            }
         finish(
             missed,
             benchmark="own_script",
@@ -155,9 +160,9 @@ class Player:
     """Runs a script as `spr-cluster run` does: a process per rank, each on a CPU, with tcmalloc."""
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
-        self._folder, self._steps, self._skip = folder, args.steps, args.skip
+        self._folder, self._skip = folder, args.skip
 
-    def __call__(self, side: str, model: str, dtype: str) -> Trained:
+    def __call__(self, side: str, model: str, dtype: str, steps: int) -> Trained:
         port, folder = free_port(), self._folder
         argv = [
             sys.executable,
@@ -167,7 +172,7 @@ class Player:
         ]
         argv += [f"--model_name_or_path={folder / model}", f"--train_file={folder}/train.json"]
         argv += [f"--validation_file={folder}/dev.json", f"--metric_name={folder}/accuracy"]
-        argv += [f"--max_steps={self._steps}", f"--per_device_train_batch_size={BATCH}"]
+        argv += [f"--max_steps={steps}", f"--per_device_train_batch_size={BATCH}"]
         argv += [f"--learning_rate={RATE}", "--logging_steps=1", "--disable_tqdm=true"]
         argv += ["--save_strategy=no", "--report_to=none", "--log_level=error"]
         argv += ["--text_column_names=sentence", "--use_cpu"]
@@ -211,27 +216,26 @@ class Player:
         for each in others:
             each.start()
         try:
-            return self._read(running)
+            times = self._read(running[0])
         finally:
             for rank in running:
                 rank.kill()
+        state = json.loads((folder / "o/trainer_state.json").read_text())
+        losses = [each["loss"] for each in state["log_history"] if "loss" in each]
+        seconds = times[-1] - times[self._skip - 1]
+        return Trained(losses, round((steps - self._skip) * BATCH * RANKS / seconds, 2))
 
-    def _read(self, running: list[subprocess.Popen[str]]) -> Trained:
-        """Read the first rank's losses as they come."""
-        losses, times, said = [], [], []
-        first = running[0]
+    def _read(self, first: subprocess.Popen[str]) -> list[float]:
+        """Return when the first rank printed each step's loss."""
+        times, said = [], []
         assert first.stdout is not None
         for line in first.stdout:
             said.append(line)
             if line.startswith("{'loss'"):
-                losses.append(float(ast.literal_eval(line)["loss"]))
                 times.append(time.perf_counter())
-        for each in running[: len(losses)]:
-            each.wait(60)
-        if any(each.returncode for each in running) or len(losses) != self._steps:
+        if first.wait(60):
             raise SystemExit(f"the script failed: {''.join(said)[-3000:]}")
-        seconds = times[-1] - times[self._skip - 1]
-        return Trained(losses, round((self._steps - self._skip) * BATCH * RANKS / seconds, 2))
+        return times
 
 
 if __name__ == "__main__":

@@ -27,12 +27,16 @@ _SCRIPT = """\
 import json, os, socket, sys
 import torch, torch.distributed as dist
 from helper import DOUBLE
+from spr_cluster import speed_up
 
 dist.init_process_group(os.environ["SPR_BACKEND"])
 number = torch.tensor([float(dist.get_rank() + 1)])
+replica = speed_up(torch.nn.Linear(1, 1), bf16=False)
+replica(number).backward()
 dist.all_reduce(number)
 told = {
     "sum": DOUBLE * number.item(),
+    "gradient": replica.module.weight.grad.item(),
     "argv": sys.argv[1:],
     "host": socket.gethostname(),
     "cpus": len(os.sched_getaffinity(0)),
@@ -93,6 +97,7 @@ def test_a_script_of_torch_runs_on_all_nodes(
 
     first, second = read(tmp_path / "out/rank-0.json"), read(tmp_path / "out/node1/rank-1.json")
     assert first["sum"] == second["sum"] == 6
+    assert first["gradient"] == second["gradient"] == 1.5
     assert first["argv"] == ["--lr", "1e-4"]
     assert {first["host"], second["host"]} == {
         "ip-" + node["private_ip"].replace(".", "-") for node in two.up_result["nodes"]

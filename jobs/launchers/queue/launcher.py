@@ -76,7 +76,9 @@ class QueueLauncher:
 
     def cancel(self, job: JobSummary, on_log: TextSink, *, now: bool) -> tuple[str, ...]:
         at_once = now or job.state != RUNNING
-        grace = 0 if at_once else CHECKPOINT_SECONDS if job.unfinished else STOP_SECONDS
+        # Programs that report steps can save a checkpoint, too.
+        saves = job.unfinished or job.expected_end is not None
+        grace = 0 if at_once else CHECKPOINT_SECONDS if saves else STOP_SECONDS
         return stop_job(self._slurm, JobPaths(job.job), grace, on_log)
 
     def fetch(self, job: str, results: Path, note: Callable[[str], None]) -> tuple[str, ...]:

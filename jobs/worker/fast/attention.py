@@ -135,6 +135,8 @@ def use_products(model: Any) -> list[Any]:
     None do if transformers or the model can't switch attention, or if the outputs for a small batch would
     differ.
     """
+    if not hasattr(model, "set_attn_implementation"):
+        return []
     try:
         from transformers import (  # noqa: PLC0415 - reads variables when imported
             AttentionInterface,

@@ -137,8 +137,8 @@ class SeenWords(NamedTuple):
 class Replica(DistributedDataParallel):
     """This rank's replica of the model, which all ranks train together.
 
-    ``wire`` is the type of gradients on the network, ``control`` a group for small messages, and
-    ``all_reduce`` adds up the gradients.
+    ``wire`` is the type of gradients on the network, ``control`` a group for small messages, ``all_reduce``
+    adds up the gradients, and ``options`` are DistributedDataParallel's.
     ``sent_bytes`` counts the bytes of all gradients that this rank has sent; ``last_sent`` is the time
     (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
@@ -153,6 +153,7 @@ class Replica(DistributedDataParallel):
         wire: torch.dtype,
         control: Any = None,
         all_reduce: SumOverRanks = sum_in_ring,
+        **options: Any,
     ) -> None:
         table = word_table(model)
         words = None if table is None else table.weight
@@ -161,7 +162,8 @@ class Replica(DistributedDataParallel):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             model, ignored
         )
-        super().__init__(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
+        own: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": BUCKET_MB}
+        super().__init__(model, **{**own, **options})
         if words is not None:
             # As DistributedDataParallel does with the other parameters.
             dist.broadcast(words.data, 0, group=control)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
+from getpass import getuser
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,9 @@ the number of cores nor measured times decide: a run that resumes on another mac
 dropout.
 """
 
+COMPILED = Path("~/.cache/spr-cluster/compiled")
+"""Where a node keeps compiled code."""
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _CACHE_CUSTOM_FUNCTIONS = "autograd_cache_allow_custom_autograd_functions"
 
 
@@ -72,11 +77,16 @@ def keep_compiled(root: Path) -> None:
     """
     # It is for this processor's instructions, which torch's own keys leave out.
     processor = hashlib.sha256(" ".join(sorted(read_cpu_flags())).encode()).hexdigest()[:12]
-    with suppress(OSError, RuntimeError):  # without a home folder
+    with suppress(OSError, RuntimeError, KeyError):  # without a home folder or a user
         folder = root.expanduser() / processor
         folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        # The import of transformers' Trainer sets it to torch's default.
+        given = os.environ.get(_FOLDER, "")
+        if os.access(folder, os.W_OK) and given in (
+            "",
+            f"{gettempdir()}/torchinductor_{getuser()}",
+        ):
+            os.environ[_FOLDER] = str(folder)
     if hasattr(torch._functorch.config, _CACHE_CUSTOM_FUNCTIONS):  # not in older releases
         setattr(torch._functorch.config, _CACHE_CUSTOM_FUNCTIONS, True)
 

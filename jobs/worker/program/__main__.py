@@ -18,13 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..runtime.errors import PlacementError, WorkerError
-from ..runtime.events import Events, take_mark
+from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.pinning import take_place
 from ..runtime.process import leave, read_identity, read_local_place, read_words
 from .terminal import wait_for_session
 
 _NO_PROGRAM = 127
+_IMPORTS = Path(__file__).resolve().parent / "imports"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         take_place(os.environ, _requested_threads)
         own = read_words(Path(args.environment)) if args.environment else []
         environ = program_environment(os.environ, str(Path.cwd() / args.output), own)
+        # For the reports of `speed_up`.
+        environ[MARK] = mark
         add_packages(environ, args.packages, args.imports.split(":"))
         if args.output_dir:
             link_output(Path(args.folder, args.output_dir), Path(environ["SPR_OUTPUT"]))
@@ -111,12 +114,14 @@ def program_environment(
 
 
 def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str]) -> None:
-    """Add a job's own packages, if it has them, and its import folders before the stack's."""
+    """Add a job's own packages, if it has them, and its import folders before the stack's.
+
+    After them comes the folder of ``spr_cluster``.
+    """
     here = Path.cwd()
     folders = [str(here / each) for each in (*imports, packages) if each and (here / each).is_dir()]
-    if folders:
-        before = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
-        environ["PYTHONPATH"] = ":".join([*before, *folders])
+    before = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
+    environ["PYTHONPATH"] = ":".join([*before, *folders, str(_IMPORTS)])
     bins = [f"{here / each}/bin" for each in ("site", packages) if (here / each / "bin").is_dir()]
     environ["PATH"] = ":".join([*bins, environ.get("PATH", "")])
 

@@ -81,7 +81,9 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, on every rank."""
-        values = [None] * self.size
+        values = [value] * self.size
+        if self.size == 1:
+            return values
         dist.all_gather_object(values, value, group=self.control)
         return values
 

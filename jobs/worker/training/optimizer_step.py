@@ -6,7 +6,6 @@ import importlib
 import math
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from ..fast.attention import LONGEST
 from ..fast.communication import Replica, choose_all_reduce
 from ..fast.compilation import (
+    COMPILED,
     choose_compilation,
     compile_layers,
     estimate_tflop,
@@ -28,8 +28,6 @@ from .options import TextOptions, TrainOptions
 
 IPEX_MODULE = "intel_extension_for_pytorch"
 CLIP_NORM = 1.0
-COMPILED = Path("~/.cache/spr-cluster/compiled")
-"""Where a node keeps compiled code."""
 
 
 class Step(NamedTuple):

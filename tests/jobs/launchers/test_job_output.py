@@ -13,16 +13,20 @@ import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.console.output import printable
 from infra.errors import HangupError, HostError, JobError
-from jobs.launchers.launcher import JobEnd
-from jobs.launchers.plan import JobPaths
+from jobs.launchers.launcher import RUNNING, JobEnd, JobSummary
+from jobs.launchers.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
+from jobs.launchers.queue import launcher
 from jobs.launchers.queue.job_output import JobOutput, explain, note_silence, stop_job
+from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobSession
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.runtime.events import mark_of, render_event
@@ -316,3 +320,21 @@ def test_what_a_program_prints_is_text(text: bytes, tmp_path: Path) -> None:
     assert max(map(len, shown)) <= LINE_BYTES
     assert all(printable(line).isprintable() for line in shown)
     assert explain(JobEnd("failed", 3), output, "").message
+
+
+def test_a_program_that_reports_steps_gets_time_to_save_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graces: list[int] = []
+
+    def stop(_launcher: object, _paths: object, grace_s: int, _on_log: object) -> tuple[str, ...]:
+        graces.append(grace_s)
+        return ()
+
+    monkeypatch.setattr(launcher, "stop_job", stop)
+    context: Any = SimpleNamespace(flags="")
+    queue, at = QueueLauncher(context, FakeHost("node0", [])), datetime.now(timezone.utc)
+    for end in (None, at):
+        job = JobSummary(RUNNING, job="run-1", submitted=at, expected_end=end)
+        assert queue.cancel(job, print, now=False) == ()
+    assert graces == [STOP_SECONDS, CHECKPOINT_SECONDS]

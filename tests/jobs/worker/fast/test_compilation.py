@@ -45,6 +45,14 @@ def test_a_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert os.environ[NAME] == "/mine"
 
 
+def test_torchs_own_default_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.setenv(NAME, default_cache_dir())
+    keep_compiled(tmp_path)
+    assert Path(os.environ[NAME]).parent == tmp_path
+
+
 def test_without_a_folder_it_stays_where_torch_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     keep_compiled(tmp_path / "file" / "folder")

@@ -1,0 +1,144 @@
+"""The fast path for a user's own script: :func:`speed_up`, for a model or transformers' ``Trainer``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..runtime.process import RankIdentity, read_local_place
+from ..runtime.ranks import TIMEOUT, Ranks
+from .communication import Replica, SeenWords, choose_all_reduce
+from .compilation import COMPILED, compile_layers, keep_compiled, why_no_compiler
+from .dropout import draw_seeds
+
+
+def speed_up(target: Any, *, bf16: bool | None = None, **options: Any) -> Any:
+    """Speed up training with a model or a transformers ``Trainer``, on CPUs.
+
+    A model comes back as it replaces DistributedDataParallel's in a loop, with ``options`` for that; a single
+    rank gets the model itself. A Trainer is changed in place, before ``train()``. All ranks must call it.
+
+    With ``bf16``, layers are compiled and gradients are sent in bf16. Its default is Trainer's argument, and
+    True for a model, whose loop uses autocast.
+    """
+    if hasattr(target, "training_step") and hasattr(target, "accelerator"):
+        # It needs transformers.
+        from .own_trainer import speed_up_trainer  # noqa: PLC0415
+
+        return speed_up_trainer(target, target.args.bf16 if bf16 is None else bf16)
+    ranks, is_bf16 = joined_ranks(), bf16 is not False
+    if is_bf16:
+        say(ranks, FastLayers.use(target, ranks))
+    return target if ranks.size == 1 else OwnReplica(target, ranks, is_bf16, **options)
+
+
+def say(ranks: Ranks, text: str) -> None:
+    """Print a line for the user, once."""
+    if ranks.first:
+        print(f"spr_cluster: {text}", file=sys.stderr, flush=True)
+
+
+def joined_ranks() -> Ranks:
+    """Return the ranks of torch's process group; without one, this process is alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Ranks(RankIdentity(), "none", "one process", None, read_local_place({}))
+    # Not mpirun's variables: the script may run under a torchrun that mpirun has started.
+    names = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in os.environ]
+    local = read_local_place({name: os.environ[name] for name in names})
+    identity = RankIdentity(dist.get_rank(), dist.get_world_size())
+    control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    return Ranks(identity, str(dist.get_backend()), "chosen by the script", control, local)
+
+
+class FastLayers:
+    """A forward pre-hook that switches a model's compiled layers on for training.
+
+    It switches them off for evaluation, which would have to compile them again.
+    """
+
+    def __init__(self, model: Any, *, shared: bool) -> None:
+        config, training = getattr(model, "config", None), model.training
+        before = getattr(config, "_attn_implementation", None)
+        self.count = compile_layers(model, shared=shared)
+        model.train(training)
+        # By whether the model trains.
+        self._attention = {False: before, True: getattr(config, "_attn_implementation", None)}
+        # Module.compile sets it, and has no inverse.
+        self._calls = [(each, each._compiled_call_impl) for each in model.modules()]
+        self._on = True
+        model.register_forward_pre_hook(self)
+
+    @classmethod
+    def use(cls, model: Any, ranks: Ranks) -> str:
+        """Compile a model's layers on all ranks, or on none; return what it has done."""
+        keep_compiled(COMPILED)
+        with torch.random.fork_rng(devices=[]), _same_verbosity():
+            troubles = ranks.gather(why_no_compiler())
+            wrong = [f"rank {rank}: {text}" for rank, text in enumerate(troubles) if text]
+            if wrong:
+                return f"layers are not compiled: {wrong[0]}"
+            return f"{cls(model, shared=ranks.size > 1).count} layers will be compiled"
+
+    def __call__(self, model: Any, _: Any) -> None:
+        if model.training != self._on:
+            self._on = model.training
+            for module, call in self._calls:
+                module._compiled_call_impl = call if self._on else None
+            if self._attention[True] != self._attention[False]:
+                model.set_attn_implementation(self._attention[self._on])
+        if self._on:
+            draw_seeds(model)
+
+
+@contextmanager
+def _same_verbosity() -> Iterator[None]:
+    """Restore transformers' verbosity after a ``with`` block."""
+    transformers = sys.modules.get("transformers")
+    before = transformers.logging.get_verbosity() if transformers else None
+    yield
+    if transformers:
+        transformers.logging.set_verbosity(before)
+
+
+class OwnReplica(Replica):
+    """A replica for loops made for DistributedDataParallel: ``backward`` averages all gradients."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks, bf16: bool, **options: Any) -> None:
+        wire = torch.bfloat16 if bf16 else torch.float32
+        super().__init__(model, wire, ranks.control, choose_all_reduce(ranks), **options)
+        self._share, self._sends = 1 / ranks.size, True
+        (words,) = self._words
+        if words is not None:
+            words.register_post_accumulate_grad_hook(self._after_words)  # type: ignore[no-untyped-call]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if torch.is_grad_enabled():
+            self._sends = self.require_backward_grad_sync
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+
+    def _sum(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
+        return super()._sum(gradients.mul_(self._share))
+
+    def _after_words(self, _: Tensor) -> None:
+        if self._sends:
+            # At the end of the backward pass, after DistributedDataParallel's own sums: all ranks must send
+            # in the same order.
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._sum_nonzero_rows)
+
+    def _sum_nonzero_rows(self) -> None:
+        (words,) = self._words
+        assert words is not None
+        assert words.grad is not None
+        # Not from the IDs: a model may use the table in other ways.
+        # (This takes half the time of `any`, and the sum of squares could underflow.)
+        seen = torch.linalg.vector_norm(words.grad, ord=1, dim=1).ne(0).to(torch.uint8)
+        work = dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control, async_op=True)
+        self.sum_words(SeenWords(seen, work))

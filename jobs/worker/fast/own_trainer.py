@@ -1,0 +1,238 @@
+"""transformers' ``Trainer`` on the fast path: its layers, sums, and batches, and its reports to the job."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ..runtime.context import package_versions
+from ..runtime.events import Events, take_mark
+from ..runtime.output import Metrics, StepFigures
+from ..runtime.process import STOPPED, listen
+from ..runtime.ranks import Ranks
+from ..runtime.steps import Pace, StepReporter
+from .own_script import FastLayers, OwnReplica, joined_ranks, say
+
+OUTPUT = "SPR_OUTPUT"
+"""The environment variable of a job's output folder; without it, no job wants reports."""
+_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
+_MULTIPLE, _NO_LABEL = 8, -100
+
+
+def speed_up_trainer(trainer: Any, bf16: bool) -> Any:
+    """Change a Trainer in place, and return it."""
+    ranks, kind = joined_ranks(), trainer.accelerator.distributed_type.value
+    if trainer.args.device.type != "cpu" or kind not in ("NO", "MULTI_CPU"):
+        say(ranks, f"not faster: this Trainer uses {trainer.args.device.type}, {kind}")
+    else:
+        say(ranks, _compile(trainer, ranks, bf16))
+        if ranks.size > 1:
+            _average_quickly(trainer.accelerator, ranks, bf16)
+        _trim_training(trainer)
+    if OUTPUT in os.environ:
+        trainer.add_callback(StepReports(trainer, ranks, "bf16" if bf16 else "fp32"))
+    return trainer
+
+
+def _compile(trainer: Any, ranks: Ranks, bf16: bool) -> str:
+    args, model = trainer.args, trainer.model
+    # By its names in transformers before 5.20 and since.
+    names = ("gradient_checkpointing", "activation_checkpointing")
+    recomputes = any(getattr(each, n, False) for each in (args, *model.modules()) for n in names)
+    if not bf16 or args.torch_compile:
+        reason = "Trainer compiles the model" if bf16 else "it does not speed up fp32"
+    elif recomputes:
+        # It would draw another dropout mask.
+        reason = "gradient checkpointing computes them twice"
+    else:
+        return FastLayers.use(model, ranks)
+    return f"layers are not compiled: {reason}"
+
+
+def _average_quickly(accelerator: Any, ranks: Ranks, bf16: bool) -> None:
+    """Let Accelerate wrap models in :class:`OwnReplica`, with its own options, for training."""
+    plain, made = accelerator.prepare_model, list[Any]()
+
+    def prepare(model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
+        prepared = plain(model, device_placement, evaluation_mode=True)
+        is_replica = isinstance(prepared, OwnReplica)
+        if evaluation_mode or is_replica or not any(p.requires_grad for p in prepared.parameters()):
+            return prepared
+        # A second one would average gradients again.
+        if not made or made[-1].module is not prepared:
+            handler = accelerator.ddp_handler
+            options = handler.to_kwargs() if handler else {}
+            made.append(OwnReplica(prepared, ranks, bf16, **options))
+            made[-1]._is_accelerate_prepared = True
+        return made[-1]
+
+    accelerator.prepare_model = prepare
+
+
+def _trim_training(trainer: Any) -> None:
+    plain = trainer.get_train_dataloader
+
+    def get_train_dataloader() -> Any:
+        collate = trainer.data_collator
+        # Only while it is made: evaluation may expect batches of one width.
+        trainer.data_collator = Trimmed(collate)
+        try:
+            return plain()
+        finally:
+            trainer.data_collator = collate
+
+    trainer.get_train_dataloader = get_train_dataloader
+
+
+class Trimmed:
+    """A collator without the last columns of ``collate``'s batches if they are padding in all rows."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self._collate(samples)
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            return batch
+        width, used = mask.shape[1], mask.any(0).nonzero()
+        longest = int(used[-1]) + 1 if len(used) else width
+        kept = min(width, -(-longest // _MULTIPLE) * _MULTIPLE)
+        wide = {
+            name: each
+            for name, each in batch.items()
+            if isinstance(each, torch.Tensor) and each.dim() > 1 and each.shape[1] == width
+        }
+        for name, each in wide.items():
+            is_known = name in _TOKENS and each.dim() == 2
+            # Labels of tokens; others could be as many by chance.
+            if not is_known and (name != "labels" or not (each[:, kept:] == _NO_LABEL).all()):
+                return batch
+        for name, each in wide.items():
+            batch[name] = each[:, :kept].contiguous()
+        return batch
+
+
+class StepReports(TrainerCallback):
+    """Reports a Trainer's steps as events and metrics, as ``spr-cluster train`` does.
+
+    After a SIGTERM, it saves a checkpoint after the same step on all ranks and ends the script with 143.
+    """
+
+    def __init__(self, trainer: Any, ranks: Ranks, dtype: str) -> None:
+        self._ranks, self._dtype, self._stack = ranks, dtype, ExitStack()
+        self._events = Events(ranks.rank, mark=take_mark())
+        self._trainer, self._plain = trainer, trainer.training_step
+        self._checkpoint, self._stops, self._warned = "", False, False
+        self._begin = self._last = self._last_loss = self._rate = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Start to count the next step."""
+        self._samples = self._tokens = self._padded = 0
+        self._loss = self._computed = self._waited = 0.0
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        ranks, events = self._ranks, self._events
+        hosts = ranks.gather(socket.gethostname())
+        self._trainer.training_step = self._training_step
+        events.emit(
+            "start",
+            world_size=ranks.size,
+            hosts=list(dict.fromkeys(hosts)),
+            backend=ranks.backend,
+            dtype=self._dtype,
+            versions=package_versions(),
+        )
+        if state.global_step:
+            events.emit("resumed", step=state.global_step, total=state.max_steps)
+        metrics = Metrics(Path(os.environ[OUTPUT]), ranks.rank, events.note)
+        self._request = self._stack.enter_context(listen())
+        self._stack.enter_context(metrics)
+        try:
+            per_epoch = max(1, len(train_dataloader) // args.gradient_accumulation_steps)
+        except TypeError:  # a stream
+            per_epoch = state.max_steps
+        pace, done = Pace(ranks, hosts), state.global_step
+        self._reporter = StepReporter(
+            events, metrics, pace, self._request, state.max_steps, per_epoch, done
+        )
+        self._begin = self._last = time.perf_counter()
+
+    def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        """Trainer's, measured: the forward and backward pass of a part of a batch."""
+        begin = time.perf_counter()
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        first = next((each for each in inputs.values() if isinstance(each, torch.Tensor)), ())
+        self._samples += len(first)
+        if ids is not None:
+            self._padded += ids.numel()
+            self._tokens += int(mask.sum()) if mask is not None else ids.numel()
+        self._rate = self._trainer.optimizer.param_groups[0]["lr"]
+        loss = self._plain(model, inputs, *arguments, **named)
+        self._loss += float(loss)  # a part's share
+        end, sent = time.perf_counter(), getattr(model, "last_sent", 0.0)
+        waited = end - sent if sent > begin else 0.0
+        self._computed += end - begin - waited
+        self._waited += waited
+        return loss
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now, ranks, step = time.perf_counter(), self._ranks, state.global_step
+        loss = ranks.mean(torch.tensor(self._loss)) if ranks.size > 1 else self._loss
+        if math.isfinite(loss):
+            self._last_loss = loss
+        elif not self._warned:
+            self._warned = True
+            self._events.note(
+                f"warning: the loss is {loss} at step {step}; steps show the last one"
+            )
+        whole = now - self._last
+        other = max(0.0, whole - self._computed - self._waited)
+        seconds = {"compute": self._computed, "communication": self._waited, "other": other}
+        counts = self._samples, self._tokens, self._padded
+        figures = StepFigures(
+            step, now - self._begin, self._last_loss, self._rate, *counts, seconds
+        )
+        if self._reporter.take(figures, whole - self._waited).stop:
+            self._stops = control.should_save = control.should_training_stop = True
+        if gc.get_freeze_count() == 0:
+            # Traversing the objects of torch and its compiler again and again takes 3 % of the time.
+            gc.collect()
+            gc.freeze()
+        self._forget()
+        self._last = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._reporter.metrics.flush()
+        self._checkpoint, now = f"checkpoint-{state.global_step}", time.perf_counter()
+        took = round(now - self._last, 3)
+        self._events.emit("checkpoint", step=state.global_step, name=self._checkpoint, seconds=took)
+        self._last = now
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._last = time.perf_counter()  # not a part of the next step
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.training_step = self._plain
+        gc.unfreeze()
+        if not self._stops:
+            self._stack.close()
+            return
+        self._request.stop = False  # else, its end would be by SIGTERM
+        self._stack.close()
+        step, total = state.global_step, state.max_steps
+        self._events.emit("stopped", step=step, total=total, checkpoint=self._checkpoint)
+        raise SystemExit(STOPPED)

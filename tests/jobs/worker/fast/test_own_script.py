@@ -1,0 +1,298 @@
+"""The fast path for a user's own script, as it runs under `spr-cluster run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jobs.worker.fast import compilation, own_script
+from jobs.worker.fast.own_script import FastLayers, joined_ranks, speed_up
+from jobs.worker.fast.own_trainer import Trimmed
+from jobs.worker.runtime.events import MARK, parse_event
+from tests.jobs.worker.training.test_run import TIMEOUT, free_port
+
+LOOP = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from spr_cluster import speed_up
+from spr_cluster.fast.own_script import OwnReplica, joined_ranks
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.layer = nn.Embedding(10, 8), nn.Linear(8, 3)
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, ids):
+        return self.layer(self.words(ids)).pow(2).mean()
+
+def gradients(wrap):
+    torch.manual_seed(3)
+    model = wrap(Small())
+    with model.no_sync():
+        model(ids[:1]).backward()
+    assert model(ids).requires_grad  # of which no backward pass follows
+    model(ids).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return [each.grad for each in model.module.parameters()]
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+ids = torch.tensor([[1, 2, 2], [3, 4, 4 + rank]])
+wanted = gradients(DistributedDataParallel)
+found = gradients(lambda model: speed_up(model, bf16=False))
+torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
+found = gradients(lambda model: OwnReplica(model, joined_ranks(), True))
+torch.testing.assert_close(found, wanted, rtol=2**-6, atol=1e-5)
+dist.barrier()
+dist.destroy_process_group()
+print("equal", rank, flush=True)
+"""
+TRAIN = """
+import os, signal, sys, time, torch
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from spr_cluster import speed_up
+from spr_cluster.runtime import steps
+
+steps.TALK_SECONDS = 0.0  # after every step
+resume, output = sys.argv[1], os.environ["SPR_OUTPUT"]
+
+def train(fast, stop_at=0, **options):
+    torch.manual_seed(1)
+    none = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
+    shape = dict(dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+    model = DistilBertForSequenceClassification(DistilBertConfig(vocab_size=99, **shape, **none))
+    rows = []
+    for number in range(64):
+        ids, mask = torch.zeros(32, dtype=torch.long), torch.zeros(32, dtype=torch.long)
+        count = 5 + number % 11
+        ids[:count], mask[:count] = torch.randint(3, 99, (count,)), 1
+        rows.append({"input_ids": ids, "attention_mask": mask, "labels": number % 2})
+    options = {"max_steps": 6, "learning_rate": 1e-3, "report_to": "none", **options}
+    arguments = TrainingArguments(
+        output + "/model", use_cpu=True, per_device_train_batch_size=4, logging_steps=1,
+        gradient_accumulation_steps=2, save_strategy="no", disable_tqdm=True, **options
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8])
+    if fast:
+        speed_up(trainer)
+
+    class Stop(TrainerCallback):
+        def on_step_begin(self, args, state, control, **more):
+            if state.global_step == stop_at:
+                os.kill(os.getppid(), signal.SIGTERM)  # as mpirun sends it to every rank
+                time.sleep(1)
+
+    if stop_at:
+        trainer.add_callback(Stop())
+    trainer.train(resume_from_checkpoint=resume if fast and not stop_at else None)
+    losses = {x["step"]: x["loss"] for x in trainer.state.log_history if "loss" in x}
+    return losses, trainer.evaluate()["eval_loss"], sorted(trainer.model.state_dict())
+
+if not resume:
+    train(True, stop_at=2)
+    raise AssertionError("it goes on after SIGTERM")
+wanted, plain_eval, names = train(False)
+found, fast_eval, same_names = train(True)
+assert sorted(found) == [1, 2, 3, 4, 5, 6], found  # the checkpoint has the first ones
+torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+torch.testing.assert_close(fast_eval, plain_eval, rtol=1e-5, atol=1e-6)
+assert same_names == names
+"""
+
+
+@pytest.fixture
+def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mark modules as compiled, but run them as they are: compilation takes most of a minute."""
+
+    def compile_eagerly(module: Any, **_: Any) -> None:
+        module._compiled_call_impl = module._call_impl
+
+    monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
+    for name in ("why_no_compiler", "keep_compiled"):
+        monkeypatch.setattr(own_script, name, lambda *_: None)
+    monkeypatch.setattr(compilation, "read_cpu_flags", frozenset)
+
+
+def run_ranks(
+    node: Path, *program: str, mark: str = "0a", size: int = 2
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program as the ranks of a job, as mpirun does on nodes without anything else of ours."""
+    (node / "work").mkdir(exist_ok=True)
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(node),
+        "PYTHONPATH": f"{node}/code",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HUB_OFFLINE": "1",
+        MARK: mark,
+        "PMI_SIZE": str(size),
+        "MPI_LOCALNRANKS": str(size),
+    }
+    command = [sys.executable, "-m", "worker.program", "--folder=work", "--output=output", "--"]
+    ranks = [
+        subprocess.Popen(
+            [*command, sys.executable, *program],
+            cwd=node,
+            env={**environ, "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        said = [rank.communicate(timeout=TIMEOUT) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [
+        subprocess.CompletedProcess(program, rank.returncode, *texts)
+        for rank, texts in zip(ranks, said, strict=True)
+    ]
+
+
+def test_a_loop_gets_the_gradients_of_distributed_data_parallel(node: Path) -> None:
+    ended = run_ranks(node, "-c", LOOP)
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
+    assert [each.stdout.splitlines()[-1] for each in ended] == ["equal 0", "equal 1"]
+
+
+def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_losses(
+    node: Path,
+) -> None:
+    stopped = run_ranks(node, "-c", TRAIN, "")
+
+    assert [each.returncode for each in stopped] == [143, 143], stopped[0].stderr
+    lines = stopped[0].stdout.splitlines()
+    events = [event for line in lines if (event := parse_event(line, "0a"))]
+    assert not any(parse_event(line, "0a") for line in stopped[1].stdout.splitlines())
+    kinds, last = [event["event"] for event in events], events[-1]
+    assert [kinds[:3], kinds[-3:]] == [
+        ["running", "start", "step"],
+        ["step", "checkpoint", "stopped"],
+    ]
+    assert (last["total"], last["checkpoint"]) == (6, f"checkpoint-{last['step']}")
+    assert 3 <= last["step"] < 6
+    folder = node / "output"
+    for rank in range(2):
+        rows = [*map(json.loads, (folder / f"metrics/rank-{rank}.jsonl").read_text().splitlines())]
+        assert [row["step"] for row in rows] == list(range(1, last["step"] + 1))
+        assert all(row["samples"] == 8 and 0 < row["loss"] < 3 for row in rows)
+        # All rows of 5 to 15 tokens are padded to 32, and trimmed to 16.
+        assert all(40 <= row["tokens"] <= 120 and row["padded"] in (96, 128) for row in rows)
+        assert all(row["seconds"]["compute"] > 0 for row in rows)
+
+    resumed = run_ranks(node, "-c", TRAIN, str(folder / "model" / last["checkpoint"]))
+
+    assert [each.returncode for each in resumed] == [0, 0], resumed[0].stderr
+    assert "resumed" in resumed[0].stdout
+
+
+def new_model(**options: Any) -> Any:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    torch.manual_seed(0)
+    shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+    return DistilBertForSequenceClassification(DistilBertConfig(vocab_size=99, **shape, **options))
+
+
+def logits(model: Any) -> Any:
+    ids = torch.arange(24).view(2, 12) + 3
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    return model(input_ids=ids, attention_mask=mask).logits
+
+
+def test_one_rank_keeps_its_model_whose_layers_are_fast_only_in_training(eagerly: None) -> None:
+    model = new_model()
+    names, attention = list(model.state_dict()), model.config._attn_implementation
+    expected, random = logits(model.eval()), torch.get_rng_state()
+    assert speed_up(model.train()) is model
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random), "a script's own random numbers stay"
+    assert list(model.state_dict()) == names
+
+    first, second = logits(model), logits(model)
+    assert not torch.allclose(first, second), "each step draws another dropout"
+    layers = model.distilbert.transformer.layer
+    assert [each._compiled_call_impl is not None for each in layers] == [True, True]
+    assert model.config._attn_implementation == "products"
+
+    assert torch.equal(logits(model.eval()), expected)
+    assert [each._compiled_call_impl for each in layers] == [None, None]
+    assert model.config._attn_implementation == attention
+
+    torch.manual_seed(5)
+    first = logits(model.train())
+    assert layers[0]._compiled_call_impl is not None
+    torch.manual_seed(5)
+    assert torch.equal(logits(model), first), "the script's seed decides the dropout"
+
+
+def test_without_a_compiler_a_model_stays_as_it_is(
+    eagerly: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_script, "why_no_compiler", lambda: "no g++")
+    model = new_model()
+    assert FastLayers.use(model, joined_ranks()) == "layers are not compiled: rank 0: no g++"
+    assert not any(each._forward_pre_hooks for each in model.modules())
+    assert any(type(each) is nn.Dropout for each in model.modules())
+
+
+def batch(width: int, *lengths: int, **more: torch.Tensor) -> dict[str, torch.Tensor]:
+    mask = torch.tensor([[1] * each + [0] * (width - each) for each in lengths])
+    return {"input_ids": mask * 7, "attention_mask": mask, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (batch(32, 3, 9), 16),
+        (batch(32, 3, 32), 32),
+        (batch(12, 3, 9), 12),
+        (batch(32, 3, 9, labels=torch.tensor([0, 1])), 16),
+        (batch(32, 3, 9, labels=torch.full((2, 32), -100)), 16),
+        # Perhaps 32 labels per text, or a label for padding.
+        (batch(32, 3, 9, labels=torch.zeros(2, 32)), 32),
+        (batch(32, 3, 9, pixels=torch.zeros(2, 32)), 32),
+        (batch(32, 0, 0), 32),
+    ],
+)
+def test_columns_of_padding_are_trimmed_if_that_is_safe(
+    given: dict[str, torch.Tensor], kept: int
+) -> None:
+    wanted = {n: each[:, :kept] if each.dim() > 1 else each for n, each in given.items()}
+    found = Trimmed(dict)(given)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_padding_on_the_left_and_other_batches_stay() -> None:
+    mask = torch.tensor([[0, 0, 1], [0, 1, 1]])
+    given: Any
+    for given in ({"attention_mask": mask}, {"pixels": mask}, [mask]):
+        assert Trimmed(lambda samples: samples)(given) is given
+
+
+def test_trimmed_batches_have_the_same_logits() -> None:
+    model = new_model().eval()
+    given = batch(32, 3, 9)
+    wanted = model(**given).logits
+    found = model(**Trimmed(dict)(given)).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,9 +100,10 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
     Only one process of the node makes it, and the others wait. Raises :class:`DatasetError`.
     """
     known = path.stat()
-    text = f"{path.absolute()} {known.st_size} {known.st_mtime_ns}"
+    text = f"{path.resolve()} {known.st_size} {known.st_mtime_ns}"
     target = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.arrow"
-    partial = target.with_name(f".{target.name}")
+    # Nodes may share the folder, and a lock may be only this node's.
+    partial = target.with_name(f".{target.name}.{socket.gethostname()}-{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with target.with_suffix(".lock").open("w") as lock:
@@ -113,15 +115,16 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
             os.utime(target)
             return MappedRows(target)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         why = f"its rows can't be kept in {folder}: {error.strerror or error}"
         raise DatasetError(f"{path}: {why}", hint="`up --disk` makes larger disks") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _remove_unused(folder: Path) -> None:
     before = time.time() - _UNUSED_SECONDS
-    for each in (*folder.glob("*.arrow"), *folder.glob("*.lock")):
+    for each in (*folder.glob("*.arrow"), *folder.glob("*.lock"), *folder.glob(".*.arrow.*")):
         with suppress(OSError):
             if each.stat().st_mtime < before:
                 each.unlink()

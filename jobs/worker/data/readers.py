@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
@@ -164,6 +164,18 @@ def _jsonl_rows(source: str, file: TextIO) -> Iterator[Found]:
         yield number, found if isinstance(found, dict) else DatasetError(f"{place}: {_NO_OBJECT}")
 
 
+def _text_rows(source: str, file: TextIO) -> Iterator[Found]:
+    """Yield texts that are separated by empty lines, as the column ``text``."""
+    lines, first = list[str](), 0
+    for number, line in chain(_all_lines(source, file), [(0, "")]):
+        if line.strip():
+            first = first if lines else number
+            lines.append(line)
+        elif lines:
+            yield first, {"text": "".join(lines).rstrip()}
+            lines = []
+
+
 def _collect(stream: Stream, source: str, file: TextIO, limit: int | None) -> Table:
     rows, lines, problems = list[Row](), list[int](), list[DatasetError]()
     for line, row in islice(stream(source, file), limit):
@@ -252,23 +264,6 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
             tags.append(cells[-1])
     end(number + 1)
     return Table(source, ("words", "tags"), rows, places, problems)
-
-
-def _read_text(source: str, file: TextIO, limit: int | None) -> Table:
-    """Read texts that are separated by empty lines, as the column ``text``."""
-    rows, places, lines = list[Row](), list[int](), list[str]()
-    for number, line in _all_lines(source, file):
-        if line.strip():
-            if not lines:
-                if len(rows) == limit:
-                    break
-                rows.append({})
-                places.append(number)
-            lines.append(line)
-            rows[-1] = {"text": "".join(lines).rstrip()}
-        else:
-            lines.clear()
-    return Table(source, ("text",), rows, places)
 
 
 def _read_parquet(path: Path, limit: int | None) -> Table:
@@ -405,12 +400,12 @@ STREAMS: dict[str, Stream] = {
     ".tsv": partial(_csv_rows, mark="\t"),
     ".jsonl": _jsonl_rows,
     ".ndjson": _jsonl_rows,
+    ".txt": _text_rows,
 }
 READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
     **{name: partial(_collect, stream) for name, stream in STREAMS.items()},
     ".json": _read_json,
     ".conll": _read_conll,
-    ".txt": _read_text,
     ".parquet": lambda *_: Table("", (), []),
 }
 

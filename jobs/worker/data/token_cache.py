@@ -109,12 +109,17 @@ def _blocks(texts: Sequence[str], size: int) -> Iterator[list[str]]:
         yield block
 
 
+def _writer() -> str:
+    """Return this process's name among those of all nodes, which may share the folder."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
 class Spool:
     """Tokens on their way to a cache, in a file for each array. After an error, it takes no more."""
 
     def __init__(self, cache: TokenCache, key: str) -> None:
         self._cache, self._key, self._why = cache, key, ""
-        self._folder = cache.folder / f".{key}.{os.getpid()}.parts.partial"
+        self._folder = cache.folder / f".{key}.{_writer()}.parts.partial"
         self._counts: dict[int, list[Longs]] = {}
 
     def append(self, column: int, tokens: Tokens) -> None:
@@ -188,7 +193,7 @@ class TokenCache:
     def store(self, key: str, columns: Sequence[Tokens]) -> None:
         """Write tokens atomically. Raises ``OSError``."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / f".{key}.{os.getpid()}.partial"
+        partial = self.folder / f".{key}.{_writer()}.partial"
         arrays = {
             f"{number}_{kind}": array
             for number, tokens in enumerate(columns)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FOUND_AT = (1, 10)
 """The results contain recall among this many candidates."""
+MOST_TOKENS = 8192
 _RANKED_TOGETHER = 256
 
 
@@ -242,10 +243,10 @@ class Embed(TableTask[EmbedOptions]):
         from ...training.evaluation import run_texts
         from .encoder import mean_vectors
 
-        texts = [[_text_of(row)] for row in rows]
+        texts, limit = [[_text_of(row)] for row in rows], loaded.tokenizer.model_max_length
         return [
             {"embedding": vector}
-            for tokens, output in run_texts(loaded, texts, loaded.tokenizer.model_max_length)
+            for tokens, output in run_texts(loaded, texts, min(limit, MOST_TOKENS))
             for vector in mean_vectors(output[0], tokens["attention_mask"]).tolist()
         ]
 

@@ -226,12 +226,13 @@ def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_all_are_large")
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.txt", "a.parquet"])
 def test_rows_of_large_files_are_mapped(tmp_path: Path, name: str) -> None:
     rows = [{"text": f"text {n}", "label": "xy"[n % 2]} for n in range(5)]
     contents = {
         "csv": "text,label\n\n" + "".join("{text},{label}\n".format(**row) for row in rows),
         "jsonl": "\n" + "".join(json.dumps(row) + "\n" for row in rows),
+        "txt": "\n\n".join(row["text"] for row in rows),
     }
     path = tmp_path / name
     if name.endswith(".parquet"):

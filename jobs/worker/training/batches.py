@@ -37,12 +37,13 @@ def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
 
 
 def global_batches(
-    lengths: Ints, batch_size: int, ranks: int, seed: tuple[int, ...]
+    lengths: Ints, batch_size: int, ranks: int, seed: tuple[int, ...], spread: int = 1
 ) -> list[Indices]:
     """Return all ranks' batches of one epoch, as indices: random, with similar lengths in a batch.
 
     The ranks' batches of a step are dealt from samples of similar length, so that no rank waits long
-    for another. If the samples don't divide evenly, the first ones come twice.
+    for another. If the samples don't divide evenly, the first ones come twice. Neighbors by length are
+    spread over so many batches.
     """
     random = np.random.default_rng(seed)
     order = np.resize(random.permutation(len(lengths)), _share(len(lengths), ranks) * ranks)
@@ -51,7 +52,11 @@ def global_batches(
     for first in range(0, len(order), step * GROUP):
         group = order[first : first + step * GROUP]
         group = group[np.argsort(-lengths[group], kind="stable")]
-        pieces += [group[begin : begin + step] for begin in range(0, len(group), step)]
+        window = step * spread
+        whole = len(group) // window * window
+        for begin in range(0, whole, window):
+            pieces += [group[begin + n : begin + window : spread] for n in range(spread)]
+        pieces += [group[begin : begin + step] for begin in range(whole, len(group), step)]
     return [pieces[index] for index in random.permutation(len(pieces))]
 
 
@@ -200,5 +205,5 @@ def batches(context: TrainContext, lengths: Ints, schedule: Schedule) -> Iterato
     options, ranks = context.options, context.ranks
     for first in range(0, schedule.total, schedule.per_epoch):
         seed = (options.seed, first)
-        epoch = global_batches(lengths, options.batch_size, ranks.planned, seed)
+        epoch = global_batches(lengths, options.batch_size, ranks.planned, seed, options.spread)
         yield from epoch[: schedule.total - first]

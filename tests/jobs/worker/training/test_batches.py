@@ -21,20 +21,25 @@ def some_lengths(count: int) -> Ints:
 
 
 def epoch_batches(
-    lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...]
+    lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...], spread: int = 1
 ) -> list[Indices]:
     """Return one rank's batches of one epoch."""
-    return [batch[rank::ranks] for batch in global_batches(lengths, batch_size, ranks, seed)]
+    return [
+        batch[rank::ranks] for batch in global_batches(lengths, batch_size, ranks, seed, spread)
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 97, 1000])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("spread", [1, 8])
 def test_all_ranks_take_equal_steps_and_cover_all_features(
-    count: int, ranks: int, batch_size: int
+    count: int, ranks: int, batch_size: int, spread: int
 ) -> None:
     sizes = some_lengths(count)
-    shares = [epoch_batches(sizes, batch_size, rank, ranks, (42, 0)) for rank in range(ranks)]
+    shares = [
+        epoch_batches(sizes, batch_size, rank, ranks, (42, 0), spread) for rank in range(ranks)
+    ]
     assert {len(share) for share in shares} == {steps_per_epoch(count, batch_size, ranks)}
     for step in zip(*shares, strict=True):
         assert len({len(batch) for batch in step}) == 1
@@ -49,6 +54,15 @@ def test_batches_of_all_ranks_have_similar_lengths() -> None:
     for step in zip(*(epoch_batches(sizes, 8, rank, 2, (1, 2)) for rank in (0, 1)), strict=True):
         together = sizes[np.concatenate(step)]
         assert together.max() - together.min() < 60
+
+
+def test_neighbors_by_length_are_spread_over_batches() -> None:
+    # Five samples of each length, as of the pairs of one passage.
+    sizes = np.repeat(np.arange(20, 180), 5).astype(np.int32)
+    for batch in global_batches(sizes, 8, 2, (1, 2), spread=8):
+        found = sizes[batch]
+        assert len({*found.tolist()}) == len(found)
+        assert found.max() - found.min() < 30
 
 
 def test_epochs_differ_and_repeat_with_their_seed() -> None:

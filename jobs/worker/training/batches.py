@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ def global_batches(
 
     The ranks' batches of a step are dealt from samples of similar length, so that no rank waits long
     for another. If the samples don't divide evenly, the first ones come twice. Neighbors by length are
-    spread over so many batches.
+    spread over at least so many batches, if there are as many.
     """
     random = np.random.default_rng(seed)
     order = np.resize(random.permutation(len(lengths)), _share(len(lengths), ranks) * ranks)
@@ -52,11 +53,13 @@ def global_batches(
     for first in range(0, len(order), step * GROUP):
         group = order[first : first + step * GROUP]
         group = group[np.argsort(-lengths[group], kind="stable")]
-        window = step * spread
-        whole = len(group) // window * window
-        for begin in range(0, whole, window):
-            pieces += [group[begin + n : begin + window : spread] for n in range(spread)]
-        pieces += [group[begin : begin + step] for begin in range(whole, len(group), step)]
+        whole = len(group) // step
+        ends = np.linspace(0, whole, max(1, whole // spread) + 1).astype(int)
+        for begin, end in pairwise(ends):
+            window = group[begin * step : end * step]
+            pieces += [window[n :: end - begin] for n in range(end - begin)]
+        if len(group) > whole * step:
+            pieces.append(group[whole * step :])
     return [pieces[index] for index in random.permutation(len(pieces))]
 
 

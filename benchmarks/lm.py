@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import ROOT, finish
 from benchmarks.squad_speed import preload
-from jobs.worker.tasks.lm.task import Lm, LmOptions
+from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.tasks.lm.task import Lm
 
 MEMORY_BAR, SPEED_BAR = 0.10, 1.5
 SAMPLE = str(Lm.demo.data)

@@ -21,7 +21,7 @@ from ..runtime.output import Metrics, StepFigures
 from ..runtime.process import STOPPED, listen
 from ..runtime.ranks import Ranks
 from ..runtime.steps import Pace, StepReporter
-from .own_script import FastLayers, OwnReplica, joined_ranks, say
+from .own_model import FastLayers, OwnReplica, joined_ranks, say
 
 OUTPUT = "SPR_OUTPUT"
 """The environment variable of a job's output folder; without it, no job wants reports."""

@@ -23,10 +23,10 @@ from ...runtime.errors import ModelError, first_line
 from ...runtime.precision import autocast
 from ...training.optimizer_step import count_parts
 from .head import use_chunks
+from .model import LmOptions, prepare_model
 
 if TYPE_CHECKING:
     from ...training.state import TrainContext
-    from .task import LmOptions
 
 ATTENTION = "planned"
 ADAM_BYTES = 8
@@ -102,8 +102,6 @@ def simulate(plan: Plan, source: Any) -> int:
     """Return the most bytes of tensors at any time of a training step of one rank."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import AutoConfig, AutoModelForCausalLM
-
-    from .task import prepare_model
 
     options = plan.options
     config = source

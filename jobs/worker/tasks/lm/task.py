@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ...data.readers import Table, choose_column
 from ...data.records import require_text
 from ...runtime.errors import DatasetError, ModelError
-from ...training.options import SCRATCH, SMALL, Range, option
+from ...training.options import SCRATCH, SMALL
 from ...training.task import Data, Loaded
-from ...training.text_task import Row, RowOptions, TableTask
+from ...training.text_task import Row, TableTask
+from .model import LmOptions, has_dropout, prepare_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,44 +33,6 @@ SHAPE = {
     "max_position_embeddings": 8192,
 }
 """A new model's, of Llama's architecture."""
-FASTER = 10
-"""How many times the usual learning rate adapters get by default: https://thinkingmachines.ai/blog/lora/"""
-
-
-@dataclass(frozen=True)
-class LmOptions(RowOptions):
-    """One training run of a language model."""
-
-    task = "lm"
-    model: str = option(
-        "HuggingFaceTB/SmolLM2-135M",
-        "a causal model's name on the hub, a folder with one, or 'scratch': a small new Llama",
-        metavar="NAME|PATH",
-    )
-    max_length: int = option(512, "tokens per sample", within=Range(16, 8192))
-    batch_size: int = RowOptions.redefine("batch_size", 8)
-    lora: bool = option(
-        False, "train adapters (LoRA) of all linear layers instead of the weights; needs peft"
-    )
-    lora_rank: int = option(4, "rank of the adapters", within=Range(1, 1024))
-    lora_alpha: int | None = option(
-        None,
-        "the adapters' scale times their rank (default: twice the rank)",
-        kind=int,
-        within=Range(1, 4096),
-    )
-    gradient_checkpointing: bool = option(
-        False, "recompute each layer in the backward pass: much less memory, more time"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lora and self.model == SCRATCH:
-            raise ValueError("--lora trains adapters of a model's weights, and 'scratch' has none")
-
-    def highest_rate(self, ranks: int) -> float:
-        rate = super().highest_rate(ranks)
-        return rate * FASTER if self.lora and self.learning_rate is None else rate
 
 
 class Lm(TableTask[LmOptions]):
@@ -289,66 +252,3 @@ def _describe_new(context: TrainContext, texts: Sequence[str]) -> tuple[Any, Any
         **SHAPE,
     )
     return config, tokenizer
-
-
-def prepare_model(model: Any, options: LmOptions) -> Any:
-    """Return a model with adapters and recomputation, if the options ask for them."""
-    if options.lora:
-        model = add_adapters(model, options)
-    if options.gradient_checkpointing:
-        for each in _dropouts(model):
-            each.p = 0.0
-        # Renamed in transformers 5.
-        enable = getattr(model, "activation_checkpointing_enable", None)
-        try:
-            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-        except ValueError as error:
-            raise ModelError(
-                f"model {options.model} can't recompute its layers: {error}",
-                hint="omit --gradient-checkpointing",
-            ) from error
-    return model
-
-
-def has_dropout(model: Any) -> bool:
-    """Return whether training drops any values."""
-    return any(each.p for each in _dropouts(model))
-
-
-def _dropouts(model: Any) -> list[Any]:
-    from torch import nn
-
-    return [each for each in model.modules() if isinstance(each, nn.Dropout)]
-
-
-def add_adapters(model: Any, options: LmOptions) -> Any:
-    """Return peft's model with adapters of all linear layers but the head."""
-    from functools import partial
-    from warnings import catch_warnings, simplefilter
-
-    peft = import_peft()
-    config = peft.LoraConfig(
-        r=options.lora_rank,
-        lora_alpha=options.lora_alpha or 2 * options.lora_rank,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    with catch_warnings():
-        simplefilter("ignore", FutureWarning)  # peft asks for a name that transformers has replaced
-        model = peft.get_peft_model(model, config)
-    # By default, it looks on the hub whether the vocabulary has changed.
-    model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
-    return model
-
-
-def import_peft() -> Any:
-    """Return peft. Raises :class:`ModelError` if the stack has none."""
-    from importlib import import_module
-
-    try:
-        return import_module("peft")
-    except ImportError as error:
-        raise ModelError(
-            f"--lora needs peft: {error}",
-            hint='add "peft" to the python_packages of your stack, or omit --lora',
-        ) from error

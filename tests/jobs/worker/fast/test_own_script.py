@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.fast import compilation, own_script
-from jobs.worker.fast.own_script import FastLayers, joined_ranks, speed_up
+from jobs.worker.fast import compilation, own_model
+from jobs.worker.fast.own_model import FastLayers, joined_ranks
 from jobs.worker.fast.own_trainer import Trimmed
+from jobs.worker.fast.speed_up import speed_up
 from jobs.worker.runtime.events import MARK, parse_event
 from tests.jobs.worker.training.test_run import TIMEOUT, free_port
 
@@ -24,7 +25,7 @@ import sys, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from spr_cluster import speed_up
-from spr_cluster.fast.own_script import OwnReplica, joined_ranks
+from spr_cluster.fast.own_model import OwnReplica, joined_ranks
 
 class Small(nn.Module):
     def __init__(self):
@@ -122,7 +123,7 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
     for name in ("why_no_compiler", "keep_compiled"):
-        monkeypatch.setattr(own_script, name, lambda *_: None)
+        monkeypatch.setattr(own_model, name, lambda *_: None)
     monkeypatch.setattr(compilation, "read_cpu_flags", frozenset)
 
 
@@ -248,7 +249,7 @@ def test_one_rank_keeps_its_model_whose_layers_are_fast_only_in_training(eagerly
 def test_without_a_compiler_a_model_stays_as_it_is(
     eagerly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_script, "why_no_compiler", lambda: "no g++")
+    monkeypatch.setattr(own_model, "why_no_compiler", lambda: "no g++")
     model = new_model()
     assert FastLayers.use(model, joined_ranks()) == "layers are not compiled: rank 0: no g++"
     assert not any(each._forward_pre_hooks for each in model.modules())

@@ -33,7 +33,8 @@ from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
 from jobs.worker.tasks.lm.memory import Plan, read_free_bytes, simulate
-from jobs.worker.tasks.lm.task import SHAPE, Lm, LmOptions, Packed, perplexity
+from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.tasks.lm.task import SHAPE, Lm, Packed, perplexity
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training.batches import Schedule, TrainingRun, batches
 from jobs.worker.training.checkpoints import list_checkpoints
@@ -334,7 +335,7 @@ def test_adapters_get_a_higher_default_rate() -> None:
 
 
 def test_layers_are_recomputed_without_dropout() -> None:
-    from jobs.worker.tasks.lm.task import has_dropout, prepare_model
+    from jobs.worker.tasks.lm.model import has_dropout, prepare_model
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2))
     assert has_dropout(model)

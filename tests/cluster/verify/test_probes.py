@@ -83,6 +83,8 @@ def test_each_node_reports_its_health(head: LocalShell) -> None:
         "boto3",
         "datasets",
         "scikit-learn",
+        "peft",
+        "accelerate",
         "impi-rt",
     }
     lead, error = compare_clocks(answers)["node1"]

@@ -62,4 +62,9 @@ def run_threaded(size: int, work: Callable[[Ranks], T]) -> list[T]:
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, ranks))
+        running = [pool.submit(one, rank) for rank in ranks]
+    failures = [error for each in running if (error := each.exception())]
+    # The barrier also breaks for ranks that have already arrived: theirs come last.
+    for error in sorted(failures, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+    return [each.result() for each in running]

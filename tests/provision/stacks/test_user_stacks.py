@@ -38,6 +38,7 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
         "accelerate==1.10.1",
         "Datasets==4.1.0",
         "scikit-learn==1.7.2",
+        "peft==0.17.1",
         "evaluate==0.4.6",
         "boto3>=1.41,<2",
         "impi-rt==2021.18.1",

@@ -3,7 +3,7 @@
 python -m benchmarks.large_data [--gb 20] [--memory-gb 8] [--ranks 2] [--task classify]     (root, cgroup v1)
 
 Writes a JSON lines file of random words, and trains a few steps on it in a memory cgroup, where the kernel
-ends whatever needs more. Needs five times the text's size on the disk.
+kills what needs more. It takes five times the size of the text on the disk.
 """
 
 from __future__ import annotations

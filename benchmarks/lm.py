@@ -3,7 +3,7 @@
 python -m benchmarks.lm memory [--shapes 10m,60m,135m,300m,1b]
 python -m benchmarks.lm speed [--shape 135m] [--length 512] [--batch-size 4] [--rounds 5]
 
-Weights are random. `memory` trains each shape for two steps as one rank in a process of its own, with the
+Weights are random. `memory` trains each shape for two steps as one rank in its own process, with the
 allocator of the nodes (tcmalloc), and compares its peak with the note before training. `speed` trains the
 same adapters on both sides, in bf16 with two threads: the base is in bf16 files, as most language models
 are, which Trainer loads as they are. Both get the same tokens, in alternating rounds.

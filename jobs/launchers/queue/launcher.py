@@ -76,7 +76,7 @@ class QueueLauncher:
 
     def cancel(self, job: JobSummary, on_log: TextSink, *, now: bool) -> tuple[str, ...]:
         at_once = now or job.state != RUNNING
-        # Programs that report steps can save a checkpoint, too.
+        # Programs that report steps can also save a checkpoint.
         saves = job.unfinished or job.expected_end is not None
         grace = 0 if at_once else CHECKPOINT_SECONDS if saves else STOP_SECONDS
         return stop_job(self._slurm, JobPaths(job.job), grace, on_log)

@@ -54,7 +54,7 @@ class Lazy(Sequence[Value]):
         return self._function(number, self._source[number])
 
     def __iter__(self) -> Iterator[Value]:
-        if self._kept == range(len(self._source)):  # in order, many rows are read at once
+        if self._kept == range(len(self._source)):  # reads many rows together
             return (self._function(*each) for each in enumerate(self._source))
         return (self._function(number, self._source[number]) for number in self._kept)
 

@@ -327,13 +327,13 @@ def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
     )
 
 
-def has_split(place: str, split: str) -> bool:
+def has_split(place: str, split: str, mapped: Path | None = None) -> bool:
     """Return whether a folder or hub data set has a split for this use; False for a file."""
     path = Path(place)
     if path.is_file():
         return False
     try:
-        read_table(place, split)
+        read_table(place, split, mapped=mapped)
     except DatasetError:
         return False
     return True

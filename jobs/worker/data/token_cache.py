@@ -253,9 +253,8 @@ def _map(path: Path, at: int) -> Any:
     """Map the array of a file in an uncompressed zip archive, whose header begins ``at`` this byte."""
     with path.open("rb") as file:
         file.seek(at + 26)
-        file.seek(
-            at + 30 + sum(struct.unpack("<HH", file.read(4)))
-        )  # after its name and extra field
+        name, extra = struct.unpack("<HH", file.read(4))
+        file.seek(at + 30 + name + extra)
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         if 0 in shape:

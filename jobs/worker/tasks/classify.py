@@ -229,5 +229,4 @@ class Classify(TableTask[ClassifyOptions]):
 
 def _texts_of(row: Row) -> list[str]:
     values = row.values if isinstance(row.values, dict) else {}
-    columns = ["text", *(["pair"] if "pair" in values else [])]
-    return [require_text(values.get(each), f"{row.place}: {each!r}").strip() for each in columns]
+    return [row.text(each).strip() for each in ("text", *(["pair"] if "pair" in values else []))]

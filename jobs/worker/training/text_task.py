@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..data.mapped import Lazy
 from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_records, read_table
-from ..data.records import show, skip_note
+from ..data.records import require_text, show, skip_note
 from ..runtime.errors import DatasetError, ModelError
 from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
 from .task import Data, Loaded, Task
@@ -32,6 +32,11 @@ class Row(NamedTuple):
 
     place: str
     values: Any
+
+    def text(self, name: str) -> str:
+        """Return one of its texts. Raises :class:`DatasetError` with the place."""
+        values = self.values if isinstance(self.values, dict) else {}
+        return require_text(values.get(name), f"{self.place}: {name!r}")
 
 
 class TextTask(Task[OwnText]):
@@ -162,7 +167,7 @@ class TableTask(TextTask[OwnTable]):
         unseen = train
         if options.eval is not None:
             unseen = read_table(options.eval, EVAL, mapped=mapped)
-        elif options.eval_fraction is None and has_split(self._data(), EVAL):
+        elif options.eval_fraction is None and has_split(self._data(), EVAL, mapped):
             unseen = read_table(self._data(), EVAL, mapped=mapped)
         bad = skipped if options.skip_bad_records else None
         records = self._records(train, bad, note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,16 +91,16 @@ class Groups:
     def __getitem__(self, index: int) -> GroupSample:
         return GroupSample([column[index] for column in self.columns], self.ids[:, index])
 
-    @property
+    @cached_property
     def lengths(self) -> Ints:
         """Every group's number of tokens."""
         return sum(column.lengths for column in self.columns)  # type: ignore[return-value]
 
     def token_ids(self) -> Longs:
         """Return the IDs that occur in any text, ascending."""
-        import numpy as np
+        from ...data.tokens import distinct
 
-        return np.unique(np.concatenate([column.token_ids() for column in self.columns]))
+        return distinct(*(column.token_ids() for column in self.columns))
 
     def digest(self) -> str:
         """Return a digest of all groups."""
@@ -245,7 +246,10 @@ class Embed(TableTask[EmbedOptions]):
         from ...training.evaluation import run_texts
         from .encoder import mean_vectors
 
-        texts, limit = [[_text_of(row)] for row in rows], loaded.tokenizer.model_max_length
+        texts, limit = (
+            [[row.text("text").strip()] for row in rows],
+            loaded.tokenizer.model_max_length,
+        )
         return [
             {"embedding": vector}
             for tokens, output in run_texts(loaded, texts, min(limit, MOST_TOKENS))
@@ -257,11 +261,6 @@ def _digest(text: str) -> int:
     """Return a number for a text, the same on all ranks."""
     found = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(found, "little", signed=True)
-
-
-def _text_of(row: Row) -> str:
-    values = row.values if isinstance(row.values, dict) else {}
-    return require_text(values.get("text"), f"{row.place}: 'text'").strip()
 
 
 def _encode_together(

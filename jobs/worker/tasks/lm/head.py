@@ -1,7 +1,7 @@
 """The loss of a language model, some tokens at a time.
 
-All logits at once are a batch's largest tensor: with 8 samples of 1,024 tokens and 128,000 words, 4 GB, and
-as much again for their gradients.
+Computed at once, the logits would be a batch's largest tensor: with 8 samples of 1,024 tokens and 128,000
+words, 4 GB, and as much again for their gradients.
 """
 
 from __future__ import annotations

@@ -149,12 +149,11 @@ class Lm(TableTask[LmOptions]):
         from .head import token_losses
 
         found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
-        for place, values in rows:
-            values = values if isinstance(values, dict) else {}
-            text = require_text(values.get("text"), f"{place}: 'text'")
+        for row in rows:
+            text = row.text("text")
             ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
             if len(ids) < 2:
-                raise DatasetError(f"{place}: 'text' has fewer than two tokens")
+                raise DatasetError(f"{row.place}: 'text' has fewer than two tokens")
             losses = token_losses(loaded.model, torch.tensor([ids]))
             found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
         return found

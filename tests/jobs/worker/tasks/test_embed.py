@@ -34,7 +34,7 @@ folder, = sys.argv[1:]
 with join("gloo") as ranks:
     torch.save([gradients(ranks, folder, *case) for case in CASES], f"{folder}/{ranks.rank}.pt")
 """
-# With 30 samples, as on the ranks of a run that goes on without some, two ranks have one less.
+# With 30 samples, as on the ranks of a run that continues on fewer, two ranks have one less.
 CASES = ((32, "pairs"), (30, "triplets"))
 SUBJECTS = ("a rain", "snow", "wind", "sun", "frost")
 

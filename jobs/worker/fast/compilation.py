@@ -15,9 +15,10 @@ import torch._functorch.config
 from torch import nn
 
 from ..runtime.errors import first_line
-from ..runtime.precision import AMX_FLAGS, read_cpu_flags
+from ..runtime.precision import read_cpu_flags
 from .attention import find_dropout, stop_using_products, use_products
 from .dropout import replace_dropouts, restore_dropouts
+from .gelu import replace_gelus, restore_gelus
 
 LEAST_TFLOP = 200
 """Runs in which each rank computes less are not compiled.
@@ -107,11 +108,11 @@ def compile_layers(model: Any, *, shared: bool = False, attention_dropout: float
         if own is not None and own.p == 0.0:
             own.p = attention_dropout
     layers, dropouts = find_layers(model), replace_dropouts(model)
-    if read_cpu_flags() >= AMX_FLAGS:
-        # Importing the compiler takes a second.
-        from .weight_gradients import use_faster_weight_gradients  # noqa: PLC0415
+    replace_gelus(model)
+    # Importing the compiler takes a second.
+    from .graph_pass import use_graph_pass  # noqa: PLC0415
 
-        use_faster_weight_gradients()
+    use_graph_pass()
     units = [*layers[0].children(), *layers[1:]] if shared and layers else layers
     inside = {id(module) for unit in units for module in unit.modules()}
     for module in (*units, *(each for each in dropouts if id(each) not in inside)):
@@ -130,6 +131,7 @@ def count_compiled(model: Any) -> int:
 def plain_layers(model: Any) -> None:
     """Undo :func:`compile_layers`: evaluation would have to compile them again."""
     restore_dropouts(model)
+    restore_gelus(model)
     stop_using_products(model)
     for module in model.modules():
         # Module.compile sets it, and has no inverse.

@@ -18,6 +18,7 @@ import torch
 
 from ..fast.compilation import count_compiled, plain_layers
 from ..fast.embedding import restore_words
+from ..fast.optimizer import restore_weights
 from ..runtime.errors import CheckpointError, TrainingError
 from ..runtime.output import StepFigures
 from ..runtime.steps import StepReporter
@@ -97,6 +98,7 @@ def train(run: TrainingRun) -> TrainingProgress:
         _resume(loop)
     _take_steps(loop)
     plain_layers(model)
+    restore_weights(model)
     restore_words(model)
     return loop.progress
 

@@ -22,6 +22,7 @@ from ..fast.compilation import (
 )
 from ..fast.dropout import draw_seeds
 from ..fast.embedding import train_used_words
+from ..fast.optimizer import MasterAdamW, halve_weights
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TextOptions, TrainOptions
@@ -79,16 +80,21 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     # A trial has only some of the data: with their words alone, its steps would be too fast.
     if ids is not None and options.trial_seconds is None and not options.ipex:
         train_used_words(model, [*ids, run.loaded.pad_token])
-    # IPEX replaces the optimizer's step by its own.
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=options.highest_rate(context.ranks.planned),
-        weight_decay=0.0,  # it would also change embeddings that are not trained
-        fused=not options.ipex,
-    )
+    rate = options.highest_rate(context.ranks.planned)
+    is_compiled = _compile(run, model, steps)
+    optimizer: torch.optim.Optimizer
+    if is_compiled:
+        masters = halve_weights(model) if _may_halve(run) else {}
+        optimizer = MasterAdamW(model, masters, rate, CLIP_NORM)
+    else:
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            rate,
+            weight_decay=0.0,  # it would also change embeddings that are not trained
+            fused=not options.ipex,  # it replaces the optimizer's step by its own
+        )
     if options.ipex:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
-    _compile(run, model, steps)
     if context.ranks.size == 1:
         return model, optimizer
     wire = torch.bfloat16 if options.wire == "bf16" else torch.float32
@@ -110,8 +116,19 @@ def find_idle(run: TrainingRun) -> list[Any]:
         torch.set_rng_state(state)
 
 
-def _compile(run: TrainingRun, model: Any, steps: int) -> None:
-    """Compile the model's layers if worthwhile, on all ranks or none, because results would differ."""
+def _may_halve(run: TrainingRun) -> bool:
+    """Return whether gradients in bf16 lose nothing: they are added up only over ranks, in bf16."""
+    options, ranks = run.context.options, run.context.ranks
+    in_parts = count_parts(options, options.batch_size) > 1 or ranks.size < ranks.planned
+    wire = ranks.size == 1 or options.wire == "bf16"
+    return run.context.precision.dtype == "bf16" and wire and not in_parts
+
+
+def _compile(run: TrainingRun, model: Any, steps: int) -> bool:
+    """Compile the model's layers if worthwhile, on all ranks or none, because results would differ.
+
+    Return whether they will be compiled.
+    """
     context = run.context
     ranks, note = context.ranks, context.events.note
     options = context.options
@@ -122,16 +139,17 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> None:
     if not chosen.enabled or options.ipex:
         reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
         note(f"torch.compile is not used: {reason}")
-        return
+        return False
     keep_compiled(COMPILED)
     troubles = ranks.gather(why_no_compiler())
     wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
     if wrong:
         note(f"torch.compile is not used: {wrong[0]}")
-        return
+        return False
     dropout = _attention_dropout(run)
     count = compile_layers(model, shared=ranks.size > 1, attention_dropout=dropout)
     note(f"torch.compile, {count} layers: {chosen.reason}")
+    return True
 
 
 def _attention_dropout(run: TrainingRun) -> float:
@@ -181,6 +199,8 @@ def take_step(
 
 def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool) -> bool:
     """Clip the gradients and change the weights; return whether the gradients were finite."""
+    if isinstance(optimizer, MasterAdamW):
+        return math.isfinite(optimizer.step())
     if ipex:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
     else:

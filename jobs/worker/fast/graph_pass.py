@@ -1,4 +1,7 @@
-"""Weight gradients in compiled layers, as products that suit AMX.
+"""A pass over the graphs of compiled layers, for faster products.
+
+oneDNN adds a bias to the result that it finds in memory, so the bias is first copied to each row. As a
+separate operation, it becomes part of the kernel after the product.
 
 The gradient of a weight is ``output_gradient^T input``. With AMX, oneDNN multiplies a transposed first
 operand in bf16 at half its usual speed, so copying the smaller operand first pays off. Products with the same
@@ -16,6 +19,8 @@ import torch
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from ..runtime.precision import AMX_FLAGS, read_cpu_flags
 
 aten = torch.ops.aten
 _COPIES = {
@@ -43,35 +48,28 @@ def _(values: Tensor) -> Tensor:
     return values.new_empty((values.shape[1], values.shape[0]))
 
 
-class WeightGradients(CustomGraphPass):
-    """Rewrites the weight gradients in a compiled backward pass."""
+class GraphPass(CustomGraphPass):
+    """Rewrites products; ``amx`` says whether weight gradients are among them."""
+
+    def __init__(self, *, amx: bool) -> None:
+        self._amx = amx
 
     def __call__(self, graph: Any) -> None:
         from torch._inductor.pattern_matcher import (  # noqa: PLC0415 - warns if it is not loaded yet
             stable_topological_sort,
         )
 
-        by_input: dict[Any, list[Any]] = {}
-        for node in graph.nodes:
-            if _is_weight_gradient(node):
-                by_input.setdefault(node.args[1], []).append(node)
-        for values, products in by_input.items():
-            rows = sum(each.meta["val"].shape[0] for each in products)
-            columns = products[0].meta["val"].shape[1]
-            if max(rows, columns) < LEAST_ROWS or not all(map(_only_leaves, products)):
-                continue
-            with graph.inserting_before(products[-1]):
-                new = _Builder(graph)
-                if len(products) > 1:
-                    _join(new, products, values)
-                else:
-                    _copy_smaller(new, products[0], copy_input=rows > columns)
+        for node in list(graph.nodes):
+            if _is_biased(node):
+                _separate_bias(graph, node)
+        if self._amx:
+            _rewrite_weight_gradients(graph)
         stable_topological_sort(graph)
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
         """Return what identifies this pass in torch's cache of compiled graphs."""
-        return get_hash_for_files((__file__,))
+        return get_hash_for_files((__file__,), str(self._amx))
 
 
 class _Builder:
@@ -84,6 +82,40 @@ class _Builder:
         node = self._graph.call_function(operation, args)
         node.meta["val"] = operation(*torch.fx.node.map_arg(args, lambda each: each.meta["val"]))
         return node
+
+
+def _is_biased(node: Any) -> bool:
+    """Return whether a node is a product in bf16 with a bias for each column."""
+    if node.op != "call_function" or node.target is not aten.addmm.default or node.kwargs:
+        return False
+    bias, value = node.args[0].meta.get("val"), node.meta.get("val")
+    return value is not None and value.dtype == torch.bfloat16 and bias.dim() == 1
+
+
+def _separate_bias(graph: Any, node: Any) -> None:
+    bias, *operands = node.args
+    with graph.inserting_before(node):
+        new = _Builder(graph)
+        result = new(aten.add.Tensor, new(aten.mm.default, *operands), bias)
+    node.replace_all_uses_with(result)
+
+
+def _rewrite_weight_gradients(graph: Any) -> None:
+    by_input: dict[Any, list[Any]] = {}
+    for node in graph.nodes:
+        if _is_weight_gradient(node):
+            by_input.setdefault(node.args[1], []).append(node)
+    for values, products in by_input.items():
+        rows = sum(each.meta["val"].shape[0] for each in products)
+        columns = products[0].meta["val"].shape[1]
+        if max(rows, columns) < LEAST_ROWS or not all(map(_only_leaves, products)):
+            continue
+        with graph.inserting_before(products[-1]):
+            new = _Builder(graph)
+            if len(products) > 1:
+                _join(new, products, values)
+            else:
+                _copy_smaller(new, products[0], copy_input=rows > columns)
 
 
 def _is_weight_gradient(node: Any) -> bool:
@@ -130,6 +162,6 @@ def _join(new: _Builder, products: list[Any], values: Any) -> None:
         begin = end
 
 
-def use_faster_weight_gradients() -> None:
-    """Let torch's compiler use this pass in this thread from now on, instead of another one."""
-    config.post_grad_custom_post_pass = WeightGradients()
+def use_graph_pass() -> None:
+    """Let torch's compiler use the pass in this thread from now on, instead of another one."""
+    config.post_grad_custom_post_pass = GraphPass(amx=read_cpu_flags() >= AMX_FLAGS)

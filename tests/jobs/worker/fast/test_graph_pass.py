@@ -1,4 +1,4 @@
-"""Rewritten weight gradients: equal to the plain ones, and used where they pay."""
+"""Rewritten products: equal to the plain ones, and used where they pay."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from jobs.worker.fast import weight_gradients
+from jobs.worker.fast import graph_pass
 from jobs.worker.fast.compilation import why_no_compiler
-from jobs.worker.fast.weight_gradients import WeightGradients, use_faster_weight_gradients
+from jobs.worker.fast.graph_pass import GraphPass, use_graph_pass
+from jobs.worker.runtime.precision import AMX_FLAGS
 
 
 class Layer(nn.Module):
@@ -43,15 +44,16 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     if why := why_no_compiler():
         pytest.skip(why)
     made: list[tuple[int, ...]] = []
-    compiled = weight_gradients._compile_transpose()
+    compiled = graph_pass._compile_transpose()
 
     def transpose(values: Tensor) -> Tensor:
         made.append(tuple(values.shape))
         return compiled(values)
 
-    monkeypatch.setattr(weight_gradients, "_compile_transpose", lambda: transpose)
+    monkeypatch.setattr(graph_pass, "_compile_transpose", lambda: transpose)
+    monkeypatch.setattr(graph_pass, "read_cpu_flags", lambda: AMX_FLAGS)
     monkeypatch.setattr("torch._inductor.config.post_grad_custom_post_pass", None)
-    use_faster_weight_gradients()
+    use_graph_pass()
     return made
 
 
@@ -89,7 +91,7 @@ def test_products_with_the_same_input_become_one(products: Any, joins: bool) -> 
     torch.manual_seed(1)
     inputs = [torch.randn(6, size).bfloat16() for size in (1024, 512, 8)]
     module = make_fx(products, tracing_mode="fake")(*inputs)
-    WeightGradients()(module.graph)
+    GraphPass(amx=True)(module.graph)
     module.graph.lint()
     module.recompile()
     found = [node.target for node in module.graph.nodes].count(torch.ops.aten.mm.default)
@@ -103,5 +105,20 @@ def test_an_operand_that_is_not_transposed_stays() -> None:
     inputs = [torch.randn(2048, 2048).bfloat16() for _ in range(2)]
     module = make_fx(lambda one, other: one.permute(0, 1) @ other, tracing_mode="fake")(*inputs)
     before = str(module.graph)
-    WeightGradients()(module.graph)
+    GraphPass(amx=True)(module.graph)
     assert str(module.graph) == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("dtype", "separate"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_a_bias_in_bf16_is_added_after_the_product(dtype: torch.dtype, separate: bool) -> None:
+    torch.manual_seed(1)
+    inputs = [torch.randn(*shape).to(dtype) for shape in ((8,), (6, 4), (4, 8))]
+    module = make_fx(torch.addmm, tracing_mode="fake")(*inputs)
+    GraphPass(amx=False)(module.graph)
+    module.graph.lint()
+    module.recompile()
+    targets = [node.target for node in module.graph.nodes]
+    assert (torch.ops.aten.mm.default in targets) is separate
+    assert (torch.ops.aten.addmm.default in targets) is not separate
+    assert torch.allclose(module(*inputs), torch.addmm(*inputs), rtol=0.02, atol=0.02)

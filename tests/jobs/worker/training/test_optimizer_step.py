@@ -82,7 +82,7 @@ def one_step(
             model, optimizer = prepare(run, steps=1)
             step = take_step(run, model, optimizer, run.batch(np.arange(8)))
         gradients = {
-            n: p.grad.clone() for n, p in loaded.model.named_parameters() if p.requires_grad
+            n: p.grad.float().clone() for n, p in loaded.model.named_parameters() if p.requires_grad
         }
         return step, gradients
 

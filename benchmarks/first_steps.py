@@ -1,34 +1,80 @@
 """Seconds from the start of a rank's process to its tenth step, without and with compiled code in the cache.
 
-python -m benchmarks.first_steps [--batch-size 8] [--rounds 3]
+python -m benchmarks.first_steps [--batch-size 2] [--rounds 3]
 
-The process is that of `benchmarks.squad_speed`'s fast side, one rank: it imports torch, builds the model,
-tokenizes the questions, compiles the layers, and trains. Submission and launch are not included.
+The process does what a rank of `train squad` does: it imports torch, tokenizes questions, builds the model,
+compiles the layers, and trains. Submission and launch are not included. ``parts`` are medians with compiled
+code; ``again`` is the time of the same ten steps once more, which is not in the total. The default batch is
+small because this measures the start: larger batches add only their own compute.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 
-from benchmarks.common import finish
-from benchmarks.squad_sides import add_side_arguments
-from benchmarks.squad_speed import playing
+from benchmarks.common import ROOT, finish
+from benchmarks.squad_data import draw, find_encoder, load_features, load_tokenizer, new_model
+from benchmarks.squad_sides import Fast, add_side_arguments, side_arguments, without_kinds
+from benchmarks.squad_speed import ALLOCATORS, environment
+from jobs.worker.runtime.ranks import join
+from jobs.worker.tasks.squad.task import SquadOptions
 
 STEPS = 10
 MOST_SECONDS = 12.0
+PARTS = ("imports", "data", "model", "first_step", "other_steps", "again")
 
 
-def seconds_to_steps(args: argparse.Namespace, cache: str) -> float:
-    """Start a rank that keeps compiled code in ``cache``, and return the seconds until it took 10 steps."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+def be_rank(args: argparse.Namespace) -> None:
+    """Train, and print when each part ended, in seconds."""
+    import torch
+
+    ends = [time.perf_counter()]
+    torch.set_num_threads(args.threads)
+    tokenizer = load_tokenizer(find_encoder(args.encoder))
+    features = [without_kinds(each) for each in load_features(args.data, tokenizer)]
+    ends.append(time.perf_counter())
+    options = SquadOptions(
+        batch_size=args.batch_size, dtype=args.dtype, backend="gloo", compile=args.compile
+    )
+    with join("gloo", environ={}) as ranks:
+        model = new_model("distilbert", attention_dropout=False)
+        ends.append(time.perf_counter())
+        side = Fast(model, tokenizer, ranks, options)
+        chosen = draw(features, STEPS, args.batch_size, seed=1)
+        for some in (chosen[: args.batch_size], chosen[args.batch_size :], chosen):
+            side.train(some)
+            ends.append(time.perf_counter())
+    print(json.dumps(ends), flush=True)
+
+
+def seconds_by_part(args: argparse.Namespace, cache: str) -> dict[str, float]:
+    """Start a rank that keeps compiled code in ``cache``, and return how long each part took."""
+    command = [sys.executable, "-m", "benchmarks.first_steps", "--rank", *side_arguments(args)]
+    own = {"TORCHINDUCTOR_CACHE_DIR": cache}
     begin = time.perf_counter()
-    with playing("fast", args) as rank:
-        rank.play(STEPS, seed=1)
-        return time.perf_counter() - begin
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment(args) | own,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    # The clock is the same in all processes.
+    ends: list[float] = json.loads(done.stdout.splitlines()[-1])
+    begins = [begin, *ends]
+    return {name: ends[n] - begins[n] for n, name in enumerate(PARTS)}
+
+
+def total(parts: dict[str, float]) -> float:
+    """Return the seconds to the tenth step."""
+    return sum(parts.values()) - parts["again"]
 
 
 def main() -> None:
@@ -36,19 +82,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_side_arguments(parser)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.set_defaults(dtype="bf16", batch_size=8, allocator="tcmalloc")
+    parser.add_argument("--allocator", choices=ALLOCATORS, default="tcmalloc")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(dtype="bf16", batch_size=2, compile="on")
     args = parser.parse_args()
+    if args.rank:
+        be_rank(args)
+        return
     cold, warm = [], []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as cache:
-            cold.append(seconds_to_steps(args, cache))
-            warm.append(seconds_to_steps(args, cache))
-    seconds = {"cold": statistics.median(cold), "warm": statistics.median(warm)}
+            cold.append(seconds_by_part(args, cache))
+            warm.append(seconds_by_part(args, cache))
+    seconds = {
+        name: statistics.median(map(total, each)) for name, each in (("cold", cold), ("warm", warm))
+    }
+    parts = {name: statistics.median(each[name] for each in warm) for name in PARTS}
     missed = [f"{MOST_SECONDS:.0f} s"] if seconds["warm"] > MOST_SECONDS else []
     finish(
         missed,
         benchmark="first_steps",
         **{name: round(value, 1) for name, value in seconds.items()},
+        parts={name: round(value, 2) for name, value in parts.items()},
         batch_size=args.batch_size,
         dtype=args.dtype,
     )

@@ -203,6 +203,9 @@ grep -qsFx "$path" ~/.bashrc || {
 
 echo "@step checking versions"
 check
+# The rest of what training imports: otherwise each node's first job compiles it, for 7 s of CPU time. Not at
+# every check, which would take seconds more.
+"$venv/bin/python" -c 'import transformers.modeling_utils, torch._inductor.compile_fx' 2>/dev/null || true
 rm -f "$venv.unfinished"
 echo "$1" >"$root/stack.new"
 sync "$root/stack.new"

@@ -162,7 +162,8 @@ def test_the_digest_is_written_last(node: Machine) -> None:
     calls = run_script(node, make_stack(), "0123456789ab")
 
     assert node.path(STACK_FILE).read_text() == "0123456789ab\n"
-    assert calls[-2].startswith("python-of-venv - torch=2.13.0")
+    assert calls[-3].startswith("python-of-venv - torch=2.13.0")
+    assert calls[-2].startswith("python-of-venv -c import transformers.modeling_utils")
     assert calls[-1].startswith("sync ")
     assert {path.name for path in node.path("/opt/spr-cluster").iterdir()} == {"venv", "stack"}
 

@@ -33,6 +33,7 @@ COMPILED = Path("~/.cache/spr-cluster/compiled")
 """Where a node keeps compiled code."""
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _CACHE_CUSTOM_FUNCTIONS = "autograd_cache_allow_custom_autograd_functions"
+_NUMBERS = "specialize_float"
 
 
 class Compilation(NamedTuple):
@@ -78,7 +79,8 @@ def keep_compiled(root: Path) -> None:
     """
     # It is for this processor's instructions, which torch's own keys leave out.
     processor = hashlib.sha256(" ".join(sorted(read_cpu_flags())).encode()).hexdigest()[:12]
-    with suppress(OSError, RuntimeError, KeyError):  # without a home folder or a user
+    # Without a home folder, a user, or a compiler.
+    with suppress(OSError, RuntimeError, KeyError, ImportError):
         folder = root.expanduser() / processor
         folder.mkdir(parents=True, exist_ok=True)
         # The import of transformers' Trainer sets it to torch's default.
@@ -88,8 +90,23 @@ def keep_compiled(root: Path) -> None:
             f"{gettempdir()}/torchinductor_{getuser()}",
         ):
             os.environ[_FOLDER] = str(folder)
+            _keep_headers(folder)
     if hasattr(torch._functorch.config, _CACHE_CUSTOM_FUNCTIONS):  # not in older releases
         setattr(torch._functorch.config, _CACHE_CUSTOM_FUNCTIONS, True)
+
+
+def _keep_headers(folder: Path) -> None:
+    """Keep precompiled headers, 150 MB, in the same folder.
+
+    torch keeps them in ``/tmp``. If they are missing, it compiles them, for 6 s of CPU time, even if all else
+    is in its cache.
+    """
+    from torch._inductor import codecache  # noqa: PLC0415 - takes a second
+
+    if hasattr(codecache, "_HEADER_DIR"):  # not in older releases
+        headers = folder / "precompiled_headers"
+        codecache._HEADER_DIR = str(headers)
+        codecache._HEADER_LOCK_DIR = str(headers / "locks")
 
 
 def compile_layers(model: Any, *, shared: bool = False, attention_dropout: float = 0.0) -> int:
@@ -103,6 +120,10 @@ def compile_layers(model: Any, *, shared: bool = False, attention_dropout: float
     hide the transfer of the first layer's. With ``shared`` gradients it is compiled in parts, so that
     those of all but the first part are sent while the first part's are computed.
     """
+    # By default, dynamic graphs first trace each number, such as a dropout's p, as a variable, and then
+    # everything again, because some must be constants.
+    if hasattr(torch._dynamo.config, _NUMBERS):  # not in older releases
+        setattr(torch._dynamo.config, _NUMBERS, True)
     for attention in use_products(model):
         own = find_dropout(attention, nn.Dropout)
         if own is not None and own.p == 0.0:

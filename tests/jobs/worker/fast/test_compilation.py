@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch._functorch.config
+from torch._inductor import codecache
 
 from jobs.worker.fast import compilation
 from jobs.worker.fast.compilation import keep_compiled
@@ -20,6 +21,8 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NAME)
     traced = "autograd_cache_allow_custom_autograd_functions"
     monkeypatch.setattr(torch._functorch.config, traced, False)
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, f"/torch's own/{name}")
 
 
 def test_compiled_code_is_kept_in_the_folder(tmp_path: Path) -> None:
@@ -27,6 +30,8 @@ def test_compiled_code_is_kept_in_the_folder(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "new").iterdir()
     assert os.environ[NAME] == str(folder)
     assert torch._functorch.config.autograd_cache_allow_custom_autograd_functions
+    assert Path(codecache._HEADER_DIR) == folder / "precompiled_headers"
+    assert Path(codecache._HEADER_LOCK_DIR) == folder / "precompiled_headers/locks"
 
 
 def test_processors_have_folders_of_their_own(
@@ -43,6 +48,7 @@ def test_a_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(NAME, "/mine")
     keep_compiled(tmp_path)
     assert os.environ[NAME] == "/mine"
+    assert codecache._HEADER_DIR.startswith("/torch's own")
 
 
 def test_torchs_own_default_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

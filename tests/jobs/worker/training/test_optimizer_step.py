@@ -269,6 +269,7 @@ def test_compiled_layers_give_the_same_step(
 def test_compiled_dropout_and_attention_are_those_of_eager_mode(
     kind: str, shape: dict[str, Any], layers: int
 ) -> None:
+    from torch._dynamo.utils import compilation_time_metrics
     from transformers import AutoConfig, AutoModelForQuestionAnswering
 
     torch.manual_seed(2)
@@ -291,7 +292,10 @@ def test_compiled_dropout_and_attention_are_those_of_eager_mode(
 
     without, _ = take()
     assert compile_layers(model) == layers
+    compilation_time_metrics.clear()
     loss, gradients = take()
+    assert "compile_attempt_0" in compilation_time_metrics
+    assert "compile_attempt_1" not in compilation_time_metrics, "a layer was traced twice"
     with torch.compiler.set_stance("fail_on_recompile"):
         assert take()[0] == loss
     for module in model.modules():

@@ -180,6 +180,8 @@ def paced_model(compute_s: float, work: Callable[[float], None], *, in_parts: bo
     import torch
     from torch import nn
 
+    types = {1: torch.float32, 2: torch.bfloat16}
+
     class Paced(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, values: Any, part: Any, *_: Any) -> Any:
@@ -197,8 +199,10 @@ def paced_model(compute_s: float, work: Callable[[float], None], *, in_parts: bo
 
         def __init__(self, share: float, *shapes: tuple[int, ...]) -> None:
             super().__init__()
-            self.own = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
-            self.gradients = [torch.randn(shape) for shape in shapes]
+            # Weights of products are in bf16, like their gradients.
+            values = [torch.zeros(shape, dtype=types[len(shape)]) for shape in shapes]
+            self.own = nn.ParameterList([nn.Parameter(each) for each in values])
+            self.gradients = [torch.randn_like(each) for each in values]
             self.forward_s, self.backward_s = (
                 compute_s * share * whole for whole in (FORWARD, BACKWARD)
             )

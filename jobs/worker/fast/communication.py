@@ -30,8 +30,8 @@ from ..runtime.ranks import TIMEOUT, Ranks
 from .embedding import UsedEmbedding, word_table
 
 BUCKET_MB = 5
-"""Size in fp32 of the groups in which DistributedDataParallel sends gradients. Its default of 25 holds back
-most of the first layer's, whose transfer nothing hides, until the last of them is known."""
+"""Size in fp32 of the groups in which DistributedDataParallel sends gradients; in bf16, half of it. Its default
+of 25 holds back most of the first layer's, whose transfer nothing hides, until the last of them is known."""
 
 
 class SumOverRanks(Protocol):
@@ -162,7 +162,11 @@ class Replica(DistributedDataParallel):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             model, ignored
         )
-        own: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": BUCKET_MB}
+        size = min(each.element_size() for each in model.parameters() if each.requires_grad)
+        own: dict[str, Any] = {
+            "gradient_as_bucket_view": True,
+            "bucket_cap_mb": BUCKET_MB * size / 4,
+        }
         super().__init__(model, **{**own, **options})
         if words is not None:
             # As DistributedDataParallel does with the other parameters.

@@ -161,3 +161,42 @@ def test_a_thread_that_computes_alone_starts_no_others() -> None:
     alone, with_team, main = map(int, done.stdout.split())
     assert (alone, main) == (1, 4)
     assert with_team > alone + 1, "otherwise the test shows nothing"
+
+
+EXCHANGE = """
+import os, sys, torch
+from torch import nn
+from jobs.worker.runtime.ranks import join
+from jobs.worker.fast.communication import Replica, choose_all_reduce
+from tests.jobs.worker.fast.test_communication import small_model
+
+def count():
+    return len(os.listdir("/proc/self/task"))
+
+with join("gloo") as ranks:
+    torch.set_num_threads(4)
+    torch.ones(2**22).add_(1.0)
+    model = small_model()
+    model.layer = nn.Linear(8, 2**18)
+    before = count()
+    replica = Replica(model, torch.bfloat16, ranks.control, choose_all_reduce(ranks))
+    ids = torch.tensor([[1, 2]])
+    for _ in range(3):
+        announced = replica.announce(ids)
+        replica(ids).backward()
+        replica.sum_words(announced)
+    added = count() - before
+with open(f"{sys.argv[1]}/{ranks.rank}", "w") as file:
+    file.write(str(added))
+"""
+
+
+@pytest.mark.parametrize(("size", "local", "most"), [(2, 1, 1), (4, 2, 16)])
+def test_the_exchange_starts_no_teams_of_threads(
+    tmp_path: Path, size: int, local: int, most: int
+) -> None:
+    """Each stage of a sum by node has a helper and gloo's own threads. Teams would add three to each helper."""
+    assert run_ranks(size, local, str(tmp_path), script=EXCHANGE) == [0] * size
+    added = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(added) == size
+    assert all(each <= most for each in added), added

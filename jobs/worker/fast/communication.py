@@ -30,8 +30,8 @@ from ..runtime.ranks import TIMEOUT, Ranks
 from .embedding import UsedEmbedding, word_table
 
 BUCKET_MB = 5
-"""Size in fp32 of the groups in which DistributedDataParallel sends gradients; in bf16, half of it. Its default
-of 25 holds back most of the first layer's, whose transfer nothing hides, until the last of them is known."""
+"""Size in fp32 of the groups in which DistributedDataParallel sends gradients, and in bf16 half of it. The
+default of 25 holds back most of the first layer's, whose transfer nothing hides, until the last is known."""
 
 
 class SumOverRanks(Protocol):

@@ -144,7 +144,7 @@ class MasterAdamW(torch.optim.AdamW):
     """AdamW without weight decay, for bf16 weights with their masters and for parameters in fp32.
 
     Its own parameters are the masters in place of the weights, so its state is that of fp32 training. Its
-    gradients are clipped to the norm ``most``.
+    gradients are clipped to the norm ``most``. Raises ``ValueError`` for a parameter of another type.
     """
 
     def __init__(self, model: Any, masters: Masters, rate: float, most: float) -> None:
@@ -152,6 +152,8 @@ class MasterAdamW(torch.optim.AdamW):
             each: masters.get(each, each) for each in model.parameters() if each.requires_grad
         }
         parameters = [masters.get(each, each) for each in model.parameters()]
+        if found := {each.dtype for each in self._trained.values()} - {torch.float32}:
+            raise ValueError(f"trained parameters must be in fp32, not in {found}")
         super().__init__(parameters, rate, BETAS, EPSILON, weight_decay=0.0)
         self._most = most
 
@@ -164,7 +166,11 @@ class MasterAdamW(torch.optim.AdamW):
     def step(self, closure: Any = None) -> float:  # type: ignore[override]
         """Update all parameters with gradients, unless their norm is not finite; return the norm."""
         used = [(each, own) for each, own in self._trained.items() if each.grad is not None]
-        parts, chunks = np.zeros(len(used), _PART), _cut([own.numel() for _, own in used])
+        for each, own in used:
+            assert each.grad is not None
+            if each.grad.stride() != own.stride():  # the kernels go through memory
+                each.grad = torch.empty_like(each).copy_(each.grad)
+        parts, chunks = np.zeros(len(used), _PART), _cut(tuple(own.numel() for _, own in used))
         parts["gradient"] = [each.grad.data_ptr() for each, _ in used if each.grad is not None]
         parts["weight"] = [0 if each is own else each.data_ptr() for each, own in used]
         arguments = parts.ctypes, chunks.ctypes, ctypes.c_int64(len(chunks))
@@ -193,7 +199,8 @@ class MasterAdamW(torch.optim.AdamW):
         parts["square"] = [state["exp_avg_sq"].data_ptr() for state in states]
 
 
-def _cut(sizes: list[int]) -> Any:
+@lru_cache(1)
+def _cut(sizes: tuple[int, ...]) -> Any:
     """Return the chunks of parts with these sizes."""
     found = [
         (part, first, min(first + CHUNK, size))

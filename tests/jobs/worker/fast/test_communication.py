@@ -195,7 +195,7 @@ with open(f"{sys.argv[1]}/{ranks.rank}", "w") as file:
 def test_the_exchange_starts_no_teams_of_threads(
     tmp_path: Path, size: int, local: int, most: int
 ) -> None:
-    """Each stage of a sum by node has a helper and gloo's own threads. Teams would add three to each helper."""
+    """Each stage of a sum by node has a helper and gloo's threads. A team would add three."""
     assert run_ranks(size, local, str(tmp_path), script=EXCHANGE) == [0] * size
     added = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert len(added) == size

@@ -119,3 +119,26 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     (norm, one), (other_norm, other) = found
     assert norm == other_norm
     assert all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+def test_gradients_of_another_layout_are_the_same() -> None:
+    norms = []
+    for transposed in (False, True):
+        model = new_model()
+        masters = halve_weights(model)
+        optimizer = MasterAdamW(model, masters, RATE, MOST)
+        set_gradients(model, 1)
+        if transposed:
+            for weight in masters:
+                assert weight.grad is not None
+                weight.grad = weight.grad.t().contiguous().t()
+        norms.append((optimizer.step(), model.state_dict()))
+    (norm, one), (other_norm, other) = norms
+    assert norm == other_norm
+    assert all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+def test_a_trained_parameter_of_another_type_is_refused() -> None:
+    model = new_model().bfloat16()
+    with pytest.raises(ValueError, match="bfloat16"):
+        MasterAdamW(model, halve_weights(model), RATE, MOST)

@@ -142,7 +142,7 @@ class TableTask(TextTask[OwnTable]):
     """A task whose records are the rows of tables."""
 
     reads_hub = True
-    second: ClassVar[str] = "labels"
+    other_columns: ClassVar[str] = "labels"
     """What the columns after the first contain."""
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]
@@ -207,7 +207,7 @@ class TableTask(TextTask[OwnTable]):
     ) -> Sequence[Any]:
         columns = self.choose_columns(table)
         first, *others = map(repr, columns)
-        more = f", {self.second} from {', '.join(others)}" if others else ""
+        more = f", {self.other_columns} from {', '.join(others)}" if others else ""
         note(f"{table.source}: texts from column {first}{more}")
         return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
 

@@ -125,7 +125,7 @@ class Embed(TableTask[EmbedOptions]):
     )
     help = "turn texts into vectors for search, learned from pairs or triplets"
     head = ""
-    second = "others"
+    other_columns = "others"
     text_columns = ("anchor", "query", "question", "sentence1", "sentence", "text")
     pair_columns = ("positive", "passage", "context", "answer", "sentence2", "pair", "document")
     negative_columns = ("negative", "hard_negative")

@@ -106,27 +106,38 @@ class Course:
 
 
 def learn_fast(course: Course, seed: int) -> Curve:
-    """Run the product's training, epoch by epoch."""
-    import torch
-
+    """Run the product's training."""
     session = course.session(seed, course.args.attention_dropout)
     loaded = load_model(session.options, HEAD, [], course.ranks)
-    schedule = plan_schedule(session.options, len(course.features), 1)
-    run = TrainingRun(session, Squad(session.options), loaded, course.features)
+    curve = Curve([], [], [])
+
+    def after_epoch(seconds: float) -> None:
+        curve.seconds.append(seconds)
+        course.test(session, loaded, curve)
+
+    train(TrainingRun(session, Squad(session.options), loaded, course.features), after_epoch)
+    return curve
+
+
+def train(run: TrainingRun, after_epoch: Callable[[float], None]) -> None:
+    """Run the product's training on one rank.
+
+    ``after_epoch`` gets the seconds so far, without its own. The first steps' include compilation.
+    """
+    import torch
+
+    options, lengths = run.context.options, run.samples.lengths
+    schedule = plan_schedule(options, len(lengths), 1)
     model, optimizer = prepare(run, schedule.total)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
-    curve, taken = Curve([], [], []), 0.0
-    begin = time.perf_counter()
-    lengths = course.features.lengths
-    for step, chosen in enumerate(batches(session, lengths, schedule), start=1):
+    taken, begin = 0.0, time.perf_counter()
+    for step, chosen in enumerate(batches(run.context, lengths, schedule), start=1):
         take_step(run, model, optimizer, run.batch(chosen))
         scheduler.step()
         if step % schedule.per_epoch == 0:
             taken += time.perf_counter() - begin
-            curve.seconds.append(taken)
-            course.test(session, loaded, curve)
+            after_epoch(taken)
             begin = time.perf_counter()
-    return curve
 
 
 def learn_baseline(course: Course, seed: int) -> Curve:
@@ -188,7 +199,7 @@ def time_to(f1: float, curve: Curve) -> float | None:
 
 
 def interval(some: Sequence[Curve], others: Sequence[Curve]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the difference in mean F1.
+    """Return the 95 % bootstrap interval of the difference in the questions' mean score.
 
     With few seeds, it is a little too narrow.
     """
@@ -251,16 +262,18 @@ def main() -> None:
             if line["side"] in curves:
                 curves[line["side"]].append(Curve(line["f1"], line["seconds"], line["questions"]))
     else:
-        _require_environment(preload() | {"OMP_NUM_THREADS": str(args.threads)})
+        require_environment("benchmarks.quality", args.threads)
         _learn(args, curves)
     _finish(args, {side: mean_curve(each) for side, each in curves.items()}, curves)
 
 
-def _require_environment(wanted: dict[str, str]) -> None:
-    """Restart if a variable that libraries read at their start is missing."""
+def require_environment(module: str, threads: int) -> None:
+    """Restart a benchmark if a variable that libraries read at their start is missing."""
+    wanted = preload() | {"OMP_NUM_THREADS": str(threads)}
     if not wanted.items() <= os.environ.items():
-        argv = [sys.executable, "-m", "benchmarks.quality", *sys.argv[1:]]
-        os.execve(sys.executable, argv, os.environ | wanted)
+        os.execve(
+            sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | wanted
+        )
 
 
 def _learn(args: argparse.Namespace, curves: dict[str, list[Curve]]) -> None:

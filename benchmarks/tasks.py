@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.common import ROOT, finish
 from benchmarks.squad_data import DATA, find_encoder
@@ -98,8 +98,13 @@ def write_rows(folder: Path, task: str) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
 
-def read_packages() -> list[dict[str, Any]]:
-    """Return descriptions with their sections, of the ten sections that have most, in random order."""
+def read_packages(
+    sections: int | None = SECTIONS, most: int | None = PER_SECTION
+) -> list[dict[str, Any]]:
+    """Return descriptions with their sections, in random order.
+
+    They are at most ``most`` of each of the ``sections`` sections that have most, with None all.
+    """
     command = ["apt-cache", "dumpavail"]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found: dict[str, str] = {}
@@ -112,8 +117,8 @@ def read_packages() -> list[dict[str, Any]]:
     draw, texts = random.Random(1), sorted(found)
     draw.shuffle(texts)
     rows = []
-    for section, _ in Counter(found.values()).most_common(SECTIONS):
-        own = [text for text in texts if found[text] == section][:PER_SECTION]
+    for section, _ in Counter(found.values()).most_common(sections):
+        own = [text for text in texts if found[text] == section][:most]
         rows += [{"text": text, "label": section} for text in own]
     draw.shuffle(rows)
     return rows
@@ -211,7 +216,7 @@ def run_script(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, f
 def train_plainly(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, float]:
     """Train as a plain script does: shuffled batches, padded to the longest, AdamW, a linear schedule."""
     import torch
-    from transformers import AutoTokenizer, get_linear_schedule_with_warmup
+    from transformers import AutoTokenizer
 
     torch.manual_seed(given["seed"])
     folder = Path(given["folder"])
@@ -221,26 +226,46 @@ def train_plainly(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
     names = sorted({each for row in train for each in labels_of(row)})
     tokenizer = AutoTokenizer.from_pretrained(str(args.encoder))
     model = new_model(args, names)
-    steps = -(-len(train) // BATCH) * args.epochs
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
-    schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     encoded = [encode(tokenizer, row, names) for row in train]
-    draw, begin = random.Random(given["seed"]), time.perf_counter()
+    recipe = Recipe(args.epochs, args.dtype, given["seed"])
+    seconds = fit(model, tokenizer, encoded, recipe)
+    score = evaluate(args.task, model.eval(), tokenizer, dev, names)
+    return {"score": score, "speed": len(train) * args.epochs / seconds}
+
+
+class Recipe(NamedTuple):
+    """Settings of :func:`fit`; ``rate`` is the highest one."""
+
+    epochs: int
+    dtype: str
+    seed: int
+    batch_size: int = BATCH
+    rate: float = RATE
+
+
+def fit(model: Any, tokenizer: Any, encoded: Sequence[dict[str, Any]], recipe: Recipe) -> float:
+    """Run the plain script's training on the rows of :func:`encode`; return its seconds."""
+    import torch
+    from transformers import get_linear_schedule_with_warmup
+
+    size, draw = recipe.batch_size, random.Random(recipe.seed)
+    steps = -(-len(encoded) // size) * recipe.epochs
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
+    begin, rows = time.perf_counter(), list(encoded)
     model.train()
-    for _ in range(args.epochs):
-        draw.shuffle(encoded)
-        for first in range(0, len(encoded), BATCH):
-            batch = pad(tokenizer, encoded[first : first + BATCH])
-            with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16"):
+    for _ in range(recipe.epochs):
+        draw.shuffle(rows)
+        for first in range(0, len(rows), size):
+            batch = pad(tokenizer, rows[first : first + size])
+            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.dtype == "bf16"):
                 loss = model(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    seconds = time.perf_counter() - begin
-    score = evaluate(args.task, model.eval(), tokenizer, dev, names)
-    return {"score": score, "speed": len(train) * args.epochs / seconds}
+    return time.perf_counter() - begin
 
 
 def embed_plainly(

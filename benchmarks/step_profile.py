@@ -18,9 +18,9 @@ GROUPS = {
     "attention": r"scaled_dot_product|softmax",
     "normalization and dropout fused with it": r"layer_norm",
     "dropout and random numbers": r"bernoulli|dropout|rand|rshift",
-    "GELU": r"gelu|erf",
+    "GELU": r"gelu|erf|clamp_full_like",  # by polynomials
     "embedding": r"embedding|index_add|index_put",
-    "optimizer and clipping": r"adamw|linalg_vector_norm|foreach|aten::mul_$",
+    "optimizer and clipping": r"(?i)adamw|linalg_vector_norm|foreach|aten::mul_$",
     "communication": r"c10d|gloo|all_?reduce",
     "elementwise, copies, sums": r"",
 }

@@ -73,14 +73,14 @@ class PolynomialGelu(torch.autograd.Function):
 
 
 class FastGelu(nn.Module):
-    """Takes the place of ``exact``: polynomials for values in bf16."""
+    """Takes the place of ``exact``: polynomials for values in bf16 in training, which is compiled."""
 
     def __init__(self, exact: nn.Module) -> None:
         super().__init__()
         self.exact = exact
 
     def forward(self, values: Tensor) -> Tensor:
-        if values.dtype != torch.bfloat16:
+        if not self.training or values.dtype != torch.bfloat16:
             exact: Tensor = self.exact(values)
             return exact
         result: Tensor = PolynomialGelu.apply(values)  # type: ignore[no-untyped-call]

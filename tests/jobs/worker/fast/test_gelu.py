@@ -36,9 +36,12 @@ def test_large_values_are_kept_or_become_zero() -> None:
     assert slopes.tolist() == pytest.approx([0, 0, 0, 0.5, 1, 1], abs=1e-6)
 
 
-def test_other_types_and_activations_stay() -> None:
+def test_other_types_and_activations_and_evaluation_stay() -> None:
     values = torch.randn(8)
     assert torch.equal(FastGelu(nn.GELU())(values), gelu(values))
+    halves = torch.randn(10_000).bfloat16()
+    assert torch.equal(FastGelu(nn.GELU()).eval()(halves), gelu(halves))
+    assert not torch.equal(FastGelu(nn.GELU())(halves), gelu(halves))
     own = GELUActivation(use_gelu_python=True)
     model = nn.Sequential(nn.GELU(), nn.GELU("tanh"), GELUActivation(), own, nn.ReLU())
     before = list(model)

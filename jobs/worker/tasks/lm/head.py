@@ -77,10 +77,10 @@ def _replace_by_gradients(logits: Tensor, wanted: Tensor) -> Tensor:
     Only a few tokens at a time are in fp32, so that they stay in the processor's caches.
     """
     rows, found = BLOCK_ROWS * torch.get_num_threads(), []
-    for block, words in zip(logits.split(rows), wanted.split(rows)):  # noqa: B905 - 3.8
-        shares = torch.softmax(block, -1, dtype=torch.float32)
-        found.append(shares.gather(1, words).clamp(min=SMALLEST).log())
-        block.copy_(shares.scatter_add_(1, words, -torch.ones_like(found[-1])))
+    for part in _parts(len(logits), rows):
+        shares = torch.softmax(logits[part], -1, dtype=torch.float32)
+        found.append(shares.gather(1, wanted[part]).clamp(min=SMALLEST).log())
+        logits[part] = shares.scatter_add_(1, wanted[part], -torch.ones_like(found[-1]))
     return torch.cat(found)
 
 

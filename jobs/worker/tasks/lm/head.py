@@ -17,7 +17,7 @@ IGNORED = -100
 CHUNK, LEAST_ROWS = 1 << 25, 128
 """Logits that are computed together, 67 MB in bf16, and for how many tokens at least."""
 BLOCK_ROWS = 8
-"""Tokens of a block, for each thread. Half as many take 1.06 times as long, and all at once 1.5 times."""
+"""Tokens of a block, for each thread: its shares, 1.6 MB in fp32 with 49,152 words, stay in the caches."""
 SMALLEST = 1e-38
 """Less counts as this much: the loss of a token is at most 87."""
 

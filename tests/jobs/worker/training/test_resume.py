@@ -72,15 +72,15 @@ def check_killed_and_resumed(
     folder: Path,
     kills: list[dict[str, Any]],
     ranks: int = 2,
-    dtype: str = "fp32",
     task: str = "squad",
+    **more: Any,
 ) -> None:
     """Kill a run at each point and resume it; compare all with one that is not interrupted."""
     runs: list[tuple[TrainOptions, dict[str, Any]]] = [
-        (options(folder, "whole", task, dtype=dtype), {"ranks": ranks})
+        (options(folder, "whole", task, **more), {"ranks": ranks})
     ]
     for number, kill in enumerate(kills):
-        chosen = options(folder, f"killed-{number}", task, dtype=dtype)
+        chosen = options(folder, f"killed-{number}", task, **more)
         runs.append((chosen, {**kill, "ranks": ranks}))
         runs.append((replace(chosen, resume=True), {"ranks": ranks}))
     whole, *others = run_forked(runs)
@@ -118,6 +118,11 @@ def test_killed_at_a_step_and_while_a_checkpoint_is_written(
 def test_any_task_killed_at_a_random_step_learns_the_same(nodes_folder: Path, task: str) -> None:
     kill = {"at": "step", "step": random.randrange(1, STEPS + 1), "rank": random.randrange(2)}
     check_killed_and_resumed(nodes_folder, [kill], task=task)
+
+
+def test_compiled_layers_with_weights_in_bf16(nodes_folder: Path) -> None:
+    kill = {"at": "step", "step": 5, "rank": 1}
+    check_killed_and_resumed(nodes_folder, [kill], dtype="bf16", compile="on")
 
 
 def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> None:

@@ -91,7 +91,7 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
             model.parameters(),
             rate,
             weight_decay=0.0,  # it would also change embeddings that are not trained
-            fused=not options.ipex,  # it replaces the optimizer's step by its own
+            fused=not options.ipex,  # IPEX replaces the optimizer's step by its own
         )
     if options.ipex:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)

@@ -102,6 +102,7 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
 ) -> None:
     monkeypatch.setattr(head, "CHUNK", 350)
     monkeypatch.setattr(head, "LEAST_ROWS", 1)
+    monkeypatch.setattr(head, "BLOCK_ROWS", 1)
     torch.manual_seed(1)
     labels = torch.randint(0, 50, (30,))
     labels[[3, 29]] = IGNORED

@@ -372,3 +372,20 @@ def test_attention_has_no_dropout_and_the_saved_configuration_stays() -> None:
 def test_the_rate_follows_the_features_per_step(batch: int, ranks: int, rate: float) -> None:
     assert SquadOptions(batch_size=batch).highest_rate(ranks) == pytest.approx(rate, rel=1e-3)
     assert SquadOptions(batch_size=batch, learning_rate=3e-5).highest_rate(ranks) == 3e-5
+
+
+@COMPILING
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "halved"), [("bf16", 1, True), ("bf16", 2, False), ("fp32", 1, False)]
+)
+def test_weights_are_in_bf16_if_gradients_are_not_added_up(
+    questions: list[Question], tokenizer: Any, dtype: str, accumulate: int, halved: bool
+) -> None:
+    options = replace(DEMO, compile="on", accumulate=accumulate)
+    with alone(options, dtype=dtype) as session:
+        loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
+        features = build_features(questions[:8], tokenizer, 384, 128)
+        prepare(TrainingRun(session, Squad(options), loaded, features), steps=1)
+        layers = find_layers(loaded.model)
+        types = {each.dtype for layer in layers for each in layer.parameters()}
+        assert (torch.bfloat16 in types) is halved

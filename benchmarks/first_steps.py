@@ -2,10 +2,9 @@
 
 python -m benchmarks.first_steps [--batch-size 2] [--rounds 3]
 
-The process does what a rank of `train squad` does: it imports torch, tokenizes questions, builds the model,
-compiles the layers, and trains. Submission and launch are not included. ``parts`` are medians with compiled
-code; ``again`` is the time of the same ten steps once more, which is not in the total. The default batch is
-small because this measures the start: larger batches add only their own compute.
+The rank is one of `train squad`, with all CPUs and a model of DistilBERT's shape. Submission and launch are
+not included. ``parts`` are medians with compiled code. The default batch is small because this measures the
+start: larger batches add only their own compute.
 """
 
 from __future__ import annotations
@@ -18,95 +17,77 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from benchmarks.common import ROOT, finish
-from benchmarks.squad_data import draw, find_encoder, load_features, load_tokenizer, new_model
-from benchmarks.squad_sides import Fast, add_side_arguments, side_arguments, without_kinds
-from benchmarks.squad_speed import ALLOCATORS, environment
-from jobs.worker.runtime.ranks import join
-from jobs.worker.tasks.squad.task import SquadOptions
+from benchmarks.squad_data import add_arguments, find_encoder, load_tokenizer, new_model
+from benchmarks.squad_speed import preload
 
 STEPS = 10
 MOST_SECONDS = 12.0
-PARTS = ("imports", "data", "model", "first_step", "other_steps", "again")
-
-
-def be_rank(args: argparse.Namespace) -> None:
-    """Train, and print when each part ended, in seconds."""
-    import torch
-
-    ends = [time.perf_counter()]
-    torch.set_num_threads(args.threads)
-    tokenizer = load_tokenizer(find_encoder(args.encoder))
-    features = [without_kinds(each) for each in load_features(args.data, tokenizer)]
-    ends.append(time.perf_counter())
-    options = SquadOptions(
-        batch_size=args.batch_size, dtype=args.dtype, backend="gloo", compile=args.compile
-    )
-    with join("gloo", environ={}) as ranks:
-        model = new_model("distilbert", attention_dropout=False)
-        ends.append(time.perf_counter())
-        side = Fast(model, tokenizer, ranks, options)
-        chosen = draw(features, STEPS, args.batch_size, seed=1)
-        for some in (chosen[: args.batch_size], chosen[args.batch_size :], chosen):
-            side.train(some)
-            ends.append(time.perf_counter())
-    print(json.dumps(ends), flush=True)
-
-
-def seconds_by_part(args: argparse.Namespace, cache: str) -> dict[str, float]:
-    """Start a rank that keeps compiled code in ``cache``, and return how long each part took."""
-    command = [sys.executable, "-m", "benchmarks.first_steps", "--rank", *side_arguments(args)]
-    own = {"TORCHINDUCTOR_CACHE_DIR": cache}
-    begin = time.perf_counter()
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | environment(args) | own,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    # The clock is the same in all processes.
-    ends: list[float] = json.loads(done.stdout.splitlines()[-1])
-    begins = [begin, *ends]
-    return {name: ends[n] - begins[n] for n, name in enumerate(PARTS)}
-
-
-def total(parts: dict[str, float]) -> float:
-    """Return the seconds to the tenth step."""
-    return sum(parts.values()) - parts["again"]
+PARTS = ("start", "load", "tokenize", "prepare", "first_step", "other_steps")
+ENDS = ("load", "tokenize", "train", "torch.compile", "1", "save")
+"""What a rank reports at the end of each part: the next phase, a note, or a step."""
 
 
 def main() -> None:
     """Measure both in turn, and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    add_side_arguments(parser)
+    add_arguments(parser)
+    parser.add_argument("--batch-size", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--allocator", choices=ALLOCATORS, default="tcmalloc")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(dtype="bf16", batch_size=2, compile="on")
     args = parser.parse_args()
-    if args.rank:
-        be_rank(args)
-        return
     cold, warm = [], []
-    for _ in range(args.rounds):
-        with tempfile.TemporaryDirectory() as cache:
-            cold.append(seconds_by_part(args, cache))
-            warm.append(seconds_by_part(args, cache))
-    seconds = {
-        name: statistics.median(map(total, each)) for name, each in (("cold", cold), ("warm", warm))
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name, "model")
+        new_model("distilbert", attention_dropout=True).save_pretrained(model)
+        load_tokenizer(find_encoder(args.encoder)).save_pretrained(model)
+        for _ in range(args.rounds):
+            with tempfile.TemporaryDirectory() as cache:
+                cold.append(seconds_by_part(args, model, cache))
+                warm.append(seconds_by_part(args, model, cache))
+    totals = {
+        name: statistics.median(sum(each.values()) for each in found)
+        for name, found in (("cold", cold), ("warm", warm))
     }
     parts = {name: statistics.median(each[name] for each in warm) for name in PARTS}
-    missed = [f"{MOST_SECONDS:.0f} s"] if seconds["warm"] > MOST_SECONDS else []
     finish(
-        missed,
+        [f"{MOST_SECONDS:.0f} s"] if totals["warm"] > MOST_SECONDS else [],
         benchmark="first_steps",
-        **{name: round(value, 1) for name, value in seconds.items()},
-        parts={name: round(value, 2) for name, value in parts.items()},
+        **{name: round(value, 1) for name, value in totals.items()},
+        parts={name: round(value, 1) for name, value in parts.items()},
         batch_size=args.batch_size,
         dtype=args.dtype,
     )
+
+
+def seconds_by_part(args: argparse.Namespace, model: Path, cache: str) -> dict[str, float]:
+    """Start a rank that keeps compiled code in ``cache``, and return how long each part took."""
+    argv = [
+        sys.executable,
+        "-m",
+        "worker.tasks",
+        "squad",
+        f"--data={args.data}",
+        f"--model={model}",
+    ]
+    argv += [f"--batch-size={args.batch_size}", f"--dtype={args.dtype}", f"--max-steps={STEPS}"]
+    argv += ["--compile=on", "--token-cache=none", f"--output={model.parent / 'output'}"]
+    environ = {**os.environ, **preload(), "PYTHONPATH": str(ROOT / "jobs"), "HF_HUB_OFFLINE": "1"}
+    environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "GLOO_SOCKET_IFNAME": "lo"}
+    ends, begin = dict[str, float](), time.time()
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        for line in rank.stdout:
+            event = json.loads(line.removeprefix("@spr "))
+            what = event.get("name") or event.get("text") or event.get("step") or ""
+            ends.setdefault(str(what).split(",")[0], event["at"])
+            if what == "save":
+                rank.kill()
+                break
+    ordered = [begin, *(ends[each] for each in ENDS)]
+    return {name: ordered[n + 1] - ordered[n] for n, name in enumerate(PARTS)}
 
 
 if __name__ == "__main__":

@@ -171,12 +171,24 @@ def why_no_compiler() -> str | None:
     Compilation needs a matching C++ compiler, Python headers, and a folder; only a trial shows whether they
     work.
     """
-    try:
-        torch.compile(lambda x: x.cos() + 1, dynamic=False)(torch.ones(8))
-    # The compiler, the file system, and torch raise many types; training works without compilation.
-    except Exception as error:
-        # The compiler's errors carry the reason inside.
-        return first_line(getattr(error, "inner_exception", error))
-    finally:
-        torch._dynamo.reset()
-    return None
+    import torch._inductor.config  # noqa: PLC0415 - with what it loads, takes a second
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list  # noqa: PLC0415
+
+    trouble = None
+    # By default, in every process, torch builds or loads seven libraries to see which of the processor's
+    # instructions the compiler knows. That takes a second, or seven if they are not in the cache. Nearly
+    # always, it knows all.
+    for knows_all in (True, None):
+        torch._inductor.config.cpp.vec_isa_ok = knows_all
+        valid_vec_isa_list.cache_clear()
+        try:
+            torch.compile(lambda x: x.cos() + 1, dynamic=False)(torch.ones(8))
+        # The compiler, the file system, and torch raise many types; training works without compilation.
+        except Exception as error:
+            # The compiler's errors carry the reason inside.
+            trouble = first_line(getattr(error, "inner_exception", error))
+        else:
+            return None
+        finally:
+            torch._dynamo.reset()
+    return trouble

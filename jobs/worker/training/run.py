@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -67,6 +68,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         loaded = task.load(context, data)
         if loaded.new_weights:
             events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}")
+    gc.freeze()
+    gc.enable()  # see __main__
     with context.phase("tokenize"):
         records = enough_for_trial(options, data.train, ranks.size)
         samples = task.prepare(context, loaded, records)

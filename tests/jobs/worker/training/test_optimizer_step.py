@@ -331,6 +331,25 @@ def test_a_missing_compiler_is_detected() -> None:
         assert "no-such-compiler" in (why_no_compiler() or "")
 
 
+def test_an_old_compiler_is_asked_which_instructions_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import config
+
+    asked = []
+
+    def compile_unless_asked(function: Any, **_: Any) -> Any:
+        asked.append(config.cpp.vec_isa_ok)
+        if config.cpp.vec_isa_ok:
+            raise RuntimeError("unrecognized option -mamx-tile")
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_unless_asked)
+    with config.patch({"cpp.vec_isa_ok": None}):
+        assert why_no_compiler() is None
+    assert asked == [True, None]
+
+
 @COMPILING
 def test_layers_are_found_and_become_plain_again(questions: list[Question]) -> None:
     with alone(DEMO) as session:

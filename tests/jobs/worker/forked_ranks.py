@@ -7,6 +7,7 @@ after another, and prints their exit codes. They are processes like mpirun's, an
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import signal
@@ -156,6 +157,7 @@ def _work(run: Run, rank: int) -> int:
     from jobs.worker.training import run as job
     from jobs.worker.training.optimizer_step import Step, take_step
 
+    gc.disable()  # like `python -m worker.tasks`
     torch.set_num_threads(1)
     steps.TALK_SECONDS = 0.0  # after every step
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
@@ -171,6 +173,7 @@ def _work(run: Run, rank: int) -> int:
     to_disk = checkpoints._to_disk
 
     def take(*arguments: Any) -> Step:
+        assert gc.isenabled()
         hit("step")
         taken = take_step(*arguments)
         if run.loss is not None and seen["step"] >= run.step:

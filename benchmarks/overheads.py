@@ -8,15 +8,23 @@ nothing else was. A product takes at least the time to move its operands and its
 at STREAM's rate here. The projection may be too high: caches hold some of them, a machine with more cores per
 memory channel has less bandwidth for each, and other work between the products needs memory, too.
 
+With --beside-hog, a process copies memory on the last CPU all the time, and the sides have the others.
+
 Sides take turns, or, with --apart, run one after another: for models that do not fit in memory together.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import torch
 
 from benchmarks.common import finish
 from benchmarks.gemm import bare_tflops
@@ -32,6 +40,7 @@ from jobs.worker.bench.measure import (
 )
 
 TIMES = (1, 4, 8, 12, 16)
+HOG_BYTES, HOG_SECONDS = 1 << 29, 3600
 LIMIT = 6.0
 """The baseline's time outside products, divided by that of `fast`."""
 PROJECTED = 5.0
@@ -60,17 +69,46 @@ def outside(each: Round) -> float:
     return each.profile.outside / each.features
 
 
+@contextmanager
+def hog_of_bandwidth() -> Iterator[None]:
+    """Copy memory on the last CPU, and leave the others to this process."""
+    *own, last = sorted(os.sched_getaffinity(0))
+    if not own:
+        raise SystemExit("--beside-hog needs two CPUs")
+    hog = multiprocessing.Process(target=_copy_memory, args=(last,), daemon=True)
+    hog.start()
+    os.sched_setaffinity(0, own)
+    yield
+    if not hog.is_alive():
+        raise SystemExit("the process that copies memory ended before the measurement")
+    hog.kill()
+
+
+def _copy_memory(cpu: int) -> None:
+    os.sched_setaffinity(0, {cpu})
+    one, end = np.ones(HOG_BYTES, np.uint8), time.monotonic() + HOG_SECONDS
+    other = one.copy()
+    while time.monotonic() < end:
+        np.copyto(other, one)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     add_side_arguments(parser)
     add_round_arguments(parser, ["baseline", "fast"])
+    parser.add_argument(
+        "--beside-hog", action="store_true", help="beside a process that copies memory"
+    )
     parser.set_defaults(dtype="bf16", batch_size=16, profile=True)
     args = parser.parse_args()
     args.encoder = find_encoder(args.encoder)
+    args.threads -= args.beside_hog
+    torch.set_num_threads(args.threads)
     os.environ["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
-    played = play(args)
-    cache, available = read_cache_bytes(range(args.threads)), read_available_bytes()
-    rate = measure_memory(choose_array_bytes(cache, available, 1), 3.0).gb_per_second
+    with hog_of_bandwidth() if args.beside_hog else nullcontext():
+        played = play(args)
+        cache, available = read_cache_bytes(range(args.threads)), read_available_bytes()
+        rate = measure_memory(choose_array_bytes(cache, available, 1), 3.0).gb_per_second
     report(args, played, rate)
 
 
@@ -106,7 +144,10 @@ def report(args: argparse.Namespace, played: dict[str, Played], rate: float) -> 
         to_baseline=figures,
         memory_gb_s=round(rate, 1),
         gemm_tflops=round(bare_tflops(args.dtype, args.threads), 4),
-        **{name: getattr(args, name) for name in ("shape", "batch_size", "dtype", "threads")},
+        **{
+            name: getattr(args, name)
+            for name in ("shape", "batch_size", "dtype", "threads", "beside_hog")
+        },
         steps=args.steps,
         rounds=args.rounds,
     )

@@ -133,7 +133,9 @@ def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
 
 
 def fake(rank: int, size: int) -> Ranks:
-    return ThreadedRank(RankIdentity(rank, size), "gloo", "", None, LocalPlace(), Table(size), [])
+    return ThreadedRank(
+        RankIdentity(rank, size), "gloo", "", None, LocalPlace(), table=Table(size), rounds=[]
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

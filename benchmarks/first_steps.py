@@ -20,11 +20,10 @@ import tempfile
 import time
 
 from benchmarks.common import ROOT, finish
-from benchmarks.squad_data import draw, find_encoder, load_features, load_tokenizer, new_model
-from benchmarks.squad_sides import Fast, add_side_arguments, side_arguments, without_kinds
+from benchmarks.squad_data import draw
+from benchmarks.squad_sides import add_side_arguments, new_fast, read_features, side_arguments
 from benchmarks.squad_speed import ALLOCATORS, environment
 from jobs.worker.runtime.ranks import join
-from jobs.worker.tasks.squad.task import SquadOptions
 
 STEPS = 10
 MOST_SECONDS = 12.0
@@ -33,20 +32,12 @@ PARTS = ("imports", "data", "model", "first_step", "other_steps", "again")
 
 def be_rank(args: argparse.Namespace) -> None:
     """Train, and print when each part ended, in seconds."""
-    import torch
-
     ends = [time.perf_counter()]
-    torch.set_num_threads(args.threads)
-    tokenizer = load_tokenizer(find_encoder(args.encoder))
-    features = [without_kinds(each) for each in load_features(args.data, tokenizer)]
+    tokenizer, features = read_features(args)
     ends.append(time.perf_counter())
-    options = SquadOptions(
-        batch_size=args.batch_size, dtype=args.dtype, backend="gloo", compile=args.compile
-    )
     with join("gloo", environ={}) as ranks:
-        model = new_model("distilbert", attention_dropout=False)
+        side = new_fast(args, tokenizer, ranks)
         ends.append(time.perf_counter())
-        side = Fast(model, tokenizer, ranks, options)
         chosen = draw(features, STEPS, args.batch_size, seed=1)
         for some in (chosen[: args.batch_size], chosen[args.batch_size :], chosen):
             side.train(some)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -186,13 +187,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, required=True)
     add_side_arguments(parser)
     args = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(args.threads)
-    tokenizer = load_tokenizer(find_encoder(args.encoder))
-    features: Sequence[Feature] = load_features(args.data, tokenizer)
-    if args.shape == "distilbert":  # it knows no kinds of tokens
-        features = [without_kinds(feature) for feature in features]
+    tokenizer, features = read_features(args)
     if args.side == "run_qa":
         # Standard output is for the benchmark, the script's output for the user.
         model = new_model(args.shape, attention_dropout=True)
@@ -209,6 +204,25 @@ def main() -> None:
         sys.stdout = answers
         serve(side, features, args)
         return
+    with join("gloo", environ={}) as ranks:
+        serve(new_fast(args, tokenizer, ranks), features, args)
+
+
+def read_features(args: argparse.Namespace) -> tuple[Any, Sequence[Feature]]:
+    """Return the tokenizer and the data's features; sets the number of threads."""
+    import torch
+
+    torch.set_num_threads(args.threads)
+    tokenizer = load_tokenizer(find_encoder(args.encoder))
+    features: Sequence[Feature] = load_features(args.data, tokenizer)
+    if args.shape == "distilbert":  # it knows no kinds of tokens
+        only = "input_ids"
+        features = [replace(each, inputs={only: each.inputs[only]}) for each in features]
+    return tokenizer, features
+
+
+def new_fast(args: argparse.Namespace, tokenizer: Any, ranks: Ranks) -> Fast:
+    """Return the product's side with a new model."""
     options = SquadOptions(
         batch_size=args.batch_size,
         dtype=args.dtype,
@@ -216,15 +230,8 @@ def main() -> None:
         compile=args.compile,
         attention_dropout=args.attention_dropout,
     )
-    with join("gloo", environ={}) as ranks:
-        model = new_model(args.shape, attention_dropout=args.attention_dropout == "on")
-        serve(Fast(model, tokenizer, ranks, options), features, args)
-
-
-def without_kinds(feature: Feature) -> Feature:
-    """Return the feature for a model without ``token_type_ids``."""
-    inputs = {"input_ids": feature.inputs["input_ids"]}
-    return Feature(feature.question, inputs, feature.offsets, feature.start, feature.end)
+    model = new_model(args.shape, attention_dropout=args.attention_dropout == "on")
+    return Fast(model, tokenizer, ranks, options)
 
 
 if __name__ == "__main__":

@@ -241,6 +241,12 @@ class Embed(TableTask[EmbedOptions]):
         }
 
     @classmethod
+    def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
+        # A bare encoder has learned no vectors, unless it is one of sentence-transformers.
+        is_bare = any(name.endswith("Model") for name in architectures)
+        return is_bare and (folder / "modules.json").exists()
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the vector of each row's ``text``, with length 1."""
         from ...training.evaluation import run_texts

@@ -10,12 +10,13 @@ import socket
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from ..runtime.errors import DatasetError, first_line
+from ..runtime.output import new_file
 
 TOGETHER = 10_000
 """Rows of an Arrow batch."""
@@ -115,7 +116,7 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
                 remove_unused(folder)
-                with new_file(target) as partial:
+                with new_file(target, writer()) as partial:
                     write(partial)
             os.utime(target)
             return MappedRows(target)
@@ -124,21 +125,9 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
         raise DatasetError(f"{path}: {why}", hint="`up --disk` makes larger disks") from error
 
 
-@contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """Yield the file to write, which becomes ``target`` when it is complete. Raises ``OSError``."""
-    partial = target.with_name(f".{target.name}.{writer()}.partial")
-    try:
-        yield partial
-        partial.replace(target)
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-
-
 def writer() -> str:
     """Return this process's name among those of all nodes, which may share the folder, but not its locks."""
-    return f"{socket.gethostname()}-{os.getpid()}"
+    return f".{socket.gethostname()}-{os.getpid()}"
 
 
 def remove_unused(folder: Path) -> None:

@@ -62,14 +62,25 @@ def save_json(path: Path, content: object) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the file to write, which becomes ``path`` when it is complete. Raises :class:`TrainingError`."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Do as :func:`new_file`. Raises :class:`TrainingError`."""
+    try:
+        with new_file(path) as partial:
+            yield partial
+    except OSError as error:
+        raise TrainingError(f"{path} can't be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def new_file(path: Path, writer: str = "") -> Iterator[Path]:
+    """Yield the file to write, which becomes ``path`` when it is complete: a context manager.
+
+    ``writer`` names this process if others may write the same file now. Raises ``OSError``.
+    """
+    partial = path.with_name(f".{path.name}{writer}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         partial.replace(path)
-    except OSError as error:
-        raise TrainingError(f"{path} can't be written: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
             partial.unlink()

@@ -38,7 +38,7 @@ class EmbedOptions(RowOptions):
     task = "embed"
     splits_batches = False
     # Pairs with the same passage have about the same length. In one batch, they would leave few negatives.
-    spread = 8
+    batches_sharing_lengths = 8
 
     text_column: str | None = option(
         None, "column with the anchors, such as questions", metavar="NAME"

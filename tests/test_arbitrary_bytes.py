@@ -341,7 +341,7 @@ def valid_state() -> bytes:
 def valid_tokens() -> bytes:
     texts = Tokens(np.zeros(2, np.int32), np.array([0, 2]), np.zeros((2, 2), np.int32))
     TokenCache("tokens").store("key", Encoded(texts, texts))
-    return Path("tokens/key.npz").read_bytes()
+    return Path("tokens/key.tokens").read_bytes()
 
 
 READERS = {
@@ -474,7 +474,7 @@ READERS = {
     "state.pt": Reader(
         "checkpoints/state.pt", valid_state, lambda: checkpoints._read_state(Path("checkpoints"))
     ),
-    "tokens": Reader("tokens/key.npz", valid_tokens, lambda: TokenCache("tokens").load("key")),
+    "tokens": Reader("tokens/key.tokens", valid_tokens, lambda: TokenCache("tokens").load("key")),
     # This machine's configuration
     "pip.conf": Reader(
         "pip.conf",

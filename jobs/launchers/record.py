@@ -17,6 +17,7 @@ from infra.files import parse_as, read_object, read_text
 from jobs.launchers.launcher import JobEnd, parse_end
 from jobs.launchers.placement import Placement
 from jobs.launchers.plan import RECORD, JobPaths, PlacementOptions
+from jobs.worker.runtime.output import new_file
 from provision.host import Host
 
 
@@ -111,14 +112,8 @@ def write_record(folder: Path, record: JobRecord) -> None:
 
 def write_record_text(folder: Path, text: str) -> None:
     """Write the content of ``job.json`` into a results folder atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{RECORD}.{os.getpid()}"  # others may write it now
-    try:
+    with new_file(folder / RECORD, f".{os.getpid()}") as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / RECORD)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def read_job_id(folder: Path) -> str:

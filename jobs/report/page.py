@@ -11,6 +11,7 @@ from infra.errors import UsageError
 from jobs.report.charts import BarChart, LineChart, render_svg
 from jobs.report.figures import Cost, format_duration, format_usd, published_costs
 from jobs.report.sections import Report, Table
+from jobs.worker.runtime.output import new_file
 
 PAGE = "report.html"
 _WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide"}
@@ -20,12 +21,10 @@ def write_page(report: Report, page: Path) -> None:
     """Write the page atomically. Raises :class:`UsageError` if it can't be written."""
     if page.is_dir():
         raise UsageError(f"--output {page}: is a folder", hint=f"--output {page}/{PAGE}")
-    partial = page.with_name(f".{page.name}.partial")
     try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        # File names may contain bytes that are not valid text.
-        partial.write_text(render_page(report), encoding="utf-8", errors="replace")
-        partial.replace(page)
+        with new_file(page) as partial:
+            # File names may contain bytes that are not valid text.
+            partial.write_text(render_page(report), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"--output {page}: can't be written: {error.strerror}") from None
 

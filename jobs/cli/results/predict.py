@@ -21,19 +21,17 @@ from jobs.cli.shared.job_options import add_queue_options, detachable, results_f
 from jobs.launchers.plan import PlacementOptions
 from jobs.train.predict import (
     Prediction,
+    PredictRequest,
     can_answer_here,
+    check_prediction,
     find_model,
     make_rows,
     no_place_to_answer,
+    predict_file_here,
     predict_here,
     predict_on_head,
-    read_context,
-)
-from jobs.train.predict_file import (
-    PredictRequest,
-    check_prediction,
-    predict_file_here,
     predict_on_nodes,
+    read_context,
 )
 from jobs.train.request import check_results, expand_home
 from jobs.worker.tasks.predict_file import INPUTS, PredictOptions

@@ -1,10 +1,11 @@
-"""Tables that are larger than the memory: Arrow files on the node's disk, mapped by all of its ranks."""
+"""Data that are larger than the memory: Arrow files on the node's disk, mapped by all of its ranks."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import os
+import shutil
 import socket
 import time
 from bisect import bisect_right
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from ..runtime.errors import DatasetError, first_line
+from ..runtime.output import new_file
 
 TOGETHER = 10_000
 """Rows of an Arrow batch."""
 LINE, PROBLEM = "\0line", "\0problem"
 """Columns with each row's line in the original file, and why it can't be used."""
-_UNUSED_SECONDS = 7 * 86400.0
+_UNUSED, _STALE = 7 * 86400.0, 3600.0
+"""Seconds since the last use of rows, and since the last change of an unfinished file."""
 
 Value = TypeVar("Value")
 
@@ -63,13 +66,18 @@ class Lazy(Sequence[Value]):
         return Lazy(self._source, self._function, numbers)
 
 
+def map_table(path: Path) -> Any:
+    """Return the table of an Arrow file; its values stay on the disk."""
+    import pyarrow  # noqa: PLC0415 - the laptop may have none
+
+    return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+
+
 class MappedRows(Sequence[Any]):
     """The rows of an Arrow file; ``lines`` are those of the original file, if it has lines."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow  # noqa: PLC0415 - the laptop may have none
-
-        table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+        table = map_table(path)
         self.lines: Sequence[int] = ()
         if LINE in table.column_names:
             self.lines = Lazy(table.column(LINE), lambda _, value: value.as_py())
@@ -102,32 +110,34 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
     known = path.stat()
     text = f"{path.resolve()} {known.st_size} {known.st_mtime_ns}"
     target = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.arrow"
-    # Nodes may share the folder, and a lock may be only this node's.
-    partial = target.with_name(f".{target.name}.{socket.gethostname()}-{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with target.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                _remove_unused(folder)
-                write(partial)
-                partial.rename(target)
+                remove_unused(folder)
+                with new_file(target, writer()) as partial:
+                    write(partial)
             os.utime(target)
             return MappedRows(target)
     except OSError as error:
         why = f"its rows can't be kept in {folder}: {error.strerror or error}"
         raise DatasetError(f"{path}: {why}", hint="`up --disk` makes larger disks") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
-def _remove_unused(folder: Path) -> None:
-    before = time.time() - _UNUSED_SECONDS
-    for each in (*folder.glob("*.arrow"), *folder.glob("*.lock"), *folder.glob(".*.arrow.*")):
-        with suppress(OSError):
-            if each.stat().st_mtime < before:
-                each.unlink()
+def writer() -> str:
+    """Return this process's name among those of all nodes, which may share the folder, but not its locks."""
+    return f".{socket.gethostname()}-{os.getpid()}"
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove rows that no job has used for a week, and unfinished files of failed jobs."""
+    for pattern, seconds in (("*.arrow", _UNUSED), ("*.lock", _UNUSED), (".*.partial", _STALE)):
+        for path in folder.glob(pattern):
+            # Another job may remove files at the same time.
+            with suppress(OSError):
+                if path.stat().st_mtime < time.time() - seconds:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_rows(

@@ -17,8 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ def prepare_output(folder: Path, *, resume: bool) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(results, "")
+        results.touch()
         if not resume:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         results.unlink()
@@ -55,16 +55,35 @@ def prepare_output(folder: Path, *, resume: bool) -> None:
 
 def save_json(path: Path, content: object) -> None:
     """Write a JSON file atomically. Raises :class:`TrainingError`."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    with replacing(path) as partial:
+        partial.write_text(f"{text}\n", encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Do as :func:`new_file`. Raises :class:`TrainingError`."""
     try:
-        _write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        with new_file(path) as partial:
+            yield partial
     except OSError as error:
-        raise TrainingError(f"{path} can't be written: {error.strerror}") from error
+        raise TrainingError(f"{path} can't be written: {error.strerror or error}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+@contextmanager
+def new_file(path: Path, writer: str = "") -> Iterator[Path]:
+    """Yield the file to write, which becomes ``path`` when it is complete: a context manager.
+
+    ``writer`` names this process if others may write the same file now. Raises ``OSError``.
+    """
+    partial = path.with_name(f".{path.name}{writer}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def keep_log(output: Path, rank: int, *, append: bool) -> None:
@@ -146,12 +165,9 @@ class Metrics:
 
         Raises :class:`TrainingError` if the file can't be written.
         """
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self._path) as partial:
             kept = _lines_until(self._path, step) if step and self._path.exists() else []
-            _write(self._path, "".join(kept))
-        except OSError as error:
-            raise TrainingError(f"{self._path} can't be written: {error.strerror}") from error
+            partial.write_text("".join(kept), encoding="utf-8")
 
     def add(self, figures: StepFigures) -> None:
         """Add one step's metrics, to be written within seconds."""

@@ -10,7 +10,7 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -51,15 +51,15 @@ def choose_backend(asked: str) -> Backend:
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank's view of all ranks. All ranks must call every method (except the properties) in the same
-    order."""
+    """One rank's view of all ranks; by default, a process alone. All ranks must call every method (except the
+    properties) in the same order."""
 
-    identity: RankIdentity
-    backend: str
-    backend_reason: str
-    control: Any
+    identity: RankIdentity = field(default_factory=RankIdentity)
+    backend: str = "none"
+    backend_reason: str = "one process"
+    control: Any = None
     """A gloo group of all ranks, for messages other than gradients."""
-    local: LocalPlace
+    local: LocalPlace = field(default_factory=LocalPlace)
 
     @property
     def rank(self) -> int:

@@ -24,7 +24,7 @@ from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from ..runtime.errors import WorkerError, first_line
-from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS
+from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS, new_file
 from .client import S3Url, connect
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class Push:
         # Output that only the workers have is not safe yet.
         is_whole = not self._gathers or (self.folder / GATHERED).exists()
         if END in files and is_whole:
-            _write(self.folder / PUSHED, done)
+            with new_file(self.folder / PUSHED) as partial:
+                partial.write_text(json.dumps(done) + "\n")
         return done
 
     @property
@@ -233,12 +234,6 @@ def newest_checkpoint(folder: Path) -> str:
     found = (folder / "output" / CHECKPOINTS).glob(f"step-*/{LAST}")
     names = [each.parent.name for each in found if _STEP.fullmatch(each.parent.name)]
     return max(names, key=_number, default="")
-
-
-def _write(path: Path, content: Mapping[str, object]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content) + "\n")
-    partial.replace(path)
 
 
 def repeat(action: Callable[[], Any], url: S3Url) -> Any:

@@ -59,12 +59,7 @@ def _find_task(model: str) -> type[TextTask[Any]]:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"model {model} can't be loaded: its config.json: {error}") from None
     for task in TASKS.values():
-        if not issubclass(task, TextTask):
-            continue
-        kind = f"For{task.head}" if task.head else "Model"
-        # A bare encoder has learned no vectors, unless it is one of sentence-transformers.
-        learned = task.head or Path(model, "modules.json").exists()
-        if learned and any(name.endswith(kind) for name in names):
+        if issubclass(task, TextTask) and task.has_trained(Path(model), names):
             return task
     raise ModelError(
         f"model {model} is of no task: its architecture is {', '.join(names) or 'unknown'}",

@@ -208,5 +208,7 @@ def batches(context: TrainContext, lengths: Ints, schedule: Schedule) -> Iterato
     options, ranks = context.options, context.ranks
     for first in range(0, schedule.total, schedule.per_epoch):
         seed = (options.seed, first)
-        epoch = global_batches(lengths, options.batch_size, ranks.planned, seed, options.spread)
+        epoch = global_batches(
+            lengths, options.batch_size, ranks.planned, seed, options.batches_sharing_lengths
+        )
         yield from epoch[: schedule.total - first]

@@ -33,13 +33,18 @@ Output = TypeVar("Output")
 
 
 def compute_together(
-    ranks: Ranks, lengths: Ints, compute: Callable[[Sequence[Longs]], Iterator[Output]]
+    ranks: Ranks,
+    lengths: Ints,
+    compute: Callable[[Sequence[Longs]], Iterator[Output]],
+    batches: Sequence[Longs] | None = None,
 ) -> list[Output]:
     """Return what ``compute`` yields for every batch of the samples, of all ranks, in any order.
 
-    Each rank calls it with its own batches, which are indices of samples.
+    Each rank calls it with its own batches, which are indices of samples (default: those of
+    :func:`plan_batches`).
     """
-    own = compute(deal_batches(plan_batches(lengths), lengths, ranks.size)[ranks.rank])
+    batches = plan_batches(lengths) if batches is None else batches
+    own = compute(deal_batches(batches, lengths, ranks.size)[ranks.rank])
     parts = list[Output]()
     # A rank that is done must not wait for longer than ranks.TIMEOUT without a message.
     done = False

@@ -98,7 +98,7 @@ class TrainOptions:
     """The task's name."""
     splits_batches: ClassVar[bool] = True
     """Whether a rank may compute its batch in parts, with the same result."""
-    spread: ClassVar[int] = 1
+    batches_sharing_lengths: ClassVar[int] = 1
     """The number of batches over which samples are spread that follow each other by length."""
 
     output: str = option("output", "folder for the model and the results", metavar="DIR")

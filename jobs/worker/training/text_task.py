@@ -55,6 +55,11 @@ class TextTask(Task[OwnText]):
             load_pretrained(name, self.head)
 
     @classmethod
+    def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:  # noqa: ARG003
+        """Return whether a folder has a model of this task, by the names in its configuration."""
+        return any(name.endswith(f"For{cls.head}") for name in architectures)
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:  # noqa: ARG003
         """Return a trained model's prediction for each row. Raises :class:`DatasetError` with its place."""
         raise ModelError(f"`predict` can't use models of `train {cls.name}`")

@@ -14,13 +14,17 @@ import jobs.train.predict
 from infra.errors import JobError, UsageError
 from infra.wait import Silent
 from jobs.launchers.plan import JobPaths, new_job_id
-from jobs.train.predict import find_model, make_rows, predict_here, predict_on_head, read_context
-from jobs.train.predict_file import (
+from jobs.train.predict import (
     PredictRequest,
     check_prediction,
+    find_model,
+    make_rows,
     plan_prediction,
     predict_file_here,
+    predict_here,
+    predict_on_head,
     predict_on_nodes,
+    read_context,
 )
 from jobs.worker.tasks.predict_file import PredictOptions
 from provision.host import Result

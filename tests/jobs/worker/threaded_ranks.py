@@ -25,7 +25,7 @@ class Table:
         self.lock = threading.Lock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThreadedRank(Ranks):
     """A rank that exchanges values with the others through a table."""
 
@@ -50,7 +50,9 @@ def run_threaded(size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Return each rank's result, in rank order."""
     table = Table(size)
     ranks = [
-        ThreadedRank(RankIdentity(rank, size), "gloo", "test", None, LocalPlace(), table, [])
+        ThreadedRank(
+            RankIdentity(rank, size), "gloo", "test", None, LocalPlace(), table=table, rounds=[]
+        )
         for rank in range(size)
     ]
 

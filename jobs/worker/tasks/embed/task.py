@@ -38,7 +38,7 @@ class EmbedOptions(RowOptions):
     task = "embed"
     splits_batches = False
     # Pairs with the same passage have about the same length. In one batch, they would leave few negatives.
-    spread = 8
+    batches_sharing_lengths = 8
 
     text_column: str | None = option(
         None, "column with the anchors, such as questions", metavar="NAME"
@@ -239,6 +239,12 @@ class Embed(TableTask[EmbedOptions]):
             **{name: round(100 * float(each.mean()), 3) for name, each in scores.items()},
             "candidates": len(candidates),
         }
+
+    @classmethod
+    def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
+        # A bare encoder has learned no vectors, unless it is one of sentence-transformers.
+        is_bare = any(name.endswith("Model") for name in architectures)
+        return is_bare and (folder / "modules.json").exists()
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:

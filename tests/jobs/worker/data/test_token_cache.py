@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from jobs.worker.data.token_cache import TokenCache, encode_together, share_texts, token_key
@@ -48,7 +49,7 @@ def test_stored_tokens_are_loaded(tmp_path: Path, encoded: Encoded) -> None:
     cache.store("key", encoded)
     assert same(cache.load("key"), encoded)
     assert cache.load("other") is None
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key.npz"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key.tokens"]
 
 
 def flip(content: bytes) -> bytes:
@@ -58,15 +59,15 @@ def flip(content: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda _: b"", lambda _: b"PK\x03\x04 no zip", lambda all_: all_[:-100], flip],
-    ids=["empty", "no zip", "cut short", "one bit"],
+    [lambda _: b"", lambda _: b"ARROW1 no Arrow", lambda all_: all_[:-100], flip],
+    ids=["empty", "no Arrow", "cut short", "one bit"],
 )
 def test_a_damaged_file_is_removed(
     tmp_path: Path, encoded: Encoded, damage: Callable[[bytes], bytes]
 ) -> None:
     cache = TokenCache(tmp_path)
     cache.store("key", encoded)
-    path = tmp_path / "key.npz"
+    path = tmp_path / "key.tokens"
     path.write_bytes(damage(path.read_bytes()))
     assert cache.load("key") is None
     assert not path.exists()
@@ -75,20 +76,20 @@ def test_a_damaged_file_is_removed(
 
 
 def test_a_file_with_other_content_is_removed(tmp_path: Path) -> None:
-    with (tmp_path / "key.npz").open("wb") as file:
-        np.savez(file, something=np.arange(3))
+    table = pa.table({"ids": [[1]], "bounds": [[0, 1]], "offsets": [[0]]})
+    pa.ipc.new_file(tmp_path / "key.tokens", table.schema).close()
     assert TokenCache(tmp_path).load("key") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_least_used_files_go_first(tmp_path: Path, encoded: Encoded) -> None:
     TokenCache(tmp_path).store("size", encoded)
-    size = (tmp_path / "size.npz").stat().st_size
-    (tmp_path / "size.npz").unlink()
+    size = (tmp_path / "size.tokens").stat().st_size
+    (tmp_path / "size.tokens").unlink()
     cache = TokenCache(tmp_path, limit=3 * size)
     for age, key in enumerate(("oldest", "used", "third")):
         cache.store(key, encoded)
-        os.utime(tmp_path / f"{key}.npz", (1000 + age, 1000 + age))
+        os.utime(tmp_path / f"{key}.tokens", (1000 + age, 1000 + age))
     assert cache.load("oldest")  # is now the one used last
     cache.store("new", encoded)
     assert {path.stem for path in tmp_path.iterdir()} == {"oldest", "third", "new"}
@@ -123,6 +124,30 @@ def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokeniz
     assert token_key(texts.columns, tokenizer) == key, "how it was last called is no matter"
 
 
+def test_tokens_are_mapped_not_read(tmp_path: Path, texts: Texts, tokenizer: Any) -> None:
+    """Data that are larger than the memory can be tokenized, cached, and used."""
+    before, cache = pa.total_allocated_bytes(), TokenCache(tmp_path / "cache")
+
+    def work(ranks: Ranks) -> list[Tokens]:
+        return encode_together(ranks, texts.columns, tokenizer, cache, print)
+
+    for _ in ("encoded", "from the cache"):
+        (found,) = run_threaded(1, work)
+        known = places(cache.folder)
+        for array in arrays(found):
+            begin = array.__array_interface__["data"][0]
+            assert array.size == 0 or any(begin in each for each in known)
+        assert sum(each.size for each in arrays(found)) > 1000
+    assert pa.total_allocated_bytes() == before
+
+
+def places(folder: Path) -> list[range]:
+    """Return where the files of a folder are mapped in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = (line.split()[0].split("-") for line in lines if str(folder) in line)
+    return [range(*(int(each, 16) for each in span)) for span in spans]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 500])
 def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
     for everything in (texts.passages, texts.questions):
@@ -133,7 +158,9 @@ def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
 
 
 def fake(rank: int, size: int) -> Ranks:
-    return ThreadedRank(RankIdentity(rank, size), "gloo", "", None, LocalPlace(), Table(size), [])
+    return ThreadedRank(
+        RankIdentity(rank, size), "gloo", "", None, LocalPlace(), table=Table(size), rounds=[]
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

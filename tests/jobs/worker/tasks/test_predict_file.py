@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from jobs.worker.runtime.errors import DatasetError, TrainingError
+from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks import predict_file as module
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
-from jobs.worker.tasks.predict_file import Alone, PredictOptions, predict_file
+from jobs.worker.tasks.predict_file import PredictOptions, predict_file
 from tests.jobs.worker.threaded_ranks import run_threaded
 from tests.jobs.worker.training.test_run import free_port
 
@@ -98,7 +99,7 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
 
 
 def run(options: PredictOptions, parts: Path, ranks: Any = None) -> dict[str, Any]:
-    return predict_file(options, ranks or Alone(), parts, lambda _: None)
+    return predict_file(options, ranks or Ranks(), parts, lambda _: None)
 
 
 @pytest.mark.parametrize("task", MODELS)

@@ -171,16 +171,9 @@ def why_no_compiler() -> str | None:
     Compilation needs a matching C++ compiler, Python headers, and a folder; only a trial shows whether they
     work.
     """
-    import torch._inductor.config  # noqa: PLC0415 - with what it loads, takes a second
-    from torch._inductor.cpu_vec_isa import valid_vec_isa_list  # noqa: PLC0415
-
     trouble = None
-    # By default, in every process, torch builds or loads seven libraries to see which of the processor's
-    # instructions the compiler knows. That takes a second, or seven if they are not in the cache. Nearly
-    # always, it knows all.
     for knows_all in (True, None):
-        torch._inductor.config.cpp.vec_isa_ok = knows_all
-        valid_vec_isa_list.cache_clear()
+        _trust_compiler(knows_all)
         try:
             torch.compile(lambda x: x.cos() + 1, dynamic=False)(torch.ones(8))
         # The compiler, the file system, and torch raise many types; training works without compilation.
@@ -192,3 +185,16 @@ def why_no_compiler() -> str | None:
         finally:
             torch._dynamo.reset()
     return trouble
+
+
+def _trust_compiler(knows_all: bool | None) -> None:
+    """Set whether the compiler knows all instructions of this processor, as nearly all do.
+
+    With None, torch finds out: every process loads seven libraries, or builds them if they are not in the
+    cache, which takes 1 s or 7.
+    """
+    with suppress(ImportError):  # older releases
+        from torch._inductor import config, cpu_vec_isa  # noqa: PLC0415 - takes a second
+
+        config.cpp.vec_isa_ok = knows_all
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()

@@ -33,7 +33,7 @@ from jobs.worker.bench.measure import (
 
 TIMES = (1, 4, 8, 12, 16)
 METAL_GB_S = 6.4
-"""At most, for each of a metal machine's cores if all use the memory: 8 channels of DDR5-4800 for 48 cores."""
+"""At most, for each of a metal machine's cores if all use it: 8 channels of DDR5-4800 for 48 cores."""
 LIMIT = 6.0
 """The baseline's time outside products, divided by that of `fast`."""
 PROJECTED = 5.0

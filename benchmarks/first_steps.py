@@ -10,23 +10,30 @@ start: larger batches add only their own compute.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.common import ROOT, finish
 from benchmarks.squad_data import add_arguments, find_encoder, load_tokenizer, new_model
 from benchmarks.squad_speed import preload
+from jobs.worker.runtime.events import parse_event
 
 STEPS = 10
 MOST_SECONDS = 12.0
-PARTS = ("start", "load", "tokenize", "prepare", "first_step", "other_steps")
-ENDS = ("load", "tokenize", "train", "torch.compile", "1", "save")
+ENDS = {
+    "start": "load",
+    "load": "tokenize",
+    "tokenize": "train",
+    "prepare": "torch.compile",
+    "first_step": "1",
+    "other_steps": "save",
+}
 """What a rank reports at the end of each part: the next phase, a note, or a step."""
 
 
@@ -51,7 +58,7 @@ def main() -> None:
         name: statistics.median(sum(each.values()) for each in found)
         for name, found in (("cold", cold), ("warm", warm))
     }
-    parts = {name: statistics.median(each[name] for each in warm) for name in PARTS}
+    parts = {name: statistics.median(each[name] for each in warm) for name in ENDS}
     finish(
         [f"{MOST_SECONDS:.0f} s"] if totals["warm"] > MOST_SECONDS else [],
         benchmark="first_steps",
@@ -64,30 +71,25 @@ def main() -> None:
 
 def seconds_by_part(args: argparse.Namespace, model: Path, cache: str) -> dict[str, float]:
     """Start a rank that keeps compiled code in ``cache``, and return how long each part took."""
-    argv = [
-        sys.executable,
-        "-m",
-        "worker.tasks",
-        "squad",
-        f"--data={args.data}",
-        f"--model={model}",
-    ]
-    argv += [f"--batch-size={args.batch_size}", f"--dtype={args.dtype}", f"--max-steps={STEPS}"]
-    argv += ["--compile=on", "--token-cache=none", f"--output={model.parent / 'output'}"]
+    argv = [sys.executable, "-m", "worker.tasks", "squad", f"--data={args.data}"]
+    argv += [f"--model={model}", "--token-cache=none", f"--output={model.parent / 'output'}"]
+    argv += [f"--batch-size={args.batch_size}", f"--dtype={args.dtype}"]
+    argv += [f"--max-steps={STEPS}", "--compile=on"]
     environ = {**os.environ, **preload(), "PYTHONPATH": str(ROOT / "jobs"), "HF_HUB_OFFLINE": "1"}
     environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "GLOO_SOCKET_IFNAME": "lo"}
     ends, begin = dict[str, float](), time.time()
     with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout is not None
         for line in rank.stdout:
-            event = json.loads(line.removeprefix("@spr "))
-            what = event.get("name") or event.get("text") or event.get("step") or ""
-            ends.setdefault(str(what).split(",")[0], event["at"])
-            if what == "save":
+            if event := parse_event(line):
+                what = str(event.get("name") or event.get("text") or event.get("step"))
+                ends.setdefault(what.split(",")[0], event["at"])
+            if ENDS["other_steps"] in ends:
                 rank.kill()
-                break
-    ordered = [begin, *(ends[each] for each in ENDS)]
-    return {name: ordered[n + 1] - ordered[n] for n, name in enumerate(PARTS)}
+    if ENDS["other_steps"] not in ends:
+        raise SystemExit("the rank failed")
+    times = [begin, *(ends[each] for each in ENDS.values())]
+    return {part: end - last for part, (last, end) in zip(ENDS, pairwise(times), strict=True)}
 
 
 if __name__ == "__main__":

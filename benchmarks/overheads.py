@@ -5,8 +5,8 @@ python -m benchmarks.overheads [--shape bert-large] [--dtype bf16] [--sides base
 For each side of benchmarks.squad_speed: milliseconds per feature by group of operations, from torch's
 profiler, and a PROJECTION of the ratio to the baseline if products were 1, 4, 8, 12, or 16 times as fast, and
 nothing else was. A product takes at least the time to move its operands and its result through memory once,
-at STREAM's rate here and, for a second projection, at a metal machine's rate per core. Even that may be too
-high: caches hold some of them, but other work between the products needs memory, too, and gets less there.
+at STREAM's rate here and, in a second projection, at a metal machine's rate per core. Even that is uncertain:
+caches hold some operands, but work between the products slows down as well where cores have less bandwidth.
 
 Sides take turns, or, with --apart, run one after another: for models that do not fit in memory together.
 """
@@ -33,7 +33,7 @@ from jobs.worker.bench.measure import (
 
 TIMES = (1, 4, 8, 12, 16)
 METAL_GB_S = 6.4
-"""At most, for each of a metal machine's cores if all use it: 8 channels of DDR5-4800 for 48 cores."""
+"""Highest memory bandwidth per core of a metal machine: 8 channels of DDR5-4800, 307 GB/s, for 48 cores."""
 LIMIT = 6.0
 """The baseline's time outside products, divided by that of `fast`."""
 PROJECTED = 5.0
@@ -93,7 +93,7 @@ def report(args: argparse.Namespace, played: dict[str, Played], rate: float) -> 
         figures[side] = {
             "ratio_outside_products": round(rest, 2),
             "projected_ratio": here,
-            "with_memory_of_metal": metal,
+            "projected_ratio_on_metal": metal,
         }
         if side == "fast":
             missed += (

@@ -48,7 +48,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
-    parser.add_argument("--fold", type=int, choices=range(FOLDS + 1), default=0, help="embed only")
+    parser.add_argument(
+        "--fold",
+        type=int,
+        choices=range(FOLDS + 1),
+        default=0,
+        help="other unseen articles, for embed and tag",
+    )
     parser.add_argument("--encoder", type=Path)
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     args = parser.parse_args()

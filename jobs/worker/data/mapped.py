@@ -116,7 +116,7 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
                 remove_unused(folder)
-                with new_file(target, writer()) as partial:
+                with new_file(target, process_suffix()) as partial:
                     write(partial)
             os.utime(target)
             return MappedRows(target)
@@ -125,8 +125,8 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
         raise DatasetError(f"{path}: {why}", hint="`up --disk` makes larger disks") from error
 
 
-def writer() -> str:
-    """Return this process's name among those of all nodes, which may share the folder, but not its locks."""
+def process_suffix() -> str:
+    """Return a suffix that no other process has: nodes may share the folder, but not its locks."""
     return f".{socket.gethostname()}-{os.getpid()}"
 
 

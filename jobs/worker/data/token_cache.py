@@ -24,7 +24,7 @@ import tokenizers
 from ..runtime.errors import first_line
 from ..runtime.output import new_file
 from ..runtime.ranks import Ranks
-from .mapped import map_table, remove_unused, writer
+from .mapped import map_table, process_suffix, remove_unused
 from .tokens import Column, Ints, Longs, Tokens, encode, join_tokens
 
 VERSION = 2
@@ -116,7 +116,7 @@ class Spool:
 
     def __init__(self, cache: TokenCache, key: str) -> None:
         self._cache, self._key, self._why = cache, key, ""
-        self._folder = cache.folder / f".{key}{writer()}.parts.partial"
+        self._folder = cache.folder / f".{key}{process_suffix()}.parts.partial"
         self._counts: dict[int, list[Longs]] = {}
 
     def append(self, column: int, tokens: Tokens) -> None:
@@ -190,7 +190,7 @@ class TokenCache:
 
     def store(self, key: str, columns: Sequence[Tokens]) -> None:
         """Write tokens atomically. Raises ``OSError``."""
-        with new_file(self._path(key), writer()) as partial:
+        with new_file(self._path(key), process_suffix()) as partial:
             _write(partial, columns)
         remove_unused(self.folder)
         self._shrink(self._path(key))

@@ -62,7 +62,7 @@ def save_json(path: Path, content: object) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Do as :func:`new_file`. Raises :class:`TrainingError`."""
+    """Like :func:`new_file`, but raises :class:`TrainingError`."""
     try:
         with new_file(path) as partial:
             yield partial
@@ -71,12 +71,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_file(path: Path, writer: str = "") -> Iterator[Path]:
+def new_file(path: Path, suffix: str = "") -> Iterator[Path]:
     """Yield the file to write, which becomes ``path`` when it is complete: a context manager.
 
-    ``writer`` names this process if others may write the same file now. Raises ``OSError``.
+    ``suffix``, such as ``.node1-4242``, tells this process from others that may write the same file now.
+    Raises ``OSError``.
     """
-    partial = path.with_name(f".{path.name}{writer}.partial")
+    partial = path.with_name(f".{path.name}{suffix}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial

@@ -121,10 +121,7 @@ class Predicted:
     def write(
         self, output: Path, skipped: list[DatasetError], report: Callable[[str], None]
     ) -> int:
-        """Write the output, and remove ``saved``; return the number of rows.
-
-        ``skipped`` is that of :meth:`blocks`.
-        """
+        """Write the output, and remove ``saved``; return the number of rows, and add to ``skipped``."""
         count = sum(map(len, self.blocks(skipped)))
         if not count:
             raise refusal(skipped)

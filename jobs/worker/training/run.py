@@ -69,7 +69,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         if loaded.new_weights:
             events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}")
     gc.freeze()
-    gc.enable()  # see __main__
+    gc.enable()  # `python -m worker.tasks` disables it
     with context.phase("tokenize"):
         records = enough_for_trial(options, data.train, ranks.size)
         samples = task.prepare(context, loaded, records)

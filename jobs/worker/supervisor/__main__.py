@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from ..runtime.process import STOPPED
-from .attempt import Attempt, conclude, describe, describe_dead, find_cause
+from .attempt import Attempt, choose_copy_limit, conclude, describe, describe_dead, find_cause
 from .commands import REQUEUED, SlurmJob
 from .deadline import DeadlineWatch
 from .head import HeadFolder
@@ -66,8 +66,9 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     if attempt.launch.again:
         copier.start()
     code = stage_data(attempt, head) or attempt.run()
-    copier.finish()
-    storing.stop()
+    limit_s = choose_copy_limit(code, job.fate())
+    copier.finish(limit_s)
+    storing.stop(limit_s)
     return _finish(code, attempt, head, began)
 
 

@@ -30,6 +30,7 @@ ERROR_GRACE_S = 15.0
 LEAVE_S = 60.0
 """Time for ranks to save a checkpoint and exit when one of their nodes leaves."""
 POLL_S = 0.2
+_COPY_S, _HURRIED_COPY_S = 60.0, 5.0
 
 
 @dataclass
@@ -169,6 +170,15 @@ def conclude(
     if is_lost and not last and attempt.job.attempt <= attempt.launch.retries and not own_fault:
         return None
     return _end(FAILED, int(cause.get("exit_code", code)), cause)
+
+
+def choose_copy_limit(code: int, fate: str) -> float:
+    """Return how many seconds an ended attempt waits for its last checkpoint's copies. Pure.
+
+    Slurm kills this process 30 s after it has lost a node, and a copy to that node may hang for longer: the
+    job's end must be written before.
+    """
+    return _COPY_S if code in (0, STOPPED) and not fate else _HURRIED_COPY_S
 
 
 def find_cause(attempt: Attempt) -> dict[str, Any]:

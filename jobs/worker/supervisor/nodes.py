@@ -38,7 +38,7 @@ _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls
 sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status
 """
-_LOOK_S, _AGAIN_S, _COPY_S, _LAST_S = 1.0, 15.0, 900, 60
+_LOOK_S, _AGAIN_S, _COPY_S = 1.0, 15.0, 900
 _KEPT = 2
 # A complete checkpoint is renamed to its final name; then older copies are removed.
 _TAKE = """set -e
@@ -207,11 +207,11 @@ class CheckpointCopier:
             self._thread = threading.Thread(target=self._copy_all, daemon=True)
             self._thread.start()
 
-    def finish(self) -> None:
-        """Wait a limited time until the newest checkpoint is copied."""
+    def finish(self, limit_s: float) -> None:
+        """Wait at most so long until the newest checkpoint is copied."""
         self._ended.set()
         if self._thread:
-            self._thread.join(_LAST_S)
+            self._thread.join(limit_s)
 
     def _copy_all(self) -> None:
         last, pause = False, _LOOK_S

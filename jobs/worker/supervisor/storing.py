@@ -21,7 +21,7 @@ from .watch import announce
 
 # Not imported here: boto3 would delay the start and the end of every job.
 _MODULE, _RECORD = "worker.storage.push", "job.json"
-_LOOK_S, _AGAIN_S, _LAST_S = 1.0, 15.0, 60.0
+_LOOK_S, _AGAIN_S = 1.0, 15.0
 _ALL_S, _COMMAND_S = 1800.0, 600.0
 # Of a worker: its ranks' own files, or for gathered output all of them, in a folder named after the node.
 _LOGS = "tar -cf - $(ls -d output/logs output/metrics 2>/dev/null)"
@@ -68,11 +68,11 @@ class Storing:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
-        """Wait a limited time until the newest checkpoint is stored."""
+    def stop(self, limit_s: float) -> None:
+        """Wait at most so long until the newest checkpoint is stored."""
         self._ended.set()
         if self._thread:
-            self._thread.join(_LAST_S)
+            self._thread.join(limit_s)
 
     def _watch(self) -> None:
         self._warn("its inputs", self._push("inputs"))

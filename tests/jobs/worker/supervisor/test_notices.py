@@ -186,6 +186,6 @@ def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.M
     # No newer one is needed for that.
     wait_for(lambda: there("node2") == ["step-000001"])
     save(folder, 2)
-    copier.finish()
+    copier.finish(60)
     assert there("node2") == ["step-000001", "step-000002"]
     assert there("node1") == ["step-000001"]

@@ -15,12 +15,13 @@ from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
 from jobs.worker.supervisor import attempt
 from jobs.worker.supervisor.attempt import (
     Attempt,
+    choose_copy_limit,
     describe,
     describe_killed,
     describe_lost_nodes,
     name_nodes,
 )
-from jobs.worker.supervisor.commands import SlurmJob
+from jobs.worker.supervisor.commands import CANCELLED, REQUEUED, SlurmJob
 from jobs.worker.supervisor.launch import fit_pinning, render_pinning
 from jobs.worker.supervisor.nodes import (
     NodeState,
@@ -109,6 +110,17 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     run = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
     assert run.run() == code
     assert bool(run.leaving) is not stopped
+
+
+@pytest.mark.parametrize(
+    ("code", "fate", "waits"),
+    [(0, "", True), (143, "", True), (1, "", False), (1, REQUEUED, False), (143, CANCELLED, False)],
+)
+def test_copies_do_not_delay_the_end_until_slurm_kills(
+    code: int, fate: str, *, waits: bool
+) -> None:
+    # Slurm gives 30 s, in which it also has to be asked and files have to be written.
+    assert (choose_copy_limit(code, fate) > 10) is waits
 
 
 def test_a_lost_node_is_named_by_its_first_rank() -> None:

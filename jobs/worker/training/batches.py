@@ -52,14 +52,16 @@ def global_batches(
     pieces = []
     for first in range(0, len(order), step * GROUP):
         group = order[first : first + step * GROUP]
-        group = group[np.argsort(-lengths[group], kind="stable")]
         whole = len(group) // step
+        # An incomplete batch stays random: the shortest samples may all have one text, or one label.
+        group, rest = np.split(group, [whole * step])
+        group = group[np.argsort(-lengths[group], kind="stable")]
         ends = np.linspace(0, whole, max(1, whole // spread) + 1).astype(int)
         for begin, end in pairwise(ends):
             window = group[begin * step : end * step]
             pieces += [window[n :: end - begin] for n in range(end - begin)]
-        if len(group) > whole * step:
-            pieces.append(group[whole * step :])
+        if len(rest):
+            pieces.append(rest)
     return [pieces[index] for index in random.permutation(len(pieces))]
 
 

@@ -50,7 +50,7 @@ def test_all_ranks_take_equal_steps_and_cover_all_features(
 
 
 def test_batches_of_all_ranks_have_similar_lengths() -> None:
-    sizes = some_lengths(1000)
+    sizes = some_lengths(1008)  # whole batches
     for step in zip(*(epoch_batches(sizes, 8, rank, 2, (1, 2)) for rank in (0, 1)), strict=True):
         together = sizes[np.concatenate(step)]
         assert together.max() - together.min() < 60
@@ -63,6 +63,15 @@ def test_neighbors_by_length_are_spread_over_batches() -> None:
         found = sizes[batch]
         assert len({*found.tolist()}) == len(found)
         assert found.max() - found.min() < 30
+
+
+def test_an_incomplete_batch_has_any_lengths() -> None:
+    # The shortest samples alone may be pairs of one passage, from which a step learns nothing.
+    sizes = np.arange(20, 120, dtype=np.int32)
+    rests = [global_batches(sizes, 8, 2, (seed,)) for seed in range(20)]
+    lengths = [sizes[batch].mean() for step in rests for batch in step if len(batch) == 4]
+    assert len(lengths) == 20
+    assert 60 < np.mean(lengths) < 80
 
 
 def test_epochs_differ_and_repeat_with_their_seed() -> None:

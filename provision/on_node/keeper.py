@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,8 @@ _PUSH_LIMIT_S = 1800
 _SUBMITTED_S = 600
 _PYTHON = "/opt/spr-cluster/venv/bin/python"  # as in provision/install.py
 HEAD, ALL = "head", "all"
+_ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")
+_ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 _NULL = subprocess.DEVNULL
 
 
@@ -109,6 +113,7 @@ def main() -> None:
         return
     expires, latest, grace = map(float, ends)
     keeper, now = Keeper(nodes[1:]), time.time()
+    write_lost_ends()
     # What would be lost takes a look at every file, which must not cost a job its time.
     if now >= expires - _EARLY_S or keeper.is_holding or any(map(_is_pending, _list_jobs())):
         keeper.act(gather(now, expires, latest, grace))
@@ -117,6 +122,30 @@ def main() -> None:
 def _list_jobs() -> list[Path]:
     jobs = (path for path in (HOME / "spr-jobs").glob("[!.]*") if path.is_dir())
     return sorted(jobs, key=lambda path: path.name)
+
+
+def write_lost_ends() -> None:
+    """Write the end of each job that Slurm ended with its first node, which could not write it."""
+    booted = modified(STATE / "expiry")
+    begun = [
+        job
+        for job in _list_jobs()
+        # One that came with an image ended elsewhere.
+        if modified(job / "begin.json") > booted
+        and not (modified(job / "end.json") or (job / "cancelled").exists())
+    ]
+    ended = dict(_ENDED.findall(read(_ENDED_JOBS))) if begun else {}
+    with suppress(QueueError, OSError, ValueError, LookupError):
+        for job in begun:
+            # Slurm's record may be of an attempt before the present one.
+            if ended.get(job.name) == "NODE_FAIL" and job.name not in list_queue():
+                begin = json.loads(read(job / "begin.json"))
+                node = begin["nodes"][0]
+                message = f"its first node, {node}, went down"
+                end = {"state": "failed", "exit_code": None, "host": node, "message": message}
+                text = json.dumps({**begin, "ended": time.time(), **end})
+                (job / "end.json.new").write_text(text)
+                (job / "end.json.new").replace(job / "end.json")
 
 
 def _is_pending(job: Path) -> bool:

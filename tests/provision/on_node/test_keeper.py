@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.launchers.launcher import parse_end
 from provision.on_node import keeper
 from provision.on_node.keeper import ALL, HEAD, Decision, Facts, Job, decide, next_push
 
@@ -206,3 +207,48 @@ def test_far_from_the_deadline_only_ended_jobs_with_something_to_do_are_looked_a
     jobs: Path, files: tuple[str, ...], asks: str, bucket: str, is_pending: bool
 ) -> None:
     assert keeper._is_pending(make(jobs, "squad-1", *files, asks=asks, bucket=bucket)) is is_pending
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        ("Name=squad-1 JobState=NODE_FAIL ", "failed"),
+        ("Name=squad-1 JobState=CANCELLED ", None),
+        ("Name=squad-10 JobState=NODE_FAIL ", None),
+        ("Name=busy JobState=NODE_FAIL ", None),
+    ],
+)
+def test_a_job_that_ended_with_its_first_node_gets_an_end(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, record: str, state: str | None
+) -> None:
+    ended = jobs.parent / "jobs.txt"
+    ended.write_text(f"JobId=1 {record}Partition=cluster\n")
+    monkeypatch.setattr(keeper, "_ENDED_JOBS", ended)
+    os.utime(jobs.parent / "expiry", (time.time() - 100,) * 2)
+    for name in ("squad-1", "busy"):
+        (make(jobs, name, "begin.json") / "begin.json").write_text('{"nodes": ["node1"]}')
+
+    keeper.write_lost_ends()
+
+    ends = {path.parent.name: json.loads(path.read_text()) for path in jobs.glob("*/end.json")}
+    assert {name: end["state"] for name, end in ends.items()} == (
+        {"squad-1": state} if state else {}
+    )
+    if state:
+        end = parse_end(ends["squad-1"])
+        assert end
+        assert end.cause == "its first node, node1, went down"
+
+
+def test_a_job_that_came_with_an_image_gets_no_end(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = jobs.parent / "jobs.txt"
+    ended.write_text("JobId=1 Name=squad-1 JobState=NODE_FAIL Partition=cluster\n")
+    monkeypatch.setattr(keeper, "_ENDED_JOBS", ended)
+    (make(jobs, "squad-1", "begin.json") / "begin.json").write_text('{"nodes": ["node1"]}')
+    os.utime(jobs.parent / "expiry", (time.time() + 100,) * 2)
+
+    keeper.write_lost_ends()
+
+    assert not (jobs / "squad-1/end.json").exists()

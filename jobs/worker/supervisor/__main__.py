@@ -48,6 +48,8 @@ def main() -> int:
 
 
 def _attempt(attempt: Attempt, head: HeadFolder) -> int:
+    if head.read(END):
+        return 0  # Slurm requeued the job for a node that it lost after the end
     launch, job, size = attempt.launch, attempt.job, attempt.watch.offset
     # A background shell ignores it, and the ranks would inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -92,6 +94,11 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
         return code
     end = end or conclude(code, attempt, last=True) or {}
     content, launch = {**began, "ended": time.time(), **end}, attempt.launch
+    attempt.job.keep_from_requeueing()
+    # If a node is lost, or has been, Slurm kills this process 30 s later.
+    signal.signal(signal.SIGTERM, lambda *_: head.write(END, content))
+    if attempt.job.fate():
+        head.write(END, content)
     head.send_results()
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)

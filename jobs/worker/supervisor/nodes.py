@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,12 +40,14 @@ cd {folder}/{checkpoints} 2>/dev/null && ls
 sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status
 """
 _LOOK_S, _AGAIN_S, _COPY_S = 1.0, 15.0, 900
+_TRIES, _PAUSE_S = 3, 5.0
 _KEPT = 2
 # A complete checkpoint is renamed to its final name; then older copies are removed.
 _TAKE = """set -e
 mkdir -p {folder}; cd {folder}
-rm -rf {name}.copy; mkdir {name}.copy; ({low} tar -C {name}.copy -xf -)
-[ -s {name}.copy/checkpoint.json ] && [ -s {name}.copy/state.pt ]
+rm -rf *.copy; mkdir {name}.copy; ({low} tar -C {name}.copy -xf -)
+[ -s {name}.copy/checkpoint.json ]
+[ -s {name}.copy/state.pt ]
 rm -rf {name}; mv {name}.copy {name}
 ls | grep -x 'step-[0-9]*' | sort -V | head -n -{kept} | xargs -r rm -rf
 """
@@ -59,7 +62,7 @@ class NodeState:
     newest: int = -1
 
 
-def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeState]:
+def ask_nodes(folder: str, names: Collection[str], here: str) -> dict[str, NodeState]:
     """Return the states of the nodes that respond. ``here`` is this node."""
     script = _ASK.format(folder=shlex.quote(folder), checkpoints=CHECKPOINTS)
 
@@ -68,10 +71,9 @@ def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeSta
         text = ask(["sh", "-c", script] if name == here else [*SSH, name, script])
         return None if text is None else parse_state(text)
 
-    asked = list(dict.fromkeys(names))
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        found = list(pool.map(look, asked))
-    return {name: state for name, state in zip(asked, found) if state is not None}  # noqa: B905 - 3.8
+        found = list(pool.map(look, names))
+    return {name: state for name, state in zip(names, found) if state is not None}  # noqa: B905 - 3.8
 
 
 def parse_state(text: str) -> NodeState:
@@ -157,16 +159,21 @@ def prepare(
     Returns the launch for the attempt's nodes, and the copier of its checkpoints to nodes not ``leaving``.
     """
     here = job.nodes[0]
-    known = launch.pinning if launch.again else ()
-    states = ask_nodes(launch.folder, (*job.nodes, *known), here)
+    asked = dict.fromkeys((*job.nodes, *(launch.pinning if launch.again else ())))
+    for _ in range(_TRIES if launch.again and job.attempt > 1 else 1):
+        states = ask_nodes(launch.folder, asked, here)
+        newest = max((state.newest for state in states.values()), default=-1)
+        # A silent node may have the only checkpoint.
+        if newest >= 0 or len(states) == len(asked):
+            break
+        time.sleep(_PAUSE_S)
     lacking = [name for name, state in states.items() if not state.has_files]
     for name in send_files(launch.folder, lacking):
         announce(event="note", text=f"warning: {name} does not take the job's files")
-    newest = max((state.newest for state in states.values()), default=-1)
     if launch.again and (source := newest_copy(states, here)):
         step = states[source].newest
         what = f"checkpoint step-{step:06d} from {source}"
-        done = fetch_checkpoint(launch.folder, step, source)
+        done = any(fetch_checkpoint(launch.folder, step, source) for _ in range(_TRIES))
         announce(event="note", text=what if done else f"warning: {what} can't be fetched")
     others = order_nodes(filter(states.__contains__, launch.pinning), here, launch.head)
     copied = states[others[0]].newest if others else -1

@@ -269,6 +269,42 @@ def test_a_job_whose_first_node_is_lost_for_the_last_time_has_failed_with_it(
     assert end.cause == f"its first node, node{retries}, went down"
 
 
+def test_the_end_is_written_before_slurm_kills(head: ThisMachine) -> None:
+    hanging = head.connect("node1") / "hangs"
+    paths = submit(head, "echo begun; sleep 60", nodes=2)
+    read_soon(Path(paths.log))
+
+    hanging.touch()
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+
+    end, _, _ = follow(head, paths)
+    assert (end.state, end.cause) == (
+        "failed",
+        "rank 1 on node1: its node, node1, is down or cut off",
+    )
+
+
+@pytest.mark.parametrize("requeues", [False, True])
+def test_a_job_that_loses_a_node_after_its_end_has_succeeded(
+    head: ThisMachine, *, requeues: bool
+) -> None:
+    head.connect("node1", "node2")
+    if requeues:
+        scontrol = (head.bin / "scontrol").read_text()
+        refuse = 'case "$*" in *requeue=0*) exit 1 ;; esac'
+        head.write_program("scontrol", scontrol.replace("exec", f"{refuse}\nexec", 1))
+    command = "touch finishing; sleep 60"
+    paths = submit(head, "echo trained", nodes=2, retries=1, on_finish=command)
+    wait_for(Path(paths.root, "finishing").exists)
+
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+
+    wait_for(lambda: head.jobs_in_queue() == [])
+    end, lines, _ = follow(head, paths)
+    assert (end.state, end.attempt) == ("succeeded", 1)
+    assert lines.count("trained") == 1
+
+
 # Hangs
 
 

@@ -49,7 +49,7 @@ _MPIRUN = """#!/bin/bash
 "$(dirname "$0")/mpiexec.hydra" "$@"
 exit $?
 """
-# Each node is a folder; one that is not there does not answer.
+# Each node is a folder; one that is not there does not answer, and one with `hangs` never ends.
 _SSH = """#!/bin/bash
 while [ "${{1#-}}" != "$1" ]; do
   case $1 in -n) exec < /dev/null ;; -o) shift ;; esac
@@ -57,6 +57,7 @@ while [ "${{1#-}}" != "$1" ]; do
 done
 node={nodes}/$1 here=$HOME; shift
 [ -d "$node" ] || exit 255
+[ ! -e "$node/hangs" ] || exec sleep 60
 env -u SLURM_JOB_ID -u SLURM_STEP_ID HOME="$node" bash -c "${{*//$here/$node}}" <&0 &
 # What runs there ends with the connection.
 trap 'pkill -P $!; kill $!' TERM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,29 @@ def save(folder: Path, step: int) -> None:
     checkpoint.mkdir(parents=True)
     for name in ("checkpoint.json", "state.pt"):
         (checkpoint / name).write_text(f"{step}")
+
+
+def test_incomplete_copies_do_not_count_and_are_removed(
+    head: ThisMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node1 = head.connect("node1")
+    for name, value in head.environ.items():
+        monkeypatch.setenv(name, value)
+    folder = head.home / "spr-jobs/squad-1"
+    copies = node1 / "spr-jobs/squad-1/output/checkpoints"
+    (copies / "step-000001.copy").mkdir(parents=True)
+    for step in (2, 3):
+        save(folder, step)
+    # Rank 0 removed it meanwhile.
+    (folder / "output/checkpoints/step-000003/checkpoint.json").unlink()
+
+    for step in (3, 2):
+        copier = CheckpointCopier(str(folder), ["node1"])
+        copier.start()
+        copier.finish(60)
+        assert [path.name for path in copies.glob("step-??????")] == ["step-000002"] * (step == 2)
+        shutil.rmtree(folder / "output/checkpoints/step-000003", ignore_errors=True)
+    assert sorted(path.name for path in copies.iterdir()) == ["step-000002"]
 
 
 def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:

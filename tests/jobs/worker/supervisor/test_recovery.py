@@ -12,7 +12,7 @@ import pytest
 
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
-from jobs.worker.supervisor import attempt
+from jobs.worker.supervisor import attempt, nodes
 from jobs.worker.supervisor.attempt import (
     Attempt,
     choose_copy_limit,
@@ -114,7 +114,13 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
 
 @pytest.mark.parametrize(
     ("code", "fate", "waits"),
-    [(0, "", True), (143, "", True), (1, "", False), (1, REQUEUED, False), (143, CANCELLED, False)],
+    [
+        (0, "", False),
+        (143, "", True),
+        (1, "", False),
+        (1, REQUEUED, False),
+        (143, CANCELLED, False),
+    ],
 )
 def test_copies_do_not_delay_the_end_until_slurm_kills(
     code: int, fate: str, *, waits: bool
@@ -205,6 +211,29 @@ def test_copies_go_to_the_head_or_from_it(
 
 
 PLANNED = (CoreShare((0, 1), (2,), 0), CoreShare((4, 5), (6,), 0))
+
+
+def test_a_silent_node_with_the_only_checkpoint_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = {name: NodeState((0,), has_files=True) for name in ("node0", "node1")}
+    found = iter([states, states | {"node2": NodeState((0,), has_files=True, newest=7)}])
+    fetched = iter([False, True])
+    monkeypatch.setattr(nodes, "_PAUSE_S", 0)
+    monkeypatch.setattr(nodes, "ask_nodes", lambda *_: next(found))
+    monkeypatch.setattr(nodes, "fetch_checkpoint", lambda *_: next(fetched))
+    monkeypatch.setattr(nodes, "fit_all", lambda *_: {})
+    launch: Any = SimpleNamespace(
+        folder="/job",
+        head="node0",
+        pinning=dict.fromkeys(NODES, ()),
+        again=("again",),
+        prepared=lambda **_: None,
+    )
+
+    nodes.prepare(launch, SlurmJob("1", NODES[:2], 2), tuple)
+
+    assert (*found, *fetched) == ()
 
 
 @pytest.mark.parametrize("cpus", [range(8), (0, 1)], ids=["fits", "too few: a rank will say so"])

@@ -40,13 +40,11 @@ GROUPS = {
     | {
         "config": Command(
             "jobs.cli.setup.config", "show or write spr-cluster.toml, and what it sets"
-        )
-    }
-    | {"docs": Command("jobs.cli.setup.docs", "print a guide for agents and scripts")}
-    | {
+        ),
+        "docs": Command("jobs.cli.setup.docs", "print a guide for agents and scripts"),
         "completion": Command(
             "jobs.cli.setup.completion", "print a completion script for your shell"
-        )
+        ),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.output import confirm, emit, printable, wrap
@@ -224,7 +223,7 @@ class LogPrinter:
         self, job: str, show: Callable[[str], object], since: datetime | None = None
     ) -> None:
         self._show = show
-        self._mark, self._is_marked = mark_of(job), False
+        self._mark = mark_of(job)
         self._since = since.timestamp() if since else 0.0
         self._has_begun = since is None
 
@@ -234,18 +233,12 @@ class LogPrinter:
         sys.stdout.flush()
 
     def _print(self, line: str) -> None:
-        event = self._parse(line)
+        event = parse_event(line, self._mark)
         if not self._has_begun:
             self._has_begun = event is not None and event.get("at", 0.0) >= self._since
         text = line if event is None else render_event(event)
         if text and self._has_begun:
             self._show(text)
-
-    def _parse(self, line: str) -> dict[str, Any] | None:
-        event = parse_event(line, self._mark)
-        self._is_marked = self._is_marked or event is not None
-        # The events of earlier versions have no mark.
-        return event if self._is_marked else parse_event(line)
 
 
 _CANCEL_EXAMPLES = """\

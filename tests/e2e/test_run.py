@@ -149,6 +149,10 @@ def test_a_program_that_is_no_python_on_the_first_node(two: LiveCluster, tmp_pat
     assert "/work" in done.stderr
 
 
+# In one piece, like the script above.
+_SHOW = "import sys\nsys.stdout.write('first version ' + open('../data/x').read() + '\\n')\n"
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a job that prints what it is, and the working folder in it."""
@@ -157,7 +161,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "src").mkdir(parents=True)
     monkeypatch.chdir(root)
     subprocess.run(["git", "init", "--quiet"], check=True)
-    (root / "src/show.py").write_text("print('first version', open('../data/x').read())\n")
+    (root / "src/show.py").write_text(_SHOW)
     (root / ".gitignore").write_text("data/\nbig.bin\n")
     (root / "big.bin").write_bytes(b"0" * 1000)
     (root / "data").mkdir()
@@ -177,7 +181,7 @@ def test_a_queued_job_runs_the_project_as_it_was_submitted(
     assert "sending my project: 3 files" in queued.stderr
     job = re.search(r"run-\d{8}-\d{6}-\w{3}", queued.stdout)
     assert job
-    (project / "src/show.py").write_text("print('other version', open('../data/x').read())\n")
+    (project / "src/show.py").write_text(_SHOW.replace("first", "other"))
     monkeypatch.chdir(project / "src")
 
     other = two.cli.run("run", "show")

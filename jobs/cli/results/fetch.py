@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from cluster.console.display import make_progress
 from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command
-from infra.aws.s3 import check_s3_location, connect_s3
+from infra.aws.s3 import check_s3_location, connect_s3, push_folder
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
 from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Progress
+from infra.words import counted
 from jobs.cli.shared.chosen_job import (
     add_job_options,
     add_results_option,
@@ -27,14 +29,14 @@ from jobs.cli.shared.chosen_job import (
 from jobs.launchers.bucket import fetch_stored, find_stored
 from jobs.launchers.launcher import RUNNING, JobSummary, Launcher, choose_job
 from jobs.launchers.plan import RECORD
-from jobs.train.push import push_results
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-
+# results.json is uploaded last: its presence means that the upload is complete.
+_BESIDE_MODEL = ("log", "job.json", "predictions.json", "null_odds.json", "results.json")
 _EXAMPLES = """\
   spr-cluster fetch --last
   spr-cluster fetch squad-20260731-142501-k3f --results ./best
@@ -102,13 +104,29 @@ def push(
     if target is None:
         return None
     s3, location = target
+    place = location.below(job)
     try:
-        return str(push_results(s3, results, location, job, progress))
+        files = files_to_push(results)
+        with progress.phase(f"Push {counted(len(files), 'file')} to {place}"):
+            push_folder(s3, files, place, about={"spr-cluster-job": job}, on_file=progress.note)
     except SprError as error:
         raise JobError(
             f"the results are in {results}/, but were not stored in S3: {error.message}",
             hint=f"to try again: spr-cluster fetch {job} {flags} --push-to {location}",
         ) from error
+    return str(place)
+
+
+def files_to_push(results: Path) -> Mapping[str, Path]:
+    """Return the model and the small files beside it, by name. Raises :class:`JobError` without a model."""
+    model = results / "model"
+    if not (model / "config.json").is_file():
+        raise JobError(
+            f"{results} has no model to push", hint="`spr-cluster jobs` shows how the job ended"
+        )
+    paths = [path for path in sorted(model.rglob("*")) if path.is_file()]
+    paths += [results / name for name in _BESIDE_MODEL if (results / name).is_file()]
+    return {path.relative_to(results).as_posix(): path for path in paths}
 
 
 def run(args: argparse.Namespace) -> int:

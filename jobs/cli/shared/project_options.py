@@ -27,20 +27,8 @@ BuildParser = Callable[[str], argparse.ArgumentParser]
 _BUYS = ("up", "plan", "doctor")
 _ON_CLUSTER = frozenset(
     {
-        *(
-            "status",
-            "verify",
-            "repair",
-            "ssh",
-            "cp",
-            "extend",
-            "down",
-            "events",
-            "train",
-            "run",
-            "jobs",
-        ),
-        *("top", "attach", "logs", "wait", "cancel", "fetch", "bench", "tune", "scaling"),
+        *("status", "verify", "repair", "ssh", "cp", "extend", "down", "events", "train", "run"),
+        *("jobs", "top", "attach", "logs", "wait", "cancel", "fetch", "bench", "tune", "scaling"),
     }
 )
 READERS = _ON_CLUSTER | {*_BUYS}

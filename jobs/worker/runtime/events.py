@@ -122,8 +122,8 @@ def take_mark() -> str:
 def parse_event(line: str, mark: str = "") -> dict[str, Any] | None:
     """Return the event in a line of a job's output, or None for log text.
 
-    Text before the prefix is skipped: it may be another rank's unfinished line. Logs of earlier versions
-    have no ``mark``.
+    Text before the prefix is skipped: it may be another rank's unfinished line. Ranks that were started
+    without a job have no ``mark``.
     """
     _, found, text = line.partition(prefix_of(mark))
     if not found:

@@ -149,7 +149,6 @@ class Classify(TableTask[ClassifyOptions]):
 
         from ..training.batches import pad_inputs
 
-        labels = torch.tensor([0] * len(samples))
         if self._several:
             labels = torch.zeros(len(samples), len(self.classes))
             for row, sample in enumerate(samples):

@@ -25,7 +25,7 @@ import torch
 from ..runtime.errors import CheckpointError, first_line
 from ..runtime.output import CHECKPOINTS
 from ..runtime.ranks import Ranks
-from .options import ANY_RUN, BEFORE, MAY_CHANGE, TrainOptions, flag
+from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
 from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
 from .task import Samples
 
@@ -220,9 +220,7 @@ def require_same(saved: RunIdentity, now: RunIdentity, defaults: TrainOptions) -
             f"the checkpoint has {saved.world_size} ranks, this run {now.world_size}",
             hint=f"resume with {saved.world_size} ranks, or start over without --resume",
         )
-    then = {**asdict(defaults), **BEFORE, **saved.options}
-    if isinstance(then.get("attention_dropout"), bool):  # in earlier versions
-        then["attention_dropout"] = "on" if then["attention_dropout"] else "off"
+    then = {**asdict(defaults), **saved.options}
     changed = {
         name: f"{flag(name)} {now.options.get(name)} (it was {then.get(name)})"
         for name in sorted({*saved.options, *now.options})

@@ -36,8 +36,6 @@ ANY_RUN = frozenset(
 """Options that do not affect what is learned."""
 MAY_CHANGE = frozenset({"epochs", "max_steps", "learning_rate", "warmup_ratio", "dtype"})
 """Options that do, but may change on resume, because the order of the data stays the same."""
-BEFORE = {"attention_dropout": "on", "compile": "off", "wire": "fp32"}
-"""Values for checkpoints from before these options existed, where they differ from the defaults."""
 BASE_RATE, BASE_BATCH = 5e-5, 16
 """The default learning rate, and the samples per step (of all ranks) that it is meant for."""
 MOST_RATE = 5e-4

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..runtime.context import RankContext
 from ..runtime.ranks import Ranks
@@ -108,24 +109,16 @@ class TrainingProgress:
         pairs = {
             name: [(int(a), float(b)) for a, b in content[name]] for name in ("curve", "resumed")
         }
-        level, best, high = (content["watch"][name] for name in ("level", "best", "high"))
-        # Not in checkpoints of earlier versions.
-        steps, first = (content["watch"].get(name) for name in ("steps", "first"))
+        names = ("level", "best", "high", "steps", "first")
+        level, best, high, steps, first = (content["watch"][name] for name in names)
         watch = DivergenceDetector(
             None if level is None else float(level),
             float(best),
             int(high),
-            int(content["step"] if steps is None else steps),
+            int(steps),
             None if first is None else float(first),
         )
         return TrainingProgress(**{**content, **pairs, "watch": watch})
-
-
-class TensorShape(NamedTuple):
-    """Stands for a tensor that is sent separately."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def share_tensors(value: Any, ranks: Ranks) -> Any:
@@ -135,29 +128,16 @@ def share_tensors(value: Any, ranks: Ranks) -> Any:
     """
     if ranks.size == 1:
         return value
-    outline = ranks.share(hollow(value) if ranks.first else None)
+    own = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    shapes = tree_map_only(torch.Tensor, lambda each: each.to("meta"), value)
 
-    def fill(part: Any, own: Any) -> Any:
-        if isinstance(part, TensorShape):
-            tensor = own.contiguous() if ranks.first else torch.empty(part.shape, dtype=part.dtype)
-            dist.broadcast(tensor, src=0, group=ranks.control)
-            return tensor
-        if isinstance(part, dict):
-            return {key: fill(each, own and own[key]) for key, each in part.items()}
-        if isinstance(part, list):
-            return [fill(each, own and own[n]) for n, each in enumerate(part)]
-        return part
+    def share(shape: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty(shape.shape, dtype=shape.dtype)
+        tensor = next(own).contiguous() if ranks.first else empty
+        dist.broadcast(tensor, src=0, group=ranks.control)
+        return tensor
 
-    return fill(outline, value)
-
-
-def hollow(value: Any) -> Any:
-    """Return the same dictionaries and lists with a :class:`TensorShape` for each tensor."""
-    if isinstance(value, torch.Tensor):
-        return TensorShape(tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return {key: hollow(each) for key, each in value.items()}
-    return [hollow(each) for each in value] if isinstance(value, list) else value
+    return tree_map_only(torch.Tensor, share, ranks.share(shapes if ranks.first else None))
 
 
 def random_state() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from infra.errors import CloudError, JobError, UsageError
 from infra.iam.policy import build_policy
 from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Silent
-from jobs.train.push import files_to_push, push_results
+from jobs.cli.results.fetch import files_to_push, push
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_stored_in_its_jobs_folder_and_the_results_last(s3: Any, results: Path) -> None:
-    place = push_results(s3, results, S3Location("models", "squad"), "squad-1", Silent())
+    place = push((s3, S3Location("models", "squad")), results, "squad-1", Silent(), "")
 
-    assert str(place) == "s3://models/squad/squad-1"
+    assert place == "s3://models/squad/squad-1"
     below = "squad/squad-1"
     assert set(keys(s3)) == {
         *(f"{below}/model/{n}" for n in ("config.json", "model.safetensors", "tokenizer.json")),
@@ -149,7 +149,7 @@ def test_no_acl_no_encryption_and_no_tags_are_asked_for(s3: Any, results: Path) 
         asked.append((model.name, params["headers"]))
 
     s3.meta.events.register("before-call.s3", note)
-    push_results(s3, results, S3Location("models", ""), "squad-1", Silent())
+    push((s3, S3Location("models", "")), results, "squad-1", Silent(), "")
 
     assert {name for name, _ in asked} == {
         *("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
@@ -175,9 +175,9 @@ def test_an_upload_that_fails_is_explained_and_not_by_boto3(
         push_folder(s3, {"log": results / "log"}, S3Location("models", "x"), about={})
 
 
-def test_a_folder_without_a_model_is_refused(s3: Any, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="has no model to push"):
-        push_results(s3, tmp_path, S3Location("models", ""), "squad-1", Silent())
+        files_to_push(tmp_path)
 
 
 def test_the_policy_allows_uploads_only_with_push_to() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from infra.errors import ConnectionLostError
-from jobs.worker.runtime.events import mark_of, render_event
 from provision.host import Result
 from tests.harness.command_line import CommandLine, StagedHost
 from tests.jobs.context import ended, event, listed, pack_output
@@ -198,13 +197,6 @@ def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
     read(line, "old", old, "old", new, "new")
     assert line.must("logs", "--since", "10m").out == "n\nnew\n"
     assert line.run("logs", "--since", "soon").code == 2
-
-
-def test_logs_of_an_earlier_version_have_no_marks(line: CommandLine, head: Head) -> None:
-    note = {"event": "note", "text": "ours"}
-    old, new = f"@spr  {json.dumps(note)}", render_event(note, mark_of("squad-1"))
-    read(line, old, new, old)
-    assert line.must("logs").out == f"ours\nours\n{old}\n"
 
 
 def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None:

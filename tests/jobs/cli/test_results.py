@@ -267,7 +267,7 @@ def test_the_bucket_is_checked_before_a_model_is_pushed(
     def push(s3: Any, files: Any, place: S3Location, **more: Any) -> None:
         order.append((fetched[:], place, list(files), more["about"]))
 
-    monkeypatch.setattr("jobs.train.push.push_folder", push)
+    monkeypatch.setattr("jobs.cli.results.fetch.push_folder", push)
 
     result = line.must("fetch", "squad-1", "--push-to", "s3://models/squad")
 
@@ -288,7 +288,7 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
 
     monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: "s3")
     monkeypatch.setattr("jobs.cli.results.fetch.check_s3_location", lambda s3, place: None)
-    monkeypatch.setattr("jobs.train.push.push_folder", refuse)
+    monkeypatch.setattr("jobs.cli.results.fetch.push_folder", refuse)
 
     result = line.run("fetch", "squad-1", "--push-to", "s3://models")
 

@@ -302,7 +302,7 @@ def test_results_that_are_not_in_s3_keep_the_cluster(
     monkeypatch.setattr("jobs.cli.results.fetch.connect_s3", lambda: None)
     monkeypatch.setattr("jobs.cli.results.fetch.check_s3_location", lambda *_: None)
     refused = SprError("AccessDenied")
-    monkeypatch.setattr("jobs.cli.results.fetch.push_results", lambda *_: _raise(refused))
+    monkeypatch.setattr("jobs.cli.results.fetch.push_folder", lambda *_, **__: _raise(refused))
     monkeypatch.setattr("jobs.cli.train.render_result", lambda *_: "trained")
     monkeypatch.setattr("jobs.train.train._with_tuned", lambda _, request: request)
 

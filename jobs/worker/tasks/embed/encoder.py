@@ -90,7 +90,7 @@ def contrast(vectors: Tensor, ids: Tensor, temperature: float, ranks: Ranks) -> 
     for equal texts. A candidate that is right for another reason doesn't count: one with the positive's
     text, or the positive of an equal anchor. This is InfoNCE, https://arxiv.org/abs/1807.03748.
     """
-    anchors, _ = vectors[0], ids[0]
+    anchors = vectors[0]
     counts = _counts(anchors.shape[0], ranks)
     found = _Gather.apply(vectors[1:].transpose(0, 1), counts, ranks)  # type: ignore[no-untyped-call]
     known = _gather(ids.T.contiguous(), counts, ranks)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,10 @@ from ..runtime.ranks import TIMEOUT, Ranks
 from .communication import Replica, SeenWords, choose_all_reduce
 from .compilation import COMPILED, compile_layers, keep_compiled, why_no_compiler
 from .dropout import draw_seeds
+
+_EXIT_S = 0.2
+"""Gloo's threads need Python's lock to release an operation's tensors. Shortly after the last operation, one
+of them may do so while Python exits, and abort the process [tried: torch 2.13, in 1 of 4 runs]."""
 
 
 def speed_up(target: Any, *, bf16: bool | None = None, **options: Any) -> Any:
@@ -54,6 +60,7 @@ def joined_ranks() -> Ranks:
     local = read_local_place({name: os.environ[name] for name in names})
     identity = RankIdentity(dist.get_rank(), dist.get_world_size())
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    atexit.register(time.sleep, _EXIT_S)
     return Ranks(identity, str(dist.get_backend()), "chosen by the script", control, local)
 
 

@@ -27,6 +27,9 @@ from .terminal import wait_for_session
 _NO_PROGRAM = 127
 _IMPORTS = Path(__file__).resolve().parent / "imports"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_ABORTED = (
+    "if it had finished, torch aborted it then: call torch.distributed.destroy_process_group() last"
+)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -68,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         events.error(f"{name} can't be run: {error.strerror}", hint, exit_code=_NO_PROGRAM)
         return _NO_PROGRAM
     if code and not asked:
-        events.error(_describe(name, code), exit_code=code)
+        why = _ABORTED if code == 128 + signal.SIGABRT else None
+        events.error(_describe(name, code), why, exit_code=code)
     return code
 
 

@@ -125,11 +125,13 @@ def test_arguments_and_exit_code_pass_through(node: Path) -> None:
     assert (said["message"], said["exit_code"]) == ("sh ended with exit code 7", 7)
 
 
-def test_a_killed_program_is_reported_with_its_signal(node: Path) -> None:
-    done = start(node, "sh", "-c", "kill -9 $$")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_killed_program_is_reported_with_its_signal(node: Path, number: int) -> None:
+    done = start(node, "sh", "-c", f"kill -{number} $$")
     said = parse_event(done.stdout)
     assert said is not None
-    assert (done.returncode, said["message"]) == (137, "sh was ended by signal 9")
+    assert (done.returncode, said["message"]) == (128 + number, f"sh was ended by signal {number}")
+    assert ("destroy_process_group() last" in (said["hint"] or "")) == (number == signal.SIGABRT)
 
 
 def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> None:

@@ -1,4 +1,4 @@
-"""The fast path for a user's own script, for a model or transformers' ``Trainer``."""
+"""A model of a user's own script on the fast path: its layers, and its replica."""
 
 from __future__ import annotations
 
@@ -23,26 +23,6 @@ from .dropout import draw_seeds
 _EXIT_S = 0.2
 """Gloo's threads need Python's lock to release an operation's tensors. Shortly after the last operation, one
 of them may do so while Python exits, and abort the process [tried: torch 2.13, in 1 of 4 runs]."""
-
-
-def speed_up(target: Any, *, bf16: bool | None = None, **options: Any) -> Any:
-    """Speed up training with a model or a transformers ``Trainer``, on CPUs.
-
-    A model comes back as it replaces DistributedDataParallel's in a loop, with ``options`` for that; a single
-    rank gets the model itself. A Trainer is changed in place, before ``train()``. All ranks must call it.
-
-    With ``bf16``, layers are compiled and gradients are sent in bf16. Its default is Trainer's argument, and
-    True for a model, whose loop uses autocast.
-    """
-    if hasattr(target, "training_step") and hasattr(target, "accelerator"):
-        # It needs transformers.
-        from .own_trainer import speed_up_trainer  # noqa: PLC0415
-
-        return speed_up_trainer(target, target.args.bf16 if bf16 is None else bf16)
-    ranks, is_bf16 = joined_ranks(), bf16 is not False
-    if is_bf16:
-        say(ranks, FastLayers.use(target, ranks))
-    return target if ranks.size == 1 else OwnReplica(target, ranks, is_bf16, **options)
 
 
 def say(ranks: Ranks, text: str) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from jobs.worker.fast import compilation, own_model
-from jobs.worker.fast.own_model import FastLayers, joined_ranks, speed_up
+from jobs.worker.fast.own_model import FastLayers, joined_ranks
 from jobs.worker.fast.own_trainer import Trimmed
+from jobs.worker.fast.speed_up import speed_up
 from jobs.worker.runtime.events import MARK, parse_event
 from tests.jobs.worker.training.test_run import TIMEOUT, free_port
 

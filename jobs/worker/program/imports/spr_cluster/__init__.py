@@ -11,4 +11,4 @@ _worker = Path(__file__).resolve().parents[3]
 _is_here = (_worker / "fast").is_dir()
 __path__ = [str(_worker)] if _is_here else [*import_module("jobs.worker").__path__]
 
-speed_up = import_module(f"{__name__}.fast.own_model").speed_up
+speed_up = import_module(f"{__name__}.fast.speed_up").speed_up

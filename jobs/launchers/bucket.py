@@ -142,7 +142,7 @@ def _download(
 def _local_name(name: str) -> str:
     """Return a file's name in the results folder; "" for one that stays in S3."""
     is_safe = not {"", ".", ".."} & {*name.split("/")} and "\0" not in name
-    is_state = name.startswith((f"{CHECKPOINTS}/", _MODEL_STATE)) or name.endswith(".keep")
+    is_state = name.startswith((f"{CHECKPOINTS}/step-", _MODEL_STATE)) or name.endswith(".keep")
     if not is_safe or is_state or name == BEGIN:
         return ""
     if name in (RECORD, END) or ("/" not in name and name.startswith("log")):

@@ -45,12 +45,15 @@ rm -rf {root} {upload}
 tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=10 @ "rm -rf {root}" || true
 echo removed
 """
-# Prints the workers and the time: later changes have not been fetched. If the plan wants the workers' whole
-# output, each worker gets its own folder, because ranks may use the same file names; the first node's output
-# is on the head.
+# Prints the workers and, if the job is over, the time: later changes have not been fetched. If the plan wants
+# the workers' whole output, each worker gets its own folder, because ranks may use the same file names; the
+# first node's output is on the head.
 _COLLECT = """# collecting the results
 cd {root} || exit
-echo at "$(date +%s.%N)"
+now=$(date +%s.%N)
+if [ -s {end} ] || {{ queue=$(squeue --noheader --name={job} --format=%A) && [ -z "$queue" ]; }}; then
+  echo at "$now"
+fi
 tail -n +2 ~/hosts | sed 's/^/logs /'
 ! grep -qs '"gather_output": true' {record} || \
   grep -o '"node[0-9]*"' {begin} | tr -d '"' | tail -n +2 | sed 's/^/output /'
@@ -58,7 +61,7 @@ tail -n +2 ~/hosts | sed 's/^/logs /'
 # Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job. Code 1 means that
 # a file changed while it was read: the job is still running.
 _SEND = """# sending the results
-cd {root} && {{ tar --exclude=output/checkpoints --exclude='output/model/checkpoint-*' \
+cd {root} && {{ tar --exclude='output/checkpoints/step-*' --exclude='output/model/checkpoint-*' \
 --exclude=.keep -cf - $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
 _SEND_FROM_WORKER = {
     "logs": "cd {root} && {{ tar -cf - $(ls -d output/logs output/metrics 2>/dev/null) || [ $? = 1 ]; }}",
@@ -227,7 +230,8 @@ def fetch(
 def _fetch(
     head: Host, paths: JobPaths, target: Path, note: Callable[[str], None]
 ) -> tuple[str, ...]:
-    names = {"root": paths.root, "output": paths.output, "begin": paths.begin, "record": RECORD}
+    names = {"root": paths.root, "output": paths.output, "record": RECORD}
+    names |= {"begin": paths.begin, "end": paths.end, "job": paths.job_id}
     rows = head.run(_COLLECT.format(**names)).stdout.splitlines()
     asked = [tuple(row.split()) for row in rows if row.count(" ") == 1]
     unpack_results(head.download(_SEND.format(**names)), target, paths.job_id, note)
@@ -251,8 +255,8 @@ def _fetch(
         except BaseException:
             head.close()  # ends the other transfers
             raise
-    at = next(value for key, value in asked if key == "at")
-    mark = "" if missing else f"touch -d @{at} {paths.fetched}; "
+    at = next((value for key, value in asked if key == "at"), None)
+    mark = f"touch -d @{at} {paths.fetched}; " if at and not missing else ""
     ended = head.run(f"{mark}cat {paths.end} 2>/dev/null || true")
     complete_record(target, ended.stdout)
     return missing
@@ -289,9 +293,8 @@ def move_results(folder: Path, target: Path) -> None:
     """Move all files of a folder into a results folder."""
     for path in sorted(folder.rglob("*")):
         place = target / path.relative_to(folder)
-        if path.is_dir():
-            place.mkdir(exist_ok=True)
-        else:
+        if not path.is_dir():
+            place.parent.mkdir(parents=True, exist_ok=True)
             path.replace(place)
 
 

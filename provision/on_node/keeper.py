@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -82,12 +83,16 @@ def decide(facts: Facts) -> Decision:
             return Decision(ALL, f"job {job.name} is {job.queued}", facts.latest)
     ends = [job.ended for job in facts.jobs if job.until_done]
     until = min(max(facts.expires, *ends, 0) + facts.grace, facts.latest)
-    kept = [job for job in facts.jobs if job.loss or job.queued == RUNNING]
-    if not kept or facts.now >= until:
-        return Decision()
+    nodes, why = choose_held(facts.jobs)
+    return Decision(nodes, why, until) if nodes and facts.now < until else Decision()
+
+
+def choose_held(jobs: Iterable[Job]) -> tuple[str, str]:
+    """Return which nodes have something that is nowhere else (``head``, ``all``, or ""), and what. Pure."""
+    kept = [job for job in jobs if job.loss or job.queued == RUNNING]
     whole = any(job.gathers or job.queued == RUNNING for job in kept)
     what = ", ".join(f"the {job.loss or 'output'} of {job.name}" for job in kept)
-    return Decision(ALL if whole else HEAD, f"only on the nodes: {what}", until)
+    return (ALL if whole else HEAD, f"only on the nodes: {what}") if kept else ("", "")
 
 
 def _is_done(facts: Facts) -> str:
@@ -113,6 +118,9 @@ def main() -> None:
         return
     expires, latest, grace = map(float, ends)
     keeper, now = Keeper(nodes[1:]), time.time()
+    if "asked" in os.environ:  # by idle.sh
+        print(choose_held(gather(now, expires, latest, grace).jobs)[0])
+        return
     write_lost_ends()
     # What would be lost takes a look at every file, which must not cost a job its time.
     if now >= expires - _EARLY_S or keeper.is_holding or any(map(_is_pending, _list_jobs())):
@@ -125,27 +133,28 @@ def _list_jobs() -> list[Path]:
 
 
 def write_lost_ends() -> None:
-    """Write the end of each job that Slurm ended with its first node, which could not write it."""
+    """Write the end of each job that Slurm ended with a node before its first node could."""
     booted = modified(STATE / "expiry")
     begun = [
         job
         for job in _list_jobs()
         # One that came with an image ended elsewhere.
-        if modified(job / "begin.json") > booted
-        and not (modified(job / "end.json") or (job / "cancelled").exists())
+        if modified(job / "begin.json") > booted and _may_run(job)
     ]
     ended = dict(_ENDED.findall(read(_ENDED_JOBS))) if begun else {}
-    with suppress(QueueError, OSError, ValueError, LookupError):
-        for job in begun:
+    for job in begun:
+        with suppress(QueueError, OSError, ValueError, LookupError):
             # Slurm's record may be of an attempt before the present one.
             if ended.get(job.name) == "NODE_FAIL" and job.name not in list_queue():
                 begin = json.loads(read(job / "begin.json"))
                 node = begin["nodes"][0]
-                message = f"its first node, {node}, went down"
+                message = f"one of its nodes went down before {node}, the first, recorded the end"
                 end = {"state": "failed", "exit_code": None, "host": node, "message": message}
                 text = json.dumps({**begin, "ended": time.time(), **end})
-                (job / "end.json.new").write_text(text)
-                (job / "end.json.new").replace(job / "end.json")
+                new = job / "end.json.new"
+                new.write_text(text)
+                # Fails if the job has written its end meanwhile.
+                os.link(new, job / "end.json")
 
 
 def _is_pending(job: Path) -> bool:
@@ -164,14 +173,20 @@ def _asks(job: Path, option: str) -> bool:
 
 def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
     """Return the facts of this machine."""
-    queue: dict[str, str] = {}
-    answers = True
+    paths, answers = _list_jobs(), True
     try:
         queue = list_queue()
     except QueueError:
         answers = False
-    jobs = tuple(_describe(path, queue.get(path.name, "")) for path in _list_jobs())
+        # Any job that has not ended may be running.
+        queue = {path.name: RUNNING for path in paths if _may_run(path)}
+    jobs = tuple(_describe(path, queue.get(path.name, "")) for path in paths)
     return Facts(now, expires, latest, grace, jobs, answers, modified(STATE / "expiry"))
+
+
+def _may_run(job: Path) -> bool:
+    has_ended = any((job / name).exists() for name in ("end.json", "cancelled"))
+    return (job / "run.sh").exists() and not has_ended
 
 
 def _describe(job: Path, queued: str) -> Job:

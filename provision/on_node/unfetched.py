@@ -15,7 +15,7 @@ from pathlib import Path
 
 WAITING, RUNNING = "waiting", "running"
 _STEP = re.compile(r"step-\d+")
-_OTHER = ("logs", "metrics", "checkpoints")
+_OTHER = ("logs", "metrics")
 
 
 class QueueError(Exception):
@@ -84,6 +84,8 @@ def _has_newer(folder: Path, since: float, without: tuple = ()) -> bool:  # type
     for where, folders, files in os.walk(folder):
         if where == str(folder):
             folders[:] = [name for name in folders if name not in without]
+        if where == f"{folder}/checkpoints":
+            folders[:] = [name for name in folders if not name.startswith("step-")]
         for name in files:
             path = Path(where, name)
             if name != ".keep" and not path.is_symlink() and modified(path) > since:

@@ -170,6 +170,23 @@ def test_an_idle_cluster_shuts_down_workers_first(quiet: Machine) -> None:
     assert not any("node0" in call for call in calls)
 
 
+@pytest.mark.parametrize(("held", "told"), [("head", True), ("all", False)])
+def test_what_is_only_on_idle_nodes_keeps_them_for_the_grace_period(
+    quiet: Machine, held: str, *, told: bool
+) -> None:
+    state = quiet.path("/run/spr-cluster")
+    (state / "keeper").write_text(f'[ "$asked" = held ] && echo {held}\n')
+    (state / "expiry").write_text("echo 2000000000 2000000000 1800\n")
+
+    calls = check_idle(quiet)
+
+    assert [call for call in calls if "poweroff" in call] == (
+        ["ssh -o ConnectTimeout=10 node1 sudo systemctl poweroff"] * told
+    )
+    used(quiet, ago_s=3700 + 1800)
+    assert check_idle(quiet)[-1] == OFF
+
+
 def test_a_worker_that_has_become_the_head_was_not_idle(quiet: Machine) -> None:
     quiet.path("/run/spr-cluster/last-head").touch()
 

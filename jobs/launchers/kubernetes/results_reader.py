@@ -40,7 +40,7 @@ _RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get po
 # file changed while it was read: the job is still running.
 _TAR = (
     *("sh", "-c", 'tar "$@" || test $? -eq 1', "tar"),
-    "--exclude=output/checkpoints",
+    "--exclude=output/checkpoints/step-*",
     "--exclude=output/model/checkpoint-*",
 )
 

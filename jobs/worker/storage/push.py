@@ -220,7 +220,7 @@ def _walk(path: Path) -> Iterator[Path]:
 
 def _is_result(name: str) -> bool:
     """Return whether `fetch` would bring a file too."""
-    is_checkpoint = name.startswith((f"output/{CHECKPOINTS}/", "output/model/checkpoint-"))
+    is_checkpoint = name.startswith((f"output/{CHECKPOINTS}/step-", "output/model/checkpoint-"))
     is_partial = name.endswith((".partial", "/.keep"))
     return not (is_checkpoint or is_partial)
 

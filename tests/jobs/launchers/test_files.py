@@ -23,8 +23,9 @@ from jobs.launchers.files import (
     withdraw_files,
 )
 from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.slurm import SlurmLauncher
 from tests.jobs.context import SUBMITTED, pack_output
-from tests.jobs.launchers.this_machine import ThisMachine
+from tests.jobs.launchers.this_machine import ThisMachine, submit
 
 
 @pytest.fixture
@@ -277,6 +278,29 @@ def test_every_ranks_files_are_fetched_without_checkpoints(
 
     ranks = ["logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"]
     assert files_in(tmp_path / "results") == ["log", *ranks, "results.json"]
+    assert not (tmp_path / "results/checkpoints").exists()
+
+
+def test_a_folder_of_the_users_own_named_checkpoints_is_fetched(
+    head: ThisMachine, paths: JobPaths, tmp_path: Path
+) -> None:
+    write(f"{paths.output}/checkpoints/best.pt")
+
+    fetch(head, paths, tmp_path / "results", print)
+
+    assert files_in(tmp_path / "results") == ["checkpoints/best.pt", "log"]
+
+
+def test_what_is_fetched_of_a_running_job_does_not_count(head: ThisMachine, tmp_path: Path) -> None:
+    """Its first node, or its workers, may have older files that come to the head later."""
+    paths = submit(head, "until [ -e go ]; do sleep 0.05; done")
+    fetch(head, paths, tmp_path / "early", print)
+    assert not Path(paths.fetched).exists()
+
+    Path(paths.root, "go").touch()
+    SlurmLauncher(head).follow(paths, lambda _: None, lambda _: None)
+    fetch(head, paths, tmp_path / "late", print)
+    assert Path(paths.fetched).exists()
 
 
 def test_archive_members_outside_the_target_are_skipped(tmp_path: Path) -> None:

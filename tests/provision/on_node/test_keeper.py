@@ -154,6 +154,23 @@ def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
     assert time.time() - done.ended == pytest.approx(60, abs=10)
 
 
+def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> None:
+    (jobs.parent / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    make(jobs, "busy", asks="until_done")
+    make(jobs, "done", "end.json", asks="until_done")
+    facts = keeper.gather(time.time(), D, LATEST, GRACE)
+    assert not facts.queue
+    assert {job.name: job.queued for job in facts.jobs} == {"busy": "running", "done": ""}
+    assert decide(facts._replace(now=D + GRACE + 1, latest=D + 9000)).hold == ALL
+
+
+def test_a_folder_of_the_users_own_named_checkpoints_would_be_lost(jobs: Path) -> None:
+    make(jobs, "run-1", "end.json", "output/checkpoints/step-000001/state")
+    assert gather()["run-1"].loss == ""
+    make(jobs, "run-1", "output/checkpoints/best.pt")
+    assert gather()["run-1"].loss == "results"
+
+
 def test_a_pushed_job_is_safe_with_its_checkpoint(jobs: Path) -> None:
     files = ("end.json", "output/checkpoints/step-000007/state")
     job = make(jobs, "squad-1", *files, resumable=True, bucket="s3://team")
@@ -226,7 +243,8 @@ def test_a_job_that_ended_with_its_first_node_gets_an_end(
     monkeypatch.setattr(keeper, "_ENDED_JOBS", ended)
     os.utime(jobs.parent / "expiry", (time.time() - 100,) * 2)
     for name in ("squad-1", "busy"):
-        (make(jobs, name, "begin.json") / "begin.json").write_text('{"nodes": ["node1"]}')
+        job = make(jobs, name, "begin.json", "run.sh")
+        (job / "begin.json").write_text('{"nodes": ["node1"]}')
 
     keeper.write_lost_ends()
 
@@ -237,7 +255,7 @@ def test_a_job_that_ended_with_its_first_node_gets_an_end(
     if state:
         end = parse_end(ends["squad-1"])
         assert end
-        assert end.cause == "its first node, node1, went down"
+        assert end.cause == "one of its nodes went down before node1, the first, recorded the end"
 
 
 def test_a_job_that_came_with_an_image_gets_no_end(
@@ -246,7 +264,8 @@ def test_a_job_that_came_with_an_image_gets_no_end(
     ended = jobs.parent / "jobs.txt"
     ended.write_text("JobId=1 Name=squad-1 JobState=NODE_FAIL Partition=cluster\n")
     monkeypatch.setattr(keeper, "_ENDED_JOBS", ended)
-    (make(jobs, "squad-1", "begin.json") / "begin.json").write_text('{"nodes": ["node1"]}')
+    job = make(jobs, "squad-1", "begin.json", "run.sh")
+    (job / "begin.json").write_text('{"nodes": ["node1"]}')
     os.utime(jobs.parent / "expiry", (time.time() + 100,) * 2)
 
     keeper.write_lost_ends()

@@ -139,7 +139,8 @@ def _find_lost_node(row: dict[str, Any]) -> dict[str, Any]:
     nodes = row["begin"].get("nodes")
     if row["queue"] != [] or row["cancelled"] or not (nodes and row.get("node_lost")):
         return {}
-    return {"state": FAILED, "host": nodes[0], "message": f"its first node, {nodes[0]}, went down"}
+    message = f"one of its nodes went down before {nodes[0]}, the first, recorded the end"
+    return {"state": FAILED, "host": nodes[0], "message": message}
 
 
 def _state(row: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:

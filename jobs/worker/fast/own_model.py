@@ -20,15 +20,20 @@ from .communication import Replica, SeenWords, choose_all_reduce
 from .compilation import COMPILED, compile_layers, keep_compiled, why_no_compiler
 from .dropout import draw_seeds
 
-_EXIT_S = 0.2
-"""Gloo's threads need Python's lock to release an operation's tensors. Shortly after the last operation, one
-of them may do so while Python exits, and abort the process [tried: torch 2.13, in 1 of 4 runs]."""
-
 
 def say(ranks: Ranks, text: str) -> None:
     """Print a line for the user, once."""
     if ranks.first:
         print(f"spr_cluster: {text}", file=sys.stderr, flush=True)
+
+
+def _wait_for_torch() -> None:
+    """Let torch's threads release the tensors of the last collective operation.
+
+    They need Python's global interpreter lock for that. While the interpreter exits, waiting for it aborts
+    the process (torch 2.13, in 1 of 4 runs).
+    """
+    time.sleep(0.2)
 
 
 def joined_ranks() -> Ranks:
@@ -40,7 +45,8 @@ def joined_ranks() -> Ranks:
     local = read_local_place({name: os.environ[name] for name in names})
     identity = RankIdentity(dist.get_rank(), dist.get_world_size())
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    atexit.register(time.sleep, _EXIT_S)
+    atexit.unregister(_wait_for_torch)
+    atexit.register(_wait_for_torch)
     return Ranks(identity, str(dist.get_backend()), "chosen by the script", control, local)
 
 

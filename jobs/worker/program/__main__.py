@@ -28,7 +28,8 @@ _NO_PROGRAM = 127
 _IMPORTS = Path(__file__).resolve().parent / "imports"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _ABORTED = (
-    "if it had finished, torch aborted it then: call torch.distributed.destroy_process_group() last"
+    "if it had already finished, torch may have aborted it on exit: call "
+    "torch.distributed.destroy_process_group() at the end"
 )
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

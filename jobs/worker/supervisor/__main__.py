@@ -48,8 +48,11 @@ def main() -> int:
 
 
 def _attempt(attempt: Attempt, head: HeadFolder) -> int:
-    if head.read(END):
-        return 0  # Slurm requeued the job for a node that it lost after the end
+    if end := head.read(END):
+        announce(event="note", text="the job had ended before Slurm lost one of its nodes")
+        head.remove(SECRETS)
+        _store(end, attempt, head)
+        return 0
     launch, job, size = attempt.launch, attempt.job, attempt.watch.offset
     # A background shell ignores it, and the ranks would inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -94,12 +97,12 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
         return code
     end = end or conclude(code, attempt, last=True) or {}
     content, launch = {**began, "ended": time.time(), **end}, attempt.launch
-    attempt.job.keep_from_requeueing()
-    # If a node is lost, or has been, Slurm kills this process 30 s later.
-    signal.signal(signal.SIGTERM, lambda *_: head.write(END, content))
-    if attempt.job.fate():
-        head.write(END, content)
     head.send_results()
+    attempt.job.keep_from_requeueing()
+    # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
+    signal.signal(signal.SIGTERM, lambda *_: _write_end(content, head))
+    if content["state"] == CANCELLED or attempt.job.fate():
+        _write_end(content, head)
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)
     _store(content, attempt, head)
@@ -109,17 +112,20 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
 def _store(content: dict[str, object], attempt: Attempt, head: HeadFolder) -> None:
     """Write the job's end on the head, after its results are in its bucket, if it has one."""
     storing = Storing(attempt.launch, head, attempt.job.nodes)
-    if content["state"] == CANCELLED:
-        # Whoever cancels it kills this process soon.
-        head.write(END, content)
     why = storing.finish()
     storing.run_command(content["state"])
     head.finish(results=False)
     # Last and on the head: others wait for this file.
-    head.write(END, {**content, **({"push_error": why} if why else {})})
+    _write_end({**content, **({"push_error": why} if why else {})}, head)
     # This file and the last lines of the log.
     if not why and (late := storing.store()[1]):
         head.write(END, {**content, "push_error": late})
+
+
+def _write_end(content: dict[str, object], head: HeadFolder) -> None:
+    """Write the job's end; no SIGTERM writes it again."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    head.write(END, content)
 
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:

@@ -176,7 +176,8 @@ def choose_copy_limit(code: int, fate: str) -> float:
     """Return how many seconds an ended attempt waits for its last checkpoint's copies. Pure.
 
     Slurm kills this process 30 s after it has lost a node, and a copy to that node may hang for longer: the
-    job's end must be written before. Training that has finished needs no copies.
+    job's end must be written before. Only ranks that were told to stop get the full time: after a failure, a
+    node may be lost without Slurm knowing yet, and finished training needs no copies.
     """
     return _COPY_S if code == STOPPED and not fate else _HURRIED_COPY_S
 

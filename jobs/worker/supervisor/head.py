@@ -21,7 +21,7 @@ _RESULT_TRIES = 3
 _RESERVED = 4096
 SSH = ("ssh", "-o", "ConnectTimeout=10")
 # Checkpoints are excluded: they are copied when they are written.
-_RESULTS = ("--exclude=output/checkpoints", "--exclude=output/model/checkpoint-*", "output")
+_RESULTS = ("--exclude=output/checkpoints/step-*", "--exclude=output/model/checkpoint-*", "output")
 
 
 @dataclass

@@ -160,13 +160,13 @@ def prepare(
     """
     here = job.nodes[0]
     asked = dict.fromkeys((*job.nodes, *(launch.pinning if launch.again else ())))
-    for _ in range(_TRIES if launch.again and job.attempt > 1 else 1):
+    for tried in range(_TRIES if launch.again and job.attempt > 1 else 1):
+        time.sleep(_PAUSE_S if tried else 0)
         states = ask_nodes(launch.folder, asked, here)
         newest = max((state.newest for state in states.values()), default=-1)
         # A silent node may have the only checkpoint.
         if newest >= 0 or len(states) == len(asked):
             break
-        time.sleep(_PAUSE_S)
     lacking = [name for name, state in states.items() if not state.has_files]
     for name in send_files(launch.folder, lacking):
         announce(event="note", text=f"warning: {name} does not take the job's files")

@@ -44,7 +44,7 @@ def global_batches(
 
     The ranks' batches of a step are dealt from samples of similar length, so that no rank waits long
     for another. If the samples don't divide evenly, the first ones come twice. Neighbors by length are
-    spread over at least so many batches, if there are as many.
+    spread over at least so many batches, if there are as many. An incomplete batch has random lengths.
     """
     random = np.random.default_rng(seed)
     order = np.resize(random.permutation(len(lengths)), _share(len(lengths), ranks) * ranks)

@@ -131,7 +131,9 @@ def test_a_killed_program_is_reported_with_its_signal(node: Path, number: int) -
     said = parse_event(done.stdout)
     assert said is not None
     assert (done.returncode, said["message"]) == (128 + number, f"sh was ended by signal {number}")
-    assert ("destroy_process_group() last" in (said["hint"] or "")) == (number == signal.SIGABRT)
+    assert ("destroy_process_group() at the end" in (said["hint"] or "")) == (
+        number == signal.SIGABRT
+    )
 
 
 def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> None:

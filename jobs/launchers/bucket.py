@@ -19,13 +19,14 @@ from jobs.launchers.files import move_results
 from jobs.launchers.launcher import NAME, RUNNING, JobEnd, JobSummary, parse_end
 from jobs.launchers.plan import RECORD
 from jobs.launchers.record import JobRecord, complete_record
+from jobs.worker.runtime.output import STATE_FILES
 from jobs.worker.storage.restore import newest
 from jobs.worker.supervisor.launch import BEGIN, CHECKPOINTS, END
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-_OUTPUT, _MODEL_STATE = "output/", "output/model/checkpoint-"
+_OUTPUT = "output/"
 
 
 def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, dict[str, int]]:
@@ -142,7 +143,7 @@ def _download(
 def _local_name(name: str) -> str:
     """Return a file's name in the results folder; "" for one that stays in S3."""
     is_safe = not {"", ".", ".."} & {*name.split("/")} and "\0" not in name
-    is_state = name.startswith((f"{CHECKPOINTS}/step-", _MODEL_STATE)) or name.endswith(".keep")
+    is_state = STATE_FILES.match(name) or name.endswith(".keep")
     if not is_safe or is_state or name == BEGIN:
         return ""
     if name in (RECORD, END) or ("/" not in name and name.startswith("log")):

@@ -20,6 +20,7 @@ from infra.words import format_size
 from jobs import worker
 from jobs.launchers.plan import RECORD, JobPaths
 from jobs.launchers.record import complete_record
+from jobs.worker.runtime.output import WITHOUT_STATE
 from provision.host import Host
 from provision.install import VENV
 
@@ -61,8 +62,8 @@ tail -n +2 ~/hosts | sed 's/^/logs /'
 # Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job. Code 1 means that
 # a file changed while it was read: the job is still running.
 _SEND = """# sending the results
-cd {root} && {{ tar --exclude='output/checkpoints/step-*' --exclude='output/model/checkpoint-*' \
---exclude=.keep -cf - $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
+cd {root} && {{ tar {without} --exclude=.keep \
+-cf - $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
 _SEND_FROM_WORKER = {
     "logs": "cd {root} && {{ tar -cf - $(ls -d output/logs output/metrics 2>/dev/null) || [ $? = 1 ]; }}",
     "output": "cd {output} && set -o pipefail && find . -type f ! -name .keep -print0 | "
@@ -234,7 +235,8 @@ def _fetch(
     names |= {"begin": paths.begin, "end": paths.end, "job": paths.job_id}
     rows = head.run(_COLLECT.format(**names)).stdout.splitlines()
     asked = [tuple(row.split()) for row in rows if row.count(" ") == 1]
-    unpack_results(head.download(_SEND.format(**names)), target, paths.job_id, note)
+    send = _SEND.format(**names, without=shlex.join(WITHOUT_STATE))
+    unpack_results(head.download(send), target, paths.job_id, note)
 
     def fetch_from(what: str, node: str) -> str:
         """Fetch a worker's output; a worker that is gone must not cost the others' files."""

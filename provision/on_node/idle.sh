@@ -87,14 +87,14 @@ fi
 idle_for "$state/last-busy" || exit 0
 # Another node may be in use without the head.
 [ -z "$(others "find $state/last-busy -newermt '-$idle_timeout seconds'")" ] || exit 0
-if in_session || in_job; then exit 0; fi
 # As at the deadline, the grace period is for what is only on the nodes: keeper.py.
 held=$(asked=held sh "$state/keeper")
-if [ -n "$held" ]; then
+if in_session || in_job; then exit 0; fi
+if [ "$held" != nothing ]; then
     set -- $(sh "$state/expiry" show)
     idle_timeout=$((idle_timeout + ${3:-0}))
     if ! idle_for "$state/last-busy"; then
-        [ "$held" = all ] || others 'sudo systemctl poweroff'
+        [ "$held" != head ] || others 'sudo systemctl poweroff'
         exit 0
     fi
 fi

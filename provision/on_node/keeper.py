@@ -119,7 +119,7 @@ def main() -> None:
     expires, latest, grace = map(float, ends)
     keeper, now = Keeper(nodes[1:]), time.time()
     if "asked" in os.environ:  # by idle.sh
-        print(choose_held(gather(now, expires, latest, grace).jobs)[0])
+        print(choose_held(gather(now, expires, latest, grace).jobs)[0] or "nothing")
         return
     write_lost_ends()
     # What would be lost takes a look at every file, which must not cost a job its time.
@@ -153,8 +153,10 @@ def write_lost_ends() -> None:
                 text = json.dumps({**begin, "ended": time.time(), **end})
                 new = job / "end.json.new"
                 new.write_text(text)
-                # Fails if the job has written its end meanwhile.
-                os.link(new, job / "end.json")
+                try:
+                    os.link(new, job / "end.json")  # fails if the job has written its end meanwhile
+                finally:
+                    new.unlink()
 
 
 def _is_pending(job: Path) -> bool:

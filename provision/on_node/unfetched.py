@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WAITING, RUNNING = "waiting", "running"
-_STEP = re.compile(r"step-\d+")
+_STEP = re.compile(r"step-\d{6,}")
 _OTHER = ("logs", "metrics")
 
 
@@ -85,7 +85,7 @@ def _has_newer(folder: Path, since: float, without: tuple = ()) -> bool:  # type
         if where == str(folder):
             folders[:] = [name for name in folders if name not in without]
         if where == f"{folder}/checkpoints":
-            folders[:] = [name for name in folders if not name.startswith("step-")]
+            folders[:] = [name for name in folders if not _STEP.match(name)]
         for name in files:
             path = Path(where, name)
             if name != ".keep" and not path.is_symlink() and modified(path) > since:

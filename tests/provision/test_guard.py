@@ -185,6 +185,9 @@ def test_what_is_only_on_idle_nodes_keeps_them_for_the_grace_period(
     )
     used(quiet, ago_s=3700 + 1800)
     assert check_idle(quiet)[-1] == OFF
+    used(quiet, ago_s=3700)
+    (state / "keeper").write_text("echo nothing\n")
+    assert check_idle(quiet)[-1] == OFF
 
 
 def test_a_worker_that_has_become_the_head_was_not_idle(quiet: Machine) -> None:

@@ -24,6 +24,7 @@ from jobs.launchers.kubernetes.manifests import (
 from jobs.launchers.kubernetes.preflight import MANY, find_missing_rights
 from jobs.launchers.kubernetes.request import CLAIM_PATH
 from jobs.launchers.kubernetes.resources import PodView, claims_of, core_path, dig, parse_pod
+from jobs.worker.runtime.output import WITHOUT_STATE
 
 if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi
@@ -40,8 +41,7 @@ _RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get po
 # file changed while it was read: the job is still running.
 _TAR = (
     *("sh", "-c", 'tar "$@" || test $? -eq 1', "tar"),
-    "--exclude=output/checkpoints/step-*",
-    "--exclude=output/model/checkpoint-*",
+    *WITHOUT_STATE,
 )
 
 

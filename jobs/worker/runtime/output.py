@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,13 @@ from typing import NamedTuple
 from .errors import TrainingError
 
 CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results.json"
+STATE_FILES = re.compile(rf"output/({CHECKPOINTS}/step-\d{{6}}|model/checkpoint-)")
+"""Matches the beginnings of the names, in a job's folder, of files that only a resumed job needs."""
+WITHOUT_STATE = (
+    f"--exclude=output/{CHECKPOINTS}/step-%s*" % ("[0-9]" * 6),
+    "--exclude=output/model/checkpoint-*",
+)
+"""The same for ``tar``."""
 GATHERED = "gathered"
 """A marker in a job's folder on the head: it has the workers' output."""
 FLUSH_SECONDS = 5.0

@@ -24,7 +24,7 @@ from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from ..runtime.errors import WorkerError, first_line
-from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS, new_file
+from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS, STATE_FILES, new_file
 from .client import S3Url, connect
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Push:
         self.store(mark)
         names = self.list(f"{place}/")
         older = sorted({name.split("/")[2] for name in names} - {newest}, key=_number)
-        older = [step for step in older if _number(step) < _number(newest)][:-1]
+        older = [step for step in older if 0 <= _number(step) < _number(newest)][:-1]
         self._delete([name for name in names if name.split("/")[2] in older])
 
     def everything(self) -> dict[str, Any]:
@@ -220,9 +220,8 @@ def _walk(path: Path) -> Iterator[Path]:
 
 def _is_result(name: str) -> bool:
     """Return whether `fetch` would bring a file too."""
-    is_checkpoint = name.startswith((f"output/{CHECKPOINTS}/step-", "output/model/checkpoint-"))
     is_partial = name.endswith((".partial", "/.keep"))
-    return not (is_checkpoint or is_partial)
+    return not (STATE_FILES.match(name) or is_partial)
 
 
 def _number(step: str) -> int:

@@ -13,9 +13,18 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ..runtime.process import STOPPED
-from .attempt import Attempt, choose_copy_limit, conclude, describe, describe_dead, find_cause
+from .attempt import (
+    SUCCEEDED,
+    Attempt,
+    choose_copy_limit,
+    conclude,
+    describe,
+    describe_dead,
+    find_cause,
+)
 from .commands import REQUEUED, SlurmJob
 from .deadline import DeadlineWatch
 from .head import HeadFolder
@@ -51,7 +60,7 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     if end := head.read(END):
         announce(event="note", text="the job had ended before Slurm lost one of its nodes")
         head.remove(SECRETS)
-        _store(end, attempt, head)
+        _store({**end, "push_error": None}, attempt, head)
         return 0
     launch, job, size = attempt.launch, attempt.job, attempt.watch.offset
     # A background shell ignores it, and the ranks would inherit that.
@@ -97,21 +106,26 @@ def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, obje
         return code
     end = end or conclude(code, attempt, last=True) or {}
     content, launch = {**began, "ended": time.time(), **end}, attempt.launch
-    head.send_results()
+    succeeded = content["state"] == SUCCEEDED
+    if succeeded:
+        head.send_results()  # while Slurm may still start the job again
     attempt.job.keep_from_requeueing()
     # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
     signal.signal(signal.SIGTERM, lambda *_: _write_end(content, head))
     if content["state"] == CANCELLED or attempt.job.fate():
         _write_end(content, head)
+    if not succeeded:
+        head.send_results()
     send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
     head.remove(SECRETS)
     _store(content, attempt, head)
     return code
 
 
-def _store(content: dict[str, object], attempt: Attempt, head: HeadFolder) -> None:
+def _store(content: dict[str, Any], attempt: Attempt, head: HeadFolder) -> None:
     """Write the job's end on the head, after its results are in its bucket, if it has one."""
-    storing = Storing(attempt.launch, head, attempt.job.nodes)
+    nodes = content.get("nodes") or attempt.job.nodes
+    storing = Storing(attempt.launch, head, nodes)
     why = storing.finish()
     storing.run_command(content["state"])
     head.finish(results=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..runtime.output import WITHOUT_STATE
 from .commands import ask, succeeds
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
@@ -21,7 +22,7 @@ _RESULT_TRIES = 3
 _RESERVED = 4096
 SSH = ("ssh", "-o", "ConnectTimeout=10")
 # Checkpoints are excluded: they are copied when they are written.
-_RESULTS = ("--exclude=output/checkpoints/step-*", "--exclude=output/model/checkpoint-*", "output")
+_RESULTS = (*WITHOUT_STATE, "output")
 
 
 @dataclass

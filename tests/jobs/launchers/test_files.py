@@ -284,11 +284,13 @@ def test_every_ranks_files_are_fetched_without_checkpoints(
 def test_a_folder_of_the_users_own_named_checkpoints_is_fetched(
     head: ThisMachine, paths: JobPaths, tmp_path: Path
 ) -> None:
-    write(f"{paths.output}/checkpoints/best.pt")
+    names = ["checkpoints/best.pt", "checkpoints/step-500/weights.pt"]
+    for name in names:
+        write(f"{paths.output}/{name}")
 
     fetch(head, paths, tmp_path / "results", print)
 
-    assert files_in(tmp_path / "results") == ["checkpoints/best.pt", "log"]
+    assert files_in(tmp_path / "results") == [*names, "log"]
 
 
 def test_what_is_fetched_of_a_running_job_does_not_count(head: ThisMachine, tmp_path: Path) -> None:

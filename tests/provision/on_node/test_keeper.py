@@ -167,7 +167,7 @@ def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> Non
 def test_a_folder_of_the_users_own_named_checkpoints_would_be_lost(jobs: Path) -> None:
     make(jobs, "run-1", "end.json", "output/checkpoints/step-000001/state")
     assert gather()["run-1"].loss == ""
-    make(jobs, "run-1", "output/checkpoints/best.pt")
+    make(jobs, "run-1", "output/checkpoints/step-500/weights.pt")
     assert gather()["run-1"].loss == "results"
 
 

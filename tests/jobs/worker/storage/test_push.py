@@ -114,6 +114,17 @@ def test_checkpoint_is_complete_last_and_the_one_before_stays(
     assert puts == ["state.pt", push.LAST] * 3
 
 
+def test_users_own_checkpoints_are_stored_and_stay(job: Path, bucket: Any) -> None:
+    own = job / "output/checkpoints/best.pt"
+    own.parent.mkdir()
+    own.write_text("best")
+    assert run("all", job) == 0
+    for step in (5, 50, 500):
+        save_checkpoint(job, step)
+        assert run("checkpoint", job) == 0
+    assert "output/checkpoints/best.pt" in names(bucket)
+
+
 def test_unfinished_job_is_stored_with_its_checkpoint(job: Path, bucket: Any) -> None:
     (job / "output/results.json").unlink()
     save_checkpoint(job, 7)

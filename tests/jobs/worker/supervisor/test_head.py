@@ -124,7 +124,7 @@ def test_a_head_that_answers_late_gets_the_whole_log(head: ThisMachine, worker: 
 
 
 def test_results_arrive_without_checkpoints(head: ThisMachine, worker: Path) -> None:
-    names = ("results.json", "model/w", "model/checkpoint-5/w", "checkpoints/step-1/w")
+    names = ("results.json", "model/w", "model/checkpoint-5/w", "checkpoints/step-000001/w")
     for name in names:
         (worker / "output" / name).parent.mkdir(parents=True, exist_ok=True)
         (worker / "output" / name).write_text(name)

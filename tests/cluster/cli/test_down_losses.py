@@ -209,7 +209,7 @@ def test_the_script_finds_what_was_never_fetched(head: Path) -> None:
     make_job(head, "run-1", "output/rank-0.json")
     model = "output/model/config.json"
     make_job(head, "squad-1", "job.json", model, "output/results.json")
-    make_job(head, "squad-2", "job.json", "output/checkpoints/step-7/state")
+    make_job(head, "squad-2", "job.json", "output/checkpoints/step-000007/state")
 
     assert find(head) == ["results run-1", "model squad-1", "checkpoint squad-2"]
 
@@ -236,7 +236,7 @@ def test_the_workers_may_have_written_what_the_head_does_not_have(head: Path) ->
 
 
 def test_the_checkpoint_of_an_unfinished_job_is_never_fetched(head: Path) -> None:
-    job = make_job(head, "squad-1", "job.json", "output/checkpoints/step-7/state")
+    job = make_job(head, "squad-1", "job.json", "output/checkpoints/step-000007/state")
     (job / "fetched").touch()
     assert find(head) == ["checkpoint squad-1"]
 

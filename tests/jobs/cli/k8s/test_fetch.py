@@ -42,12 +42,12 @@ def volume(server: KubernetesServer, tmp_path: Path) -> Path:
     finished(server, stamped(["the log"]))
     server.volume = tmp_path / "volume"
     output = server.volume / "jobs" / "bert" / "output"
-    for name in ("model", "metrics", "checkpoints/step-1"):
+    for name in ("model", "metrics", "checkpoints/step-000001"):
         (output / name).mkdir(parents=True)
     (output / "results.json").write_text(json.dumps(RESULT))
     (output / "model" / "weights").write_bytes(random.Random(1).randbytes(3_000_000))
     (output / "metrics" / "rank-0.jsonl").write_text("")
-    (output / "checkpoints" / "step-1" / "state").write_text("large")
+    (output / "checkpoints" / "step-000001" / "state").write_text("large")
 
     start_readers(server, phase="Running")
     return output

@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Two processes: one runs all tests that wait for containers, the other everything else.
-# After a lost cluster, dozens of tests would each wait for it.
+# If one test breaks the cluster that they share, dozens of others would wait for it in vain.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations=20 --maxfail=10
 export PIP_NO_INPUT = 1
 

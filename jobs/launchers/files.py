@@ -62,8 +62,8 @@ tail -n +2 ~/hosts | sed 's/^/logs /'
 # Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job. Code 1 means that
 # a file changed while it was read: the job is still running.
 _SEND = """# sending the results
-cd {root} && {{ tar {without} --exclude=.keep \
--cf - $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
+cd {root} && {{ tar {without} --exclude=.keep -cf - \
+  $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
 _SEND_FROM_WORKER = {
     "logs": "cd {root} && {{ tar -cf - $(ls -d output/logs output/metrics 2>/dev/null) || [ $? = 1 ]; }}",
     "output": "cd {output} && set -o pipefail && find . -type f ! -name .keep -print0 | "

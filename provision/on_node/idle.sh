@@ -88,7 +88,7 @@ idle_for "$state/last-busy" || exit 0
 # Another node may be in use without the head.
 [ -z "$(others "find $state/last-busy -newermt '-$idle_timeout seconds'")" ] || exit 0
 # As at the deadline, the grace period is for what is only on the nodes: keeper.py.
-held=$(asked=held sh "$state/keeper")
+held=$(SPR_KEEPER=held sh "$state/keeper")
 if in_session || in_job; then exit 0; fi
 if [ "$held" != nothing ]; then
     set -- $(sh "$state/expiry" show)

@@ -30,7 +30,7 @@ _PUSH_LIMIT_S = 1800
 _SUBMITTED_S = 600
 _PYTHON = "/opt/spr-cluster/venv/bin/python"  # as in provision/install.py
 HEAD, ALL = "head", "all"
-_ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")
+_ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")  # as in cluster/slurm/configuration.py
 _ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 _NULL = subprocess.DEVNULL
 
@@ -118,7 +118,7 @@ def main() -> None:
         return
     expires, latest, grace = map(float, ends)
     keeper, now = Keeper(nodes[1:]), time.time()
-    if "asked" in os.environ:  # by idle.sh
+    if os.environ.get("SPR_KEEPER") == "held":  # idle.sh asks, and decides
         print(choose_held(gather(now, expires, latest, grace).jobs)[0] or "nothing")
         return
     write_lost_ends()
@@ -187,7 +187,8 @@ def gather(now: float, expires: float, latest: float, grace: float) -> Facts:
 
 
 def _may_run(job: Path) -> bool:
-    has_ended = any((job / name).exists() for name in ("end.json", "cancelled"))
+    """Whether a job was submitted and has no end."""
+    has_ended = any((job / name).exists() for name in ("cancelled", "end.json"))
     return (job / "run.sh").exists() and not has_ended
 
 

@@ -98,7 +98,7 @@ def model(results: Path) -> bytes:
     return (results / "model" / "model.safetensors").read_bytes()
 
 
-# Wait until node1 takes a checkpoint, which then never ends.
+# Makes the next copy of a checkpoint to node1 hang, and waits until it does.
 _HANG_AMID_A_COPY = """printf '#!/bin/sh\\nexec sleep 999\\n' | sudo tee /usr/local/bin/tar >/dev/null
 sudo chmod 755 /usr/local/bin/tar
 for i in $(seq 100); do pgrep -fx 'sleep 999' && exit; sleep 0.1; done; exit 1"""

@@ -175,7 +175,7 @@ def test_what_is_only_on_idle_nodes_keeps_them_for_the_grace_period(
     quiet: Machine, held: str, *, told: bool
 ) -> None:
     state = quiet.path("/run/spr-cluster")
-    (state / "keeper").write_text(f'[ "$asked" = held ] && echo {held}\n')
+    (state / "keeper").write_text(f'[ "$SPR_KEEPER" = held ] && echo {held}\n')
     (state / "expiry").write_text("echo 2000000000 2000000000 1800\n")
 
     calls = check_idle(quiet)

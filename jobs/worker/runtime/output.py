@@ -29,7 +29,7 @@ CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results
 STATE_FILES = re.compile(rf"output/({CHECKPOINTS}/step-\d{{6}}|model/checkpoint-)")
 """Matches the beginnings of the names, in a job's folder, of files that only a resumed job needs."""
 WITHOUT_STATE = (
-    f"--exclude=output/{CHECKPOINTS}/step-%s*" % ("[0-9]" * 6),
+    f"--exclude=output/{CHECKPOINTS}/step-{'[0-9]' * 6}*",
     "--exclude=output/model/checkpoint-*",
 )
 """The same for ``tar``."""

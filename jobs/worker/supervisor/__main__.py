@@ -60,7 +60,7 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     if end := head.read(END):
         announce(event="note", text="the job had ended before Slurm lost one of its nodes")
         head.remove(SECRETS)
-        _store({**end, "push_error": None}, attempt, head)
+        _store(end, attempt, head)
         return 0
     launch, job, size = attempt.launch, attempt.job, attempt.watch.offset
     # A background shell ignores it, and the ranks would inherit that.
@@ -130,7 +130,7 @@ def _store(content: dict[str, Any], attempt: Attempt, head: HeadFolder) -> None:
     storing.run_command(content["state"])
     head.finish(results=False)
     # Last and on the head: others wait for this file.
-    _write_end({**content, **({"push_error": why} if why else {})}, head)
+    _write_end({**content, "push_error": why or None}, head)
     # This file and the last lines of the log.
     if not why and (late := storing.store()[1]):
         head.write(END, {**content, "push_error": late})

@@ -2,6 +2,7 @@
 
     SprError                    exit code 1: a failure outside our control
     ├── UsageError              exit code 2: usage error; nothing changed
+    │   └── MissingExtraError   an optional Python package is not installed
     ├── CloudError              a call to AWS or the embedded cloud failed
     │   └── NoCapacityError     EC2 refused every purchase offer
     ├── DeadlineError           a wait timed out
@@ -39,6 +40,14 @@ class UsageError(SprError):
     """The request is invalid; nothing changed."""
 
     exit_code = 2
+
+
+class MissingExtraError(UsageError):
+    """An optional Python package is not installed; ``extra`` of pyproject.toml installs it."""
+
+    def __init__(self, message: str, extra: str) -> None:
+        install = f"install 'spr-cluster[{extra}]'"
+        super().__init__(message, hint=f"pip {install}; with pipx: pipx runpip spr-cluster {install}")
 
 
 class CloudError(SprError):

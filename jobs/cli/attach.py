@@ -26,7 +26,7 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.cli.shared.job_display import JobDisplay, render_end
 from jobs.cli.shared.when_done import add_end_options, with_ends
-from jobs.launchers.kubernetes.api import KubernetesError
+from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.launcher import JobEnd, JobSummary, Launcher, choose_active, choose_several
 from jobs.launchers.queue.history import list_jobs

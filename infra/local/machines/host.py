@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from infra.errors import UsageError
+from infra.errors import MissingExtraError, UsageError
 from infra.files import read_text
 from infra.local.machines.podman import Mount
 
@@ -69,10 +69,7 @@ def check_prerequisites(
             hint=f"apt-get install --no-install-recommends {' '.join(packages)}",
         )
     if not (has_module("moto") and has_module("flask")):
-        raise UsageError(
-            "the embedded cloud needs moto, which answers as EC2",
-            hint="in spr-cluster's checkout: pip install '.[local]'",
-        )
+        raise MissingExtraError("the embedded cloud needs moto, which answers as EC2", "local")
 
 
 # Addresses

@@ -24,7 +24,7 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.cli.shared.job_display import render_end
 from jobs.cli.shared.job_options import add_tasks
-from jobs.launchers.kubernetes.api import ConflictError
+from jobs.launchers.kubernetes.errors import ConflictError
 from jobs.launchers.kubernetes.jobs import refuse, require_kinds
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.kubernetes.manifests import Manifest, Rendered

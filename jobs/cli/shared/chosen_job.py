@@ -30,11 +30,12 @@ from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
 from infra.cost.prices import Prices
 from infra.ec2.inventory import describe_inventory
-from infra.errors import UsageError
+from infra.errors import MissingExtraError, UsageError
 from infra.files import parse_as, read_text
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
 from jobs.cli.shared.when_done import keep_nodes, require_limit
+from jobs.launchers.kubernetes.launcher import KubernetesLauncher, SubmittedJob
 from jobs.launchers.launcher import NAME, Launcher
 from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
     from jobs.launchers.kubernetes.api import KubernetesApi
-    from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 
 _ONLY_ACTIVE = "(default: the only queued or running job)"
 
@@ -194,14 +194,10 @@ def _read_note(job: str) -> KubernetesAccess | None:
 
 def open_kubernetes(access: KubernetesAccess, args: argparse.Namespace) -> KubernetesLauncher:
     """Return the launcher for a place."""
-    module = import_module("jobs.launchers.kubernetes.launcher")
     known = None
     if args.job and access.claim and access.image:
-        known = module.SubmittedJob(args.job, access.claim, access.image, access.pull_secret)
-    found: KubernetesLauncher = module.KubernetesLauncher(
-        open_api(access), access_flags(args).strip(), known
-    )
-    return found
+        known = SubmittedJob(args.job, access.claim, access.image, access.pull_secret)
+    return KubernetesLauncher(open_api(access), access_flags(args).strip(), known)
 
 
 def open_api(access: KubernetesAccess | argparse.Namespace) -> KubernetesApi:
@@ -213,10 +209,7 @@ def open_api(access: KubernetesAccess | argparse.Namespace) -> KubernetesApi:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("kubernetes", "websocket"):
             raise
-        raise UsageError(
-            "the Python package kubernetes is not installed",
-            hint="in spr-cluster's checkout: pip install '.[k8s]'",
-        ) from error
+        raise MissingExtraError("the Python package kubernetes is not installed", "k8s") from error
     return found
 
 

@@ -1,4 +1,7 @@
-"""A Kubernetes cluster's API through the official client; every request passes through :meth:`_open`."""
+"""A Kubernetes cluster's API through the official client; every request passes through :meth:`_open`.
+
+The only module that needs the extra `[k8s]`: ``chosen_job.open_api`` imports it.
+"""
 
 from __future__ import annotations
 
@@ -29,34 +32,16 @@ from kubernetes.stream.ws_client import (
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from websocket import ABNF, WebSocket, WebSocketException
 
-from infra.errors import SprError, UsageError
+from infra.errors import UsageError
 from infra.wait import Clock, SystemClock
+from jobs.launchers.kubernetes.errors import (
+    BY_STATUS,
+    ForbiddenError,
+    KubernetesError,
+    NotFoundError,
+)
 from jobs.launchers.kubernetes.manifests import Manifest
 from jobs.launchers.kubernetes.resources import dig_list
-
-
-class KubernetesError(SprError):
-    """A call to the cluster failed. ``status`` is the HTTP status; 0 means that there was no answer."""
-
-    def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-
-
-class ForbiddenError(KubernetesError):
-    """Status 403: the user's role does not allow the call, or a quota is used up."""
-
-
-class NotFoundError(KubernetesError):
-    """Status 404: there is no such object, or no such type of object."""
-
-
-class ConflictError(KubernetesError):
-    """Status 409: an object with this name exists."""
-
-
-BY_STATUS = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}
-
 
 _SILENCE_S = 60.0
 

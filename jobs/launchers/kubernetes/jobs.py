@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from infra.errors import DeadlineError, JobError, UsageError
 from infra.wait import wait_until
 from infra.words import counted
-from jobs.launchers.kubernetes.api import ForbiddenError
+from jobs.launchers.kubernetes.errors import ForbiddenError
 from jobs.launchers.kubernetes.manifests import Manifest
 from jobs.launchers.kubernetes.pod_log import PodLog
 from jobs.launchers.kubernetes.request import JOB_KINDS, TRAIN_JOB, JobKind

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from infra.errors import SprError, UsageError
 from infra.words import counted
 from jobs.launchers.kubernetes import jobs
-from jobs.launchers.kubernetes.api import KubernetesError
+from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.jobs import describe_record, exit_code, find_times
 from jobs.launchers.kubernetes.pod_log import read_log
 from jobs.launchers.kubernetes.resources import JobView, PodView

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from infra.words import counted
-from jobs.launchers.kubernetes.api import KubernetesError, NotFoundError
+from jobs.launchers.kubernetes.errors import KubernetesError, NotFoundError
 from jobs.launchers.kubernetes.resources import (
     PodView,
     as_int,

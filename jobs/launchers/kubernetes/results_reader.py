@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from infra.errors import DeadlineError, JobError, UsageError
 from infra.wait import wait_until
 from jobs.launchers.files import unpack_results
-from jobs.launchers.kubernetes.api import KubernetesError
+from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.jobs import explain_pod, find_warnings, refuse
 from jobs.launchers.kubernetes.manifests import (
     CONTAINER_SECURITY,

@@ -12,7 +12,8 @@ from pathlib import Path
 import yaml
 
 from infra.wait import SystemClock, wait_until
-from jobs.launchers.kubernetes.api import KubernetesApi, KubernetesError, connect
+from jobs.launchers.kubernetes.api import KubernetesApi, connect
+from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.manifests import Manifest
 from tests.jobs.worker.training.test_run import free_port
 

@@ -10,7 +10,8 @@ from threading import Event
 
 from kubernetes.client import CustomObjectsApi
 
-from jobs.launchers.kubernetes.api import KubernetesApi, KubernetesError
+from jobs.launchers.kubernetes.api import KubernetesApi
+from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.manifests import Manifest
 from jobs.launchers.kubernetes.resources import core_path
 

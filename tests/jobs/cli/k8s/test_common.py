@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +93,3 @@ def test_a_credentials_plugin_that_fails_is_named(
     assert result.code == 2
     assert "context lab: its credentials plugin failed: " in result.err
     assert "token expired" in result.err
-
-
-def test_without_the_client_library_it_says_how_to_install_it(
-    k8s: K8s, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("jobs.launchers.kubernetes.api")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    result = k8s("jobs")
-
-    assert result.code == 2
-    assert (
-        "the Python package kubernetes is not installed\n  → in spr-cluster's checkout: pip install '.[k8s]'"
-        in result.err
-    )

@@ -21,6 +21,7 @@ from ..runtime.output import Metrics, StepFigures
 from ..runtime.process import STOPPED, listen
 from ..runtime.ranks import Ranks
 from ..runtime.steps import Pace, StepReporter
+from .own_checkpoints import NodeCheckpoints
 from .own_model import FastLayers, OwnReplica, joined_ranks, say
 
 OUTPUT = "SPR_OUTPUT"
@@ -38,6 +39,7 @@ def speed_up_trainer(trainer: Any, bf16: bool) -> Any:
         say(ranks, _compile(trainer, ranks, bf16))
         if ranks.size > 1:
             _average_quickly(trainer.accelerator, ranks, bf16)
+            trainer.add_callback(NodeCheckpoints(trainer, ranks))
         _trim_training(trainer)
     if OUTPUT in os.environ:
         trainer.add_callback(StepReports(trainer, ranks, "bf16" if bf16 else "fp32"))

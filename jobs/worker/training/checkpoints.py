@@ -2,7 +2,7 @@
 
 checkpoints/step-000123/
     state.pt         weights, the optimizer's state, every rank's random state
-    checkpoint.json  :class:`Checkpoint`
+    checkpoint.json  :class:`Checkpoint`, and a digest of both files
 
 A folder is written under a temporary name, synced to the disk, and then renamed, so that every checkpoint
 is complete. Only rank 0 has them: ranks on a replacement machine get everything from rank 0.
@@ -10,6 +10,7 @@ is complete. Only rank 0 has them: ranks on a replacement machine get everything
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -139,13 +140,22 @@ def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any
             "identity": checkpoint.identity._asdict(),
             "progress": asdict(checkpoint.progress),
         }
-        json.dump(content, text, indent=1)
+        json.dump({**content, "digest": _digest(partial, content)}, text, indent=1)
         text.flush()
         _to_disk(text.fileno())
     _folder_to_disk(partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     _folder_to_disk(target.parent)
+
+
+def _digest(folder: Path, content: Mapping[str, Any]) -> str:
+    """Return a digest of a checkpoint's tensors and ``content``: torch finds no changed byte."""
+    found = hashlib.sha256(json.dumps(content).encode())
+    with (folder / "state.pt").open("rb") as file:
+        while part := file.read(2**20):
+            found.update(part)
+    return found.hexdigest()
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, Any]:
@@ -189,10 +199,31 @@ def prune(output: Path, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def newest_undamaged(output: Path, note: Callable[[str], object]) -> tuple[Path, Checkpoint] | None:
+    """Return the newest checkpoint that can be read, after removing damaged ones newer than it.
+
+    Raises :class:`CheckpointError` if all are damaged.
+    """
+    found = list_checkpoints(output)
+    for folder in reversed(found):
+        try:
+            return folder, read_checkpoint(folder)
+        except CheckpointError as error:
+            if folder == found[0]:
+                raise
+            note(f"warning: {error.message}; it is removed, and the one before it is used")
+            shutil.rmtree(folder.rename(_partial_path(folder)), ignore_errors=True)
+    return None
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return a checkpoint's description. Raises :class:`CheckpointError`."""
+    """Return a checkpoint's description. Raises :class:`CheckpointError`, also for damaged tensors."""
     try:
         content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        digest = content.pop("digest", None)  # of earlier versions: none
+        parts = content.keys() == {"identity", "progress"}
+        if not parts or digest not in (None, _digest(folder, content)):
+            raise ValueError("its files have changed since it was written")
         identity = RunIdentity(**{"ground": {}, **content["identity"]})
         identity = identity._replace(options={**identity.options}, ground={**identity.ground})
         return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))

@@ -27,10 +27,9 @@ from .checkpoints import (
     Checkpoint,
     CheckpointTimer,
     identify,
-    list_checkpoints,
     load_state,
+    newest_undamaged,
     prune,
-    read_checkpoint,
     require_same,
     save_checkpoint,
 )
@@ -131,9 +130,8 @@ def _note_fewer_ranks(context: TrainContext) -> None:
 def _resume(loop: Loop) -> None:
     """Load rank 0's newest checkpoint; without one, training starts over."""
     context, ranks = loop.context, loop.context.ranks
-    found = list_checkpoints(context.output) if ranks.first else []
-    newest = found[-1] if found else None
-    saved = read_checkpoint(newest) if newest else None
+    found = newest_undamaged(context.output, context.events.note) if ranks.first else None
+    newest, saved = found or (None, None)
     defaults = type(context.options)()
     changes = require_same(saved.identity, loop.checkpoint.identity, defaults) if saved else []
     saved = ranks.share(saved)

@@ -128,10 +128,15 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_ranks(
-    node: Path, *program: str, mark: str = "0a", size: int = 2
+    node: Path, *program: str, mark: str = "0a", size: int = 2, local: int = 2
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program as the ranks of a job, as mpirun does on nodes without anything else of ours."""
-    (node / "work").mkdir(exist_ok=True)
+    """Run a program as the ranks of a job, as mpirun does on nodes without anything else of ours.
+
+    With fewer ``local`` ranks, ``node`` has a folder for each node: ``0``, ``1``, ….
+    """
+    folders = [node / str(rank // local) if local < size else node for rank in range(size)]
+    for each in folders:
+        (each / "work").mkdir(exist_ok=True, parents=True)
     environ = {
         "PATH": os.environ["PATH"],
         "HOME": str(node),
@@ -143,19 +148,19 @@ def run_ranks(
         "HF_HUB_OFFLINE": "1",
         MARK: mark,
         "PMI_SIZE": str(size),
-        "MPI_LOCALNRANKS": str(size),
+        "MPI_LOCALNRANKS": str(local),
     }
     command = [sys.executable, "-m", "worker.program", "--folder=work", "--output=output", "--"]
     ranks = [
         subprocess.Popen(
             [*command, sys.executable, *program],
-            cwd=node,
-            env={**environ, "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank)},
+            cwd=folder,
+            env={**environ, "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank % local)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(size)
+        for rank, folder in enumerate(folders)
     ]
     try:
         said = [rank.communicate(timeout=TIMEOUT) for rank in ranks]

@@ -26,6 +26,7 @@ from jobs.worker.training.checkpoints import (
     identify,
     list_checkpoints,
     load_state,
+    newest_undamaged,
     prune,
     read_checkpoint,
     require_same,
@@ -142,6 +143,7 @@ def test_options_that_a_checkpoint_does_not_know_had_their_defaults(tmp_path: Pa
     identity = {"world_size": 1, "dtype": "fp32", "features": NOTHING.digest(), "options": FIRST}
     content = {"identity": identity, "progress": PROGRESS}
     (tmp_path / "checkpoint.json").write_text(json.dumps(content))
+    (tmp_path / "state.pt").touch()
     saved = read_checkpoint(tmp_path)
     assert asdict(saved.progress)["step"] == 2
     options = SquadOptions().changed_by(argparse.Namespace(**FIRST))
@@ -200,3 +202,73 @@ def test_the_options_travel_to_the_ranks() -> None:
     assert SquadOptions.parse(options.to_argv()) == options
     with pytest.raises(ValueError, match="--keep-checkpoints 0 is out of range: 1 to 1000"):
         SquadOptions(keep_checkpoints=0)
+
+
+def saved_steps(folder: Path, *steps: int) -> State:
+    """Save a checkpoint after each step, and return the state of the last one."""
+    model = torch.nn.Linear(3, 3)
+    state = State(model, torch.optim.AdamW(model.parameters()))
+    for step in steps:
+        model(torch.ones(3)).sum().backward()
+        state.optimizer.step()
+        saved = Checkpoint(SAVED, TrainingProgress(step, curve=[(1, 1 / 3)]))
+        run_threaded(1, lambda rank, saved=saved: save_checkpoint(folder, saved, state, rank))
+    return state
+
+
+@pytest.mark.parametrize("name", ["state.pt", "checkpoint.json"])
+def test_a_changed_byte_anywhere_is_found(tmp_path: Path, name: str) -> None:
+    saved_steps(tmp_path, 2)
+    (folder,) = list_checkpoints(tmp_path)
+    assert read_checkpoint(folder).progress == TrainingProgress(2, curve=[(1, 1 / 3)])
+    content = (folder / name).read_bytes()
+    for place in range(0, len(content), max(1, len(content) // 400)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        (folder / name).write_bytes(changed)
+        if name == "state.pt" or json.loads(content) != loaded(changed):
+            with pytest.raises(CheckpointError, match="can't be read"):
+                read_checkpoint(folder)
+
+
+def loaded(content: bytes) -> object:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def damage(folder: Path, kind: str) -> None:
+    state = folder / "state.pt"
+    content = state.read_bytes()
+    if kind == "changed":
+        middle = len(content) // 2
+        state.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif kind == "truncated":
+        state.write_bytes(content[:-9])
+    else:
+        (folder / kind).unlink()
+
+
+@pytest.mark.parametrize("kind", ["changed", "truncated", "state.pt", "checkpoint.json"])
+def test_a_damaged_checkpoint_is_removed_and_the_one_before_it_is_used(
+    tmp_path: Path, kind: str
+) -> None:
+    saved_steps(tmp_path, 2, 4, 6)
+    second, third, fourth = list_checkpoints(tmp_path)
+    damage(third, kind)
+    damage(fourth, kind)
+    notes: list[str] = []
+
+    found = newest_undamaged(tmp_path, notes.append)
+
+    assert found
+    assert (found[0], found[1].progress.step) == (second, 2)
+    assert list_checkpoints(tmp_path) == [second], "pruning would keep the damaged one"
+    assert [f"step-{number:06d}" in note for number, note in zip((6, 4), notes, strict=True)]
+    assert all(note.endswith("; it is removed, and the one before it is used") for note in notes)
+    damage(second, kind)
+    with pytest.raises(CheckpointError, match="step-000002 can't be read"):
+        newest_undamaged(tmp_path, notes.append)
+    assert list_checkpoints(tmp_path) == [second]
+    assert newest_undamaged(tmp_path / "none", notes.append) is None

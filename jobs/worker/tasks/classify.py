@@ -127,8 +127,9 @@ class Classify(TableTask[ClassifyOptions]):
         return data
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ..training.model import load_model
+        from ..training.model import load_model, order_classes
 
+        self.classes = order_classes(self.options.model, self.classes)
         kind = "multi_label_classification" if self._several else "single_label_classification"
         settings = {**class_settings(self.classes), "problem_type": kind}
         texts = (text for record in data.train for text in record.texts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +24,8 @@ HEAD = "TokenClassification"
 UNLABELED = -100
 """The label that transformers' loss ignores: of special tokens and of a word's tokens after its first."""
 OUTSIDE = "O"
+_MARKS = {**{mark: mark for mark in "BIES"}, "L": "E", "U": "S"}
+"""Marks of IOB, IOBES, and BILOU, by their meaning in IOBES."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ class Tag(TableTask[TagOptions]):
         return data
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ..training.model import load_model
+        from ..training.model import load_model, order_classes
 
+        self.tags = order_classes(self.options.model, self.tags)
         texts = (record.text for record in data.train)
         return load_model(self.options, HEAD, texts, context.ranks, class_settings(self.tags))
 
@@ -110,12 +112,9 @@ class Tag(TableTask[TagOptions]):
             context, loaded, [[record.text for record in records]], records, offsets=True
         )
         numbers = {name: number for number, name in enumerate(self.tags)}
-        (tokens,) = samples.columns
         targets = []
-        for record, (begin, end) in zip(records, pairwise(tokens.bounds), strict=True):
-            ends = tokens.offsets[begin:end, 1]
-            word = words_of(record.words, ends)
-            first = np.diff(word, prepend=-1) > 0
+        for number, record in enumerate(records):
+            word, first = _words_of_tokens(samples, number, record)
             if not first[: samples.room].any():
                 raise DatasetError(f"{record.place}: has no words that the tokenizer knows")
             tags = np.array([numbers[tag] for tag in record.tags])
@@ -160,16 +159,19 @@ class Tag(TableTask[TagOptions]):
         found: list[list[str]] = [[] for _ in records]
         for chosen, predicted in parts:
             for number, row in zip(chosen, predicted, strict=True):
-                found[number] = self._words(records[number], samples[int(number)], row)
+                found[number] = self._tag_words(records[number], samples, int(number), row)
         save_json(context.output / "predictions.json", found)
         return score([record.tags for record in records], found)
 
-    def _words(self, record: Sentence, sample: TextSample, row: Any) -> list[str]:
+    def _tag_words(
+        self, record: Sentence, samples: TextSamples, number: int, row: Any
+    ) -> list[str]:
         """Return a tag for each word; words without a token or beyond the model's input get "outside"."""
-        front, target = sample.front, sample.target
-        first = (target != UNLABELED).nonzero()[0]
-        tags = [self.tags[row[front + place]] for place in first]
-        return tags + [OUTSIDE] * (len(record.words) - len(tags))
+        tags, front = [OUTSIDE] * len(record.words), samples[number].front
+        word, first = _words_of_tokens(samples, number, record)
+        for token in first[: samples.room].nonzero()[0]:
+            tags[word[token]] = self.tags[row[front + token]]
+        return tags
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -190,6 +192,20 @@ class Tag(TableTask[TagOptions]):
                 marked = [names[tags[n]] if n in tags else OUTSIDE for n in range(len(own))]
                 found.append({"words": own, "tags": marked})
         return found
+
+
+def _words_of_tokens(samples: TextSamples, number: int, record: Sentence) -> tuple[Any, Any]:
+    """Return the word index of each token of a sample, and whether the token is the word's first.
+
+    Some words have no token, such as a zero-width space.
+    """
+    import numpy as np
+
+    (tokens,) = samples.columns
+    word = words_of(
+        record.words, tokens.offsets[tokens.bounds[number] : tokens.bounds[number + 1], 1]
+    )
+    return word, np.diff(word, prepend=-1) > 0
 
 
 def words_of(words: Sequence[str], ends: Any) -> Any:
@@ -230,15 +246,18 @@ def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dic
 def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return the entities in tags such as B-PER and I-PER: type, first word, and the word after the last.
 
-    As in CoNLL's evaluation, an entity also begins at an I after another type or no entity.
+    As in CoNLL's evaluation and seqeval, an entity also begins at an I after another type or no entity. E
+    (or L) ends an entity, and S (or U) is one.
     """
-    found, begin, kind = list[tuple[str, int, int]](), 0, ""
+    found, begin, kind, last = list[tuple[str, int, int]](), 0, "", ""
     for place, tag in enumerate([*tags, OUTSIDE]):
         mark, dash, own = tag.partition("-")
-        inside = own if dash and mark in ("B", "I") else ""
-        if kind and (mark == "B" or inside != kind):
+        mark = _MARKS.get(mark, "") if dash else ""
+        inside = (own or "_") if mark else ""
+        if kind and (last in ("E", "S") or mark in ("B", "S") or inside != kind):
             found.append((kind, begin, place))
             kind = ""
         if inside and not kind:
             begin, kind = place, inside
+        last = mark
     return found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -105,6 +106,7 @@ def load_pretrained(
         raise ModelError(f"model {name}: no such folder")
     source = str(path) if path.is_dir() else name
     try:
+        plain = transformers.AutoConfig.from_pretrained(source)
         config = transformers.AutoConfig.from_pretrained(source, **settings)
         own = {} if keep_dropout else attention_dropouts(config)
         with nullcontext() if keep_dropout else without_attention_dropout(config):
@@ -128,8 +130,13 @@ def load_pretrained(
             ),
         ) from error
     _require_fitting(name, model, tokenizer)
+    if head != "CausalLM":
+        _set_padding(name, model, tokenizer)
     # Newer transformers keep the files' type: fp16 would be trained as fp16.
     new = {*found["missing_keys"], *(each[0] for each in found.get("mismatched_keys", ()))}
+    classes = [*settings.get("id2label", {}).values()]
+    if classes and class_names(plain, classes) != classes:
+        new |= _renew_head(model, len(classes), new)
     model = model if dtype else model.float()
     return Loaded(model, tokenizer, tuple(sorted(new)), own)
 
@@ -154,6 +161,55 @@ def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
         )
     taken = inspect.signature(model.forward).parameters
     tokenizer.model_input_names = [each for each in tokenizer.model_input_names if each in taken]
+
+
+def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
+    """Give a model and its tokenizer the same padding token; decoders may have none.
+
+    A classifier finds the last token of a text by its configuration's. Raises :class:`ModelError`.
+    """
+    if tokenizer.pad_token is None:
+        # Not a new token, which would need another embedding.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token is None:
+        raise ModelError(
+            f"model {name} has a tokenizer without a padding token",
+            hint="set tokenizer.pad_token and save it again",
+        )
+    for config in (model.config, model.config.get_text_config()):
+        config.pad_token_id = tokenizer.pad_token_id
+
+
+def order_classes(name: str, classes: list[str]) -> list[str]:
+    """Return classes in the order of a model's head, if it was trained for them; else as they are."""
+    from transformers import AutoConfig  # noqa: PLC0415 - reads variables when imported
+
+    with suppress(Exception):  # loading the model will report it
+        if name != SCRATCH:
+            found = class_names(AutoConfig.from_pretrained(str(Path(name).expanduser())), classes)
+            return found if sorted(found) == sorted(classes) else classes
+    return classes
+
+
+def class_names(config: Any, wanted: Iterable[str]) -> list[str]:
+    """Return a configuration's classes in their order; LABEL_0, LABEL_1, … stand for numbers."""
+    names = [str(config.id2label[number]) for number in sorted(config.id2label)]
+    bare = [name.removeprefix("LABEL_") for name in names]
+    return bare if sorted(bare) == sorted(wanted) else names
+
+
+def _renew_head(model: Any, classes: int, new: Collection[str]) -> set[str]:
+    """Draw new weights for classes that have other meanings than the model's; return their names."""
+    prefix = f"{model.base_model_prefix}."
+    own = {
+        name: each
+        for name, each in model.named_parameters()
+        if not name.startswith(prefix) and len(each) == classes and name not in new
+    }
+    for each in own.values():
+        with torch.no_grad():
+            each.normal_(std=getattr(model.config, "initializer_range", 0.02) * (each.dim() > 1))
+    return {*own}
 
 
 def attention_dropouts(config: Any) -> dict[str, float]:

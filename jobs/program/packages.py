@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os.path
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -100,7 +99,7 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
         return None
     if given is not None:
         name, extras = _split_extras(given)
-        if not os.path.isfile(root / name):
+        if not _is_file(root / name):
             raise UsageError(f"--packages {given}: no such file", hint="`none` installs nothing")
         return _read(root / name, extras)
     if script and (found := read_header(script)):
@@ -109,6 +108,13 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
         if (root / name).is_file() and (found := _read(root / name)):
             return found
     return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _split_extras(given: str) -> tuple[str, tuple[str, ...]]:
@@ -245,7 +251,7 @@ class _Requirements:
         elif name in ("-e", "--editable"):
             folder, extras = _split_extras(value)
             project = path.parent / folder / "pyproject.toml"
-            if "+" in value or not os.path.isfile(project):
+            if "+" in value or not _is_file(project):
                 raise UsageError(f"{path}: -e {value}: no folder with a pyproject.toml")
             self.lines += _dependencies(_read_project(project), project, extras)
         else:

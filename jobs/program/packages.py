@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from infra.errors import UsageError
-from infra.files import parse_toml, read_text
+from infra.files import parse_as, parse_toml, read_text
 from jobs.launchers.plan import SITE, PackageList
 from provision.install import VENV
 from provision.stacks.sources import explain, find_uv
@@ -30,6 +33,62 @@ sys.exit({{function}}())
 """.format(python=f"{VENV}/bin/python")
 
 
+_T = TypeVar("_T")
+_Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
+
+
+class _Table(BaseModel):
+    """A table of pyproject.toml, for its types: https://packaging.python.org/en/latest/specifications/."""
+
+    model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
+
+
+class _Project(_Table):
+    name: _Name = ""
+    version: str = ""
+    requires_python: str = ""
+    dependencies: list[str] = []
+    optional_dependencies: dict[str, list[str]] = {}
+    dynamic: list[str] = []
+    scripts: dict[_Name, str] = {}
+    entry_points: dict[str, dict[str, str]] = {}
+
+
+class _Include(_Table):
+    include_group: str
+
+
+class _Files(_Table):
+    file: str | list[str] = []
+
+
+class _Members(_Table):
+    members: list[str] = []
+
+
+class _Settings(_Table):
+    project: _Project = _Project()
+    dependency_groups: dict[str, list[str | _Include]] = {}
+
+
+def _check(kind: type[_T], content: Any, name: str) -> _T:
+    # A date is not JSON, and no value that is read is one.
+    return parse_as(kind, json.dumps(content, default=lambda _: None), name)
+
+
+def _read_project(path: Path) -> dict[str, Any]:
+    content = parse_toml(read_text(path), str(path))
+    _check(_Settings, content, str(path))
+    return content
+
+
+def _find(kind: type[_T], content: Any, keys: str, path: Path) -> _T:
+    """Return a table below others, such as ``tool.uv``; all of them may be missing."""
+    for key in keys.split("."):
+        content = content.get(key, {}) if isinstance(content, dict) else None
+    return _check(kind, content, f"{path}: {keys}")
+
+
 def find_packages(given: str | None, root: Path, script: Path | None) -> PackageList | None:
     """Return what to install; ``None`` for nothing. ``given`` is a file, ``none``, or ``None``: search.
 
@@ -40,7 +99,7 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
         return None
     if given is not None:
         name, extras = _split_extras(given)
-        if not (root / name).is_file():
+        if not _is_file(root / name):
             raise UsageError(f"--packages {given}: no such file", hint="`none` installs nothing")
         return _read(root / name, extras)
     if script and (found := read_header(script)):
@@ -49,6 +108,13 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
         if (root / name).is_file() and (found := _read(root / name)):
             return found
     return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _split_extras(given: str) -> tuple[str, tuple[str, ...]]:
@@ -61,10 +127,10 @@ def _split_extras(given: str) -> tuple[str, tuple[str, ...]]:
 def _read(path: Path, extras: Sequence[str] = ()) -> PackageList | None:
     if path.name in ("uv.lock", "pyproject.toml"):
         project = path.with_name("pyproject.toml")
-        content = parse_toml(read_text(project), str(project)) if project.is_file() else {}
+        content = _read_project(project) if project.is_file() else {}
         is_lock = path.name == "uv.lock"
         wants = _dependencies(content, project, extras, is_locked=is_lock)
-        python = str(_table(content, "project", project).get("requires-python", ""))
+        python = content.get("project", {}).get("requires-python", "")
         if is_lock:
             lines = _export(path.parent, content, extras)
             return PackageList(path.name, lines, is_lock=True, wants=wants, python=python)
@@ -94,22 +160,10 @@ def read_header(script: Path) -> PackageList | None:
         return None
     lines = match["content"].splitlines()
     content = parse_toml("\n".join(line[2:] for line in lines), f"{script}: its script header")
-    found = _texts(content.get("dependencies", []), script)
-    python = str(content.get("requires-python", ""))
+    _check(_Project, content, f"{script}: its script header")
+    found = tuple(content.get("dependencies", []))
+    python = content.get("requires-python", "")
     return PackageList(script.name, found, python=python) if found else None
-
-
-def _table(content: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
-    table = content.get(key, {})
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: {key} is not a table")
-    return table
-
-
-def _texts(value: Any, path: Path) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise UsageError(f"{path}: dependencies is not a list of texts")
-    return tuple(value)
 
 
 def _dependencies(
@@ -121,10 +175,9 @@ def _dependencies(
     is_locked: bool = False,
 ) -> tuple[str, ...]:
     """Return a project's dependencies with those of extras and groups, which may name each other."""
-    project = _table(content, "project", path)
+    project, groups = content.get("project", {}), content.get("dependency-groups", {})
     found = () if seen else _own(content, project, path, is_locked=is_locked)
-    optional = _table(project, "optional-dependencies", path)
-    groups = _table(content, "dependency-groups", path)
+    optional = project.get("optional-dependencies", {})
     for extra in extras:
         if extra in seen:
             continue
@@ -134,10 +187,8 @@ def _dependencies(
                 f"{path}: there is no extra or group {extra!r}", hint=f"known: {known}"
             )
         listed = optional[extra] if extra in optional else groups[extra]
-        if not isinstance(listed, list):
-            raise UsageError(f"{path}: {extra} is not a list")
         included = [each["include-group"] for each in listed if isinstance(each, dict)]
-        for line in _texts([each for each in listed if not isinstance(each, dict)], path):
+        for line in (each for each in listed if not isinstance(each, dict)):
             name, more = _split_extras(line)
             if name.strip() == project.get("name") and more:
                 included += more
@@ -155,9 +206,8 @@ def _own(
     Raises :class:`UsageError` if only its build can tell, unless a lock has them.
     """
     if "dependencies" not in project.get("dynamic", []):
-        return _texts(project.get("dependencies", []), path)
-    dynamic = content.get("tool", {}).get("setuptools", {}).get("dynamic", {})
-    files = dynamic.get("dependencies", {}).get("file", [])
+        return tuple(project.get("dependencies", []))
+    files = _find(_Files, content, "tool.setuptools.dynamic.dependencies", path).file
     if not files:
         if is_locked:
             return ()
@@ -201,11 +251,9 @@ class _Requirements:
         elif name in ("-e", "--editable"):
             folder, extras = _split_extras(value)
             project = path.parent / folder / "pyproject.toml"
-            if "+" in value or not project.is_file():
+            if "+" in value or not _is_file(project):
                 raise UsageError(f"{path}: -e {value}: no folder with a pyproject.toml")
-            self.lines += _dependencies(
-                parse_toml(read_text(project), str(project)), project, extras
-            )
+            self.lines += _dependencies(_read_project(project), project, extras)
         else:
             (self.links if name in ("-f", "--find-links") else self.indexes).append(value)
 
@@ -214,8 +262,7 @@ def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> tu
     """Return a lock's packages, with markers. Raises :class:`UsageError` with uv's reason."""
     argv = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header"]
     argv += ["--no-annotate", "--no-default-groups", "--quiet", "--color=never"]
-    project = _table(content, "project", root)
-    optional = _table(project, "optional-dependencies", root)
+    optional = content.get("project", {}).get("optional-dependencies", {})
     argv += [f"--{'extra' if each in optional else 'group'}={each}" for each in extras]
     try:
         done = subprocess.run(
@@ -244,21 +291,24 @@ def read_own_package(root: Path) -> OwnPackage:
     if not any((root / name).is_file() for name in ("pyproject.toml", "setup.py")):
         return OwnPackage()
     path = root / "pyproject.toml"
-    content = parse_toml(read_text(path), str(path)) if path.is_file() else {}
+    content = _read_project(path) if path.is_file() else {}
     folders = [root]
-    tool = _table(content, "tool", path)
-    for pattern in tool.get("uv", {}).get("workspace", {}).get("members", []):
-        folders += [each for each in sorted(root.glob(pattern)) if each != root]
+    for pattern in _find(_Members, content, "tool.uv.workspace", path).members:
+        try:
+            found = [each for each in sorted(root.glob(pattern)) if each != root]
+        except (ValueError, NotImplementedError, OSError) as error:
+            raise UsageError(f"{path}: tool.uv.workspace: members: {error}") from None
+        folders += [each for each in found if each.resolve().is_relative_to(root.resolve())]
     sources = [each / "src" if (each / "src").is_dir() else each for each in folders]
     imports = tuple(f"work/{each.relative_to(root)}".removesuffix("/.") for each in sources)
-    project = _table(content, "project", path)
+    project = content.get("project", {})
     if "name" not in project:
         return OwnPackage(imports)
     name = f"{SITE}/{re.sub('[-.]+', '_', project['name'])}.dist-info"
     version = project.get("version", "0")
     metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n"
-    entries = {"console_scripts": _table(project, "scripts", path)}
-    entries |= _table(project, "entry-points", path)
+    entries = {"console_scripts": project.get("scripts", {})}
+    entries = {**project.get("entry-points", {}), **entries}
     listed = "".join(
         f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entry.items())
         for group, entry in entries.items()

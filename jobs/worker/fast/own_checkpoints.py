@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +84,13 @@ def share_checkpoint(own: Path | None, ranks: Ranks) -> Path | None:
 
 
 def _send(path: Path, ranks: Ranks, source: int, *, writes: bool) -> None:
-    is_source, part = ranks.rank == source, None
     if writes:
         path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb" if writes else "rb") if writes or is_source else nullcontext() as file:
-        while part != b"":
-            box = [file.read(_PART) if is_source else None]
+    is_source, box = ranks.rank == source, [b"."]
+    used = path if writes or is_source else Path(os.devnull)
+    with used.open("wb" if writes else "rb") as file:
+        while box[0]:
+            box = [b"" if writes else file.read(_PART)]
             dist.broadcast_object_list(box, src=source, group=ranks.control)
-            (part,) = box
             if writes:
-                file.write(part)
+                file.write(box[0])

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -212,7 +213,7 @@ def saved_steps(folder: Path, *steps: int) -> State:
         model(torch.ones(3)).sum().backward()
         state.optimizer.step()
         saved = Checkpoint(SAVED, TrainingProgress(step, curve=[(1, 1 / 3)]))
-        run_threaded(1, lambda rank, saved=saved: save_checkpoint(folder, saved, state, rank))
+        run_threaded(1, partial(save_checkpoint, folder, saved, state))
     return state
 
 
@@ -231,7 +232,7 @@ def test_a_changed_byte_anywhere_is_found(tmp_path: Path, name: str) -> None:
                 read_checkpoint(folder)
 
 
-def loaded(content: bytes) -> object:
+def loaded(content: bytearray) -> object:
     try:
         return json.loads(content)
     except ValueError:

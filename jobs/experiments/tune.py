@@ -167,7 +167,6 @@ class TrialSeries:
         except UsageError as error:
             return TrialResult(failure=error.message)
         plan = replace(plan, resume_command=())
-        self.session.send_variables(plan)  # each trial removes them at its end
         record = self.session.submit(plan, placed)
         result = self.session.follow(plan, record, quiet=True)
         if result.end.state == CANCELLED:

@@ -36,9 +36,13 @@ exec {{venv}}/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_LAUNCH_'
 _END_OF_THE_LAUNCH_
 }}}}
 # This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
-batch &
-trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
-asked=1
+# If this shell is killed as well, the keeper runs it again, with the exit code.
+code=$1 asked=
+if [ -z "$code" ]; then
+  batch &
+  trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
+  asked=1
+fi
 while [ "$asked" ]; do asked=; wait $!; code=$?; done
 [ $code -le 128 ] || [ $code = 143 ] || batch $code
 exit $code
@@ -91,6 +95,7 @@ def build_launch(
         until_done=plan.until_done,
         bucket=f"{plan.bucket}/{paths.job_id}" if plan.bucket else "",
         down_when_done=plan.down_when_done,
+        max_time_s=plan.max_time.total_seconds() if plan.max_time else 0.0,
         on_finish=plan.on_finish,
     )
 

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from threading import get_ident
@@ -153,6 +153,8 @@ class JobPlan:
     """Keeps the nodes after the cluster's deadline until it has ended."""
     down_when_done: bool = False
     """Powers the nodes off when it has ended and its folder is in the bucket."""
+    max_time: timedelta | None = None
+    """How long it may take from its first start, with its restarts."""
     on_finish: str = ""
     """A shell command to run on the head when it has ended."""
 

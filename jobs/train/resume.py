@@ -98,8 +98,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         require_steps_left(step, said, record, options_again(record, request))
     _warn_missing(record, request, log)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
-    bucket = str(request.bucket or "")
-    return replace(plan, results=results, resumed_job=found.job, bucket=bucket)
+    return replace(plan, results=results, resumed_job=found.job)
 
 
 def with_login(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -31,7 +32,8 @@ _SUBMITTED_S = 600
 _PYTHON = "/opt/spr-cluster/venv/bin/python"  # as in provision/install.py
 HEAD, ALL = "head", "all"
 _ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")  # as in cluster/slurm/configuration.py
-_ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
+_ENDED = re.compile(r"JobId=(\S+) .*? Name=(\S+) JobState=(\S+) ")
+_KILLED = 137
 _NULL = subprocess.DEVNULL
 
 
@@ -121,7 +123,10 @@ def main() -> None:
     if os.environ.get("SPR_KEEPER") == "held":  # idle.sh asks, and decides
         print(choose_held(gather(now, expires, latest, grace).jobs)[0] or "nothing")
         return
-    write_lost_ends()
+    for left in (HOME / "spr-jobs").glob("*/environment.json.new"):
+        if now - modified(left) > _SUBMITTED_S:
+            left.unlink()
+    finish_lost_jobs()
     # What would be lost takes a look at every file, which must not cost a job its time.
     if now >= expires - _EARLY_S or keeper.is_holding or any(map(_is_pending, _list_jobs())):
         keeper.act(gather(now, expires, latest, grace))
@@ -132,8 +137,8 @@ def _list_jobs() -> list[Path]:
     return sorted(jobs, key=lambda path: path.name)
 
 
-def write_lost_ends() -> None:
-    """Write the end of each job that Slurm ended with a node before its first node could."""
+def finish_lost_jobs() -> None:
+    """Finish each job that Slurm ended, by a kill or the loss of a node, before it recorded its end."""
     booted = modified(STATE / "expiry")
     begun = [
         job
@@ -141,22 +146,31 @@ def write_lost_ends() -> None:
         # One that came with an image ended elsewhere.
         if modified(job / "begin.json") > booted and _may_run(job)
     ]
-    ended = dict(_ENDED.findall(read(_ENDED_JOBS))) if begun else {}
+    ended = {name: (number, state) for number, name, state in _ENDED.findall(read(_ENDED_JOBS))}
     for job in begun:
-        with suppress(QueueError, OSError, ValueError, LookupError):
+        with suppress(QueueError, ValueError, LookupError):
             # Slurm's record may be of an attempt before the present one.
-            if ended.get(job.name) == "NODE_FAIL" and job.name not in list_queue():
+            if job.name in ended and job.name not in list_queue():
+                # Read last: a job that is submitted again has none.
                 begin = json.loads(read(job / "begin.json"))
-                node = begin["nodes"][0]
-                message = f"one of its nodes went down before {node}, the first, recorded the end"
-                end = {"state": "failed", "exit_code": None, "host": node, "message": message}
-                text = json.dumps({**begin, "ended": time.time(), **end})
-                new = job / "end.json.new"
-                new.write_text(text)
-                try:
-                    os.link(new, job / "end.json")  # fails if the job has written its end meanwhile
-                finally:
-                    new.unlink()
+                _ask(render_finish(job.name, *ended[job.name], begin))
+
+
+def render_finish(name: str, number: str, state: str, begin: dict[str, Any]) -> list[str]:
+    """Return the command that starts a job's supervisor again, to store its results and record its end.
+
+    It runs on the job's first node, which has the results, or on the head if that node does not answer.
+    It fails if it is running.
+    """
+    folder, nodes = HOME / "spr-jobs" / name, begin["nodes"]
+    known = (
+        f"SLURM_JOB_ID={number} SLURM_RESTART_COUNT={int(begin['attempt']) - 1} SPR_ENDED={state}"
+    )
+    run = f"env {known} SLURM_JOB_NODELIST=%s bash {folder}/run.sh {_KILLED}"
+    there, here = run % ",".join(nodes), run % "node0"
+    script = f"ssh -o ConnectTimeout=10 {nodes[0]} {shlex.quote(there)}; [ $? != 255 ] || {here}"
+    unit = [f"--unit=spr-cluster-end-{name}", "--uid=ubuntu", f"--setenv=HOME={HOME}"]
+    return ["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", script]
 
 
 def _is_pending(job: Path) -> bool:

@@ -41,6 +41,7 @@ from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import CloudInfo
 from jobs.train.request import check_results, expand_home
+from jobs.train.resume import parse_stored_job
 from provision.stacks.load import load_stack
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ def open_job_context(
         bucket=choose_bucket(args, cluster),
         find_expiry=(lambda: limit.ends) if limit else ctx.find_expiry,
         until_done=until_done,
+        max_time=getattr(args, "max_time", None),
         keep_nodes=lambda: keep_nodes(ctx, limit, info, len(cluster.nodes), display.log),
         detach=getattr(args, "detach", False),
         verbose=getattr(args, "verbose", False),
@@ -264,8 +266,10 @@ def open_job_context(
 
 
 def choose_bucket(args: argparse.Namespace, cluster: Cluster) -> str:
-    """Return the place of jobs in S3: that of ``--bucket``, else the cluster's."""
+    """Return the place of jobs in S3: of ``--bucket``, else of a job resumed by URL, else the cluster's."""
     given = getattr(args, "bucket", "none")
+    if given is None and is_stored(getattr(args, "resume", None)):
+        given = str(parse_stored_job(args.resume, "--resume")[0])
     url: str = cluster.bucket if given is None else given
     return "" if url == "none" else url.rstrip("/")
 

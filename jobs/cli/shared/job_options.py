@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from cluster.console.output import emit
 from cluster.console.parser import Parser, SubParsers, add_command, positive_int
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
+from infra.words import parse_duration
 from jobs.cli.shared.when_done import add_end_options, with_ends
 from jobs.launchers.launcher import QUEUED
 from jobs.launchers.placement import NodeShape
@@ -151,7 +152,25 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
         help="keep the nodes after the cluster's time to live until this job has ended, at most as long as "
         "the cluster's --max-hours and --max-cost allow",
     )
+    group.add_argument(
+        "--max-time",
+        type=max_time,
+        metavar="DURATION",
+        help="longest time from the job's first start, with its restarts, such as 90m, 8h, or 2d; then its "
+        "ranks get SIGTERM and two minutes to save a checkpoint, and the job fails (default: no limit)",
+    )
     add_end_options(group)
+
+
+def max_time(text: str) -> timedelta:
+    """Parse the value of ``--max-time``; a ``type`` for argparse."""
+    try:
+        found = parse_duration(text, "")
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.message.strip()) from None
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected more than 0")
+    return found
 
 
 def bucket_url(text: str) -> str:

@@ -127,7 +127,9 @@ def parse_jobs(text: str) -> tuple[JobSummary, ...]:
 
 def _merge(row: dict[str, Any]) -> dict[str, Any]:
     """Return a job's values; those recorded at its end override those from its start."""
-    end = row["end"] if parse_end(row["end"]) else _find_lost_node(row)
+    # While the job runs, its end may be the work of its program.
+    is_running = row["queue"] and row["queue"][0] == "RUNNING"
+    end = row["end"] if parse_end(row["end"]) and not is_running else _find_lost_node(row)
     state, reason = _state(row, end)
     ends = row.get("expected_end") if state == RUNNING else None
     known = {**row["begin"], **end, **row}

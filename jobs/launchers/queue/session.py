@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
@@ -45,7 +44,7 @@ from jobs.launchers.queue.job_output import (
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
 from jobs.worker.supervisor.attempt import SUCCEEDED
-from jobs.worker.supervisor.launch import SECRETS, Launch
+from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host
 from provision.run_on_nodes import on_all
@@ -83,6 +82,8 @@ class JobContext:
     """Moves the nodes' end for ``until_done``; called when the job is about to be submitted."""
     down_when_done: bool = False
     """Power the nodes off when the job has ended and is stored, without this process."""
+    max_time: timedelta | None = None
+    """How long a job may take from its first start."""
     on_finish: str = ""
     """A command that the head runs when the job has ended."""
     find_expiry: Callable[[], datetime | None] = lambda: None
@@ -165,27 +166,17 @@ class JobSession:
             send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)
 
     def _send_files(self, plan: JobPlan, record: str = "") -> None:
-        if plan.resumed_job and not plan.variables:
+        if plan.resumed_job:
             files.check_bucket(self.head, self.paths, plan.bucket)
             return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
-        sent: dict[str, Path | bytes] = {}
-        if plan.variables:
-            sent[SECRETS] = json.dumps(plan.variables).encode()
-        if not plan.resumed_job:
-            sent |= {**files.worker_files(), **plan.files, "output/.keep": b""}
-            sent |= {RECORD: record.encode()} if record else {}
+        sent = {**files.worker_files(), **plan.files, "output/.keep": b""}
+        sent |= {RECORD: record.encode()} if record else {}
         files.place_files(self.head, self.paths, sent)
         files.place_head_folders(self.head, self.paths, plan.head_folders)
         files.check_stage(self.head, self.paths, plan.stage)
         files.check_bucket(self.head, self.paths, plan.bucket)
-
-    def send_variables(self, plan: JobPlan) -> None:
-        """Send the user's variables again, for another run in the same folder."""
-        if plan.variables:
-            sent = {SECRETS: json.dumps(plan.variables).encode()}
-            files.place_files(self.head, self.paths, sent)
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
@@ -195,7 +186,7 @@ class JobSession:
     def submit(self, plan: JobPlan, placement: Placement) -> JobRecord:
         """Submit a job whose files are on the nodes. Returns its record."""
         record = self._record(plan, placement)
-        self.launcher.submit(self.launch(plan, placement), self.paths)
+        self.launcher.submit(self.launch(plan, placement), self.paths, plan.variables)
         return record
 
     def start(self, plan: JobPlan) -> JobRecord:
@@ -419,18 +410,18 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
 
 def _with_ending(plan: JobPlan, context: JobContext) -> JobPlan:
     """Return the plan with its bucket and what happens at its end. Raises :class:`UsageError`."""
-    bucket = plan.bucket or context.bucket
-    if context.down_when_done and not bucket:
+    if context.down_when_done and not context.bucket:
         raise UsageError(
             "--detach --down-when-done needs a bucket: without one, the results would end with the nodes",
             hint="create the cluster with `up --bucket s3://…`, or omit --detach and keep this machine on",
         )
     return replace(
         plan,
-        bucket=bucket,
+        bucket=context.bucket,
         until_done=context.until_done,
         down_when_done=context.down_when_done,
         on_finish=context.on_finish,
+        max_time=context.max_time,
     )
 
 

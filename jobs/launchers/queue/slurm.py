@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.errors import HostError, HostKeyError, JobError
@@ -21,6 +24,8 @@ from provision.run_on_nodes import send
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 # Upper limit for a kill: Slurm needs this long to declare a silent node down.
 _KILL_S = 60
+# The keeper looks twice a minute, and first stores the results.
+_END_S, _END_POLL_S = 120.0, 2.0
 # An earlier log belongs to a resumed job, or to another run of a study with the same folder.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
@@ -30,6 +35,12 @@ touch log
 # With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
 take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&
   cat > run.sh.new && mv run.sh.new run.sh"
+if [ -e {secrets}.new ]; then
+  export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
+  tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$keep" < {secrets}.new ||
+    {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
+  mv {secrets}.new {secrets}
+fi
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new} || :'
 mv {new} run.sh && id=$(sbatch --parsable run.sh) || exit
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
@@ -80,14 +91,17 @@ class SlurmLauncher:
     head: Host
     flags: str = ""
 
-    def submit(self, launch: Launch, paths: JobPaths) -> None:
+    def submit(self, launch: Launch, paths: JobPaths, variables: Sequence[str] = ()) -> None:
         """Queue a job. It runs as soon as nodes are free, even if this process has ended by then.
 
-        Several runs may use one folder in turn, such as the trials of ``tune``.
+        Several runs may use one folder in turn, such as the trials of ``tune``. ``variables`` are the user's:
+        they come last, so that a job that is not submitted leaves none on the nodes.
         """
+        if variables:
+            self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.new")
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
         again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
-        script = _SUBMIT.format(root=paths.root, new=paths.new_script, again=again)
+        script = _SUBMIT.format(root=paths.root, new=paths.new_script, again=again, secrets=SECRETS)
         done = self.head.run(script, check=False)
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"
@@ -145,17 +159,22 @@ class SlurmLauncher:
         return self._find_end(paths)
 
     def _find_end(self, paths: JobPaths) -> JobEnd:
-        end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
-        if end is None:
+        """Return a job's end. If it was killed, the head's keeper records it soon."""
+        until = time.monotonic() + _END_S
+        while True:
+            if end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout):
+                return end
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
             if found and found[0].state == FAILED:
                 return found[0]  # its first node, which records the outcome, is lost
-            state = found[0].state if found else "gone"
-            raise JobError(
-                f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
-                "because the head node was shut down, or the job was killed"
-            )
-        return end
+            if not found or time.monotonic() > until:
+                break
+            time.sleep(_END_POLL_S)
+        state = found[0].state if found else "gone"
+        raise JobError(
+            f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
+            "because the head node was shut down, or the job was killed"
+        )
 
     def _require_head(self, paths: JobPaths) -> None:
         if gone := self.head.why_gone():

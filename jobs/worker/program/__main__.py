@@ -12,9 +12,12 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ..runtime.errors import PlacementError, WorkerError
@@ -25,8 +28,11 @@ from ..runtime.process import leave, read_identity, read_local_place, read_words
 from .terminal import wait_for_session
 
 _NO_PROGRAM = 127
+_POLL_S = 0.1
 _IMPORTS = Path(__file__).resolve().parent / "imports"
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+GRACE_S = 30.0
+"""Time for processes that the programs left running; mpirun would wait for them forever."""
 _ABORTED = (
     "if it had already finished, torch may have aborted it on exit: call "
     "torch.distributed.destroy_process_group() at the end"
@@ -64,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = wait_for_session(program, args.folder, environ, asked)
         else:
             code, asked = _run(program, args.folder, environ, Heartbeat(identity, events))
+            _end_rest(0 if code or asked else GRACE_S, asked, events)
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -143,17 +150,57 @@ def _run(
     program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
 ) -> tuple[int, list[int]]:
     """Return the program's exit code, as a shell would, and the signals that asked it to stop."""
+    # All orphans of the program become children of this process, even those of `env -i setsid`.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # Files that mpirun opened stay open: the program may use MPI.
     child = subprocess.Popen(
         program, cwd=folder, env=environ, close_fds=False, preexec_fn=_end_with_parent
     )
-    asked = _note_stops(child.send_signal)
+    asked = _note_stops(partial(_kill, child.pid))
     heartbeat.start()  # after the fork: preexec_fn and threads don't mix
-    code = child.wait()
-    if code == 0:
+    pid = status = 0
+    while pid != child.pid:  # the others are orphans
+        pid, status = os.wait()
+    is_killed = os.WIFSIGNALED(status)
+    code = child.returncode = 128 + os.WTERMSIG(status) if is_killed else os.WEXITSTATUS(status)
+    if code == 0 and (heartbeat.is_first or _find_rest()):
         heartbeat.stay()
     heartbeat.stop(goodbye=code == 0 or bool(asked))
-    return (128 - code if code < 0 else code), asked
+    return code, asked
+
+
+def _end_rest(grace_s: float, asked: Sequence[int], events: Events) -> None:
+    """Wait for processes that the program left running; then name and kill them."""
+    until = time.monotonic() + grace_s
+    while (left := _find_rest()) and time.monotonic() < until and not asked:
+        time.sleep(_POLL_S)
+    if left and grace_s:
+        named = ", ".join(f"{pid} ({words[:80]})" for pid, words in left.items())
+        text = f"its program ended {grace_s:g} s ago and left processes running, which are killed"
+        events.warn(f"warning: rank {events.rank} on {socket.gethostname()}: {text}: {named}")
+    while left:
+        for each in left:
+            _kill(each, signal.SIGKILL)
+        time.sleep(_POLL_S)
+        left = _find_rest()
+
+
+def _find_rest() -> dict[int, str]:
+    """Return the command lines of this process's children by process ID."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                words = (stat.parent / "cmdline").read_bytes().decode(errors="replace")
+                shown = "".join(each if each.isprintable() else " " for each in words)
+                found[int(stat.parent.name)] = shown.strip()
+    return found
+
+
+def _kill(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _note_stops(act: Callable[[int], object] = lambda _: None) -> list[int]:

@@ -63,7 +63,7 @@ class Link:
         self.rank: int | None = None
         self.host = ""
         self.heard = now
-        self.closed = self.left = self.warned = False
+        self.closed = self.left = self.warned = self.done = False
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host}"
@@ -138,10 +138,18 @@ class Heartbeat:
         if self._thread.is_alive():
             self._thread.join(VERDICT_SECONDS)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which watches the others."""
+        return self._identity.rank == 0
+
     def stay(self) -> None:
-        """On rank 0, wait until the others have left, because it watches them."""
-        if self._identity.rank == 0 and self._thread.is_alive():
+        """Wait until the programs of all ranks have ended."""
+        with self._lock:
             self._stays = True
+            for link in [] if self.is_first else self._links:
+                link.send(done=True)
+        if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
@@ -160,7 +168,9 @@ class Heartbeat:
             # Before reading: time in which this process is frozen must not count as the others' silence.
             now = time.monotonic()
             with self._lock:
-                if self._stopped.is_set() or (self._stays and not self._links):
+                if self._stopped.is_set() or (
+                    self._stays and all(link.done for link in self._links)
+                ):
                     return
                 self._meet(connected, now)
                 self._beat(now)
@@ -198,6 +208,7 @@ class Heartbeat:
                 if "rank" in message:
                     link.rank, link.host = message["rank"], message["host"]
                 link.left = link.left or "bye" in message
+                link.done = link.done or "done" in message
             link.send()
             if link.rank is not None and not link.left:
                 self._judge(link, now)

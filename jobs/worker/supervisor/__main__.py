@@ -8,6 +8,7 @@ of a supervisor that was killed; CODE is its shell's exit code.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -44,7 +45,7 @@ def main() -> int:
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
     size = _LOG.stat().st_size
-    deadline = DeadlineWatch(launch.until_done)
+    deadline = DeadlineWatch(launch.until_done, max_time_s=launch.max_time_s)
     watches = LogWatch(_LOG, size), NoticeWatch(job.drained_nodes)
     attempt = Attempt(launch, job, *watches, deadline=deadline)
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 0
@@ -68,6 +69,7 @@ def _attempt(attempt: Attempt, head: HeadFolder) -> int:
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)
+    attempt.deadline.first = float(str(began["first"]))
     attempt.deadline.start()
     if late := attempt.deadline.find_end():
         attempt.leaving = late
@@ -92,11 +94,13 @@ def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
         return code
     attempt.kill_rest()
     # If the supervisor was killed, the program is not to blame: the job may run again.
-    attempt.stopping, attempt.leaving = True, describe_dead(code, attempt.job.nodes[0])
+    began = head.read(BEGIN)
+    node = [*began.get("nodes", []), *attempt.job.nodes][0]
+    attempt.stopping, attempt.leaving = True, describe_dead(code, node, os.environ.get("SPR_ENDED"))
     attempt.watch.offset = max(0, attempt.watch.offset - 1)
     attempt.watch.poll()
     head.copy_log(_LOG.stat().st_size)
-    return _finish(code, attempt, head, {"attempt": attempt.job.attempt, **head.read(BEGIN)})
+    return _finish(code, attempt, head, {"attempt": attempt.job.attempt, **began})
 
 
 def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> int:
@@ -146,15 +150,16 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
     """Write on the head when and where this attempt runs; return the content."""
     if 0 < launch.retries < job.attempt:
         job.keep_from_requeueing()
+    last, now = head.read(BEGIN) if job.attempt > 1 else {}, time.time()
     if job.attempt > 1:
-        last = head.read(BEGIN)
         if not last.get("message") and last.get("nodes"):
             # Its batch script could not report what happened.
             text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
             announce(event="note", text=text)
         announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
     began: dict[str, object] = {
-        "began": time.time(),
+        "began": now,
+        "first": last.get("first", now),
         "nodes": job.nodes,
         "ranks_per_node": launch.nproc_per_node,
         "attempt": job.attempt,
@@ -172,6 +177,7 @@ def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -
     announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
     known = {name: cause.get(name) for name in ("rank", "host", "message")}
     head.write(BEGIN, {**began, **known})
+    head.remove(END)  # only its program can have written it
     head.finish(results=False)
     # Slurm also ends this process and the child that requests it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

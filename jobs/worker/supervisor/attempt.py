@@ -19,7 +19,7 @@ from typing import Any
 
 from ..runtime.process import STOPPED
 from . import commands
-from .commands import SlurmJob
+from .commands import NODE_FAIL, SlurmJob
 from .deadline import DeadlineWatch
 from .launch import FOLDER, Launch, build_argv
 from .watch import WAIT_S, LogWatch, NoticeWatch, announce, describe_notice, has_no_room
@@ -98,8 +98,8 @@ class Attempt:
         """Return whether the ranks had enough time to save a checkpoint: before a deadline, all there is."""
         if not self.leaving or self._forwarded_at is None:
             return False
-        at = self.deadline.deadline if self.leaving.get("deadline") else None
-        return now - self._forwarded_at > LEAVE_S and time.time() > (at or 0)
+        is_late = time.time() > float(self.leaving.get("until", 0.0))
+        return now - self._forwarded_at > LEAVE_S and is_late
 
     def _blame_node(self) -> None:
         """Determine whether the ranks failed because a node leaves."""
@@ -160,7 +160,7 @@ def conclude(
 
     A job runs again after losing a rank or node, not after an error of its program, which would recur.
     """
-    if code == 0:
+    if code == 0 and not attempt.leaving.get("limit"):
         return _end(SUCCEEDED, code, {})
     if cancelled or (attempt.stopping and attempt.job.fate() == commands.CANCELLED):
         return _end(CANCELLED, code, {})
@@ -185,7 +185,7 @@ def choose_copy_limit(code: int, fate: str) -> float:
 def find_cause(attempt: Attempt) -> dict[str, Any]:
     """Return why an attempt ended: a leaving node, a rank's error, a hang, or a lost peer or node."""
     watch, job, size = attempt.watch, attempt.job, attempt.launch.nproc_per_node
-    if attempt.leaving.get("deadline"):
+    if attempt.leaving.get("until"):
         kept = f"; checkpoint {watch.checkpoint} is kept" if watch.checkpoint else ""
         return {**attempt.leaving, "message": attempt.leaving["message"] + kept}
     if known := attempt.leaving or choose_cause(watch.errors, attempt.hang):
@@ -240,8 +240,17 @@ def describe_killed(killed: Mapping[str, Any]) -> dict[str, Any]:
     return {"rank": killed["rank"], "host": killed["node"], "message": message, "lost_peer": True}
 
 
-def describe_dead(code: int, node: str) -> dict[str, Any]:
-    """Return a supervisor's end, given its shell's exit code, as an error. Pure."""
+def describe_dead(code: int, node: str, ended: str | None = None) -> dict[str, Any]:
+    """Return a supervisor's end, given its shell's exit code, as an error. Pure.
+
+    ``ended`` is Slurm's word for the end of a job that did not record it.
+    """
+    if ended == NODE_FAIL:
+        message = f"one of its nodes went down before {node}, the first, recorded the end"
+        return {"host": node, "message": message, "lost_peer": True}
+    if ended:
+        message = f"all its processes on {node} were killed, the batch process among them"
+        return {"host": node, "message": f"{message} (Slurm: {ended})", "lost_peer": True}
     if code > 128:
         message = f"its batch process on {node} was killed by signal {code - 128}"
         return {"host": node, "message": message, "lost_peer": True}

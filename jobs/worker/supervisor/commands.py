@@ -81,7 +81,8 @@ class SlurmJob:
         While any process of the job is left, Slurm itself says COMPLETING for all of them.
         """
         known = dict(re.findall(r"(\w+)=(\S+)", _ask(["scontrol", "-o", "show", "job", self.id])))
-        if known.get("JobState", "RUNNING") == "RUNNING":
+        # FAILED: it ended without Slurm, and the keeper has this process finish it.
+        if known.get("JobState", "RUNNING") in ("RUNNING", "FAILED"):
             return ""
         if int(known.get("Restarts", 0)) >= self.attempt:
             return REQUEUED

@@ -15,6 +15,8 @@ _SHOW = ["sudo", "-n", "sh", "/run/spr-cluster/expiry", "show"]
 _ASK_S = 10.0
 _SHARE, _LEAST_S, _MOST_S = 1 / 8, 20.0, 300.0
 _CHECKPOINTS = 3
+SAVE_S = 120.0
+"""Time to save a checkpoint after --max-time."""
 
 
 def show_lifetime() -> str:
@@ -45,6 +47,9 @@ class DeadlineWatch:
     show: Callable[[], str] = show_lifetime
     deadline: float | None = None
     began: float = field(default_factory=time.time)
+    max_time_s: float = 0.0
+    """The job's own limit, since ``first``, its first start; 0 for none."""
+    first: float = field(default_factory=time.time)
     _unless: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -53,12 +58,23 @@ class DeadlineWatch:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def find_end(self, checkpoint_s: float = 0.0) -> dict[str, Any]:
-        """Return the deadline as the reason to stop now; {} if there is time left."""
+        """Return the deadline as the reason to stop now; {} if there is time left.
+
+        ``until`` is when the ranks are killed.
+        """
+        limit = self.first + self.max_time_s
+        if self.max_time_s and time.time() > limit:
+            message = f"it took longer than --max-time, {self.max_time_s / 60:g} min"
+            return {"message": message, "limit": True, "until": limit + SAVE_S}
         at = self.deadline
         if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):
             return {}
         over = time.strftime("%H:%M UTC", time.gmtime(at))
-        return {"message": f"the cluster's time to live is over at {over}", "deadline": True}
+        return {
+            "message": f"the cluster's time to live is over at {over}",
+            "deadline": True,
+            "until": at,
+        }
 
     def _look(self) -> None:
         found = parse_deadline(self.show(), until_done=self.until_done)

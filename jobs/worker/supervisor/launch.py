@@ -59,6 +59,8 @@ class Launch:
     """The S3 URL of the job's folder; "" for none."""
     down_when_done: bool = False
     """Whether the nodes power off when the job has ended and is stored."""
+    max_time_s: float = 0.0
+    """How long the job may take from its first start; 0 for no limit."""
     on_finish: str = ""
     """A shell command to run on the head when the job has ended."""
 

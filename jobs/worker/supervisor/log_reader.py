@@ -18,7 +18,7 @@ from pathlib import Path
 from .commands import ask_slurm, find_missing
 
 # squeue is slower than reading the log, so it runs less often.
-_READ_S, _ASK_S = 0.05, 1.0
+_READ_S, _ASK_S, _SOON_S = 0.05, 1.0, 0.2
 _BLOCK = 1 << 20
 LONGEST = 1 << 16
 """Longer lines are split into pieces of this many bytes."""
@@ -90,7 +90,7 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
     over, shown = not job, b""
     while True:
         # Read the rest of the log after the end is known.
-        last = over or (folder / "end.json").exists()
+        last, ended = over, (folder / "end.json").exists()
         while (lines := log.read()) is not None:
             put(lines)
         if last:
@@ -99,11 +99,13 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
         if mark and shown != log.state():
             shown = log.state()
             put(mark.encode() + b"\t" + shown + b"\n")
-        if time.monotonic() - asked >= _ASK_S:
+        if time.monotonic() - asked >= (_SOON_S if ended else _ASK_S):
             asked = time.monotonic()
             # "" if the job is not in the queue; None if Slurm does not answer.
             state = ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
-            over = state == ""
+            # While the job runs, its end may be the work of its program.
+            is_over = ended and (state is None or state.startswith("COMPLETING"))
+            over = is_over or state == ""
             if mark and state and state.startswith("PENDING "):
                 put(f"{mark}{find_missing(state.partition(' ')[2])}\n".encode())
         if not over and reader.poll(1000 * _READ_S):

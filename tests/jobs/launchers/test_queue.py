@@ -20,6 +20,7 @@ from jobs.launchers.queue import slurm as queue
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.launch import SECRETS
+from provision.on_node.keeper import render_finish
 from tests.fakes import marked
 from tests.jobs.context import event
 from tests.jobs.launchers.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for
@@ -517,14 +518,60 @@ def test_a_batch_process_with_an_error_of_its_own_is_not_tried_again(head: ThisM
     assert any(line.startswith("TypeError: ") for line in lines)
 
 
-def test_a_job_that_was_killed_without_a_trace_is_lost(head: ThisMachine) -> None:
-    paths = submit(head, f"kill -KILL $(ps -o ppid= {_BATCH}); sleep 60")
+def keep(head: ThisMachine, name: str = "squad-1") -> None:
+    """Do what the keeper does for a job that Slurm ended without a record."""
+    begin = json.loads((head.home / f"spr-jobs/{name}/begin.json").read_text())
+    script = render_finish(name, "1", "FAILED", begin)[-1]
+    head.run(script.replace("/home/ubuntu/", f"{head.home}/"))
+
+
+@pytest.mark.parametrize("node", ["node0", "node1"])
+def test_a_job_whose_processes_were_all_killed_is_finished_by_the_keeper(
+    head: ThisMachine, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `kill -9 -1` in a rank."""
+    monkeypatch.setattr(queue, "_END_S", 0.0)
+    head.connect("node1")
+    if node == "node1":
+        submit(head, "sleep 60", "other")
+    script = f"touch output/kept {SECRETS}; kill -KILL $(ps -o ppid= {_BATCH}) {_BATCH}; sleep 60"
+    paths = submit(head, script, retries=0)
+    wait_for(lambda: "squad-1" not in dict(head.jobs_in_queue()))
     with pytest.raises(JobError, match="job squad-1 is lost: it left the queue without an exit"):
         follow(head, paths)
 
+    keep(head)
+
+    end, _, _ = follow(head, paths)
+    why = f"all its processes on {node} were killed, the batch process among them (Slurm: FAILED)"
+    assert (end.state, end.exit_code, end.nodes, end.message) == ("failed", 137, (node,), why)
+    assert Path(paths.output, "kept").exists(), "results are on the head"
+    assert [*head.root.glob(f"node*/spr-jobs/squad-1/{SECRETS}")] == []
+
+
+def test_an_end_that_its_program_wrote_is_not_believed(head: ThisMachine) -> None:
+    forged = '{"state": "succeeded", "exit_code": 0}'
+    paths = submit(head, f"echo '{forged}' > end.json; sleep 2; exit 7")
+    wait_for(Path(paths.end).exists)
+    assert [job.state for job in list_jobs(head)] == ["running"]
+
+    end, _, _ = follow(head, paths)
+
+    assert (end.state, end.exit_code) == ("failed", 7)
+
+
+def test_an_end_that_its_program_wrote_does_not_end_a_second_attempt(head: ThisMachine) -> None:
+    forged = '{"state": "succeeded", "exit_code": 0}'
+    script = f"echo '{forged}' > end.json; kill -KILL $$"
+    end, lines, _ = follow(head, submit(head, script, retries=1, again=("echo", "resumed")))
+    assert (end.attempt, lines[-1]) == (2, "resumed")
+
 
 @pytest.mark.parametrize("content", ["", "killed\n", "\x00\x00", "[]", '{"state": 3}'])
-def test_a_damaged_end_is_no_end(head: ThisMachine, content: str) -> None:
+def test_a_damaged_end_is_no_end(
+    head: ThisMachine, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_END_S", 0.0)
     paths = JobPaths("squad-1", str(head.home))
     Path(paths.root).mkdir(parents=True)
     Path(paths.log).touch()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.launchers.launcher import parse_end
 from provision.on_node import keeper
 from provision.on_node.keeper import ALL, HEAD, Decision, Facts, Job, decide, next_push
 
@@ -229,45 +228,48 @@ def test_far_from_the_deadline_only_ended_jobs_with_something_to_do_are_looked_a
 @pytest.mark.parametrize(
     ("record", "state"),
     [
-        ("Name=squad-1 JobState=NODE_FAIL ", "failed"),
-        ("Name=squad-1 JobState=CANCELLED ", None),
-        ("Name=squad-10 JobState=NODE_FAIL ", None),
-        ("Name=busy JobState=NODE_FAIL ", None),
+        ("Name=squad-1 JobState=NODE_FAIL ", "NODE_FAIL"),
+        ("Name=squad-1 JobState=FAILED ", "FAILED"),  # `kill -9 -1` in a rank
+        ("Name=squad-10 JobState=FAILED ", None),
+        ("Name=busy JobState=FAILED ", None),  # requeued
+        ("Name=stopped JobState=CANCELLED ", None),
+        ("Name=again JobState=FAILED ", None),  # submitted again, and not begun
     ],
 )
-def test_a_job_that_ended_with_its_first_node_gets_an_end(
-    jobs: Path, monkeypatch: pytest.MonkeyPatch, record: str, state: str | None
+@pytest.mark.parametrize("is_from_image", [False, True])
+def test_a_job_that_slurm_ended_without_a_record_is_finished(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, record: str, state: str | None, is_from_image: bool
 ) -> None:
-    ended = jobs.parent / "jobs.txt"
-    ended.write_text(f"JobId=1 {record}Partition=cluster\n")
+    ended, run = jobs.parent / "jobs.txt", list[list[str]]()
+    ended.write_text(f"JobId=7 UserId=u(1) GroupId=u(1) {record}Partition=cluster\n")
     monkeypatch.setattr(keeper, "_ENDED_JOBS", ended)
-    os.utime(jobs.parent / "expiry", (time.time() - 100,) * 2)
+    monkeypatch.setattr(keeper, "_ask", run.append)
+    os.utime(jobs.parent / "expiry", (time.time() + (100 if is_from_image else -100),) * 2)
     for name in ("squad-1", "busy"):
         job = make(jobs, name, "begin.json", "run.sh")
-        (job / "begin.json").write_text('{"nodes": ["node1"]}')
+        (job / "begin.json").write_text('{"nodes": ["node1", "node0"], "attempt": 2}')
+    make(jobs, "stopped", "begin.json", "run.sh", "cancelled")
+    make(jobs, "again", "run.sh")
 
-    keeper.write_lost_ends()
+    keeper.finish_lost_jobs()
 
-    ends = {path.parent.name: json.loads(path.read_text()) for path in jobs.glob("*/end.json")}
-    assert {name: end["state"] for name, end in ends.items()} == (
-        {"squad-1": state} if state else {}
-    )
-    if state:
-        end = parse_end(ends["squad-1"])
-        assert end
-        assert end.cause == "one of its nodes went down before node1, the first, recorded the end"
+    assert len(run) == (state is not None and not is_from_image)
+    for argv in run:
+        there, _, here = argv[-1].partition("; [ $? != 255 ] || ")
+        assert argv[1:4] == ["--quiet", "--collect", "--unit=spr-cluster-end-squad-1"]
+        known = f"env SLURM_JOB_ID=7 SLURM_RESTART_COUNT=1 SPR_ENDED={state} SLURM_JOB_NODELIST="
+        script = f"bash {jobs}/squad-1/run.sh 137"
+        assert there == f"ssh -o ConnectTimeout=10 node1 '{known}node1,node0 {script}'"
+        assert here == f"{known}node0 {script}"
 
 
-def test_a_job_that_came_with_an_image_gets_no_end(
+def test_variables_of_a_job_that_was_never_submitted_are_removed(
     jobs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = jobs.parent / "jobs.txt"
-    ended.write_text("JobId=1 Name=squad-1 JobState=NODE_FAIL Partition=cluster\n")
-    monkeypatch.setattr(keeper, "_ENDED_JOBS", ended)
-    job = make(jobs, "squad-1", "begin.json", "run.sh")
-    (job / "begin.json").write_text('{"nodes": ["node1"]}')
-    os.utime(jobs.parent / "expiry", (time.time() + 100,) * 2)
-
-    keeper.write_lost_ends()
-
-    assert not (jobs / "squad-1/end.json").exists()
+    monkeypatch.setattr(keeper, "_on_head", lambda: True)
+    monkeypatch.setattr(keeper, "_ask", lambda _: "1 2 3")
+    (jobs.parent / "hosts").touch()
+    for name, ago_s in (("young", 10), ("old", 700)):
+        make(jobs, name, "environment.json.new", ago_s=ago_s)
+    keeper.main()
+    assert [path.parent.name for path in jobs.glob("*/environment.json.new")] == ["young"]

@@ -209,14 +209,19 @@ exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_L
  "until_done": false,
  "bucket": "",
  "down_when_done": false,
+ "max_time_s": 0.0,
  "on_finish": ""
 }
 _END_OF_THE_LAUNCH_
 }
 # This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
-batch &
-trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
-asked=1
+# If this shell is killed as well, the keeper runs it again, with the exit code.
+code=$1 asked=
+if [ -z "$code" ]; then
+  batch &
+  trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
+  asked=1
+fi
 while [ "$asked" ]; do asked=; wait $!; code=$?; done
 [ $code -le 128 ] || [ $code = 143 ] || batch $code
 exit $code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,29 @@ def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> Non
         assert (rank.returncode, rest) == (code, "")
         # A killed process is gone when the kernel finds the time.
         wait_until("its end", partial(_has_ended, pid), deadline_s=10, every_s=0.02)
+
+
+@pytest.mark.parametrize("daemon", ["sleep 60", "env -i setsid sh -c 'sleep 61 & sleep 62'"])
+def test_what_a_program_leaves_running_is_named_and_killed(node: Path, daemon: str) -> None:
+    """It may hold the output, and mpirun would wait for that."""
+    source = Path(node, "code/worker/program/__main__.py")
+    text = source.read_text()
+    assert "GRACE_S = 30.0" in text
+    source.unlink()  # it may be a link
+    source.write_text(text.replace("GRACE_S = 30.0", "GRACE_S = 0.5"))
+    began = time.monotonic()
+
+    done = start(node, "sh", "-c", f"{daemon} & (sleep 0.1; echo late) & echo $!", options=())
+
+    assert time.monotonic() - began < 20
+    pid, late, said = done.stdout.splitlines()
+    assert (done.returncode, late) == (0, "late")
+    found = parse_event(said)
+    assert found is not None
+    assert "warning: rank 3 on " in found["text"]
+    assert re.search(r"which are killed: \d+ \((sh -c )?sleep 6\d", found["text"]), found["text"]
+    assert pid not in found["text"]
+    assert not subprocess.run(["pgrep", "-fx", "sleep 6[0-2]"], capture_output=True).stdout
 
 
 def _has_ended(pid: int) -> bool | None:

@@ -90,3 +90,28 @@ def test_a_slow_checkpoint_has_until_the_deadline(head: ThisMachine) -> None:
     follow(head, paths)
 
     assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+
+
+def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisMachine) -> None:
+    saves = SAVES.replace("exit 143", "exit 0")  # even if the program calls it a success
+    paths = submit(head, saves, retries=1, again=("echo", "resumed"), max_time_s=1.5)
+
+    end, log, _ = follow(head, paths)
+
+    message = "it took longer than --max-time, 0.025 min"
+    assert (end.state, end.attempt, end.message) == ("failed", 1, message)
+    assert Path(paths.output, "checkpoint").exists()
+    assert f"{message}; saving a checkpoint and stopping" in log
+
+
+def test_the_longest_time_counts_from_the_first_attempt(head: ThisMachine) -> None:
+    again = ("bash", "-c", "touch again; sleep 60")
+    script = "sleep 1; kill -KILL $$"
+    paths = submit(head, script, retries=3, again=again, max_time_s=3.0)
+    begin = time.monotonic()
+
+    end, _, _ = follow(head, paths)
+
+    assert time.monotonic() - begin < 9
+    assert (end.state, end.attempt) == ("failed", 2)
+    assert "--max-time" in str(end.message)

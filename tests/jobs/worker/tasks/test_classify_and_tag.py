@@ -260,8 +260,8 @@ def test_predicted_tags_are_those_of_evaluation(tmp_path: Path, no_token: str) -
     best = logits_of(task, loaded, samples).argmax(dim=-1).numpy()
     records = task.read(lambda _: None).train
     expected = [task._tag_words(records[n], samples, n, best[n]) for n in range(40)]
-    for row, tags in zip(rows, expected, strict=True):
-        at = row["words"].index(no_token) if no_token else None
+    for own, tags in zip(rows, expected, strict=True):
+        at = own["words"].index(no_token) if no_token else None
         assert at is None or tags[at] == "O"
     for asked in (rows, [{"text": " ".join(row["words"])} for row in rows]):
         found = Tag.predict(loaded, [Row("row", row) for row in asked])

@@ -232,13 +232,24 @@ class TextSamples:
 
     def digest(self) -> str:
         """Return a digest of all samples."""
-        # Which embeddings are trained depends on all words, also on those that are cut off.
-        found = blake2b(self.token_ids().tobytes(), digest_size=16)
-        for index in range(len(self)):
-            sample = self[index]
-            found.update(sample.inputs["input_ids"].tobytes())
-            target = sample.target
-            found.update(
-                f"{target.tolist() if isinstance(target, np.ndarray) else target};".encode()
-            )
-        return found.hexdigest()
+        return digest_of(self.template, self.columns, self.targets)
+
+
+def digest_of(*parts: Any) -> str:
+    """Return a digest of arrays, sequences of arrays, and other values: 10 million texts take seconds."""
+    found = blake2b(digest_size=16)
+
+    def add(part: Any) -> None:
+        if isinstance(part, np.ndarray):
+            found.update(f"{part.dtype}{part.shape};".encode())
+            found.update(np.ascontiguousarray(part).data.cast("B") if part.size else b"")
+        elif isinstance(part, tuple | list) and any(
+            isinstance(e, np.ndarray | tuple | list) for e in part
+        ):
+            for each in part:
+                add(each)
+        else:
+            found.update(f"{part};".encode())
+
+    add(parts)
+    return found.hexdigest()

@@ -33,14 +33,16 @@ class RankReport(NamedTuple):
     save: bool
     next_in: int
     """Steps until the next message."""
+    samples: int = 0
 
 
 class Consensus(NamedTuple):
-    """What all ranks know after a message; ``tokens`` is all ranks' number since the last one."""
+    """What all ranks know after a message; ``tokens`` and ``samples`` are all ranks' since the last one."""
 
     tokens: int = 0
     stop: bool = False
     save: bool = False
+    samples: int = 0
 
 
 class Throughput(NamedTuple):
@@ -72,6 +74,7 @@ class Pace:
     """Each host's share of the computing power: of the tokens per second of all ranks if none had to wait
     for another."""
     _tokens: int = 0
+    _samples: int = 0
     _busy: float = 0.0
     _since: tuple[float, int] | None = None
     _marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=_WINDOW))
@@ -83,9 +86,10 @@ class Pace:
         self._marks.append(Mark(now, mark_step, samples, tokens))
         self.next_talk = mark_step + 1
 
-    def count(self, tokens: int, busy: float) -> None:
+    def count(self, tokens: int, busy: float, samples: int = 0) -> None:
         """Add one step of this rank."""
         self._tokens += tokens
+        self._samples += samples
         self._busy += busy
 
     def talk(self, step: int, *, stop: bool, save: bool) -> Consensus:
@@ -94,13 +98,17 @@ class Pace:
         now = self.clock()
         before, first = self._since
         one = (now - before) / max(1, step - first)
-        own = RankReport(self._tokens, self._busy, stop, save, how_many(TALK_SECONDS, one, 1, 1000))
+        next_in = how_many(TALK_SECONDS, one, 1, 1000)
+        own = RankReport(self._tokens, self._busy, stop, save, next_in, self._samples)
         reports: list[RankReport] = self.ranks.gather(own)
-        self._tokens, self._busy, self._since = 0, 0.0, (self.clock(), step)
+        self._tokens, self._samples, self._busy = 0, 0, 0.0
+        self._since = (self.clock(), step)
         self.next_talk = step + reports[0].next_in
         self.shares = host_shares(self.hosts, reports)
-        tokens = sum(report.tokens for report in reports)
-        return Consensus(tokens, any(report.stop for report in reports), reports[0].save)
+        tokens, samples = (
+            sum(getattr(each, of) for each in reports) for of in ("tokens", "samples")
+        )
+        return Consensus(tokens, any(each.stop for each in reports), reports[0].save, samples)
 
     def mark(self, step: int, samples: int, tokens: int) -> None:
         """Record all ranks' progress after a message."""
@@ -174,11 +182,11 @@ class StepReporter:
         """
         self.done, agreed = figures.step, Consensus()
         self.metrics.add(figures)
-        self.samples += figures.samples * self.pace.ranks.size
-        self.pace.count(figures.tokens or figures.samples, busy)
+        self.pace.count(figures.tokens or figures.samples, busy, figures.samples)
         if talk or figures.step >= self.pace.next_talk or figures.step == self.total:
             agreed = self.pace.talk(figures.step, stop=self.request.stop, save=save)
             self.tokens += agreed.tokens if figures.tokens else 0
+            self.samples += agreed.samples
             self.pace.mark(figures.step, self.samples, self.tokens)
         self.events.step(
             figures.step,

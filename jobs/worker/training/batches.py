@@ -44,7 +44,8 @@ def global_batches(
 
     The ranks' batches of a step are dealt from samples of similar length, so that no rank waits long
     for another. If the samples don't divide evenly, the first ones come twice. Neighbors by length are
-    spread over at least so many batches, if there are as many. An incomplete batch has random lengths.
+    spread over at least so many batches, if there are as many. An incomplete batch has random samples, of
+    which each rank gets those of similar length.
     """
     random = np.random.default_rng(seed)
     order = np.resize(random.permutation(len(lengths)), _share(len(lengths), ranks) * ranks)
@@ -61,7 +62,9 @@ def global_batches(
             window = group[begin * step : end * step]
             pieces += [window[n :: end - begin] for n in range(end - begin)]
         if len(rest):
-            pieces.append(rest)
+            # Its members stay, but each rank gets some of similar length.
+            rest = rest[np.argsort(-lengths[rest], kind="stable")]
+            pieces.append(rest.reshape(ranks, -1).T.flatten())
     return [pieces[index] for index in random.permutation(len(pieces))]
 
 

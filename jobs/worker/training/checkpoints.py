@@ -92,7 +92,7 @@ def identify(
 ) -> RunIdentity:
     """Return this run's identity."""
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
-    # Only rank 0 compares; a digest of 88,000 samples takes a second.
+    # Only rank 0 compares.
     return RunIdentity(ranks.planned, dtype, samples.digest() if ranks.first else "", known, ground)
 
 

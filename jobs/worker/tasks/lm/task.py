@@ -225,12 +225,9 @@ class Packed:
 
     def digest(self) -> str:
         """Return a digest of all samples."""
-        from hashlib import blake2b
+        from ...data.tokens import digest_of
 
-        found = blake2b(f"{self.length} {self.end}".encode(), digest_size=16)
-        found.update(self.tokens.bounds.data)
-        found.update(self.tokens.ids.data)
-        return found.hexdigest()
+        return digest_of(self.length, self.end, *self.tokens[:2])
 
 
 def _describe_new(context: TrainContext, texts: Sequence[str]) -> tuple[Any, Any]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...data.records import refusal
-from ...data.tokens import Column, Ints, Longs, Template, Tokens, encode, read_template
+from ...data.tokens import Column, Ints, Longs, Template, Tokens, digest_of, encode, read_template
 from ...runtime.errors import DatasetError
 from .dataset import Question
 
@@ -116,7 +116,7 @@ class Features(Sequence[Feature]):
         """Return a selection of windows over the same tokens."""
         return Features(self.encoded, self.template, self.windows.take(chosen))
 
-    @property
+    @cached_property
     def lengths(self) -> Ints:
         """Every window's number of tokens, including special tokens."""
         windows = self.windows
@@ -127,13 +127,8 @@ class Features(Sequence[Feature]):
         return self.template.token_ids(*self.encoded)
 
     def digest(self) -> str:
-        """Return a digest of the windows in order: the data may change under the same path."""
-        # Which embeddings are trained depends on all words, also on those outside the windows.
-        found = blake2b(self.token_ids().tobytes(), digest_size=16)
-        for feature in self:
-            found.update(feature.inputs["input_ids"].tobytes())
-            found.update(f"{feature.start} {feature.end};".encode())
-        return found.hexdigest()
+        """Return a digest of the windows and their texts: the data may change under the same path."""
+        return digest_of(self.template, self.windows, *(side[:2] for side in self.encoded))
 
 
 def collect_texts(questions: Sequence[Question]) -> Texts:

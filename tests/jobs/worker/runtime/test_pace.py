@@ -41,16 +41,16 @@ class TwoRanks:
 
 def test_any_rank_can_stop_all_and_rank_0_decides_when_to_save() -> None:
     clock = FakeClock()
-    ranks = TwoRanks(RankReport(tokens=50, busy=1.0, stop=True, save=True, next_in=77))
+    ranks = TwoRanks(RankReport(tokens=50, busy=1.0, stop=True, save=True, next_in=77, samples=2))
     pace = Pace(cast(Ranks, ranks), ["a", "b"], clock.monotonic)
     pace.begin(10, samples=100, tokens=1000)
     assert pace.next_talk == 11
     clock.sleep(0.5)
-    pace.count(tokens=150, busy=0.4)
+    pace.count(tokens=150, busy=0.4, samples=3)
 
     agreed = pace.talk(11, stop=False, save=False)
 
-    assert agreed == (200, True, False)
+    assert agreed == (200, True, False, 5)
     assert pace.next_talk == 13
     pace.mark(11, 108, 1200)
     assert pace.speed(total=21) == (16.0, 400.0, 5.0)

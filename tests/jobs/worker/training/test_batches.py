@@ -74,6 +74,15 @@ def test_an_incomplete_batch_has_any_lengths() -> None:
     assert 60 < np.mean(lengths) < 80
 
 
+def test_an_incomplete_batch_gives_each_rank_similar_lengths() -> None:
+    sizes, ranks = some_lengths(60 * 16), 16
+    (batch,) = global_batches(sizes, 64, ranks, (1,))
+    assert sorted(batch) == [*range(len(sizes))]
+    shares = [sizes[batch[rank::ranks]] for rank in range(ranks)]
+    padded = sum(share.max() * len(share) for share in shares)
+    assert padded < 1.1 * sizes.sum()  # in random order, 1.85
+
+
 def test_epochs_differ_and_repeat_with_their_seed() -> None:
     sizes = some_lengths(64)
     first, again, second = (epoch_batches(sizes, 8, 0, 1, (42, epoch)) for epoch in (0, 0, 1))

@@ -157,9 +157,8 @@ def _take_pair(
         replica.zero_grad(set_to_none=True)
         begin, cpu = time.perf_counter(), time.process_time()
         if exchange:
-            announced = replica.announce(words)
             replica(words).backward()
-            replica.sum_words(announced)
+            replica.sum_words()
         else:
             with replica.no_sync():
                 replica(words).backward()

@@ -1,7 +1,7 @@
 """Sums of gradients: in bf16, half the bytes of fp32, while the backward pass still runs.
 
-The word embeddings are a third of DistilBERT, and their gradients come last. Only the rows of words that
-some rank has seen are sent.
+The word embeddings are a third of DistilBERT, and their gradients come last. Only the rows that some rank
+has gradients for are sent.
 
 Sums are computed in one ring or by node. In one ring, the ranks of a node pass everything on to each other,
 and one flow leaves each node. By node, each rank first sums its part of the numbers over the ranks of its
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -127,13 +127,6 @@ def _own_group(rank: int, lists: Sequence[range]) -> Any:
     return next(group for group, ranks in zip(groups, lists) if rank in ranks)  # noqa: B905 - 3.8
 
 
-class SeenWords(NamedTuple):
-    """The words of all ranks: ``seen`` has a 1 for each of them once ``work`` is done."""
-
-    seen: Tensor
-    work: Any
-
-
 class Replica(DistributedDataParallel):
     """This rank's replica of the model, which all ranks train together.
 
@@ -175,7 +168,6 @@ class Replica(DistributedDataParallel):
                 dist.broadcast(table.restored().weight.data, 0, group=control)
         # In a tuple: as a plain attribute, it would be registered twice.
         self._words = (words,)
-        self._row = table.row if isinstance(table, UsedEmbedding) else None
         self.wire, self.control, self._all_reduce = wire, control, all_reduce
         self.last_sent, self.sent_bytes = 0.0, 0
         self._computing: set[int] = set()
@@ -202,24 +194,18 @@ class Replica(DistributedDataParallel):
         self.sent_bytes += sent.nbytes
         return self._all_reduce(sent)
 
-    def announce(self, ids: Tensor) -> SeenWords | None:
-        """Start to exchange which words the ranks have in this step; None without word embeddings."""
+    def sum_words(self) -> None:
+        """Sum the gradients of the embeddings for which any rank has some. All ranks must call it."""
         (words,) = self._words
         if words is None:
-            return None
-        seen = torch.zeros(len(words), dtype=torch.uint8)
-        seen[ids.flatten() if self._row is None else self._row[ids.flatten()]] = 1
-        work = dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control, async_op=True)
-        return SeenWords(seen, work)
-
-    def sum_words(self, announced: SeenWords) -> None:
-        """Sum the gradients of the embeddings that any rank has seen."""
-        (words,) = self._words
-        assert words is not None
+            return
         gradient = words.grad
         assert gradient is not None, "the word embeddings took part in the backward pass"
-        announced.work.wait()
-        rows = announced.seen.nonzero().squeeze(1)
+        # Not from the IDs: a model may use the table in other ways, and a batch may name its IDs otherwise.
+        # (This takes half the time of `any`, and the sum of squares could underflow.)
+        seen = torch.linalg.vector_norm(gradient, ord=1, dim=1).ne(0).to(torch.uint8)
+        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control)
+        rows = seen.nonzero().squeeze(1)
         # In groups of the usual size, so that the stages of a sum overlap.
         size = BUCKET_MB * 2**20 // gradient.element_size()
         groups = torch.split(gradient[rows].flatten(), size)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..runtime.process import RankIdentity, read_local_place
 from ..runtime.ranks import TIMEOUT, Ranks
-from .communication import Replica, SeenWords, choose_all_reduce
+from .communication import Replica, choose_all_reduce
 from .compilation import COMPILED, compile_layers, keep_compiled, why_no_compiler
 from .dropout import draw_seeds
 
@@ -124,14 +124,4 @@ class OwnReplica(Replica):
             # At the end of the backward pass, after DistributedDataParallel's own sums: all ranks must send
             # in the same order.
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._sum_nonzero_rows)
-
-    def _sum_nonzero_rows(self) -> None:
-        (words,) = self._words
-        assert words is not None
-        assert words.grad is not None
-        # Not from the IDs: a model may use the table in other ways.
-        # (This takes half the time of `any`, and the sum of squares could underflow.)
-        seen = torch.linalg.vector_norm(words.grad, ord=1, dim=1).ne(0).to(torch.uint8)
-        work = dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control, async_op=True)
-        self.sum_words(SeenWords(seen, work))
+            engine.queue_callback(self.sum_words)

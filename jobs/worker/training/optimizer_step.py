@@ -224,8 +224,6 @@ def compute_gradients(
     Every sample or label has the same weight, even if the ranks have different numbers of them.
     """
     replica = model if isinstance(model, Replica) else None
-    words = batch.tensors.get("input_ids")
-    seen_words = replica.announce(words) if replica and words is not None else None
     parts = batch.split(count_parts(run.context.options, len(batch)))
     losses = []
     for number, (tensors, weight) in enumerate(parts, start=1):
@@ -239,8 +237,8 @@ def compute_gradients(
         losses.append(loss.detach())
         # After the last gradients, the backward pass waits for the network.
         watch.lap("backward", until=replica.last_sent if replica and last else None)
-    if replica and seen_words:
-        replica.sum_words(seen_words)
+    if replica:
+        replica.sum_words()
     watch.lap("communication")
     return torch.stack(losses).sum()
 

@@ -42,9 +42,8 @@ with join("gloo") as ranks:
             replica(ids).backward()
         except Exception as error:
             os._exit(0 if lost_peer(error) else 1)
-    announced = replica.announce(ids)
     replica(ids).backward()
-    replica.sum_words(announced)
+    replica.sum_words()
     gradients = {name: each.grad for name, each in model.named_parameters()}
     restore_words(model)
     gradients["table"] = model.words.weight.detach()
@@ -129,6 +128,48 @@ def test_ranks_get_the_sum_of_their_gradients(
     assert first["words.weight"][7:].abs().sum() == 0, "words of no rank"
 
 
+ENGINE = """
+import io, sys, numpy as np, torch
+from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import join
+from jobs.worker.tasks.digits import Digits
+from jobs.worker.training.batches import SampleList, TrainingRun
+from jobs.worker.training.optimizer_step import prepare, take_step
+from jobs.worker.training.task import Loaded
+from tests.jobs.worker.fast.test_communication import IDS, small_model
+
+class Named(Digits):  # the embeddings of IDs that have other names, or only one of two
+    def collate(self, samples, loaded):
+        ids = torch.tensor(samples)
+        return {"others": ids} if sys.argv[2] == "none" else {"input_ids": ids, "others": ids + 3}
+
+    def loss(self, model, batch):
+        return sum(model(ids) for ids in batch.values())
+
+with join("gloo") as ranks:
+    options = Digits.Options(batch_size=4 // ranks.size, compile="off", wire="fp32", dtype="fp32")
+    context = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+    model = small_model()
+    run = TrainingRun(context, Named(options), Loaded(model), SampleList(IDS))
+    trained, optimizer = prepare(run, 2)
+    for _ in range(2):
+        take_step(run, trained, optimizer, run.batch(np.arange(4)))
+    torch.save(model.state_dict(), f"{sys.argv[1]}/{ranks.size}-{ranks.rank}.pt")
+"""
+
+
+@pytest.mark.parametrize("named", ["none", "one of two"])
+def test_embeddings_stay_equal_whatever_a_task_calls_its_ids(tmp_path: Path, named: str) -> None:
+    for size in (1, 2):
+        assert run_ranks(size, size, str(tmp_path), named, script=ENGINE) == [0] * size
+    alone, first, other = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    for name, expected in alone.items():
+        assert torch.equal(first[name], other[name]), name
+        assert torch.allclose(first[name], expected, atol=1e-6), name
+
+
 def test_unequal_nodes_sum_in_one_ring() -> None:
     places = [LocalPlace(0, 2), LocalPlace(1, 2), LocalPlace(0, 1)]
     ranks = Ranks(RankIdentity(0, 3), "gloo", "", None, places[0])
@@ -182,9 +223,8 @@ with join("gloo") as ranks:
     replica = Replica(model, torch.bfloat16, ranks.control, choose_all_reduce(ranks))
     ids = torch.tensor([[1, 2]])
     for _ in range(3):
-        announced = replica.announce(ids)
         replica(ids).backward()
-        replica.sum_words(announced)
+        replica.sum_words()
     added = count() - before
 with open(f"{sys.argv[1]}/{ranks.rank}", "w") as file:
     file.write(str(added))

@@ -58,14 +58,6 @@ class _Include(_Table):
     include_group: str
 
 
-class _Files(_Table):
-    file: str | list[str] = []
-
-
-class _Members(_Table):
-    members: list[str] = []
-
-
 class _Settings(_Table):
     project: _Project = _Project()
     dependency_groups: dict[str, list[str | _Include]] = {}
@@ -82,11 +74,12 @@ def _read_project(path: Path) -> dict[str, Any]:
     return content
 
 
-def _find(kind: type[_T], content: Any, keys: str, path: Path) -> _T:
-    """Return a table below others, such as ``tool.uv``; all of them may be missing."""
+def _find(content: Any, keys: str, path: Path) -> list[str]:
+    """Return texts below tables, such as ``tool.uv.workspace.members``; any of them may be missing."""
     for key in keys.split("."):
-        content = content.get(key, {}) if isinstance(content, dict) else None
-    return _check(kind, content, f"{path}: {keys}")
+        content = content.get(key, {}) if isinstance(content, dict) else content
+    listed = [content] if isinstance(content, str) else content or []
+    return _check(list[str], listed, f"{path}: {keys}")
 
 
 def find_packages(given: str | None, root: Path, script: Path | None) -> PackageList | None:
@@ -207,7 +200,7 @@ def _own(
     """
     if "dependencies" not in project.get("dynamic", []):
         return tuple(project.get("dependencies", []))
-    files = _find(_Files, content, "tool.setuptools.dynamic.dependencies", path).file
+    files = _find(content, "tool.setuptools.dynamic.dependencies.file", path)
     if not files:
         if is_locked:
             return ()
@@ -215,7 +208,7 @@ def _own(
             f"{path}: its dependencies are dynamic", hint="name a list of them with --packages"
         )
     found = _Requirements()
-    for name in [files] if isinstance(files, str) else files:
+    for name in files:
         found.read(path.parent / name)
     return tuple(found.lines)
 
@@ -293,7 +286,7 @@ def read_own_package(root: Path) -> OwnPackage:
     path = root / "pyproject.toml"
     content = _read_project(path) if path.is_file() else {}
     folders = [root]
-    for pattern in _find(_Members, content, "tool.uv.workspace", path).members:
+    for pattern in _find(content, "tool.uv.workspace.members", path):
         try:
             found = [each for each in sorted(root.glob(pattern)) if each != root]
         except (ValueError, NotImplementedError, OSError) as error:

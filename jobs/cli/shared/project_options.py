@@ -37,7 +37,8 @@ _WITH_TASK = ("train", "tune", "scaling")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
 _NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume"})
-_LISTS = ("TYPES", "RANGES")
+# An option that takes several values, separated by commas, has a plural as its metavar: TYPES, IDS.
+_SEVERAL = re.compile(r"[A-Z]+S")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)$")
 _LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
@@ -260,7 +261,7 @@ class _Options:
         is_list = isinstance(action, argparse._AppendAction)
         values = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not is_list:
-            if action.metavar not in _LISTS:
+            if action.type not in (None, str) or not _SEVERAL.fullmatch(str(action.metavar)):
                 raise UsageError(f"{shown}: expected one value")
             values = [",".join(map(str, value))]
         for each in values:

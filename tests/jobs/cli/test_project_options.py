@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from infra.errors import UsageError
 from infra.files import parse_toml
 from infra.project_file import ProjectFile, read_project_file
+from infra.spec import OPTIONS, ClusterOptions
 from jobs.__main__ import main
 from jobs.cli import build_parser
 from jobs.cli.setup.config import build_schema, render_new
-from jobs.cli.shared.project_options import apply_project
+from jobs.cli.shared.project_options import apply_project, file_options, parser_of
+from jobs.worker.tasks import TASKS
 
 FILE = """\
 [cluster]
@@ -286,3 +291,60 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(
     assert said in err
     assert [row[:4] for row in err.splitlines()[1:]] in ([], ["  → "]), err
     assert sorted(folder.rglob("*")) == before
+
+
+def _options(command: str) -> dict[str, argparse.Action]:
+    """All options that the file can set for a command, over all of its tasks."""
+    parser = parser_of(build_parser(command), command)
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    parsers = [parser, *(each for action in below for each in action.choices.values())]
+    return {flag: action for each in parsers for flag, action in file_options(each).items()}
+
+
+# What an option's help says if it takes several values in one word.
+_SAYS_SEVERAL = re.compile(r"a,b,c|separated by commas|ranges|A/x,s3://C")
+_OPTIONS = {
+    (table, flag): action
+    for table, command in (("cluster", "up"), ("jobs.a", "train"), ("jobs.b", "run"))
+    for flag, action in _options(command).items()
+    if action.nargs != 0 and (table == "cluster" or flag not in ("--name", "--cloud", "--region"))
+}
+
+
+def test_options_of_several_values_are_found() -> None:
+    several = {flag for (_, flag), action in _OPTIONS.items() if _takes_a_list(action)}
+    fields = {OPTIONS[key].flag for key in OPTIONS if isinstance(_defaults(key), tuple)}
+    assert fields == {"--instance-type", "--subnet-id", "--read-from", "--tag"}
+    assert several >= fields | {"--ssh-cidr", "--report-to", "--files", "--env"}
+
+
+def _defaults(key: str) -> object:
+    return ClusterOptions.model_fields[key].default
+
+
+def _takes_a_list(action: argparse.Action) -> bool:
+    is_repeated = isinstance(action, argparse._AppendAction)
+    return is_repeated or bool(_SAYS_SEVERAL.search(action.help or ""))
+
+
+@pytest.mark.parametrize(("table", "flag"), _OPTIONS)
+def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None:
+    action, key = _OPTIONS[table, flag], flag[2:]
+    command = {"cluster": "up", "jobs.a": "train", "jobs.b": "run"}[table]
+    tasks = [
+        task
+        for task in TASKS
+        if flag in file_options(parser_of(build_parser("train"), "train", task))
+    ]
+    kind = {"up": "", "train": f'task = "{next(iter(tasks), "squad")}"\n', "run": 'command = "a"\n'}
+    text = f'[{table}]\n{kind[command]}{key} = ["p=1", "q=2"]\n'
+    project = ProjectFile(Path("spr-cluster.toml"), parse_toml(text, "f"), text)
+    words = ["up"] if command == "up" else [command, table[-1]]
+    if not _takes_a_list(action):
+        with pytest.raises(UsageError, match=f"{key} = .*: expected one value"):
+            apply_project(words, project, build_parser)
+        return
+    found = apply_project(words, project, build_parser).words
+    is_repeated = isinstance(action, argparse._AppendAction)
+    wanted = [f"{flag}=p=1", f"{flag}=q=2"] if is_repeated else [f"{flag}=p=1,q=2"]
+    assert [word for word in found if word.startswith(f"{flag}=")] == wanted

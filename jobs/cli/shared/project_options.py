@@ -258,6 +258,8 @@ class _Options:
                 raise UsageError(f"{shown}: expected true or false")
             return [flag] if value else []
         is_list = isinstance(action, argparse._AppendAction)
+        if value == [] and flag == "--outputs":
+            return [f"{flag}="]
         values = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not is_list:
             if action.metavar not in _LISTS:

@@ -18,6 +18,7 @@ from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
 from jobs.cli import build_parser
 from jobs.invoke import invoke
+from jobs.launchers.plan import own_folder
 
 __all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError"]
 Value = str | int | float | Path
@@ -171,7 +172,9 @@ class Job:
         if folder is None or not (folder / name).exists():
             folder = Path(self.fetch(folder)["results"])
         if not (folder / name).exists():
-            raise JobError(f"job {self.id} has no {name}", hint=f"its log is {folder / 'log'}")
+            raise JobError(
+                f"job {self.id} has no {name}", hint=f"its log is {own_folder(folder) / 'log'}"
+            )
         return read_object(folder / name)
 
     def log(self, **options: Option) -> str:

@@ -89,7 +89,7 @@ def run_attach(args: argparse.Namespace) -> int:
         results = choose_results(args, found.job)
         end: JobEnd = follow(launcher, found.job, progress)[0]
         with progress.phase("Fetch the results"):
-            for line in launcher.fetch(found.job, results, progress.note):
+            for line in launcher.fetch(found.job, results, progress.note).missing:
                 say(line)
     else:
         context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)

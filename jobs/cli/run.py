@@ -31,6 +31,7 @@ from jobs.cli.shared.job_options import (
     results_folder,
 )
 from jobs.launchers.folders import has_rsync
+from jobs.launchers.plan import own_folder
 from jobs.launchers.queue.job_output import Event
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
@@ -66,7 +67,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "folder of spr-cluster.toml or of the git repository, as git sees it and without what .sprignore\n"
         "lists; only what changed is sent. Every rank has torch's RANK, WORLD_SIZE, LOCAL_RANK,\n"
         "MASTER_ADDR, and MASTER_PORT. What it writes to the folder $SPR_OUTPUT is fetched; that of\n"
-        "each worker goes to a folder named after the node.",
+        "each worker goes to a folder named after the node. New and changed files in the working folder\n"
+        "are fetched to work/NODE.",
         _EXAMPLES,
         run=detachable(run),
     )
@@ -108,6 +110,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "--output-dir",
         metavar="DIR",
         help="folder in the working folder that the program writes and that is fetched, like $SPR_OUTPUT",
+    )
+    add(
+        "--outputs",
+        action="append",
+        metavar="PATTERN",
+        help="files of the project's folder to fetch, such as 'out/**', or with ! not to fetch, instead of "
+        "all new and changed ones up to 1 GiB a node; '' for none; repeatable",
     )
     add("--own-torch", action="store_true", help="let the packages replace the stack's torch")
     add(
@@ -196,6 +205,7 @@ def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
         packages=packages,
         own=own,
         output_dir=read_output_dir(args.output_dir, sent, files.files),
+        outputs=None if args.outputs is None else tuple(filter(None, args.outputs)),
         subfolder=sent.subfolder,
         results=results,
         placement=placement,
@@ -245,5 +255,5 @@ def render(done: JobRecord, folder: Path) -> str:
     ranks = nodes * done.placement.nproc_per_node
     return (
         f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}, {format_seconds(done.seconds or 0.0)}\n"
-        f"output, log, and job.json: {folder}/"
+        f"output: {folder}/, its log: {own_folder(folder)}/log"
     )

@@ -15,18 +15,16 @@ from infra.errors import JobError, SprError, UsageError
 from infra.files import parse_as
 from infra.s3_url import S3Location
 from infra.words import format_size
-from jobs.launchers.files import move_results
-from jobs.launchers.launcher import NAME, RUNNING, JobEnd, JobSummary, parse_end
-from jobs.launchers.plan import RECORD
+from jobs.launchers.files import move_results, place_locally
+from jobs.launchers.launcher import NAME, RUNNING, Fetched, JobEnd, JobSummary, parse_end
+from jobs.launchers.plan import RECORD, own_folder
 from jobs.launchers.record import JobRecord, complete_record
-from jobs.worker.runtime.output import STATE_FILES
+from jobs.worker.storage import ownership
 from jobs.worker.storage.restore import newest
-from jobs.worker.supervisor.launch import BEGIN, CHECKPOINTS, END
+from jobs.worker.supervisor.launch import CHECKPOINTS, END
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
-
-_OUTPUT = "output/"
 
 
 def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, dict[str, int]]:
@@ -94,16 +92,21 @@ def fetch_stored(
     sizes: Mapping[str, int],
     results: Path,
     note: Callable[[str], None],
-) -> None:
-    """Download a job's output, log, and record, without checkpoints: all of its files, or none.
+    *,
+    all_checkpoints: bool = False,
+) -> Fetched:
+    """Download what is the user's of a job, its log, and its record: all of its files, or none.
 
     Raises :class:`JobError` if they can't be written.
     """
+    old = set() if all_checkpoints else ownership.find_superseded(sizes, _reader(s3, place))
+    left = sum(size for name, size in sizes.items() if ownership.is_below(name, old))
+    sizes = {name: size for name, size in sizes.items() if not ownership.is_below(name, old)}
     try:
         results.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=results, prefix=".fetch-") as folder:
             _download(s3, place, sizes, Path(folder), note)
-            end = Path(folder, END)
+            end = own_folder(Path(folder)) / END
             text = end.read_text(encoding="utf-8") if end.exists() else ""
             end.unlink(missing_ok=True)
             move_results(Path(folder), results)
@@ -111,6 +114,16 @@ def fetch_stored(
         why = error.strerror or error
         raise JobError(f"{place} could not be written to {results}: {why}") from error
     complete_record(results, text)
+    return Fetched(said=(f"not fetched: {ownership.explain_superseded(old, left)}",) if old else ())
+
+
+def _reader(s3: S3Client, place: S3Location) -> Callable[[str], str]:
+    def read(name: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            download_file(s3, place.below(name), Path(folder, "file"))
+            return Path(folder, "file").read_text(encoding="utf-8")
+
+    return read
 
 
 def _download(
@@ -143,9 +156,5 @@ def _download(
 def _local_name(name: str) -> str:
     """Return a file's name in the results folder; "" for one that stays in S3."""
     is_safe = not {"", ".", ".."} & {*name.split("/")} and "\0" not in name
-    is_state = STATE_FILES.match(name) or name.endswith(".keep")
-    if not is_safe or is_state or name == BEGIN:
-        return ""
-    if name in (RECORD, END) or ("/" not in name and name.startswith("log")):
-        return name
-    return name.removeprefix(_OUTPUT) if name.startswith(_OUTPUT) else ""
+    place = str(own_folder(Path()) / END) if name == END else place_locally(name)
+    return place if is_safe else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,11 +19,13 @@ from typing import Any
 from infra.errors import ConnectionLostError, HostError, JobError, SprError, UsageError
 from infra.words import format_size
 from jobs import worker
-from jobs.launchers.plan import RECORD, JobPaths
+from jobs.launchers.launcher import Fetched
+from jobs.launchers.plan import JobPaths, own_folder
 from jobs.launchers.record import complete_record
-from jobs.worker.runtime.output import WITHOUT_STATE
+from jobs.worker.storage import ownership
 from provision.host import Host
 from provision.install import VENV
+from provision.run_on_nodes import send
 
 # The head sends the archive to the workers over the cluster's network.
 _DISTRIBUTE = """# distributing the job's files to the workers
@@ -59,16 +62,8 @@ tail -n +2 ~/hosts | sed 's/^/logs /'
 ! grep -qs '"gather_output": true' {record} || \
   grep -o '"node[0-9]*"' {begin} | tr -d '"' | tail -n +2 | sed 's/^/output /'
 """
-# Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job. Code 1 means that
-# a file changed while it was read: the job is still running.
-_SEND = """# sending the results
-cd {root} && {{ tar {without} --exclude=.keep -cf - \
-  $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
-_SEND_FROM_WORKER = {
-    "logs": "cd {root} && {{ tar -cf - $(ls -d output/logs output/metrics 2>/dev/null) || [ $? = 1 ]; }}",
-    "output": "cd {output} && set -o pipefail && find . -type f ! -name .keep -print0 | "
-    "{{ tar --null -T - --transform 's,^[.]/,output/{node}/,' -cf - || [ $? = 1 ]; }}",
-}
+# What a user has at the top of the output, but for these names, is at the top of the results.
+_RESERVED = re.compile(r"job|work|node\d+")
 # sshd allows ten sessions in one connection.
 _SESSIONS = 8
 _NOTED = 32 << 20
@@ -206,19 +201,24 @@ def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def fetch(
-    head: Host, paths: JobPaths, target: Path, note: Callable[[str], None], flags: str = ""
-) -> tuple[str, ...]:
-    """Download the job's output folder and every rank's logs, without checkpoints.
+    head: Host,
+    paths: JobPaths,
+    target: Path,
+    note: Callable[[str], None],
+    flags: str = "",
+    *,
+    all_checkpoints: bool = False,
+) -> Fetched:
+    """Download what is the user's of a job, its log, and the logs and metrics of its ranks.
 
     Nothing is written on the nodes. ``note`` receives the progress; ``flags`` name the cluster in
-    messages. Returns a line about each worker whose output is missing. Raises :class:`JobError` if the
-    files arrive damaged, or can't be written.
+    messages. Raises :class:`JobError` if the files arrive damaged, or can't be written.
     """
     elsewhere = f" --results {shlex.quote(str(target))}"
     hint = f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip()
     hint += elsewhere if target != Path("results", paths.job_id) else ""
     try:
-        return _fetch(head, paths, target, note)
+        return _fetch(head, paths, target, note, all_checkpoints=all_checkpoints)
     except OSError as error:
         why = error.strerror or error
         what = f"the results of job {paths.job_id} could not be written to {target}"
@@ -229,39 +229,73 @@ def fetch(
 
 
 def _fetch(
-    head: Host, paths: JobPaths, target: Path, note: Callable[[str], None]
-) -> tuple[str, ...]:
-    names = {"root": paths.root, "output": paths.output, "record": RECORD}
-    names |= {"begin": paths.begin, "end": paths.end, "job": paths.job_id}
-    rows = head.run(_COLLECT.format(**names)).stdout.splitlines()
+    head: Host,
+    paths: JobPaths,
+    target: Path,
+    note: Callable[[str], None],
+    *,
+    all_checkpoints: bool,
+) -> Fetched:
+    names = {"root": paths.root, "record": paths.record, "begin": paths.begin, "end": paths.end}
+    rows = head.run(_COLLECT.format(**names, job=paths.job_id)).stdout.splitlines()
     asked = [tuple(row.split()) for row in rows if row.count(" ") == 1]
-    send = _SEND.format(**names, without=shlex.join(WITHOUT_STATE))
-    unpack_results(head.download(send), target, paths.job_id, note)
+    options = {"folder": paths.root, "limit": ownership.WORK_LIMIT}
+    options["all_checkpoints"] = all_checkpoints
 
-    def fetch_from(what: str, node: str) -> str:
-        """Fetch a worker's output; a worker that is gone must not cost the others' files."""
-        script = _SEND_FROM_WORKER[what].format(**names, node=node)
-        ssh = f"ssh -n -o ConnectTimeout=10 {node} {shlex.quote(f'bash -c {shlex.quote(script)}')}"
+    def fetch_from(what: str, node: str) -> tuple[str, dict[str, Any] | None]:
+        """Fetch a node's files; a worker that is gone must not cost the others' files."""
+        chosen = {**options, "node": node, "rank_files_only": what == "logs"}
+        program = send(ownership, json.dumps(chosen))
+        command = program.render("sending the results", f"-o ConnectTimeout=10 {node}")
         try:
-            unpack_results(head.download(ssh), target, paths.job_id, note)
+            return node, unpack_results(head.download(command), target, paths.job_id, note)
         except ConnectionLostError:
             raise
         except (HostError, JobError):
-            return f"the output of {node} could not be fetched" if what == "output" else ""
-        return ""
+            return node, None if what == "output" else {}
 
-    workers = [row for row in asked if row[0] in _SEND_FROM_WORKER]
+    workers = [row for row in asked if row[0] in ("logs", "output")]
     with ThreadPoolExecutor(_SESSIONS) as pool:
         try:
-            missing = tuple(filter(None, pool.map(lambda row: fetch_from(*row), workers)))
+            reports = dict(pool.map(lambda row: fetch_from(*row), workers))
         except BaseException:
             head.close()  # ends the other transfers
             raise
+    # Its copies of the workers' files are for a worker that is gone.
+    options["without"] = [node for node, report in reports.items() if report is not None]
+    command = send(ownership, json.dumps(options)).render("sending the results")
+    own = unpack_results(head.download(command), target, paths.job_id, note)
+    lost = [node for node, report in reports.items() if report is None]
+    missing = [
+        f"the output of {node} could not be fetched"
+        for node in lost
+        if node not in own.get("gathered", ())
+    ]
+    known = {"node0": own, **{node: report for node, report in reports.items() if report}}
+    fetched = describe_reports(known, target, missing)
     at = next((value for key, value in asked if key == "at"), None)
-    mark = f"touch -d @{at} {paths.fetched}; " if at and not missing else ""
+    mark = f"touch -d @{at} {paths.fetched}; " if at and not fetched.missing else ""
     ended = head.run(f"{mark}cat {paths.end} 2>/dev/null || true")
     complete_record(target, ended.stdout)
-    return missing
+    return fetched
+
+
+def describe_reports(
+    reports: Mapping[str, Mapping[str, Any]], target: Path, missing: Iterable[str] = ()
+) -> Fetched:
+    """Return in words what the nodes' archives say of what is in them, and what is not. Pure."""
+    left, said = [*missing], []
+    for node, report in reports.items():
+        if names := report.get("left"):
+            left.append(f"only on {node}: {ownership.describe(names)}")
+        if names := report.get("skipped"):
+            said.append(f"not fetched from {node}: {ownership.describe(names)}")
+    work = [(name, size) for report in reports.values() for name, size in report.get("work", ())]
+    if work:
+        shown = ownership.describe(f"{name} ({format_size(size)})" for name, size in work)
+        text = f"written to the working folder, and now in {target / 'work'}/: {shown}"
+        said.append(text)
+    return Fetched(tuple(left), tuple(said))
 
 
 def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
@@ -272,10 +306,10 @@ def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
 
 def unpack_results(
     chunks: Iterator[bytes], target: Path, job: str, note: Callable[[str], None]
-) -> None:
+) -> dict[str, Any]:
     """Extract a job's archive into its results folder while it arrives: all of its files, or none.
 
-    Raises :class:`JobError` if it is damaged.
+    Returns the archive's report, if it has one. Raises :class:`JobError` if it is damaged.
     """
     target.mkdir(parents=True, exist_ok=True)
     # Beside the target: not in /tmp, which may be in memory, and never half a model under its final name.
@@ -283,20 +317,22 @@ def unpack_results(
         arriving = _Arriving(chunks, note)
         try:
             with tarfile.open(fileobj=arriving, mode="r|") as archive:  # type: ignore[call-overload]
-                _extract(archive, Path(folder))
+                report = _extract(archive, Path(folder))
         except _DAMAGE as error:
             raise JobError(f"the results of job {job} arrived damaged: {error}") from error
         for _ in chunks:  # at whose end a failure is raised
             pass
         move_results(Path(folder), target)
+    return report
 
 
 def move_results(folder: Path, target: Path) -> None:
-    """Move all files of a folder into a results folder."""
+    """Move all files and folders of a folder into a results folder."""
     for path in sorted(folder.rglob("*")):
         place = target / path.relative_to(folder)
-        if not path.is_dir():
-            place.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+        else:
             path.replace(place)
 
 
@@ -316,16 +352,41 @@ class _Arriving:
         return chunk
 
 
-def _extract(archive: tarfile.TarFile, target: Path) -> None:
-    """Extract ``output/*`` into the target, beside the log; no member may leave the target.
+def _extract(archive: tarfile.TarFile, target: Path) -> dict[str, Any]:
+    """Extract the files at their places in the results; no member may leave the target.
 
     tarfile's own filters are missing in Debian 12's Python 3.11.2.
     """
+    report: dict[str, Any] = {}
     for member in archive:
-        name = member.name.removeprefix("output").lstrip("/")
-        path = (target / name).resolve()
         content = archive.extractfile(member) if member.isfile() else None
-        if content is not None and path.is_relative_to(target.resolve()):
+        if content is not None and member.name == ownership.REPORT:
+            report = json.loads(content.read())
+            continue
+        place = place_locally(member.name)
+        path = (target / place).resolve()
+        if not place or not path.is_relative_to(target.resolve()):
+            continue
+        if member.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+        elif content is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, path.open("wb") as file:
                 shutil.copyfileobj(content, file, _COPIED)
+    return report
+
+
+def place_locally(name: str) -> str:
+    """Return where a file of a job's folder is in its results; "" for one that is not fetched. Pure."""
+    top, _, rest = name.partition("/")
+    own = own_folder(Path()).name
+    if top == ownership.WORKERS:
+        node, _, rest = rest.partition("/")
+        what, _, rest = rest.partition("/")
+        return f"{node}/{rest}" if what == ownership.OUTPUT else f"work/{node}/{rest}"
+    if top == ownership.WORK:
+        return f"work/node0/{rest}"
+    if top == ownership.OUTPUT:
+        return f"node0/{rest}" if _RESERVED.fullmatch(rest.partition("/")[0]) else rest
+    is_own = name in ownership.OWN or name.startswith(ownership.RANK_FILES)
+    return f"{own}/{name.removeprefix(f'{ownership.STATE}/')}" if is_own else ""

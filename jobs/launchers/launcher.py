@@ -74,6 +74,14 @@ class Outcome:
     missing: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """Lines about a job's files that were fetched: what is ``missing``, and what else is to be ``said``."""
+
+    missing: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+
+
 def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:
     """Return the content of ``end.json``, or its text; ``None`` if there is no valid one."""
     known = TypeAdapter(JobEnd)
@@ -200,8 +208,10 @@ class Launcher(Protocol):
         Returns the names of nodes that can't be reached.
         """
 
-    def fetch(self, job: str, results: Path, note: Callable[[str], None]) -> tuple[str, ...]:
-        """Download a job's output, log, and record. Returns a line about each part that is missing."""
+    def fetch(
+        self, job: str, results: Path, note: Callable[[str], None], *, all_checkpoints: bool = False
+    ) -> Fetched:
+        """Download what is the user's of a job, its log, and its record."""
 
     def explain_loss(self, job: str, error: SprError) -> SprError | None:
         """Return why an unreachable job must be over; ``None`` if it may still be running."""

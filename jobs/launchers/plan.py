@@ -239,3 +239,8 @@ class JobPaths:
 
 
 RECORD = "job.json"
+
+
+def own_folder(results: Path) -> Path:
+    """Return the folder of a job's own files in its results: log, record, and its ranks' logs and metrics."""
+    return results / "job"

@@ -16,7 +16,7 @@ from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_object, read_text
 from jobs.launchers.launcher import JobEnd, parse_end
 from jobs.launchers.placement import Placement
-from jobs.launchers.plan import RECORD, JobPaths, PlacementOptions
+from jobs.launchers.plan import RECORD, JobPaths, PlacementOptions, own_folder
 from jobs.worker.runtime.output import new_file
 from provision.host import Host
 
@@ -112,14 +112,14 @@ def write_record(folder: Path, record: JobRecord) -> None:
 
 def write_record_text(folder: Path, text: str) -> None:
     """Write the content of ``job.json`` into a results folder atomically."""
-    with new_file(folder / RECORD, f".{os.getpid()}") as partial:
+    with new_file(own_folder(folder) / RECORD, f".{os.getpid()}") as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def read_job_id(folder: Path) -> str:
     """Return the ID of the job whose results are in a folder; "" if there is no record."""
     try:
-        return str(read_object(folder / RECORD)["job"])
+        return str(read_object(own_folder(folder) / RECORD)["job"])
     except (UsageError, KeyError):
         return ""
 
@@ -128,7 +128,8 @@ def complete_record(folder: Path, text: str) -> None:
     """Add the content of ``end.json``, if there is one, to a record that was fetched."""
     end = parse_end(text)
     with suppress(UsageError):  # an earlier release's record stays unchanged
-        record = parse_as(JobRecord, read_text(folder / RECORD), str(folder / RECORD))
+        path = own_folder(folder) / RECORD
+        record = parse_as(JobRecord, read_text(path), str(path))
         if end and not record.state:
             write_record(folder, record.ended_as(end))
 
@@ -149,10 +150,10 @@ def claim_results(folder: Path, job: str, text: str = "") -> bool:
     The record, whose content is ``text``, is the claim, until :func:`release_results` or the user removes
     it. Raises :class:`UsageError` if another job has the folder, or it can't be written.
     """
-    is_new = False
+    is_new, own = False, own_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), (folder / RECORD).open("x", encoding="utf-8") as file:
+        own.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), (own / RECORD).open("x", encoding="utf-8") as file:
             is_new = True
             file.write(json.dumps({"job": job}) + "\n")
         if not is_new and (owner := read_job_id(folder)) != job:
@@ -177,5 +178,6 @@ def _taken(folder: Path, owner: str) -> UsageError:
 def release_results(folder: Path) -> None:
     """Remove the record of a job that was not submitted, and its folder if nothing else is in it."""
     with suppress(OSError):
-        (folder / RECORD).unlink()
+        (own_folder(folder) / RECORD).unlink()
+        own_folder(folder).rmdir()
         folder.rmdir()

@@ -163,6 +163,8 @@ class ProgramRequest:
     """S3 URLs and their places in the job's folder."""
     output_dir: str = ""
     """A folder in the working folder that stands for the output folder."""
+    outputs: tuple[str, ...] | None = None
+    """Patterns of the files in the project's folder that are results; ``None``: all new and changed ones."""
     subfolder: str = "."
     """The program's working folder in the project."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
@@ -267,6 +269,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
             "bytes": request.files.size,
             "packages": request.packages.source if request.packages else None,
             "folders": {each.target: Path(each.store).name for each in request.folders},
+            "outputs": request.outputs,
             "env": [word.partition("=")[0] for word in request.env],
         },
         gather_output=True,

@@ -17,6 +17,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.files import read_lines, read_object
+from jobs.launchers.plan import own_folder
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of a step's time; communication is the wait beyond the backward pass."""
@@ -220,14 +221,16 @@ def read_run(folder: Path) -> Run:
     """Read a results folder. Raises :class:`UsageError` if it is not one."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint=_HINT)
+    own = own_folder(folder)
     results, job, study = (
-        read_object(folder / name, optional=True) for name in (RESULTS, JOB, STUDY)
+        read_object(path, optional=True) for path in (folder / RESULTS, own / JOB, folder / STUDY)
     )
-    series = read_metrics(folder / METRICS)
+    series = read_metrics(own / METRICS)
     points = [p for p in _list(study.get("runs")) if isinstance(p, dict)]
     if not results and not series and not points:
         raise UsageError(
-            f"{folder}: contains neither {RESULTS} nor {METRICS}/rank-0.jsonl", hint=_HINT
+            f"{folder}: contains neither {RESULTS} nor {own.name}/{METRICS}/rank-0.jsonl",
+            hint=_HINT,
         )
     return Run(folder, results, series, job, points)
 
@@ -245,9 +248,9 @@ def _list(value: object) -> list[Any]:
 
 def newest_results(root: Path) -> Path | None:
     """Return the folder below ``root`` with the newest results or metrics."""
-    marks = [*root.glob(f"*/{RESULTS}"), *root.glob(f"*/{METRICS}")]
+    marks = [*root.glob(f"*/{RESULTS}"), *root.glob(str(own_folder(Path("*")) / METRICS))]
     newest = max(marks, key=lambda path: path.stat().st_mtime, default=None)
-    return newest.parent if newest else None
+    return root / newest.relative_to(root).parts[0] if newest else None
 
 
 def find_folder(name: str | None) -> Path:

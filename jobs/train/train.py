@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.files import read_object
-from jobs.launchers.plan import JobPlan
+from jobs.launchers.plan import JobPlan, own_folder
 from jobs.launchers.queue.session import JobContext, JobResult, JobSession, run_job
 from jobs.train.request import (
     TrainRequest,
@@ -52,7 +52,8 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
 def read_results(done: JobResult) -> dict[str, Any]:
     """Return a job's ``results.json``. Raises :class:`JobError` if there is no valid one."""
     assert done.plan.results is not None
-    path, hint = done.plan.results / "results.json", f"the whole log is {done.plan.results / 'log'}"
+    path = done.plan.results / "results.json"
+    hint = f"the whole log is {own_folder(done.plan.results) / 'log'}"
     if not path.is_file():
         raise JobError(f"job {done.record.job} left no results.json", hint=hint)
     try:

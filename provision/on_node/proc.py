@@ -183,7 +183,7 @@ def group_cpus(ranks: Mapping[RankKey, RankCpus], cpus: set[int]) -> list[CpuGro
 def find_metrics(jobs: str, now: float) -> dict[RankKey, str]:
     """Return the newest jobs' recently written metrics files."""
     folders = []
-    for folder in glob.glob(glob.escape(jobs) + "/*/output/metrics"):  # noqa: PTH207
+    for folder in glob.glob(glob.escape(jobs) + "/*/output.state/metrics"):  # noqa: PTH207
         with suppress(OSError):
             folders.append((os.stat(folder).st_mtime, folder))  # noqa: PTH116
     found = {}

@@ -174,7 +174,7 @@ class Sampler:
         self._ranks = find_ranks(self._proc, self._jobs, os.getuid())
         paths = find_metrics(self._jobs, now)
         for key in self._ranks:
-            paths[key] = f"{self._jobs}/{key.job}/output/metrics/rank-{key.rank}.jsonl"
+            paths[key] = f"{self._jobs}/{key.job}/output.state/metrics/rank-{key.rank}.jsonl"
         known = self._tails
         self._tails = {key: known.get(key) or MetricsTail(path) for key, path in paths.items()}
 

@@ -1,21 +1,19 @@
 """What would be lost with the nodes: results, models, and checkpoints of jobs. Runs on the head.
 
-`fetch` leaves the file ``fetched`` in a job's folder, and a copy in S3 leaves ``pushed.json``. `fetch`
-downloads no checkpoints, which an unfinished job needs: ours, and those that transformers' Trainer leaves
-beside the model.
+`fetch` leaves the file ``fetched`` in a job's folder, and a copy in S3 leaves ``pushed.json``. All files in
+``output`` are the user's; of those in ``work``, the code that came with the job knows which are. `fetch`
+downloads no checkpoints of ours, which an unfinished job needs.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import subprocess
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 WAITING, RUNNING = "waiting", "running"
-_STEP = re.compile(r"step-\d{6,}")
-_OTHER = ("logs", "metrics")
 
 
 class QueueError(Exception):
@@ -55,42 +53,46 @@ def modified(path: Path) -> float:
 
 
 def find_loss(job: Path) -> str:
-    """Return ``checkpoint``, ``checkpoints``, ``model``, or ``results``; "" if nothing would be lost."""
-    output, pushed = job / "output", modified(job / "pushed.json")
-    if not output.is_dir():
-        return ""
-    record, model = read(job / "job.json"), output / "model"
-    if '"resumable": true' in record and not (output / "results.json").is_file():
-        steps = [each for each in _list(output / "checkpoints") if _STEP.fullmatch(each.name)]
-        if any(_has_newer(step, pushed) for step in steps):
-            return "checkpoint"
-    if '"state": "succeeded"' not in read(job / "end.json"):
-        beside = [each for each in _list(model) if each.name.startswith("checkpoint-")]
-        if any(_has_newer(each, pushed) for each in beside):
-            return "checkpoints"
+    """Return ``checkpoint``, ``model``, or ``results``; "" if nothing would be lost."""
+    output, state, pushed = job / "output", job / "output.state", modified(job / "pushed.json")
+    record = read(job / "job.json")
+    is_unfinished = '"resumable": true' in record and not (output / "results.json").is_file()
+    if is_unfinished and _has_newer(state / "checkpoints", pushed):
+        return "checkpoint"
     safe = max(pushed, modified(job / "fetched"))
+    is_lost = any(_has_newer(job / name, safe) for name in ("output", "workers"))
     # The workers may have written more.
-    if not _has_newer(output, safe, _OTHER) and (safe or '"gather_output": true' not in record):
+    is_lost = is_lost or (not safe and '"gather_output": true' in record)
+    if not is_lost and not ((state / "started").exists() and _has_newer_work(job, safe)):
         return ""
-    return "model" if (model / "config.json").is_file() else "results"
+    return "model" if (output / "model/config.json").is_file() else "results"
 
 
-def _list(folder: Path) -> Iterator[Path]:
-    return folder.iterdir() if folder.is_dir() else iter(())
-
-
-def _has_newer(folder: Path, since: float, without: tuple = ()) -> bool:  # type: ignore[type-arg]
-    """Return whether a folder has a file that was written after a time."""
-    for where, folders, files in os.walk(folder):
-        if where == str(folder):
-            folders[:] = [name for name in folders if name not in without]
-        if where == f"{folder}/checkpoints":
-            folders[:] = [name for name in folders if not _STEP.match(name)]
+def _has_newer(folder: Path, since: float) -> bool:
+    """Return whether a folder has a file that was written after a time, or can't be read."""
+    failed = []  # type: ignore[var-annotated]
+    for where, _, files in os.walk(str(folder), onerror=failed.append):
         for name in files:
-            path = Path(where, name)
-            if name != ".keep" and not path.is_symlink() and modified(path) > since:
-                return True
-    return False
+            with suppress(OSError):
+                if Path(where, name).lstat().st_ctime > since:
+                    return True
+    return any(not isinstance(error, FileNotFoundError) for error in failed)
+
+
+def _has_newer_work(job: Path, since: float) -> bool:
+    program = job / "code/worker/storage/ownership.py"
+    options = json.dumps({"folder": str(job), "since": since})
+    try:
+        done = subprocess.run(
+            ["python3", "-I", "-S", str(program), options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return not since  # an earlier release's job
+    return bool(done.stdout.strip())
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.launchers.bucket import fetch_stored, find_stored
 from jobs.launchers.launcher import RUNNING, JobSummary, Launcher, choose_job
-from jobs.launchers.plan import RECORD
+from jobs.launchers.plan import RECORD, own_folder
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 # results.json is uploaded last: its presence means that the upload is complete.
-_BESIDE_MODEL = ("log", "job.json", "predictions.json", "null_odds.json", "results.json")
+_BESIDE_MODEL = ("job/log", "job/job.json", "predictions.json", "null_odds.json", "results.json")
 _EXAMPLES = """\
   spr-cluster fetch --last
   spr-cluster fetch squad-20260731-142501-k3f --results ./best
@@ -49,8 +49,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "fetch",
-        "Download the model, log, and results of a job, without checkpoints, from the cluster's head or a\n"
-        "claim on Kubernetes, for example of a job that was started on another machine. `spr-cluster jobs`\n"
+        "Download what a job wrote, its log, and its metrics from a cluster's nodes or a claim on\n"
+        "Kubernetes, for example of a job that was started on another machine. `spr-cluster jobs`\n"
         "lists the jobs. By its URL in the bucket of a cluster (`up --bucket`), a job can be fetched when\n"
         "the cluster is gone; `--cloud local` looks in the embedded cloud.",
         _EXAMPLES,
@@ -60,6 +60,11 @@ def add_parser(subparsers: SubParsers) -> None:
     add_job_options(parser, what, stored=True)
     parser.add_argument("--last", action="store_true", help="fetch the newest job")
     add_results_option(parser, "the files")
+    parser.add_argument(
+        "--all-checkpoints",
+        action="store_true",
+        help="also fetch the checkpoints of transformers' Trainer that are neither the newest nor the best",
+    )
     add_push_option(parser)
     gone = parser.add_argument_group(
         "jobs on Kubernetes that another machine submitted and deleted"
@@ -143,8 +148,9 @@ def run(args: argparse.Namespace) -> int:
         say(f"{found.job} is still running; fetching its output so far")
     results = choose_results(args, found.job)
     with progress.phase(f"Fetch {found.job}"):
-        missing = launcher.fetch(found.job, results, progress.note)
-    for line in missing:
+        choice = {"all_checkpoints": args.all_checkpoints}
+        fetched = launcher.fetch(found.job, results, progress.note, **choice)
+    for line in (*fetched.said, *fetched.missing):
         say(line)
     pushed = push(target, results, found.job, progress, launcher.flags)
     text = f"{found.job} ({found.state}): {results}/" + (f"\n{pushed}" if pushed else "")
@@ -166,7 +172,10 @@ def _run_stored(args: argparse.Namespace) -> int:
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
     with progress.phase(f"Fetch {job}"):
-        fetch_stored(s3, place, sizes, results, progress.note)
+        choice = {"all_checkpoints": args.all_checkpoints}
+        fetched = fetch_stored(s3, place, sizes, results, progress.note, **choice)
+    for line in fetched.said:
+        say(line)
     known: dict[str, Any] = {**found.as_dict(), "results": str(results), "pushed_to": None}
     emit(args, f"{job} ({found.state}): {results}/", known)
     return 0
@@ -188,7 +197,7 @@ def _find_url(args: argparse.Namespace) -> str:
     """Return a job's URL in S3, as its record on this machine says; "" if it does not."""
     folder = expand_home(args.results) if args.results else Path("results", args.job or "")
     with suppress(UsageError):
-        record = read_object(folder / RECORD, optional=True)
+        record = read_object(own_folder(folder) / RECORD, optional=True)
         more = record.get("more")
         bucket = record.get("bucket") or (more.get("bucket") if isinstance(more, dict) else None)
         if bucket and record.get("job") == args.job:

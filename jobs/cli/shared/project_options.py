@@ -259,6 +259,8 @@ class _Options:
                 raise UsageError(f"{shown}: expected true or false")
             return [flag] if value else []
         is_list = isinstance(action, argparse._AppendAction)
+        if value == [] and flag == "--outputs":
+            return [f"{flag}="]
         values = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not is_list:
             if action.type not in (None, str) or not _SEVERAL.fullmatch(str(action.metavar)):

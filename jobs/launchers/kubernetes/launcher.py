@@ -18,7 +18,8 @@ from jobs.launchers.kubernetes.jobs import describe_record, exit_code, find_time
 from jobs.launchers.kubernetes.pod_log import read_log
 from jobs.launchers.kubernetes.resources import JobView, PodView
 from jobs.launchers.kubernetes.results_reader import ResultsReader
-from jobs.launchers.launcher import DELETED, QUEUED, JobSummary
+from jobs.launchers.launcher import DELETED, QUEUED, Fetched, JobSummary
+from jobs.launchers.plan import own_folder
 from jobs.launchers.record import claim_results, write_record_text
 from jobs.worker.supervisor.attempt import FAILED, SUCCEEDED
 
@@ -152,7 +153,9 @@ class KubernetesLauncher:
     def delete_claim(self, name: str, on_wait: Show) -> None:
         jobs.delete_claim(self.api, name, on_wait)
 
-    def fetch(self, job: str, results: Path, note: Show) -> tuple[str, ...]:
+    def fetch(
+        self, job: str, results: Path, note: Show, *, all_checkpoints: bool = False
+    ) -> Fetched:
         """Download a job's files from its claim, through a small pod that is deleted at the end."""
         view, known = jobs.find_job(self.api, job), self.submitted
         spec = view.spec if view else {}
@@ -169,11 +172,12 @@ class KubernetesLauncher:
         claim_results(results, job)
         reader.fetch(holder, results)
         if view is None:
-            return ()
+            return Fetched()
         record = describe_record(view, self.api.context, self.api.namespace)
         write_record_text(results, json.dumps(record, indent=1) + "\n")
         pod = view.pod(0)
-        return self._fetch_log(pod, results / "log", note) if pod else ()
+        missing = self._fetch_log(pod, own_folder(results) / "log", note) if pod else ()
+        return Fetched(missing)
 
     def _fetch_log(self, pod: PodView, target: Path, note: Show) -> tuple[str, ...]:
         with target.open("w", encoding="utf-8") as file:

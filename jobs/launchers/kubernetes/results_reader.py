@@ -24,7 +24,7 @@ from jobs.launchers.kubernetes.manifests import (
 from jobs.launchers.kubernetes.preflight import MANY, find_missing_rights
 from jobs.launchers.kubernetes.request import CLAIM_PATH
 from jobs.launchers.kubernetes.resources import PodView, claims_of, core_path, dig, parse_pod
-from jobs.worker.runtime.output import WITHOUT_STATE
+from jobs.worker.storage.ownership import OUTPUT, RANK_FILES
 
 if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi
@@ -37,12 +37,9 @@ _CONTAINER = "reader"
 _KEPT = ("imagePullSecrets", "tolerations")
 # exec over a WebSocket is a GET; since Kubernetes 1.35, it also requires the verb create.
 _RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get pods/exec")
-# Checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
+# Our checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
 # file changed while it was read: the job is still running.
-_TAR = (
-    *("sh", "-c", 'tar "$@" || test $? -eq 1', "tar"),
-    *WITHOUT_STATE,
-)
+_TAR = f'cd "$1" && {{ tar -cf - $(ls -d {OUTPUT} {" ".join(RANK_FILES)} 2>/dev/null) || test $? -eq 1; }}'
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class ResultsReader:
 
     @property
     def _command(self) -> list[str]:
-        return [*_TAR, "-C", f"{CLAIM_PATH}/jobs/{self.job}", "-cf", "-", "output"]
+        return ["sh", "-c", _TAR, "sh", f"{CLAIM_PATH}/jobs/{self.job}"]
 
     @contextmanager
     def _run_pod(self, holder: PodView | None) -> Iterator[str]:

@@ -28,6 +28,8 @@ from jobs.launchers.launcher import (
     parse_end,
 )
 from jobs.launchers.plan import JobPaths
+from jobs.worker.runtime.output import LOGS
+from jobs.worker.storage.ownership import STATE
 from jobs.worker.supervisor import listing, log_reader
 from jobs.worker.supervisor.attempt import FAILED
 from provision.host import Host, TextSink
@@ -169,7 +171,7 @@ def read_log(
     Raises :class:`UsageError` if the job has no such rank.
     """
     paths = JobPaths(job.job)
-    name = "log" if rank is None else f"output/logs/rank-{rank}.log"
+    name = "log" if rank is None else f"{STATE}/{LOGS}/rank-{rank}.log"
     what = (paths.root, name, job.job if follow and job.is_active else "", "1", "")
     node = "" if rank is None else find_node(job, rank)
     if rank is None:  # of a resumed job

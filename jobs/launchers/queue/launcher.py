@@ -11,7 +11,7 @@ from typing import Any
 from cluster.context import Context
 from infra.errors import HostError, HostKeyError, JobError, SprError
 from jobs.launchers import files
-from jobs.launchers.launcher import LOST, RUNNING, JobEnd, JobSummary
+from jobs.launchers.launcher import LOST, RUNNING, Fetched, JobEnd, JobSummary
 from jobs.launchers.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
 from jobs.launchers.queue import history
 from jobs.launchers.queue.history import describe_expiry, explain_expiry
@@ -81,9 +81,12 @@ class QueueLauncher:
         grace = 0 if at_once else CHECKPOINT_SECONDS if saves else STOP_SECONDS
         return stop_job(self._slurm, JobPaths(job.job), grace, on_log)
 
-    def fetch(self, job: str, results: Path, note: Callable[[str], None]) -> tuple[str, ...]:
+    def fetch(
+        self, job: str, results: Path, note: Callable[[str], None], *, all_checkpoints: bool = False
+    ) -> Fetched:
         claim_results(results, job)
-        return files.fetch(self.head, JobPaths(job), results, note, self.flags)
+        paths, choice = JobPaths(job), {"all_checkpoints": all_checkpoints}
+        return files.fetch(self.head, paths, results, note, self.flags, **choice)
 
     def explain_loss(self, job: str, error: SprError) -> SprError | None:
         if isinstance(error, HostKeyError) or not isinstance(error, HostError):

@@ -31,6 +31,7 @@ from jobs.launchers.plan import (
     JobPlan,
     PlacementOptions,
     new_job_id,
+    own_folder,
 )
 from jobs.launchers.queue.history import ExpiryWatch, describe_expiry, list_jobs
 from jobs.launchers.queue.job_output import (
@@ -171,7 +172,7 @@ class JobSession:
             return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
-        sent = {**files.worker_files(), **plan.files, "output/.keep": b""}
+        sent = {**files.worker_files(), **plan.files}
         sent |= {RECORD: record.encode()} if record else {}
         files.place_files(self.head, self.paths, sent)
         files.place_head_folders(self.head, self.paths, plan.head_folders)
@@ -335,8 +336,9 @@ class JobSession:
         with context.progress.phase("Fetch the results"):
             flags, outcome = context.cluster.flags, context.outcome
             note = context.progress.note
-            outcome.missing = files.fetch(self.head, self.paths, results, note, flags)
-            for line in outcome.missing:
+            fetched = files.fetch(self.head, self.paths, results, note, flags)
+            outcome.missing = fetched.missing
+            for line in (*fetched.said, *fetched.missing):
                 context.on_log(line)
             outcome.is_home = not outcome.missing
 
@@ -465,7 +467,7 @@ def _require_success(
     if end.state == SUCCEEDED:
         return
     job, cancelled = session.paths.job_id, end.state == CANCELLED
-    hint = f"the whole log is {results / 'log' if results else f'{session.paths.log} on node0'}"
+    hint = f"the whole log is {own_folder(results) / 'log' if results else f'{session.paths.log} on node0'}"
     if resume:
         kept = next((at.checkpoint for at in list_jobs(session.head) if at.job == job), None)
         if kept:

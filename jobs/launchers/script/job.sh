@@ -11,7 +11,7 @@ if [ "$(cat install.sh requirements.txt)" != "$(cat installed 2>/dev/null)" ]; t
     exit 1
 fi
 if [ -e output/results.json ]; then
-    echo "$PWD: this job is finished; to train again, move output/ away"
+    echo "$PWD: this job is finished; to train again, move output/ and output.state/ away"
     exit 0
 fi
 unset PYTHONHOME
@@ -23,7 +23,7 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 cpus=$(tr , '\n' <<< "$SLURM_JOB_CPUS_PER_NODE" | cut -d '(' -f 1 | sort -n | head -n 1)
 
 # Not step-N.partial, which a rank was writing when it was killed.
-saved() { ls -d output/checkpoints/step-*[0-9] 2>/dev/null; }
+saved() { ls -d output.state/checkpoints/step-*[0-9] 2>/dev/null; }
 before=$(saved)
 too_short() {
     echo "the time limit came before a checkpoint was saved: submit the job with a longer --time" >&2

@@ -23,6 +23,7 @@ from pathlib import Path
 from ..runtime.errors import PlacementError, WorkerError
 from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
+from ..runtime.output import state_folder
 from ..runtime.pinning import take_place
 from ..runtime.process import leave, read_identity, read_local_place, read_words
 from .terminal import wait_for_session
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # For the reports of `speed_up`.
         environ[MARK] = mark
         add_packages(environ, args.packages, args.imports.split(":"))
+        _start(Path(environ["SPR_OUTPUT"]))
         if args.output_dir:
             link_output(Path(args.folder, args.output_dir), Path(environ["SPR_OUTPUT"]))
     except WorkerError as error:
@@ -138,9 +140,17 @@ def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str])
     environ["PATH"] = ":".join([*bins, environ.get("PATH", "")])
 
 
+def _start(output: Path) -> None:
+    """Create the output folder and, before any program runs, the mark that tells its files from ours."""
+    mark = state_folder(output) / "started"
+    for folder in (output, mark.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        mark.touch(exist_ok=False)
+
+
 def link_output(link: Path, output: Path) -> None:
     """Link a folder of the program to the output folder, unless another rank of this node has."""
-    output.mkdir(exist_ok=True)
     link.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         link.symlink_to(output)

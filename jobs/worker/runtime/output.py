@@ -1,18 +1,20 @@
 """A run's output folder: prepared before the work; each file is written atomically.
 
 model/          the trained model, if the job saves it
+tensorboard/, wandb/  files of :mod:`.trackers`, on rank 0's machine
+results.json    written last: its presence means that the rest is complete
+
+Beside it is :func:`state_folder`, for what the runtime itself writes:
+
 checkpoints/    the state to resume from; on rank 0's machine
 metrics/        rank-N.jsonl, each on its rank's machine: a JSON object per step (:class:`StepFigures`)
 logs/           rank-N.log, likewise: what the rank printed, in addition to the merged log of all ranks
-tensorboard/, wandb/  files of :mod:`.trackers`, on rank 0's machine
-results.json    written last: its presence means that the rest is complete
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,17 +28,15 @@ from typing import NamedTuple
 from .errors import TrainingError
 
 CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results.json"
-STATE_FILES = re.compile(rf"output/({CHECKPOINTS}/step-\d{{6}}|model/checkpoint-)")
-"""Matches the beginnings of the names, in a job's folder, of files that only a resumed job needs."""
-WITHOUT_STATE = (
-    f"--exclude=output/{CHECKPOINTS}/step-{'[0-9]' * 6}*",
-    "--exclude=output/model/checkpoint-*",
-)
-"""The same for ``tar``."""
 GATHERED = "gathered"
 """A marker in a job's folder on the head: it has the workers' output."""
 FLUSH_SECONDS = 5.0
 """Minimum time between writes of metrics: a killed process loses at most this much, a checkpoint none."""
+
+
+def state_folder(output: Path) -> Path:
+    """Return the runtime's own folder for a run whose output goes to ``output``: ``output.state``."""
+    return Path(f"{output.absolute()}.state")
 
 
 def prepare_output(folder: Path, *, resume: bool) -> None:
@@ -45,17 +45,17 @@ def prepare_output(folder: Path, *, resume: bool) -> None:
     Raises :class:`TrainingError` if the folder can't be written, or holds an unfinished run. This is
     checked before the work starts, to avoid a failure after hours and an earlier run's results.
     """
-    results = folder / RESULTS
-    if not resume and not results.exists() and any((folder / CHECKPOINTS).glob("step-*[0-9]")):
+    results, state = folder / RESULTS, state_folder(folder)
+    if not resume and not results.exists() and any((state / CHECKPOINTS).glob("step-*[0-9]")):
         raise TrainingError(
             f"--output {folder} holds the checkpoints of an unfinished run",
-            hint="continue it with --resume, choose another folder, or remove this one",
+            hint=f"continue it with --resume, choose another folder, or remove {state}",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         results.touch()
         if not resume:
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            shutil.rmtree(state / CHECKPOINTS, ignore_errors=True)
         results.unlink()
     except OSError as error:
         raise TrainingError(f"--output {folder} can't be written: {error.strerror}") from error
@@ -101,7 +101,7 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
     A separate process copies it and outlives this one, so that a crash's last lines are kept. If the
     folder can't be written, there is no log; :func:`prepare_output` reports the error.
     """
-    path = output / LOGS / f"rank-{rank}.log"
+    path = state_folder(output) / LOGS / f"rank-{rank}.log"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not append:
@@ -164,7 +164,7 @@ class Metrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._note, self._warned = note, False
-        self._path = output / METRICS / f"rank-{rank}.jsonl"
+        self._path = state_folder(output) / METRICS / f"rank-{rank}.jsonl"
         self._clock = clock
         self._lines: list[str] = []
         self._written = clock()

@@ -24,7 +24,8 @@ from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from ..runtime.errors import WorkerError, first_line
-from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS, STATE_FILES, new_file
+from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS, new_file
+from . import ownership
 from .client import S3Url, connect
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ LAST = "checkpoint.json"
 """Makes a checkpoint complete."""
 _INPUTS = (RECORD, "data", "model")
 _STEP = re.compile(r"step-\d{6,}")
-_PART, _AT_ONCE = 16 << 20, 16
+_PART, _AT_ONCE, _LONGEST_KEY = 16 << 20, 16, 1024
 _DENIED = ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 _FINAL = (*_DENIED, "404", "NoSuchBucket")
 _TRIES, _PAUSE_S = 4, 2.0
@@ -102,7 +103,7 @@ class Push:
         newest = newest_checkpoint(self.folder)
         if not newest:
             return
-        place = f"output/{CHECKPOINTS}"
+        place = f"{ownership.STATE}/{CHECKPOINTS}"
         self.store(self._find([DATA]))
         files = self._find([f"{place}/{newest}"])
         mark = {name: path for name, path in files.items() if name.endswith(f"/{LAST}")}
@@ -118,22 +119,46 @@ class Push:
         self._delete([name for name in names if name.split("/")[2] in older])
 
     def everything(self) -> dict[str, Any]:
-        """Store all that a user would fetch, and what a resumed job needs; return what is there."""
+        """Store all that a user would fetch, and what a resumed job needs; return what is there.
+
+        ``left`` names what can't be stored, and ``skipped`` what has no content of its own.
+        """
         if not (self.folder / "output" / RESULTS).exists():
             self.checkpoint()
-        logs = [path.name for path in self.folder.glob("log*")]
-        found = self._find([*logs, "begin.json", END, DATA, *_INPUTS, "output"])
-        files = {name: path for name, path in found.items() if _is_result(name)}
-        self.store(files)
+        found = ownership.find_all(str(self.folder))
+        own = {each.name: Path(each.path) for each in found.items if each.size >= 0}
+        left = [*found.left, *(name for name in own if len(name.encode()) > self._longest)]
+        files = {**self._find(["begin.json", END, DATA, *_INPUTS]), **own}
+        self.store({name: path for name, path in files.items() if name not in left})
         stored = self.list()
         known = {"url": str(self.url), "files": len(stored)}
-        done = {**known, "bytes": sum(each.size for each in stored.values())}
+        done: dict[str, Any] = {**known, "bytes": sum(each.size for each in stored.values())}
+        done["skipped"] = ownership.describe(found.skipped)
         # Output that only the workers have is not safe yet.
         is_whole = not self._gathers or (self.folder / GATHERED).exists()
-        if END in files and is_whole:
+        if left:
+            done["left"] = f"can't be stored: {ownership.describe(left)}"
+        elif END in files and is_whole:
+            self._forget_error()
             with new_file(self.folder / PUSHED) as partial:
                 partial.write_text(json.dumps(done) + "\n")
         return done
+
+    @property
+    def _longest(self) -> int:
+        """How many bytes of a name S3 takes below the job's folder."""
+        return _LONGEST_KEY - len(self.url.below("").key.encode())
+
+    def _forget_error(self) -> None:
+        """Remove an earlier push's error from the end of the job, here and in S3."""
+        path = self.folder / END
+        with suppress(ValueError, AttributeError):
+            content, known = json.loads(path.read_text()), path.stat()
+            if content.get("push_error"):
+                with new_file(path) as partial:
+                    partial.write_text(json.dumps({**content, "push_error": None}) + "\n")
+                    os.utime(partial, ns=(known.st_atime_ns, known.st_mtime_ns))  # the job's end
+                self.s3.upload_file(str(path), self.url.bucket, self.url.below(END).key)
 
     @property
     def _gathers(self) -> bool:
@@ -218,19 +243,13 @@ def _walk(path: Path) -> Iterator[Path]:
         yield from (each for each in files if each.is_file() and not each.is_symlink())
 
 
-def _is_result(name: str) -> bool:
-    """Return whether `fetch` would bring a file too."""
-    is_partial = name.endswith((".partial", "/.keep"))
-    return not (STATE_FILES.match(name) or is_partial)
-
-
 def _number(step: str) -> int:
     return int(step.rpartition("-")[2]) if _STEP.fullmatch(step) else -1
 
 
 def newest_checkpoint(folder: Path) -> str:
     """Return the name of a job's newest complete checkpoint; "" if there is none."""
-    found = (folder / "output" / CHECKPOINTS).glob(f"step-*/{LAST}")
+    found = (folder / ownership.STATE / CHECKPOINTS).glob(f"step-*/{LAST}")
     names = [each.parent.name for each in found if _STEP.fullmatch(each.parent.name)]
     return max(names, key=_number, default="")
 
@@ -262,7 +281,10 @@ def main(words: Sequence[str] | None = None) -> int:
             "all": push.everything,
             "probe": push.probe,
         }
-        print(json.dumps(repeat(actions[args.what], url) or {"url": args.url}), flush=True)
+        done = repeat(actions[args.what], url) or {"url": args.url}
+        if left := done.get("left"):
+            raise PushError(f"{args.url}: {left}")
+        print(json.dumps(done), flush=True)
     except (PushError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1

@@ -20,17 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime import output
+from ..runtime.output import CHECKPOINTS
 from .client import connect
 from .download import Download, S3Object, StagingError, download_all
+from .ownership import STATE
 from .stage import Source, resolve
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-_RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"output/{output.CHECKPOINTS}/"
+_RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"{STATE}/{CHECKPOINTS}/"
 # The versions of its data too: another version would not continue the same run.
-_FILES = re.compile(r"job\.json|data\.json|log(\..+)?|(data|model|output)/.+")
+_FILES = re.compile(r"job\.json|data\.json|log(\..+)?|(data|model|output|output\.state)/.+")
 _STEP = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".restore-"
 _SPARE_BYTES, _SHOW_S = 256 << 20, 5.0
@@ -122,7 +123,6 @@ def _install(partial: Path, folder: Path) -> None:
     """Replace the folder's parts. The record is the last: without it, nothing counts as restored."""
     for path in partial.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)  # the job writes them again
-    (partial / "output" / ".keep").touch()
     # Until it is submitted, the job has ended.
     (folder / "cancelled").touch()
     parts = sorted(partial.iterdir(), key=lambda path: path.name == _RECORD)

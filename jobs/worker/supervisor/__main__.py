@@ -43,7 +43,9 @@ _MOST = 128
 def main() -> int:
     """Run one attempt of the job, or finish a killed one. Returns its exit code, at most :data:`_MOST`."""
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
-    head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
+    head = HeadFolder(
+        launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
+    )
     size = _LOG.stat().st_size
     deadline = DeadlineWatch(launch.until_done, max_time_s=launch.max_time_s)
     watches = LogWatch(_LOG, size), NoticeWatch(job.drained_nodes)

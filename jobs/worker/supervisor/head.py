@@ -6,6 +6,7 @@ import json
 import shlex
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -14,15 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.output import WITHOUT_STATE
+from ..storage import ownership
 from .commands import ask, succeeds
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
 _RESERVED = 4096
 SSH = ("ssh", "-o", "ConnectTimeout=10")
-# Checkpoints are excluded: they are copied when they are written.
-_RESULTS = (*WITHOUT_STATE, "output")
+
+
+def render_pack(folder: str, **options: object) -> list[str]:
+    """Return the command that packs what must be kept of a job's folder on the node where it runs."""
+    program = Path(ownership.__file__)
+    here = Path(folder, "code/worker/storage", program.name)
+    words = json.dumps({"folder": folder, **options})
+    return [sys.executable, str(here if here.exists() else program), words]
+
+
+def render_unpack(folder: str) -> str:
+    """Return the shell command that unpacks it into the job's folder on the head."""
+    return f"tar -C {shlex.quote(folder)} --anchored --exclude={ownership.REPORT} -xf -"
 
 
 @dataclass
@@ -32,6 +44,8 @@ class HeadFolder:
     folder: str
     remote: str
     log: Path
+    node: str = ""
+    """The name of this node."""
     _offset: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
     _copier: threading.Thread | None = None
@@ -87,13 +101,12 @@ class HeadFolder:
             print(f"The results are on {here}; copying them to {self.remote} failed.", flush=True)
 
     def _send_results(self) -> bool:
-        unpack = f"tar -C {shlex.quote(self.folder)} -xf -"
-        with subprocess.Popen(
-            ["tar", "-cf", "-", *_RESULTS], cwd=self.folder, stdout=subprocess.PIPE
-        ) as pack:
-            done = succeeds(self._argv(unpack), _RESULTS_S, stdin=pack.stdout)
-            pack.kill()
-        return done
+        packing = render_pack(self.folder, node=self.node, first=True)
+        with subprocess.Popen(packing, stdout=subprocess.PIPE) as pack:
+            done = succeeds(self._argv(render_unpack(self.folder)), _RESULTS_S, stdin=pack.stdout)
+            if not done:
+                pack.kill()
+        return done and pack.returncode == 0
 
     def _run(self, script: str, content: bytes = b"") -> bool:
         return succeeds(self._argv(script), _SSH_S, input=content)

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..runtime import output
 from ..runtime.cores import CoreShare, cpu_mask
+from ..runtime.output import CHECKPOINTS as _CHECKPOINTS
 from ..runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from ..runtime.process import PLANNED, VARIABLES
+from ..storage.ownership import STATE
 
-CHECKPOINTS = f"output/{output.CHECKPOINTS}"
+CHECKPOINTS = f"{STATE}/{_CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
 """Files in a job's folder on the head: JSON about its last attempt, and a marker for a user's cancel."""
 SECRETS = VARIABLES

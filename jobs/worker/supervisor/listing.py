@@ -90,7 +90,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
     """Return one job's fields."""
     output = folder / "output"
     script = folder / "run.sh"
-    names = [path.name for path in output.glob("checkpoints/step-*")]
+    names = [path.name for path in folder.glob("output.state/checkpoints/step-*")]
     steps = sorted((int(found[1]), name) for name in names if (found := _STEP.fullmatch(name)))
     record = read(folder / "job.json")
     return {

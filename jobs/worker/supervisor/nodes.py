@@ -27,7 +27,7 @@ from .watch import announce
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
 _STEP = re.compile(r"step-(\d{6,})")
-PARTS = f"code data model work site packages {SECRETS} job.json run.sh output/.keep"
+PARTS = f"code data model work site packages {SECRETS} job.json run.sh"
 """The parts of a job's folder that a node needs, if they exist."""
 PACK = (
     f"tar -cPf - $(ls -d {PARTS} 2>/dev/null) "

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..runtime.output import GATHERED
 from .commands import LOW_PRIORITY
-from .head import SSH, HeadFolder
+from .head import SSH, HeadFolder, render_pack, render_unpack
 from .launch import Launch
 from .nodes import newest_step, send_files
 from .watch import announce
@@ -23,12 +23,6 @@ from .watch import announce
 _MODULE, _RECORD = "worker.storage.push", "job.json"
 _LOOK_S, _AGAIN_S = 1.0, 15.0
 _ALL_S, _COMMAND_S = 1800.0, 600.0
-# Of a worker: its ranks' own files, or for gathered output all of them, in a folder named after the node.
-_LOGS = "tar -cf - $(ls -d output/logs output/metrics 2>/dev/null)"
-_OUTPUT = (
-    "cd output && find . -type f ! -name .keep -print0 | "
-    "tar --null -T - --transform 's,^[.]/,output/{node}/,' -cf -"
-)
 
 
 def run_bounded(argv: Sequence[str], timeout_s: float) -> tuple[str, str]:
@@ -121,6 +115,10 @@ class Storing:
             self._warn("its folder", why)
             return why
         size = f"{done['files']:,} files, {done['bytes'] / 1e6:,.1f} MB"
+        if done.get("skipped"):
+            announce(
+                event="note", text=f"links and special files are not stored: {done['skipped']}"
+            )
         announce(event="note", text=f"stored in {self.launch.bucket} ({size})")
         return ""
 
@@ -132,9 +130,9 @@ class Storing:
         return ({}, why) if why else (json.loads(printed.splitlines()[-1]), "")
 
     def _render_gather(self, node: str, *, gathers: bool) -> str:
-        folder = shlex.quote(self.launch.folder)
-        pack = f"cd {folder} && {_OUTPUT.format(node=node) if gathers else _LOGS}"
-        return f"{shlex.join([*SSH, node, pack])} < /dev/null | tar -C {folder} -xf -"
+        folder = self.launch.folder
+        pack = shlex.join(render_pack(folder, node=node, rank_files_only=not gathers))
+        return f"{shlex.join([*SSH, node, pack])} < /dev/null | {render_unpack(folder)}"
 
     def _on_head(self, script: str) -> list[str]:
         return [*SSH, self.head.remote, script] if self.head.remote else ["sh", "-c", script]

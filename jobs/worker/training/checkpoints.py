@@ -1,6 +1,6 @@
 """Checkpoints: a run's state on rank 0's disk, which ``--resume`` continues bit for bit.
 
-checkpoints/step-000123/
+output.state/checkpoints/step-000123/
     state.pt         weights, the optimizer's state, every rank's random state
     checkpoint.json  :class:`Checkpoint`, and a digest of both files
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..runtime.errors import CheckpointError, first_line
-from ..runtime.output import CHECKPOINTS
+from ..runtime.output import CHECKPOINTS, state_folder
 from ..runtime.ranks import Ranks
 from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
 from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
@@ -102,7 +102,8 @@ def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: R
     Raises :class:`CheckpointError` on every rank if it can't be written.
     """
     randoms = ranks.gather(random_state())
-    target, trouble = output / CHECKPOINTS / f"step-{checkpoint.progress.step:06d}", ""
+    folder, trouble = state_folder(output) / CHECKPOINTS, ""
+    target = folder / f"step-{checkpoint.progress.step:06d}"
     if ranks.first:
         try:
             _write(target, checkpoint, state, randoms)
@@ -185,7 +186,8 @@ def _folder_to_disk(folder: Path) -> None:
 
 def list_checkpoints(output: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
-    found = [path for path in (output / CHECKPOINTS).glob("step-*") if _NAME.fullmatch(path.name)]
+    every = (state_folder(output) / CHECKPOINTS).glob("step-*")
+    found = [path for path in every if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
@@ -195,7 +197,7 @@ def prune(output: Path, keep: int) -> None:
         # Renamed first: an interrupted removal must not leave half a checkpoint.
         gone = path.rename(_partial_path(path))
         shutil.rmtree(gone, ignore_errors=True)
-    for path in (output / CHECKPOINTS).glob(f"*{_PARTIAL}"):
+    for path in (state_folder(output) / CHECKPOINTS).glob(f"*{_PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
 
 

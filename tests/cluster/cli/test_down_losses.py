@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 from cluster.local_files import ClusterFiles
 from cluster.slurm import job_queue
 from infra.errors import HostError
+from jobs.launchers.files import worker_files
 from jobs.launchers.plan import JobPaths
 from provision.host import Result
 from tests.harness.command_line import CommandLine
@@ -179,7 +181,7 @@ def head(tmp_path: Path) -> Path:
 def make_job(head: Path, job: str, *files: str) -> Path:
     """A job's folder: its files are an hour old."""
     folder = head / "spr-jobs" / job
-    for name in ("output/.keep", "output/logs/rank-0.log", "output/metrics/rank-0.jsonl", *files):
+    for name in ("output.state/logs/rank-0.log", "output.state/metrics/rank-0.jsonl", *files):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(SUBMITTED.render())
@@ -209,7 +211,7 @@ def test_the_script_finds_what_was_never_fetched(head: Path) -> None:
     make_job(head, "run-1", "output/rank-0.json")
     model = "output/model/config.json"
     make_job(head, "squad-1", "job.json", model, "output/results.json")
-    make_job(head, "squad-2", "job.json", "output/checkpoints/step-000007/state")
+    make_job(head, "squad-2", "job.json", "output.state/checkpoints/step-000007/state")
 
     assert find(head) == ["results run-1", "model squad-1", "checkpoint squad-2"]
 
@@ -236,22 +238,42 @@ def test_the_workers_may_have_written_what_the_head_does_not_have(head: Path) ->
 
 
 def test_the_checkpoint_of_an_unfinished_job_is_never_fetched(head: Path) -> None:
-    job = make_job(head, "squad-1", "job.json", "output/checkpoints/step-000007/state")
+    job = make_job(head, "squad-1", "job.json", "output.state/checkpoints/step-000007/state")
     (job / "fetched").touch()
     assert find(head) == ["checkpoint squad-1"]
 
+    (job / "output").mkdir()
     (job / "output/results.json").write_text("{}")
-    os.utime(job / "output/results.json", (time.time() - 60,) * 2)
+    (job / "fetched").touch()
     assert find(head) == []
 
 
-def test_the_checkpoints_of_run_qa_are_never_fetched(head: Path) -> None:
-    job = make_job(head, "squad-1", "output/model/checkpoint-500/model.safetensors")
-    (job / "fetched").touch()
-    (job / "end.json").write_text('{"state": "failed", "exit_code": 1}')
-    assert find(head) == ["checkpoints squad-1"]
-
+@pytest.mark.parametrize("name", ["model/checkpoint-500/w", "checkpoints/step-000500/w", "logs/x"])
+def test_no_name_in_the_output_is_left_out(head: Path, name: str) -> None:
+    job = make_job(head, "run-1", f"output/{name}")
+    os.utime(job / "output" / name, (0, 0))
     (job / "end.json").write_text('{"state": "succeeded", "exit_code": 0}')
+    assert find(head) == ["results run-1"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "is_lost"), [(None, True), ([], False), (["*.pt"], False), (["out"], True)]
+)
+def test_what_a_program_wrote_to_its_working_folder_is_lost(
+    head: Path, outputs: list[str] | None, is_lost: bool
+) -> None:
+    job = make_job(head, "run-1", "work/sent.py", "output.state/started")
+    (job / "job.json").write_text(json.dumps({"more": {"outputs": outputs}}))
+    for name, source in worker_files().items():
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_bytes(source.read_bytes())
+    assert find(head) == []
+    time.sleep(0.02)
+    (job / "work/out").mkdir()
+    (job / "work/out/model.bin").write_text("model")
+    assert find(head) == (["results run-1"] if is_lost else [])
+
+    (job / "fetched").touch()
     assert find(head) == []
 
 

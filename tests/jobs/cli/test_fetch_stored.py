@@ -28,12 +28,18 @@ STORED = {
     "data/train.json": "samples",
     "output/results.json": '{"f1": 90.0}',
     "output/model/config.json": "{}",
-    "output/logs/rank-0.log": "rank",
-    "output/.keep": "",
+    "output.state/logs/rank-0.log": "rank",
+    "output/log/x": "theirs",
+    "output/end.json": "theirs",
+    "output/node1/y": "theirs",
+    "workers/node1/output/z": "z",
     "output/../../outside": "x",
-    "output/checkpoints/step-000005/checkpoint.json": "{}",
+    "output.state/checkpoints/step-000005/checkpoint.json": "{}",
 }
-FETCHED = {"job.json", "log", "results.json", "model/config.json", "logs/rank-0.log"}
+FETCHED = {
+    *("job/job.json", "job/log", "job/logs/rank-0.log", "results.json", "model/config.json"),
+    *("log/x", "end.json", "node0/node1/y", "node1/z"),
+}
 
 
 @pytest.fixture
@@ -62,7 +68,7 @@ def test_a_stored_job_is_fetched_without_a_cluster(
 
     folder = tmp_path / "results/squad-1"
     assert names(tmp_path) == {f"results/squad-1/{name}" for name in FETCHED}
-    record = json.loads((folder / "job.json").read_text())
+    record = json.loads((folder / "job/job.json").read_text())
     assert (record["state"], record["exit_code"], record["seconds"]) == ("succeeded", 0, 7.5)
     assert [node["name"] for node in record["nodes"]] == ["node0", "node1"]
     assert capsys.readouterr().out == "squad-1 (succeeded): results/squad-1/\n"

@@ -32,7 +32,7 @@ from tests.jobs.launchers.this_machine import ThisMachine, submit
 def paths(head: ThisMachine) -> JobPaths:
     """A job that has ended on two nodes."""
     paths = JobPaths("squad-1", home=str(head.home))
-    place_files(head, paths, {"output/.keep": b""})
+    place_files(head, paths, {"code/x": b""})
     Path(paths.log).write_text("said\n")
     write(paths.begin, json.dumps({"nodes": ["node0", "node1"]}))
     return paths
@@ -65,7 +65,7 @@ def test_links_are_followed_and_the_upload_is_removed(
 
 def test_a_folder_of_the_head_goes_to_every_node(head: ThisMachine, paths: JobPaths) -> None:
     worker = head.connect("node1")
-    place_files(head, paths, {"output/.keep": b""})
+    place_files(head, paths, {"code/x": b""})
     source = head.home / "spr-jobs" / "a 1" / "output" / "model"
     write(source / "w", "weights")
 
@@ -113,7 +113,7 @@ def test_results_are_fetched_and_stay_inside_the_target(
 
     fetch(head, paths, target, print)
 
-    assert files_in(target) == ["log", "model/w", "results.json"]
+    assert files_in(target) == ["job/log", "model/w", "results.json"]
     assert Path(paths.fetched).is_file(), "`down` asks about results that were never fetched"
 
 
@@ -207,7 +207,7 @@ def test_two_fetches_of_a_job_at_the_same_time(
 ) -> None:
     write(f"{paths.output}/model/w", "w" * 5000)
     write(paths.record, replace(SUBMITTED, gather_output=False).render())
-    write(head.connect("node1") / paths.relative_root / "output/logs/rank-1.log", "said")
+    write(head.connect("node1") / paths.relative_root / "output.state/logs/rank-1.log", "said")
     download = head.download
     others = [tmp_path / "same", tmp_path / "other"]
 
@@ -261,7 +261,7 @@ def test_the_workers_output_is_fetched_if_the_job_wants_it(
 
     fetch(head, paths, tmp_path / "results", said.append)
 
-    assert files_in(tmp_path / "results") == ["job.json", "log", *found]
+    assert files_in(tmp_path / "results") == ["job/job.json", "job/log", *found]
     assert said == []
 
 
@@ -269,28 +269,29 @@ def test_every_ranks_files_are_fetched_without_checkpoints(
     head: ThisMachine, paths: JobPaths, tmp_path: Path
 ) -> None:
     worker = head.connect("node1") / paths.relative_root
-    for name in ("results.json", "logs/rank-0.log", "checkpoints/step-000001/state.pt"):
-        write(f"{paths.output}/{name}")
-    for name in ("logs/rank-1.log", "metrics/rank-1.jsonl", "model/w"):
-        write(worker / "output" / name)
+    for name in ("logs/rank-0.log", "checkpoints/step-000001/state.pt"):
+        write(f"{paths.output}.state/{name}")
+    write(f"{paths.output}/results.json")
+    for name in ("logs/rank-1.log", "metrics/rank-1.jsonl"):
+        write(worker / "output.state" / name)
+    write(worker / "output/model/w")
 
     fetch(head, paths, tmp_path / "results", print)
 
-    ranks = ["logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"]
-    assert files_in(tmp_path / "results") == ["log", *ranks, "results.json"]
-    assert not (tmp_path / "results/checkpoints").exists()
+    ranks = ["job/logs/rank-0.log", "job/logs/rank-1.log", "job/metrics/rank-1.jsonl"]
+    assert files_in(tmp_path / "results") == ["job/log", *ranks, "results.json"]
 
 
-def test_a_folder_of_the_users_own_named_checkpoints_is_fetched(
+def test_no_name_in_the_output_means_anything(
     head: ThisMachine, paths: JobPaths, tmp_path: Path
 ) -> None:
-    names = ["checkpoints/best.pt", "checkpoints/step-500/weights.pt"]
+    names = ["checkpoints/step-000500/weights.pt", "model/checkpoint-1500/w", "log/x", "job.json/y"]
     for name in names:
         write(f"{paths.output}/{name}")
 
     fetch(head, paths, tmp_path / "results", print)
 
-    assert files_in(tmp_path / "results") == [*names, "log"]
+    assert files_in(tmp_path / "results") == sorted([*names, "job/log"])
 
 
 def test_what_is_fetched_of_a_running_job_does_not_count(head: ThisMachine, tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
     (head.home / "spr-jobs/squad-2/output/results.json").write_text("{}")
     # A checkpoint is one when its folder has its final name; their numbers outgrow their digits.
     for name in ("step-999999", "step-1000000", "step-2000000.partial"):
-        (head.home / "spr-jobs/squad-3/output/checkpoints" / name).mkdir()
+        (head.home / "spr-jobs/squad-3/output.state/checkpoints" / name).mkdir()
 
     found = list_jobs(head)
 

@@ -25,7 +25,7 @@ from tests.jobs.worker.storage.test_push import DENIED, answer
 __all__ = ["bucket", "cluster", "proxy", "s3_server"]
 URL = "s3://data/team/squad-1"
 _TRAIN = """
-step=output/checkpoints/step-000007; mkdir -p $step.partial
+step=output.state/checkpoints/step-000007; mkdir -p $step.partial
 echo x > $step.partial/state.pt; echo {} > $step.partial/checkpoint.json; mv $step.partial $step
 for i in $(seq 100); do sleep 0.2; [ ! -e ../../seen ] || break; done
 echo trained; echo '{}' > output/results.json
@@ -67,7 +67,7 @@ def test_checkpoints_and_results_are_stored(
     assert json.loads(read(bucket, "end.json"))["state"] == "succeeded"
     assert "squad-1 is succeeded" in read(bucket, "log")
     assert read(bucket, "output/results.json") == "{}\n"
-    assert read(bucket, "output/checkpoints/step-000007/checkpoint.json") == "{}\n"
+    assert read(bucket, "output.state/checkpoints/step-000007/checkpoint.json") == "{}\n"
 
 
 def test_failure_to_store_does_not_change_the_state(
@@ -97,19 +97,21 @@ def test_denial_is_reported_at_submission(
 
 
 @pytest.mark.parametrize(
-    ("gathers", "name"), [(False, "logs/rank-1.log"), (True, "node1/logs/rank-1.log")]
+    ("gathers", "name"),
+    [(False, "output.state/logs/rank-1.log"), (True, "workers/node1/output/one")],
 )
 def test_output_of_workers_is_stored_too(
     cluster: ThisMachine, bucket: Any, gathers: bool, name: str
 ) -> None:
     paths = JobPaths("squad-1", home=str(cluster.home))
     record = json.dumps({"gather_output": gathers}).encode()
-    place_files(cluster, paths, {**worker_files(), "job.json": record, "output/.keep": b""})
-    file = f"{paths.output}/logs/rank-1.log"
-    run(cluster, f"ssh node1 'mkdir -p {paths.output}/logs && echo one > {file}'")
+    place_files(cluster, paths, {**worker_files(), "job.json": record})
+    files = f"{paths.output}.state/logs/rank-1.log {paths.output}/one"
+    folders = f"{paths.output}.state/logs {paths.output}"
+    run(cluster, f"ssh node1 'mkdir -p {folders} && echo one | tee {files}'")
 
     wait_for(Path(paths.root, "pushed.json").exists)
-    assert read(bucket, f"output/{name}") == "one\n"
+    assert read(bucket, name) == "one\n"
 
 
 @pytest.mark.parametrize(

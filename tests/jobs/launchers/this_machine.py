@@ -249,7 +249,9 @@ def submit(
     """Submit a job whose only rank runs a bash script; ``more`` is more of its launch."""
     paths = JobPaths(job_id, home=str(head.home))
     if not Path(paths.code).exists():
-        place_files(head, paths, {**worker_files(), "output/.keep": b""})
+        place_files(head, paths, worker_files())
+        for node in head.root.glob("node*"):
+            (node / paths.relative_root / "output").mkdir(parents=True, exist_ok=True)
     script, *again = (marked(each, paths.root) for each in (script, *more.pop("again", ())))
     values: dict[str, Any] = {
         "again": tuple(again),

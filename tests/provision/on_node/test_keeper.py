@@ -164,14 +164,14 @@ def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> Non
 
 
 def test_a_folder_of_the_users_own_named_checkpoints_would_be_lost(jobs: Path) -> None:
-    make(jobs, "run-1", "end.json", "output/checkpoints/step-000001/state")
+    make(jobs, "run-1", "end.json", "output.state/checkpoints/step-000001/state")
     assert gather()["run-1"].loss == ""
-    make(jobs, "run-1", "output/checkpoints/step-500/weights.pt")
+    make(jobs, "run-1", "output/checkpoints/step-000001/state")
     assert gather()["run-1"].loss == "results"
 
 
 def test_a_pushed_job_is_safe_with_its_checkpoint(jobs: Path) -> None:
-    files = ("end.json", "output/checkpoints/step-000007/state")
+    files = ("end.json", "output.state/checkpoints/step-000007/state")
     job = make(jobs, "squad-1", *files, resumable=True, bucket="s3://team")
     (job / "fetched").touch()
     found = gather()["squad-1"]

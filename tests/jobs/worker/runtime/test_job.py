@@ -67,7 +67,7 @@ def run_two(node: Path, environ: dict[str, str], *argv: str) -> list[Ended]:
 
 
 def read_steps(node: Path, rank: int) -> list[dict[str, Any]]:
-    lines = (node / f"output/metrics/rank-{rank}.jsonl").read_text().splitlines()
+    lines = (node / f"output.state/metrics/rank-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -98,7 +98,7 @@ def test_a_job_gets_events_metrics_logs_and_results(
         assert [(each["step"], each["samples"], each["lr"]) for each in steps] == [
             (number, 8, 0.5) for number in range(1, 7)
         ]
-        assert (node / f"output/logs/rank-{rank}.log").exists()
+        assert (node / f"output.state/logs/rank-{rank}.log").exists()
     assert [s["loss"] for s in read_steps(node, 0)] == [s["loss"] for s in read_steps(node, 1)]
 
 

@@ -27,8 +27,8 @@ def job(tmp_path: Path) -> Path:
     """The folder of a job that has ended."""
     folder = tmp_path / "squad-1"
     names = ["job.json", "begin.json", "end.json", "log", "log.earlier", "output/results.json"]
-    names += ["data/train.csv", "output/model/a.bin", "output/logs/rank-0.log"]
-    names += ["environment.json", "run.sh", "code/worker/a.py", "output/.keep"]
+    names += ["data/train.csv", "output/model/a.bin", "output.state/logs/rank-0.log"]
+    names += ["environment.json", "run.sh", "code/worker/a.py"]
     for name in (*names, "output/model/checkpoint-5/a"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"content of {name}")
@@ -40,7 +40,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def save_checkpoint(job: Path, step: int, text: str = "state") -> None:
-    folder = job / f"output/checkpoints/step-{step:06d}"
+    folder = job / f"output.state/checkpoints/step-{step:06d}"
     folder.mkdir(parents=True)
     (folder / "state.pt").write_text(f"{text} {step}")
     (folder / push.LAST).write_text("{}")
@@ -61,10 +61,11 @@ def test_all_are_the_results_and_inputs_but_no_secrets(
 
     assert names(bucket) == [
         *("begin.json", "data/train.csv", "end.json", "job.json", "log", "log.earlier"),
-        *("output/logs/rank-0.log", "output/model/a.bin", "output/results.json"),
+        *("output.state/logs/rank-0.log", "output/model/a.bin", "output/model/checkpoint-5/a"),
+        "output/results.json",
     ]
     done = json.loads((job / push.PUSHED).read_text())
-    assert (done["url"], done["files"]) == (URL, 9)
+    assert (done["url"], done["files"]) == (URL, 10)
     assert json.loads(capsys.readouterr().out) == done
 
 
@@ -102,11 +103,11 @@ def test_checkpoint_is_complete_last_and_the_one_before_stays(
     for step in (5, 50, 500):
         save_checkpoint(job, step)
         assert run("checkpoint", job) == 0
-    (job / "output/checkpoints/step-000600").mkdir()  # incomplete
+    (job / "output.state/checkpoints/step-000600").mkdir()  # incomplete
     assert run("checkpoint", job) == 0
 
     assert names(bucket) == [
-        f"output/checkpoints/step-000{step}/{name}"
+        f"output.state/checkpoints/step-000{step}/{name}"
         for step in ("050", "500")
         for name in (push.LAST, "state.pt")
     ]
@@ -129,7 +130,7 @@ def test_unfinished_job_is_stored_with_its_checkpoint(job: Path, bucket: Any) ->
     (job / "output/results.json").unlink()
     save_checkpoint(job, 7)
     assert run("all", job) == 0
-    assert f"output/checkpoints/step-000007/{push.LAST}" in names(bucket)
+    assert f"output.state/checkpoints/step-000007/{push.LAST}" in names(bucket)
 
 
 def test_after_an_interruption_only_the_rest_is_stored(
@@ -148,7 +149,7 @@ def test_after_an_interruption_only_the_rest_is_stored(
     puts = {each.partition("squad-1/")[2] for each in proxy.requests if each.startswith("PUT")}
     assert "output/model/a.bin" in puts
     assert not puts & {*before}
-    assert len(names(bucket)) == 9
+    assert len(names(bucket)) == 10
 
 
 def test_denial_fails_at_once_without_secrets(

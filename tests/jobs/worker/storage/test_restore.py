@@ -20,12 +20,12 @@ STORED = {
     "log.earlier": b"first",
     "data/train.json": b"samples" * 999,
     "model/config.json": b"{}",
-    "output/metrics/rank-0.jsonl": b"",
-    "output/checkpoints/step-000005/state.pt": b"old",
-    "output/checkpoints/step-000005/checkpoint.json": b"{}",
-    "output/checkpoints/step-1000000/state.pt": b"newest" * 99,
-    "output/checkpoints/step-1000000/checkpoint.json": b"{}",
-    "output/checkpoints/step-2000000/state.pt": b"half",
+    "output.state/metrics/rank-0.jsonl": b"",
+    "output.state/checkpoints/step-000005/state.pt": b"old",
+    "output.state/checkpoints/step-000005/checkpoint.json": b"{}",
+    "output.state/checkpoints/step-1000000/state.pt": b"newest" * 99,
+    "output.state/checkpoints/step-1000000/checkpoint.json": b"{}",
+    "output.state/checkpoints/step-2000000/state.pt": b"half",
     "code/worker/x.py": b"of another release",
 }
 
@@ -62,7 +62,7 @@ def test_a_job_comes_back_with_its_newest_complete_checkpoint(
 
     left_out = ("step-000005", "step-2000000", "end.json", "begin.json", "code/")
     wanted = {name for name in STORED if not any(part in name for part in left_out)}
-    assert names(folder) == {*wanted, "cancelled", "output/.keep"}
+    assert names(folder) == {*wanted, "cancelled"}
     for name in wanted:
         assert (folder / name).read_bytes() == STORED[name]
         (folder / name).open("ab").close()  # the job may change it
@@ -78,12 +78,14 @@ def test_only_a_newer_checkpoint_replaces_what_is_there(
     assert run(folder, capsys)["size"] == 0
     assert (folder / "log").read_text() == "of this cluster"
 
-    newer = "team/squad-1/output/checkpoints/step-2000000/checkpoint.json"
+    newer = "team/squad-1/output.state/checkpoints/step-2000000/checkpoint.json"
     stored.put_object(Key=newer, Body=b"{}")
     stored.Object("team/squad-1/end.json").delete()
     found = run(folder, capsys)
     assert (found["checkpoint"], found["has_ended"]) == ("step-2000000", False)
-    assert [path.name for path in (folder / "output/checkpoints").iterdir()] == ["step-2000000"]
+    assert [path.name for path in (folder / "output.state/checkpoints").iterdir()] == [
+        "step-2000000"
+    ]
 
 
 def test_an_interrupted_restore_continues(
@@ -108,7 +110,7 @@ def test_an_interrupted_restore_continues(
         ("job.json", False, "there is no job here"),
         ("output/results.json", True, "job squad-1 has nothing to resume: it is finished"),
         (
-            "output/checkpoints/step-000005/checkpoint.json",
+            "output.state/checkpoints/step-000005/checkpoint.json",
             False,
             "job squad-1 has no complete checkpoint there",
         ),

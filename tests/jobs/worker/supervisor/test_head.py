@@ -123,8 +123,8 @@ def test_a_head_that_answers_late_gets_the_whole_log(head: ThisMachine, worker: 
     assert on_head(head).read_text() == log.read_text()
 
 
-def test_results_arrive_without_checkpoints(head: ThisMachine, worker: Path) -> None:
-    names = ("results.json", "model/w", "model/checkpoint-5/w", "checkpoints/step-000001/w")
+def test_results_arrive_without_the_state_of_the_job(head: ThisMachine, worker: Path) -> None:
+    names = ("results.json", "model/checkpoint-5/w", "../output.state/checkpoints/step-000001/w")
     for name in names:
         (worker / "output" / name).parent.mkdir(parents=True, exist_ok=True)
         (worker / "output" / name).write_text(name)
@@ -136,7 +136,8 @@ def test_results_arrive_without_checkpoints(head: ThisMachine, worker: Path) -> 
 
     output = on_head(head, "output")
     found = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
-    assert found == ["model/w", "results.json"]
+    assert found == ["model/checkpoint-5/w", "results.json"]
+    assert not on_head(head, "output.state").exists()
     assert threading.active_count() == before
 
 

@@ -161,7 +161,7 @@ def test_what_drained_nodes_mean_to_somebody_who_waits() -> None:
 
 
 def save(folder: Path, step: int) -> None:
-    checkpoint = folder / f"output/checkpoints/step-{step:06d}"
+    checkpoint = folder / f"output.state/checkpoints/step-{step:06d}"
     checkpoint.mkdir(parents=True)
     for name in ("checkpoint.json", "state.pt"):
         (checkpoint / name).write_text(f"{step}")
@@ -174,19 +174,19 @@ def test_incomplete_copies_do_not_count_and_are_removed(
     for name, value in head.environ.items():
         monkeypatch.setenv(name, value)
     folder = head.home / "spr-jobs/squad-1"
-    copies = node1 / "spr-jobs/squad-1/output/checkpoints"
+    copies = node1 / "spr-jobs/squad-1/output.state/checkpoints"
     (copies / "step-000001.copy").mkdir(parents=True)
     for step in (2, 3):
         save(folder, step)
     # Rank 0 removed it meanwhile.
-    (folder / "output/checkpoints/step-000003/checkpoint.json").unlink()
+    (folder / "output.state/checkpoints/step-000003/checkpoint.json").unlink()
 
     for step in (3, 2):
         copier = CheckpointCopier(str(folder), ["node1"])
         copier.start()
         copier.finish(60)
         assert [path.name for path in copies.glob("step-??????")] == ["step-000002"] * (step == 2)
-        shutil.rmtree(folder / "output/checkpoints/step-000003", ignore_errors=True)
+        shutil.rmtree(folder / "output.state/checkpoints/step-000003", ignore_errors=True)
     assert sorted(path.name for path in copies.iterdir()) == ["step-000002"]
 
 
@@ -202,7 +202,7 @@ def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.M
     copier.start()
 
     def there(node: str) -> list[str]:
-        found = head.root.glob(f"{node}/spr-jobs/squad-1/output/checkpoints/step-[0-9]*[0-9]")
+        found = head.root.glob(f"{node}/spr-jobs/squad-1/output.state/checkpoints/step-[0-9]*[0-9]")
         return sorted(path.name for path in found)
 
     wait_for(lambda: there("node1") == ["step-000001"])

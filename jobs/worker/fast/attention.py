@@ -6,7 +6,9 @@ up to 1.7 times as long, and keeps all attention weights in memory (benchmarks.a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from .dropout import HashDropout, keep_mask
 
 NAME = "products"
+PLAIN = "plain_products"
+"""The same attention from plain operations, with transformers' own masks: what others are compared with."""
+_CHANGING = ("position_bias", "softcap", "s_aux")
+"""Options of transformers' attention that change its results, and that :func:`attend` lacks."""
 DROPPED = -(2.0**-64)
 """Factor of dropped weights: too small to change a sum; by the sign, the backward pass knows them."""
 Dropout = TypeVar("Dropout", bound=nn.Module)
@@ -99,17 +105,23 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    is_causal: bool | None = None,
+    apply: Any = ProductAttention.apply,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Return the output as (batch, tokens, heads, size), the shape that transformers expects."""
+    for name in _CHANGING:
+        if options.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     own = find_dropout(module, HashDropout) if dropout else None
-    causal = attention_mask is None and getattr(module, "is_causal", False)
-    if query.shape[-2] <= LONGEST and not causal and (own is not None or not dropout):
+    is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    causal = attention_mask is None and is_causal and query.shape[-2] > 1
+    fixed = attention_mask is None or not attention_mask.requires_grad
+    if query.shape[-2] <= LONGEST and fixed and not causal and (own is not None or not dropout):
         seed = None if own is None else own.next_seed()
-        output = ProductAttention.apply(  # type: ignore[no-untyped-call]
-            query, key, value, attention_mask, scale, seed, dropout
-        )
+        mask = add_mask(attention_mask)
+        output = apply(query, key, value, mask, scale, seed, dropout)
     else:
         several = query.shape[1] // key.shape[1]
         if several > 1:
@@ -118,6 +130,37 @@ def attend(
             query, key, value, attention_mask, dropout, causal, scale=scale
         )
     return output.transpose(1, 2), None
+
+
+def add_mask(mask: Tensor | None) -> Tensor | None:
+    """Return a mask as values to add to the scores. Those of Boolean masks say what takes part."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+
+
+def _apply_plainly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    seed: Tensor | None,
+    p: float,
+) -> Tensor:
+    """Compute :class:`ProductAttention` as its docstring says it."""
+    several = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(several, dim=1) for each in (key, value))
+    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+    weights = torch.softmax(scores if mask is None else scores + mask, -1)
+    if seed is not None:
+        weights = weights * keep_mask(weights.shape, seed, p) / (1 - p)
+    return torch.matmul(weights.to(value.dtype), value)
+
+
+def attend_plainly(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
+    """Compute :func:`attend` with plain operations."""
+    return attend(*arguments, apply=_apply_plainly, **options)
 
 
 def find_dropout(module: Any, kind: type[Dropout]) -> Dropout | None:
@@ -161,31 +204,37 @@ def use_products(model: Any) -> list[Any]:
         Language models' long batches have none: the fused attention then skips what is masked.
         """
         if options.get("q_length", 0) > LONGEST_CAUSAL and options.get("allow_is_causal_skip"):
-            return sdpa_mask(*arguments, **options)
+            return add_mask(sdpa_mask(*arguments, **options))
         return eager_mask(*arguments, **{**options, "allow_is_bidirectional_skip": False})
 
     # Older releases warn about models that can't switch.
     logging.set_verbosity_error()
     AttentionInterface.register(NAME, attend_and_note)
     AttentionMaskInterface.register(NAME, always_mask)
+    AttentionInterface.register(PLAIN, attend_plainly)
+    AttentionMaskInterface.register(PLAIN, eager_mask)
     before = model.config._attn_implementation
     # Models' arguments and errors differ; training works without it.
     with suppress(Exception):
-        expected = _outputs(model)
         model.set_attn_implementation(NAME)
-        found = _outputs(model)
+        _outputs(model, 8, [])
         AttentionInterface.register(NAME, attend)
-        if using and _are_equal(found, expected):
-            return list(dict.fromkeys(using))
+        modules = list(dict.fromkeys(using))
+        found = [_outputs(model, width, modules) for width in _widths(model)]
+        model.set_attn_implementation(before)
+        expected = [_outputs(model, width, modules) for width in _widths(model)]
+        most = 1e-3 if model.dtype == torch.float32 else 0.03  # a model below adapters
+        pairs = zip(chain(*found), chain(*expected))  # noqa: B905 - 3.8
+        if modules and all(are_close(*pair, most) for pair in pairs):
+            model.set_attn_implementation(NAME)
+            return modules
     model.set_attn_implementation(before)
     return []
 
 
-def _are_equal(found: Tensor, expected: Tensor) -> bool:
-    if expected.dtype == torch.bfloat16:  # a model below adapters
-        difference = (found - expected).float().norm()
-        return bool(difference < 0.03 * expected.float().norm())
-    return torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
+def are_close(found: Tensor, expected: Tensor, most: float) -> bool:
+    """Return whether the norm of the difference is at most this part of the expected one's."""
+    return bool((found - expected).norm() <= most * expected.norm())
 
 
 def stop_using_products(model: Any) -> None:
@@ -194,14 +243,44 @@ def stop_using_products(model: Any) -> None:
         model.set_attn_implementation("sdpa")
 
 
-def _outputs(model: Any) -> Tensor:
-    """Return the last layer's outputs for two short texts, one of them padded."""
-    ids = torch.arange(3, 35).view(2, 16) % model.config.vocab_size
+def _widths(model: Any) -> list[int]:
+    """Return numbers of tokens on both sides of each limit that the model can take.
+
+    The batches have about 3,000 tokens: as many as one step of training, without its backward pass.
+    """
+    window = getattr(model.config, "sliding_window", None) or 0
+    most = getattr(model.config, "max_position_embeddings", None) or LONGEST + 9
+    limits = (16, LONGEST_CAUSAL, LONGEST, window if window < LONGEST else 0)
+    widths = {each + more for each in limits if each for more in (0, 9)}
+    return sorted(each for each in widths if each <= min(most - 2, LONGEST + 9)) or [8]
+
+
+def _outputs(model: Any, width: int, modules: Sequence[Any]) -> list[Tensor]:
+    """Return what ``modules`` and the last layer return for texts padded right, left, and not at all."""
+    ids = 3 + torch.arange(3 * width).view(3, width) * 7 % (model.config.vocab_size - 3)
     mask = torch.ones_like(ids)
-    mask[1, 9:] = 0
+    mask[1, width // 2 :] = 0
+    mask[2, : width // 3] = 0
+    returned: list[Tensor] = []
+
+    def note(_: Any, __: Any, output: Any) -> None:
+        returned.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [each.register_forward_hook(note) for each in modules]
     training = model.training
     model.eval()
-    with torch.no_grad():
-        outputs: Tensor = model.base_model(input_ids=ids, attention_mask=mask)[0]
-    model.train(training)
-    return outputs[mask == 1]
+    try:
+        with torch.no_grad():
+            for rows in (slice(None), slice(1), slice(1, 2)):
+                inputs = {"input_ids": ids[rows], "attention_mask": mask[rows]}
+                if model.config.is_encoder_decoder:
+                    inputs.update({f"decoder_{name}": each for name, each in inputs.items()})
+                note(None, None, model.base_model(**inputs)[0])
+                kept = mask[rows] == 1
+                whole = len(modules) + 1
+                returned[-whole:] = [each[kept].float() for each in returned[-whole:]]
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(training)
+    return returned

@@ -114,7 +114,7 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     monkeypatch.setattr(attempt, "LEAVE_S", 0)
     monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
-    launch: Any = SimpleNamespace(nproc_per_node=1)
+    launch: Any = SimpleNamespace(nproc_per_node=1, folder="/job", program=())
     notices, watch = NoticeWatch(str, {"node1": "disk: full"}), LogWatch(tmp_path / "log")
     run = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
     assert run.run() == code
@@ -233,7 +233,6 @@ def test_a_silent_node_with_the_only_checkpoint_is_asked_again(
     monkeypatch.setattr(nodes, "fetch_checkpoint", lambda *_: next(fetched))
     monkeypatch.setattr(nodes, "fit_all", lambda *_: {})
     launch: Any = SimpleNamespace(
-        program=("--terminal",),  # without a look at idle ranks
         folder="/job",
         head="node0",
         pinning=dict.fromkeys(NODES, ()),

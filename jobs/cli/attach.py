@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,10 +29,18 @@ from jobs.cli.shared.job_display import JobDisplay, render_end
 from jobs.cli.shared.when_done import add_end_options, with_ends
 from jobs.launchers.kubernetes.errors import KubernetesError
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
-from jobs.launchers.launcher import JobEnd, JobSummary, Launcher, choose_active, choose_several
+from jobs.launchers.launcher import (
+    LOST,
+    JobEnd,
+    JobSummary,
+    Launcher,
+    choose_active,
+    choose_several,
+)
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
 from jobs.launchers.queue.session import attach
+from jobs.launchers.queue.slurm import END_S
 from jobs.launchers.record import claim_results
 from jobs.worker.supervisor.attempt import SUCCEEDED, choose_cause
 
@@ -178,6 +187,8 @@ def run_wait(args: argparse.Namespace) -> int:
 
 
 def _wait_for(launcher: Launcher, job: str, timeout_s: int, progress: Progress) -> JobSummary:
+    lost_at = list[float]()
+
     def ended() -> JobSummary | None:
         try:
             found = {each.job: each for each in launcher.list_jobs()}
@@ -191,6 +202,10 @@ def _wait_for(launcher: Launcher, job: str, timeout_s: int, progress: Progress) 
         if job not in found:
             raise JobError(f"job {job} was deleted before it ended")
         progress.note(found[job].state)
+        # The keeper of its cluster records the end of a killed job soon.
+        if found[job].state == LOST and launcher.where.get("cluster"):
+            lost_at.append(time.monotonic())
+            return found[job] if time.monotonic() - lost_at[0] > END_S else None
         return None if found[job].is_active else found[job]
 
     with progress.phase(f"Wait for {job}"):

@@ -22,6 +22,7 @@ from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.shared.chosen_job import add_results_option, open_job_context
 from jobs.cli.shared.job_options import (
+    add_max_time,
     add_placement_options,
     add_queue_options,
     add_variable_options,
@@ -74,7 +75,9 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add_cluster_options(parser)
     add_placement_options(parser.add_argument_group("placement"))
-    add_queue_options(parser.add_argument_group("queue"), retries=0)
+    queue = parser.add_argument_group("queue")
+    add_queue_options(queue, retries=0)
+    add_max_time(queue)
     group = parser.add_argument_group("program")
     add = group.add_argument
     add(

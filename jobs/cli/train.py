@@ -16,6 +16,7 @@ from jobs.cli.results.fetch import add_push_option, open_push_target, push
 from jobs.cli.shared.chosen_job import add_results_option, open_job_context
 from jobs.cli.shared.job_display import render_result
 from jobs.cli.shared.job_options import (
+    add_max_time,
     add_placement_options,
     add_queue_options,
     add_task_command,
@@ -113,6 +114,7 @@ def _add_task(jobs: SubParsers, task: str) -> None:
     add_placement_options(placement, "the result of `tune`, else one per NUMA node", backend=False)
     queue = parser.add_argument_group("queue")
     add_queue_options(queue, retries=RETRIES)
+    add_max_time(queue)
     # So that the published recipe, which has none of them, can reject them.
     queue.set_defaults(retries=None)
     queue.add_argument(

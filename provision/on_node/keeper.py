@@ -33,6 +33,7 @@ _PYTHON = "/opt/spr-cluster/venv/bin/python"  # as in provision/install.py
 HEAD, ALL = "head", "all"
 _ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")  # as in cluster/slurm/configuration.py
 _ENDED = re.compile(r"JobId=(\S+) .*? Name=(\S+) JobState=(\S+) ")
+_IN_BUCKET = re.compile(r'"bucket": "(s3:[^"]+)"')
 _KILLED = 137
 _NULL = subprocess.DEVNULL
 
@@ -177,8 +178,13 @@ def _is_pending(job: Path) -> bool:
     """Whether a job has ended with something left to do."""
     ended = modified(job / "end.json")
     is_pushed = modified(job / "pushed.json") >= ended
-    has_bucket = '"bucket": "s3:' in read(job / "job.json")
-    return ended > 0 and (_asks(job, "down_when_done") or (has_bucket and not is_pushed))
+    return ended > 0 and (_asks(job, "down_when_done") or bool(_bucket(job) and not is_pushed))
+
+
+def _bucket(job: Path) -> str:
+    """Return a job's place in S3, as last submitted (`--resume` may change it); "" for none."""
+    found = _IN_BUCKET.search(read(job / "run.sh"))
+    return found[1] if found else ""
 
 
 def _asks(job: Path, option: str) -> bool:
@@ -211,7 +217,7 @@ def _describe(job: Path, queued: str) -> Job:
         record = json.loads(read(job / "job.json"))
     except ValueError:
         record = {}
-    loss, bucket = find_loss(job), record.get("bucket") or ""
+    loss, bucket = find_loss(job), _bucket(job)
     ended, pushed = modified(job / "end.json"), modified(job / "pushed.json")
     if not (queued or ended or (job / "cancelled").exists()):
         # A command on the laptop is submitting it, unless that was interrupted.
@@ -223,7 +229,7 @@ def _describe(job: Path, queued: str) -> Job:
         queued,
         loss,
         0.0 if queued else ended,
-        f"{bucket.rstrip('/')}/{job.name}" if bucket and pushed < ended else "",
+        bucket if pushed < ended else "",
         bool(record.get("gather_output")),
         _asks(job, "until_done"),
         _asks(job, "down_when_done"),

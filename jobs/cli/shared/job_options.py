@@ -152,6 +152,11 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
         help="keep the nodes after the cluster's time to live until this job has ended, at most as long as "
         "the cluster's --max-hours and --max-cost allow",
     )
+    add_end_options(group)
+
+
+def add_max_time(group: argparse._ArgumentGroup) -> None:
+    """Add ``--max-time``."""
     group.add_argument(
         "--max-time",
         type=max_time,
@@ -159,7 +164,6 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
         help="longest time from the job's first start, with its restarts, such as 90m, 8h, or 2d; then its "
         "ranks get SIGTERM and two minutes to save a checkpoint, and the job fails (default: no limit)",
     )
-    add_end_options(group)
 
 
 def max_time(text: str) -> timedelta:

@@ -25,7 +25,7 @@ _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 # Upper limit for a kill: Slurm needs this long to declare a silent node down.
 _KILL_S = 60
 # The keeper looks twice a minute, and first stores the results.
-_END_S, _END_POLL_S = 120.0, 2.0
+END_S, _END_POLL_S = 120.0, 2.0
 # An earlier log belongs to a resumed job, or to another run of a study with the same folder.
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
@@ -160,7 +160,7 @@ class SlurmLauncher:
 
     def _find_end(self, paths: JobPaths) -> JobEnd:
         """Return a job's end. If it was killed, the head's keeper records it soon."""
-        until = time.monotonic() + _END_S
+        until = time.monotonic() + END_S
         while True:
             if end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout):
                 return end

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,16 @@ from . import commands
 from .commands import NODE_FAIL, SlurmJob
 from .deadline import DeadlineWatch
 from .launch import FOLDER, Launch, build_argv
-from .watch import WAIT_S, LogWatch, NoticeWatch, announce, describe_notice, has_no_room
+from .watch import (
+    WAIT_S,
+    IdleWatch,
+    LogWatch,
+    NoticeWatch,
+    announce,
+    describe_notice,
+    has_no_room,
+    measure_ranks,
+)
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 ERROR_GRACE_S = 15.0
@@ -47,6 +57,7 @@ class Attempt:
     hang: dict[str, Any] = field(default_factory=dict)
     """Why the attempt was killed, if no rank made progress for too long."""
     deadline: DeadlineWatch = field(default_factory=DeadlineWatch)
+    _idle: IdleWatch | None = None
     _process: subprocess.Popen[bytes] | None = None
     _forwarded_at: float | None = None
 
@@ -61,6 +72,9 @@ class Attempt:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        # A program on the user's terminal waits for the user.
+        if "--terminal" not in self.launch.program:
+            self._idle = IdleWatch(partial(measure_ranks, mark_folder(self.launch)))
         while True:
             try:
                 code = self._process.wait(POLL_S)
@@ -93,6 +107,14 @@ class Attempt:
             message = f"no step for {silent / 60:.0f} min: a rank hangs"
             self.hang = {"message": message, "lost_peer": True}
             self.kill()
+        elif self._idle and (silent := self._idle.find(self.watch.offset, now)):
+            job, node = Path(self.launch.folder).name, self.job.nodes[0]
+            text = f"no rank on {node} has used CPU time for {silent / 60:.0f} min, and nothing was printed"
+            announce(
+                event="note", text=f"warning: {text}; to end the job: spr-cluster cancel {job}"
+            )
+            self.watch.poll()
+            self._idle.size = self.watch.offset
 
     def _is_left(self, now: float) -> bool:
         """Return whether the ranks had enough time to save a checkpoint: before a deadline, all there is."""
@@ -128,7 +150,7 @@ class Attempt:
 
     def kill_rest(self) -> None:
         """Kill the processes that another supervisor of this job left on all nodes."""
-        mark = f"{FOLDER}={self.launch.folder}".encode()
+        mark = mark_folder(self.launch)
         for environ in Path("/proc").glob("[0-9]*/environ"):
             pid = int(environ.parent.name)
             with suppress(OSError):
@@ -141,6 +163,11 @@ class Attempt:
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def mark_folder(launch: Launch) -> bytes:
+    """Return what the environment of all processes of a job on its first node contains."""
+    return f"{FOLDER}={launch.folder}".encode()
 
 
 def render_script(launch: Launch, nodes: Sequence[str]) -> str:

@@ -25,6 +25,8 @@ _TEXTS = {
     "spot": "its node, {node}, goes: {text}",
     "disk": "its node, {node}, has a full disk: {text}",
 }
+IDLE_S, _IDLE_SHARE = 600.0, 0.01
+"""A job counts as idle after this time with less than this share of one CPU."""
 _NO_ROOM_BYTES = 1 << 20
 LEAST_S, FACTOR = 180.0, 10.0
 """A run counts as hung after this time without a step, or after this multiple of its longest step."""
@@ -69,6 +71,47 @@ class StallDetector:
             return 0.0
         silent = now - self._since
         return silent if silent > max(LEAST_S, FACTOR * self.longest) else 0.0
+
+
+@dataclass
+class IdleWatch:
+    """Notices that the ranks of this node use no CPU time while nobody prints anything."""
+
+    measure: Callable[[], float]
+    """Returns the CPU seconds of the ranks so far."""
+    size: int = 0
+    """The log's size when it was last seen."""
+    _used: float = 0.0
+    _looked: float = 0.0
+    _since: float = 0.0
+    _next_s: float = IDLE_S
+
+    def find(self, size: int, now: float) -> float:
+        """Return for how many seconds nothing has happened, at 10, 20, 40, … minutes, else 0."""
+        if now - self._looked < IDLE_S / 10:
+            return 0.0
+        used, passed, self._looked = self.measure(), now - self._looked, now
+        # Heartbeats and waiting threads need a little.
+        if size != self.size or used - self._used > _IDLE_SHARE * passed:
+            self._since, self._next_s = now, IDLE_S
+        self.size, self._used = size, used
+        silent = now - self._since
+        if silent < self._next_s:
+            return 0.0
+        self._next_s *= 2
+        return silent
+
+
+def measure_ranks(mark: bytes) -> float:
+    """Return the CPU seconds of this node's processes that have a word in their environment and are ranks."""
+    ticks = 0
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            words = environ.read_bytes().split(b"\0")
+            if mark in words and any(word.startswith(b"PMI_RANK=") for word in words):
+                fields = environ.with_name("stat").read_text(errors="replace").rpartition(")")[2]
+                ticks += sum(map(int, fields.split()[11:15]))  # its own, and its ended children's
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass

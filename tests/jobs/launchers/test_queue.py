@@ -520,6 +520,9 @@ def test_a_batch_process_with_an_error_of_its_own_is_not_tried_again(head: ThisM
 
 def keep(head: ThisMachine, name: str = "squad-1") -> None:
     """Do what the keeper does for a job that Slurm ended without a record."""
+    for run in head.root.glob(f"node[1-9]/spr-jobs/{name}/run.sh"):
+        # Each node has its own home.
+        run.write_text(run.read_text().replace(str(head.home), str(run.parents[2])))
     begin = json.loads((head.home / f"spr-jobs/{name}/begin.json").read_text())
     script = render_finish(name, "1", "FAILED", begin)[-1]
     head.run(script.replace("/home/ubuntu/", f"{head.home}/"))
@@ -530,7 +533,7 @@ def test_a_job_whose_processes_were_all_killed_is_finished_by_the_keeper(
     head: ThisMachine, node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after `kill -9 -1` in a rank."""
-    monkeypatch.setattr(queue, "_END_S", 0.0)
+    monkeypatch.setattr(queue, "END_S", 0.0)
     head.connect("node1")
     if node == "node1":
         submit(head, "sleep 60", "other")
@@ -571,7 +574,7 @@ def test_an_end_that_its_program_wrote_does_not_end_a_second_attempt(head: ThisM
 def test_a_damaged_end_is_no_end(
     head: ThisMachine, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "_END_S", 0.0)
+    monkeypatch.setattr(queue, "END_S", 0.0)
     paths = JobPaths("squad-1", str(head.home))
     Path(paths.root).mkdir(parents=True)
     Path(paths.log).touch()

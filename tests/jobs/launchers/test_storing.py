@@ -120,11 +120,15 @@ def test_output_of_workers_is_stored_too(
         ([], "s3://own/team"),
         (["--bucket", "none"], ""),
         (["--bucket", "s3://other/p/"], "s3://other/p"),
+        (["--resume", "s3://b/p/squad-1"], "s3://b/p"),
+        (["--resume", "s3://b/p/squad-1", "--bucket", "none"], ""),
+        (["--resume", "squad-1"], "s3://own/team"),
     ],
 )
 def test_option_overrides_the_clusters_bucket(words: list[str], expected: str) -> None:
     parser = argparse.ArgumentParser()
     add_queue_options(parser.add_argument_group(), retries=0)
+    parser.add_argument("--resume")
     cluster = replace(whole_cluster(), bucket="s3://own/team")
     assert choose_bucket(parser.parse_args(words), cluster) == expected
     assert choose_bucket(argparse.Namespace(), cluster) == ""  # such as bench

@@ -112,14 +112,24 @@ BATCH_SCRIPT = Path(__file__).parents[2] / "jobs/launchers/golden/run_gloo.sh"
 
 
 def make(
-    jobs: Path, name: str, *files: str, ago_s: float = 60, asks: str = "", **record: object
+    jobs: Path,
+    name: str,
+    *files: str,
+    ago_s: float = 60,
+    asks: str = "",
+    bucket: str = "",
+    **record: object,
 ) -> Path:
     """Make a job's folder. ``asks`` is an option in its batch script."""
     texts = {"job.json": json.dumps(record)} | dict.fromkeys(files, "{}")
-    if asks:
+    if asks or bucket:
         script = BATCH_SCRIPT.read_text()
-        assert f'"{asks}": false' in script
-        texts["run.sh"] = script.replace(f'"{asks}": false', f'"{asks}": true')
+        assert f'"{asks or "until_done"}": false' in script
+        assert '"bucket": ""' in script
+        script = script.replace(f'"{asks}": false', f'"{asks}": true')
+        texts["run.sh"] = script.replace(
+            '"bucket": ""', f'"bucket": "{bucket and f"{bucket}/{name}"}"'
+        )
     for path, text in texts.items():
         (jobs / name / path).parent.mkdir(parents=True, exist_ok=True)
         (jobs / name / path).write_text(text)
@@ -180,6 +190,13 @@ def test_a_pushed_job_is_safe_with_its_checkpoint(jobs: Path) -> None:
 
     (job / "pushed.json").touch()
 
+    assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("", "")
+
+
+def test_a_job_that_was_resumed_without_its_bucket_is_not_pushed(jobs: Path) -> None:
+    job = make(jobs, "squad-1", "end.json", "run.sh")
+    (job / "job.json").write_text('{"bucket": "s3://team"}')
+    assert not keeper._is_pending(job)
     assert (gather()["squad-1"].loss, gather()["squad-1"].bucket) == ("", "")
 
 

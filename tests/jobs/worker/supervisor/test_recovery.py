@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +32,14 @@ from jobs.worker.supervisor.nodes import (
     parse_cpus,
     parse_state,
 )
-from jobs.worker.supervisor.watch import LogWatch, NoticeWatch, StallDetector
+from jobs.worker.supervisor.watch import (
+    IdleWatch,
+    LogWatch,
+    NoticeWatch,
+    StallDetector,
+    measure_ranks,
+)
+from tests.jobs.launchers.this_machine import wait_for
 
 
 def training(*steps: float) -> StallDetector:
@@ -105,7 +114,7 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     monkeypatch.setattr(attempt, "LEAVE_S", 0)
     monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
-    launch: Any = SimpleNamespace(nproc_per_node=1)
+    launch: Any = SimpleNamespace(nproc_per_node=1, folder="/job", program=())
     notices, watch = NoticeWatch(str, {"node1": "disk: full"}), LogWatch(tmp_path / "log")
     run = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
     assert run.run() == code
@@ -252,3 +261,32 @@ def test_a_pinning_moves_to_the_cpus_of_a_replaced_node() -> None:
     assert [place.cpus for place in places] == ["10-11", "13-14"]
     assert [place.workers for place in places] == ["12", "15"]
     assert [place.memory for place in places] == [None, None]
+
+
+def test_an_idle_job_is_mentioned_after_ten_minutes_and_then_rarely() -> None:
+    used, said = [0.0], list[float]()
+    idle = IdleWatch(lambda: used[0])
+    for minute in range(1, 120):
+        size = 7 if minute < 5 else 8  # it prints at minute 5
+        used[0] += 30 if minute == 50 else 0.1  # and computes at minute 50
+        if silent := idle.find(size, minute * 60.0):
+            said.append(minute)
+            assert silent % 600 == 0
+    assert said == [15, 25, 45, 60, 70, 90]
+
+
+def test_only_ranks_of_the_job_count(tmp_path: Path) -> None:
+    spin = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; read x"
+    mark = {"SPR_JOB_FOLDER": str(tmp_path)}
+    for env, counts in (
+        ({**mark, "PMI_RANK": "0"}, True),
+        (mark, False),
+        ({"PMI_RANK": "0"}, False),
+    ):
+        with subprocess.Popen(["sh", "-c", f"{spin}"], env=env, stdin=subprocess.PIPE) as rank:
+            if counts:
+                wait_for(lambda: measure_ranks(f"SPR_JOB_FOLDER={tmp_path}".encode()) > 0.02)
+            else:
+                time.sleep(0.3)
+                assert measure_ranks(f"SPR_JOB_FOLDER={tmp_path}".encode()) == 0
+            rank.kill()

@@ -122,6 +122,7 @@ def submit(night: LiveCluster, folder: Path, names: list[str], *options: str) ->
     (folder / "program.py").write_text(text)
     (folder / "data.txt").write_text(SENT)
     where = ("--name", NAME, "--folder", str(folder), "--detach", *options)
+    where += ("--results", str(folder.with_name("own")))
     done = night.cli.run("run", *where, "--", "python", "program.py")
     found = re.search(r"\b[a-z]+-\d{8}-\d{6}-[a-z0-9]{3}\b", done.stdout + done.stderr)
     assert found, done.stdout + done.stderr

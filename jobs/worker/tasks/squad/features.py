@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...data.records import refusal
-from ...data.tokens import Column, Ints, Longs, Template, Tokens, encode, read_template
+from ...data.tokens import (
+    Column,
+    Ints,
+    Longs,
+    Template,
+    Tokens,
+    digest_arrays,
+    encode,
+    read_template,
+)
 from ...runtime.errors import DatasetError
 from .dataset import Question
 
@@ -128,12 +136,8 @@ class Features(Sequence[Feature]):
 
     def digest(self) -> str:
         """Return a digest of the windows in order: the data may change under the same path."""
-        # Which embeddings are trained depends on all words, also on those outside the windows.
-        found = blake2b(self.token_ids().tobytes(), digest_size=16)
-        for feature in self:
-            found.update(feature.inputs["input_ids"].tobytes())
-            found.update(f"{feature.start} {feature.end};".encode())
-        return found.hexdigest()
+        texts = (array for tokens in self.encoded for array in (tokens.ids, tokens.bounds))
+        return digest_arrays(*self.template.arrays, *texts, *self.windows)
 
 
 def collect_texts(questions: Sequence[Question]) -> Texts:

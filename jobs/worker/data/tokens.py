@@ -65,6 +65,11 @@ class Template(NamedTuple):
         """Special tokens per window."""
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
+    @property
+    def arrays(self) -> list[Ints]:
+        """Everything in it."""
+        return [self.prefix, self.middle, self.suffix, *(self.types or ())]
+
     def token_ids(self, *texts: Tokens) -> Longs:
         """Return the IDs that occur in it or in any text, ascending."""
         own = np.concatenate([self.prefix, self.middle, self.suffix])
@@ -96,6 +101,15 @@ def distinct(*arrays: Any) -> Longs:
             some = np.flatnonzero(np.bincount(array[first : first + _COUNTED]))
             found = np.union1d(found, some).astype(np.int64)
     return found
+
+
+def digest_arrays(*arrays: NDArray[Any]) -> str:
+    """Return a digest of arrays: 10 million texts take seconds, not minutes as with an object for each."""
+    found = blake2b(digest_size=20)
+    for array in arrays:
+        found.update(f"{array.dtype} {array.shape};".encode())
+        found.update(np.ascontiguousarray(array).ravel().data)
+    return found.hexdigest()
 
 
 def encode(columns: Sequence[Column], tokenizer: Any) -> list[Tokens]:
@@ -232,24 +246,10 @@ class TextSamples:
 
     def digest(self) -> str:
         """Return a digest of all samples."""
-        return digest_of(self.template, self.columns, self.targets)
-
-
-def digest_of(*parts: Any) -> str:
-    """Return a digest of arrays, sequences of arrays, and other values: 10 million texts take seconds."""
-    found = blake2b(digest_size=16)
-
-    def add(part: Any) -> None:
-        if isinstance(part, np.ndarray):
-            found.update(f"{part.dtype}{part.shape};".encode())
-            found.update(np.ascontiguousarray(part).data.cast("B") if part.size else b"")
-        elif isinstance(part, tuple | list) and any(
-            isinstance(e, np.ndarray | tuple | list) for e in part
-        ):
-            for each in part:
-                add(each)
-        else:
-            found.update(f"{part};".encode())
-
-    add(parts)
-    return found.hexdigest()
+        targets: Any = self.targets
+        if not isinstance(targets, np.ndarray | range):
+            each = (x.tolist() if isinstance(x, np.ndarray) else x for x in targets)
+            targets = np.frombuffer(";".join(map(str, each)).encode(), np.uint8)
+        texts = (array for tokens in self.columns for array in (tokens.ids, tokens.bounds))
+        length = np.array([self.max_length])
+        return digest_arrays(*self.template.arrays, *texts, np.asarray(targets), length)

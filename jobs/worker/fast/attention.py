@@ -160,7 +160,7 @@ def _apply_plainly(
 
 def attend_plainly(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
     """Compute :func:`attend` with plain operations."""
-    return attend(*arguments, apply=_apply_plainly, **options)
+    return attend(*arguments, **{**options, "apply": _apply_plainly})
 
 
 def find_dropout(module: Any, kind: type[Dropout]) -> Dropout | None:

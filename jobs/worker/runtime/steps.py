@@ -26,6 +26,7 @@ _WINDOW = 20
 class RankReport(NamedTuple):
     """A rank's report on the steps since its last report. Only rank 0's ``save`` counts."""
 
+    samples: int
     tokens: int
     busy: float
     """Seconds spent computing, not waiting for other ranks."""
@@ -33,16 +34,15 @@ class RankReport(NamedTuple):
     save: bool
     next_in: int
     """Steps until the next message."""
-    samples: int = 0
 
 
 class Consensus(NamedTuple):
-    """What all ranks know after a message; ``tokens`` and ``samples`` are all ranks' since the last one."""
+    """What all ranks know after a message; ``samples`` and ``tokens`` are all ranks' since the last one."""
 
+    samples: int = 0
     tokens: int = 0
     stop: bool = False
     save: bool = False
-    samples: int = 0
 
 
 class Throughput(NamedTuple):
@@ -73,8 +73,8 @@ class Pace:
     shares: dict[str, float] = field(default_factory=dict)
     """Each host's share of the computing power: of the tokens per second of all ranks if none had to wait
     for another."""
-    _tokens: int = 0
     _samples: int = 0
+    _tokens: int = 0
     _busy: float = 0.0
     _since: tuple[float, int] | None = None
     _marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=_WINDOW))
@@ -86,10 +86,10 @@ class Pace:
         self._marks.append(Mark(now, mark_step, samples, tokens))
         self.next_talk = mark_step + 1
 
-    def count(self, tokens: int, busy: float, samples: int = 0) -> None:
+    def count(self, samples: int, tokens: int, busy: float) -> None:
         """Add one step of this rank."""
-        self._tokens += tokens
         self._samples += samples
+        self._tokens += tokens
         self._busy += busy
 
     def talk(self, step: int, *, stop: bool, save: bool) -> Consensus:
@@ -99,16 +99,17 @@ class Pace:
         before, first = self._since
         one = (now - before) / max(1, step - first)
         next_in = how_many(TALK_SECONDS, one, 1, 1000)
-        own = RankReport(self._tokens, self._busy, stop, save, next_in, self._samples)
+        own = RankReport(self._samples, self._tokens, self._busy, stop, save, next_in)
         reports: list[RankReport] = self.ranks.gather(own)
-        self._tokens, self._samples, self._busy = 0, 0, 0.0
-        self._since = (self.clock(), step)
+        self._samples, self._tokens, self._busy = 0, 0, 0.0
+        self._since = self.clock(), step
         self.next_talk = step + reports[0].next_in
         self.shares = host_shares(self.hosts, reports)
-        tokens, samples = (
-            sum(getattr(each, of) for each in reports) for of in ("tokens", "samples")
+        samples, tokens = (
+            sum(each.samples for each in reports),
+            sum(each.tokens for each in reports),
         )
-        return Consensus(tokens, any(each.stop for each in reports), reports[0].save, samples)
+        return Consensus(samples, tokens, any(each.stop for each in reports), reports[0].save)
 
     def mark(self, step: int, samples: int, tokens: int) -> None:
         """Record all ranks' progress after a message."""
@@ -135,7 +136,7 @@ def host_shares(hosts: Sequence[str], reports: Sequence[RankReport]) -> dict[str
     """Return each host's share of the throughput without waiting; the sum is 1."""
     speeds = dict.fromkeys(hosts, 0.0)
     for host, report in zip(hosts, reports, strict=True):
-        speeds[host] += report.tokens / max(report.busy, 1e-9)
+        speeds[host] += (report.tokens or report.samples) / max(report.busy, 1e-9)
     whole = sum(speeds.values())
     return {host: round(speed / whole, 4) for host, speed in speeds.items()} if whole else {}
 
@@ -182,11 +183,12 @@ class StepReporter:
         """
         self.done, agreed = figures.step, Consensus()
         self.metrics.add(figures)
-        self.pace.count(figures.tokens or figures.samples, busy, figures.samples)
+        self.pace.count(figures.samples, figures.tokens, busy)
         if talk or figures.step >= self.pace.next_talk or figures.step == self.total:
             agreed = self.pace.talk(figures.step, stop=self.request.stop, save=save)
-            self.tokens += agreed.tokens if figures.tokens else 0
+            # The ranks' numbers differ: the last batch may be incomplete, a rank may be missing.
             self.samples += agreed.samples
+            self.tokens += agreed.tokens
             self.pace.mark(figures.step, self.samples, self.tokens)
         self.events.step(
             figures.step,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,10 +43,9 @@ def global_batches(
 ) -> list[Indices]:
     """Return all ranks' batches of one epoch, as indices: random, with similar lengths in a batch.
 
-    The ranks' batches of a step are dealt from samples of similar length, so that no rank waits long
-    for another. If the samples don't divide evenly, the first ones come twice. Neighbors by length are
-    spread over at least so many batches, if there are as many. An incomplete batch has random samples, of
-    which each rank gets those of similar length.
+    The ranks' batches of a step are dealt (:func:`deal`) from samples of similar length, so that no rank
+    waits long for another. If the samples don't divide evenly, the first ones come twice. Neighbors by length
+    are spread over at least so many batches, if there are as many. An incomplete batch has random samples.
     """
     random = np.random.default_rng(seed)
     order = np.resize(random.permutation(len(lengths)), _share(len(lengths), ranks) * ranks)
@@ -62,10 +62,35 @@ def global_batches(
             window = group[begin * step : end * step]
             pieces += [window[n :: end - begin] for n in range(end - begin)]
         if len(rest):
-            # Its members stay, but each rank gets some of similar length.
-            rest = rest[np.argsort(-lengths[rest], kind="stable")]
-            pieces.append(rest.reshape(ranks, -1).T.flatten())
+            pieces.append(rest)
     return [pieces[index] for index in random.permutation(len(pieces))]
+
+
+def deal(chosen: Indices, lengths: Ints, ranks: int, most: int) -> list[Indices]:
+    """Return every rank's part of a step's samples: of similar lengths, at least one, and at most ``most``.
+
+    The slowest rank has as few tokens, with padding, as possible: fewer long samples than others short ones.
+    """
+    order = chosen[np.argsort(-lengths[chosen], kind="stable")]
+    count = len(order)
+    if not ranks < count < most * ranks:
+        return np.array_split(order, ranks)
+    # Not one if there are more: it would be compiled separately.
+    least = max(1, min(2, count // ranks))
+    sizes = lengths[order].tolist()
+
+    def cut(limit: int) -> list[int]:
+        ends = [0]
+        for left in reversed(range(ranks)):
+            begin = ends[-1]
+            fitting = min(limit // max(sizes[begin], 1), most, count - begin - left * least)
+            ends.append(begin + max(least, fitting))
+        return ends
+
+    best = bisect_left(
+        range(max(sizes[0], 1) * most), True, key=lambda each: cut(each)[-1] == count
+    )
+    return [order[begin:end] for begin, end in pairwise(cut(best))]
 
 
 def _share(count: int, ranks: int) -> int:
@@ -164,6 +189,11 @@ class TrainingRun:
     samples: Samples
 
     @cached_property
+    def lengths(self) -> Ints:
+        """Every sample's number of tokens, which :class:`.task.Samples` may compute on access."""
+        return self.samples.lengths
+
+    @cached_property
     def _weights(self) -> Indices:
         found = self.task.weights(self.samples)
         return np.ones(len(self.samples), dtype=np.int64) if found is None else found
@@ -171,9 +201,10 @@ class TrainingRun:
     def batch(self, chosen: Indices) -> StepBatch:
         """Return this rank's part of a step; ``chosen`` are the samples of all ranks."""
         ranks = self.context.ranks
-        own = chosen[ranks.rank :: ranks.size]
+        most = -(-self.context.options.batch_size * ranks.planned // ranks.size)
+        own = deal(chosen, self.lengths, ranks.size, most)[ranks.rank]
         tensors = self.task.collate([self.samples[int(index)] for index in own], self.loaded)
-        tokens = int(self.samples.lengths[own].sum())
+        tokens = int(self.lengths[own].sum())
         mask = tensors.get("attention_mask")
         padded = tokens if mask is None else mask.numel()
         weights = [int(each) for each in self._weights[own]]

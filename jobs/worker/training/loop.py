@@ -118,7 +118,7 @@ def _note_fewer_ranks(context: TrainContext) -> None:
         return
     samples = context.options.batch_size * ranks.planned
     least, rest = divmod(samples, ranks.size)
-    each = f"{least} or {least + 1}" if rest else f"{least}"
+    each = f"at most {least + 1}" if rest else f"{least}"
     uneven = ", which does not divide evenly" if rest else ""
     parts = count_parts(context.options, least + bool(rest))
     context.events.note(
@@ -165,14 +165,14 @@ def _warm_up(loop: Loop) -> None:
     more ranks.
     """
     run = loop.run
-    chosen = next(batches(loop.context, run.samples.lengths, loop.schedule))
+    chosen = next(batches(loop.context, run.lengths, loop.schedule))
     take_step(run, loop.trained, loop.state.optimizer, run.batch(chosen))
 
 
 def _take_steps(loop: Loop) -> None:
     run, schedule, progress = loop.run, loop.schedule, loop.progress
     # Skipped rather than computed differently, so that the batches are the same by construction.
-    steps = batches(run.context, run.samples.lengths, schedule)
+    steps = batches(run.context, run.lengths, schedule)
     rest, first = islice(steps, progress.step, None), progress.step + 1
     with run.context.report_steps(
         schedule.total,

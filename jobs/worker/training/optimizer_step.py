@@ -133,7 +133,7 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> bool:
     ranks, note = context.ranks, context.events.note
     options = context.options
     # A planned rank's, so that a run that resumes on fewer makes the same choice.
-    tokens = steps * options.batch_size * float(run.samples.lengths.mean())
+    tokens = steps * options.batch_size * float(run.lengths.mean())
     tflop = estimate_tflop(model, tokens)
     chosen = choose_compilation(options.compile, context.precision.dtype, tflop)
     if not chosen.enabled or options.ipex:

@@ -160,13 +160,13 @@ def measure_speed(run: TrainingRun, seconds: float) -> TrialSpeed:
         return count, time.perf_counter() - begin
 
     per_epoch = steps_per_epoch(len(samples), options.batch_size, ranks.size)
-    take(batches(context, samples.lengths, Schedule(per_epoch, WARM_UPS, 0)))
-    _, taken = take(batches(context, samples.lengths, Schedule(per_epoch, GAUGED, 0)))
+    take(batches(context, run.lengths, Schedule(per_epoch, WARM_UPS, 0)))
+    _, taken = take(batches(context, run.lengths, Schedule(per_epoch, GAUGED, 0)))
     # All ranks must agree on the number, or some would wait forever.
     steps: int = ranks.share(how_many(seconds, taken / GAUGED, _FEWEST, _MOST))
     chosen, schedule = plan_measure(len(samples), options, ranks.size, steps)
     before = getattr(model, "sent_bytes", 0)
-    part = batches(context, samples.lengths[chosen], schedule)
+    part = batches(context, run.lengths[chosen], schedule)
     count, taken = take(chosen[batch] for batch in part)
     sent = (getattr(model, "sent_bytes", 0) - before) // schedule.total
     return TrialSpeed(round(count / taken, 3), schedule.total, round(taken, 3), sent)

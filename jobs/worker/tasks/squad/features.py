@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...data.records import refusal
-from ...data.tokens import Column, Ints, Longs, Template, Tokens, digest_of, encode, read_template
+from ...data.tokens import (
+    Column,
+    Ints,
+    Longs,
+    Template,
+    Tokens,
+    digest_arrays,
+    encode,
+    read_template,
+)
 from ...runtime.errors import DatasetError
 from .dataset import Question
 
@@ -116,7 +124,7 @@ class Features(Sequence[Feature]):
         """Return a selection of windows over the same tokens."""
         return Features(self.encoded, self.template, self.windows.take(chosen))
 
-    @cached_property
+    @property
     def lengths(self) -> Ints:
         """Every window's number of tokens, including special tokens."""
         windows = self.windows
@@ -127,8 +135,9 @@ class Features(Sequence[Feature]):
         return self.template.token_ids(*self.encoded)
 
     def digest(self) -> str:
-        """Return a digest of the windows and their texts: the data may change under the same path."""
-        return digest_of(self.template, self.windows, *(side[:2] for side in self.encoded))
+        """Return a digest of the windows in order: the data may change under the same path."""
+        texts = (array for tokens in self.encoded for array in (tokens.ids, tokens.bounds))
+        return digest_arrays(*self.template.arrays, *texts, *self.windows)
 
 
 def collect_texts(questions: Sequence[Question]) -> Texts:

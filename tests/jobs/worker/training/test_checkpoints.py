@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from jobs.worker.runtime.errors import CheckpointError
+from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.task import SquadOptions
@@ -196,7 +197,7 @@ def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in ("999999", "1000000"):
-        (tmp_path / f"checkpoints/step-{step}").mkdir(parents=True)
+        (state_folder(tmp_path) / f"checkpoints/step-{step}").mkdir(parents=True)
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     prune(tmp_path, 1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000"]

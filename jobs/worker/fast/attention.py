@@ -160,7 +160,7 @@ def _apply_plainly(
 
 def attend_plainly(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
     """Compute :func:`attend` with plain operations."""
-    return attend(*arguments, apply=_apply_plainly, **options)
+    return attend(*arguments, **{**options, "apply": _apply_plainly})
 
 
 def find_dropout(module: Any, kind: type[Dropout]) -> Dropout | None:
@@ -237,10 +237,10 @@ def are_close(found: Tensor, expected: Tensor, most: float) -> bool:
     return bool((found - expected).norm() <= most * expected.norm())
 
 
-def stop_using_products(model: Any) -> None:
+def stop_using_products(model: Any, before: str | None = None) -> None:
     """Undo :func:`use_products`."""
-    if getattr(getattr(model, "config", None), "_attn_implementation", "") == NAME:
-        model.set_attn_implementation("sdpa")
+    if getattr(getattr(model, "config", None), "_attn_implementation", "") in (NAME, PLAIN):
+        model.set_attn_implementation(before or "sdpa")
 
 
 def _widths(model: Any) -> list[int]:

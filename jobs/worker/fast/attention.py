@@ -237,10 +237,10 @@ def are_close(found: Tensor, expected: Tensor, most: float) -> bool:
     return bool((found - expected).norm() <= most * expected.norm())
 
 
-def stop_using_products(model: Any) -> None:
+def stop_using_products(model: Any, before: str | None = None) -> None:
     """Undo :func:`use_products`."""
-    if getattr(getattr(model, "config", None), "_attn_implementation", "") == NAME:
-        model.set_attn_implementation("sdpa")
+    if getattr(getattr(model, "config", None), "_attn_implementation", "") in (NAME, PLAIN):
+        model.set_attn_implementation(before or "sdpa")
 
 
 def _widths(model: Any) -> list[int]:

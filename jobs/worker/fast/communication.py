@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
 from ..runtime.ranks import TIMEOUT, Ranks
+from .compilation import FAST
 from .embedding import UsedEmbedding, word_table
 
 BUCKET_MB = 5
@@ -171,8 +172,35 @@ class Replica(DistributedDataParallel):
         self.wire, self.control, self._all_reduce = wire, control, all_reduce
         self.last_sent, self.sent_bytes = 0.0, 0
         self._computing: set[int] = set()
+        self._troubled: Any = None
+        self._agreed = False
         # It rejects functions with annotations of other types; a lambda has none.
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.training and self.require_backward_grad_sync and torch.is_grad_enabled():
+            self._agree_on_layers()
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+
+    def _agree_on_layers(self) -> None:
+        """End compilation on all ranks before the same step if one rank could not use it.
+
+        The message goes out a step ahead, so no rank waits for it.
+        """
+        fast = vars(self.module).get(FAST)
+        if fast is None or self._agreed:
+            return
+        if self._troubled:
+            troubled, work = self._troubled
+            work.wait()
+            if troubled:
+                self._agreed, texts = True, [""] * dist.get_world_size()
+                dist.all_gather_object(texts, fast.trouble, group=self.control)
+                fast.end(self.module, texts)
+                return
+        troubled = torch.tensor([bool(fast.trouble)], dtype=torch.uint8)
+        work = dist.all_reduce(troubled, dist.ReduceOp.MAX, group=self.control, async_op=True)
+        self._troubled = troubled, work
 
     def _send(self, bucket: Any) -> Future[Tensor]:
         """Start to sum a group of gradients, for DistributedDataParallel."""

@@ -29,6 +29,8 @@ the number of cores nor measured times decide: a run that resumes on another mac
 dropout.
 """
 
+FAST = "_fast_layers"
+"""The attribute of a model with its :class:`.first_batches.FastLayers`."""
 COMPILED = Path("~/.cache/spr-cluster/compiled")
 """Where a node keeps compiled code."""
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -131,13 +133,13 @@ def compile_layers(model: Any, *, shared: bool = False, attention_dropout: float
     layers, dropouts = find_layers(model), replace_dropouts(model)
     replace_gelus(model)
     # Importing the compiler takes a second.
-    from .graph_pass import use_graph_pass  # noqa: PLC0415
+    from .graph_pass import compiler_options  # noqa: PLC0415
 
-    use_graph_pass()
+    options = compiler_options()
     units = [*layers[0].children(), *layers[1:]] if shared and layers else layers
     inside = {id(module) for unit in units for module in unit.modules()}
     for module in (*units, *(each for each in dropouts if id(each) not in inside)):
-        module.compile(dynamic=True)
+        module.compile(dynamic=True, options=options)
     return len(layers)
 
 
@@ -149,11 +151,13 @@ def count_compiled(model: Any) -> int:
     )
 
 
-def plain_layers(model: Any) -> None:
+def plain_layers(model: Any, attention: str | None = None) -> None:
     """Undo :func:`compile_layers`: evaluation would have to compile them again."""
+    if fast := vars(model).get(FAST):
+        fast.hook.remove()
     restore_dropouts(model)
     restore_gelus(model)
-    stop_using_products(model)
+    stop_using_products(model, attention)
     for module in model.modules():
         # Module.compile sets it, and has no inverse.
         module._compiled_call_impl = None

@@ -49,12 +49,18 @@ def _(values: Tensor) -> Tensor:
 
 
 class GraphPass(CustomGraphPass):
-    """Rewrites products; ``amx`` says whether weight gradients are among them."""
+    """Rewrites products, behind the user's ``others``.
 
-    def __init__(self, *, amx: bool) -> None:
+    ``amx`` says whether weight gradients are among them.
+    """
+
+    def __init__(self, *, amx: bool, others: Any = None) -> None:
         self._amx = amx
+        self._others = others if isinstance(others, (list, tuple)) else [others] if others else []
 
     def __call__(self, graph: Any) -> None:
+        for each in self._others:
+            each(graph)
         from torch._inductor.pattern_matcher import (  # noqa: PLC0415 - warns if it is not loaded yet
             stable_topological_sort,
         )
@@ -69,7 +75,11 @@ class GraphPass(CustomGraphPass):
 
     def uuid(self) -> Any:
         """Return what identifies this pass in torch's cache of compiled graphs."""
-        return get_hash_for_files((__file__,), str(self._amx))
+        found = [
+            each.uuid() if isinstance(each, CustomGraphPass) else None for each in self._others
+        ]
+        # Without, torch does not cache.
+        return None if None in found else get_hash_for_files((__file__,), f"{self._amx} {found}")
 
 
 class _Builder:
@@ -162,6 +172,11 @@ def _join(new: _Builder, products: list[Any], values: Any) -> None:
         begin = end
 
 
-def use_graph_pass() -> None:
-    """Let torch's compiler use the pass in this thread from now on, instead of another one."""
-    config.post_grad_custom_post_pass = GraphPass(amx=read_cpu_flags() >= AMX_FLAGS)
+def compiler_options() -> dict[str, Any]:
+    """Return options for torch's compiler with the pass, behind the one that is set for all graphs.
+
+    Random numbers are those of eager mode, so that results can be compared.
+    """
+    others = config.post_grad_custom_post_pass
+    own = GraphPass(amx=read_cpu_flags() >= AMX_FLAGS, others=others)
+    return {"post_grad_custom_post_pass": own, "fallback_random": True}

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..runtime.process import RankIdentity, read_local_place
 from ..runtime.ranks import TIMEOUT, Ranks
 from .communication import Replica, choose_all_reduce
-from .compilation import COMPILED, compile_layers, keep_compiled, why_no_compiler
-from .dropout import draw_seeds
+from .compilation import COMPILED, keep_compiled, why_no_compiler
+from .first_batches import FastLayers
 
 
 def say(ranks: Ranks, text: str) -> None:
@@ -50,44 +50,17 @@ def joined_ranks() -> Ranks:
     return Ranks(identity, str(dist.get_backend()), "chosen by the script", control, local)
 
 
-class FastLayers:
-    """A forward pre-hook that switches a model's compiled layers on for training.
-
-    It switches them off for evaluation, which would have to compile them again.
-    """
-
-    def __init__(self, model: Any, *, shared: bool) -> None:
-        config, training = getattr(model, "config", None), model.training
-        before = getattr(config, "_attn_implementation", None)
-        self.count = compile_layers(model, shared=shared)
-        model.train(training)
-        # By whether the model trains.
-        self._attention = {False: before, True: getattr(config, "_attn_implementation", None)}
-        # Module.compile sets it, and has no inverse.
-        self._calls = [(each, each._compiled_call_impl) for each in model.modules()]
-        self._on = True
-        model.register_forward_pre_hook(self)
-
-    @classmethod
-    def use(cls, model: Any, ranks: Ranks) -> str:
-        """Compile a model's layers on all ranks, or on none; return what it has done."""
-        keep_compiled(COMPILED)
-        with torch.random.fork_rng(devices=[]), _same_verbosity():
-            troubles = ranks.gather(why_no_compiler())
-            wrong = [f"rank {rank}: {text}" for rank, text in enumerate(troubles) if text]
-            if wrong:
-                return f"layers are not compiled: {wrong[0]}"
-            return f"{cls(model, shared=ranks.size > 1).count} layers will be compiled"
-
-    def __call__(self, model: Any, _: Any) -> None:
-        if model.training != self._on:
-            self._on = model.training
-            for module, call in self._calls:
-                module._compiled_call_impl = call if self._on else None
-            if self._attention[True] != self._attention[False]:
-                model.set_attn_implementation(self._attention[self._on])
-        if self._on:
-            draw_seeds(model)
+def use_fast_layers(model: Any, ranks: Ranks) -> str:
+    """Compile a model's layers on all ranks, or on none; return what it has done."""
+    keep_compiled(COMPILED)
+    with torch.random.fork_rng(devices=[]), _same_verbosity():
+        troubles = ranks.gather(why_no_compiler())
+        wrong = [f"rank {rank}: {text}" for rank, text in enumerate(troubles) if text]
+        if wrong:
+            return f"layers are not compiled: {wrong[0]}"
+        first = Ranks(ranks.identity)  # without the group: a copy of the model must be possible
+        fast = FastLayers(model, lambda text: say(first, text), shared=ranks.size > 1)
+        return f"{fast.count} layers will be compiled"
 
 
 @contextmanager
@@ -114,7 +87,7 @@ class OwnReplica(Replica):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():
             self._sends = self.require_backward_grad_sync
-        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        return super().forward(*inputs, **named)
 
     def _sum(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
         return super()._sum(gradients.mul_(self._share))

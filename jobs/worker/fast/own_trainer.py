@@ -22,7 +22,7 @@ from ..runtime.process import STOPPED, listen
 from ..runtime.ranks import Ranks
 from ..runtime.steps import Pace, StepReporter
 from .own_checkpoints import NodeCheckpoints
-from .own_model import FastLayers, OwnReplica, joined_ranks, say
+from .own_model import OwnReplica, joined_ranks, say, use_fast_layers
 
 OUTPUT = "SPR_OUTPUT"
 """The environment variable of a job's output folder; without it, no job wants reports."""
@@ -47,17 +47,9 @@ def speed_up_trainer(trainer: Any, bf16: bool) -> Any:
 
 
 def _compile(trainer: Any, ranks: Ranks, bf16: bool) -> str:
-    args, model = trainer.args, trainer.model
-    # By its names in transformers before 5.20 and since.
-    names = ("gradient_checkpointing", "activation_checkpointing")
-    recomputes = any(getattr(each, n, False) for each in (args, *model.modules()) for n in names)
-    if not bf16 or args.torch_compile:
-        reason = "Trainer compiles the model" if bf16 else "it does not speed up fp32"
-    elif recomputes:
-        # It would draw another dropout mask.
-        reason = "gradient checkpointing computes them twice"
-    else:
-        return FastLayers.use(model, ranks)
+    if bf16 and not trainer.args.torch_compile:
+        return use_fast_layers(trainer.model, ranks)
+    reason = "Trainer compiles the model" if bf16 else "it does not speed up fp32"
     return f"layers are not compiled: {reason}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .own_model import FastLayers, OwnReplica, joined_ranks, say
+from .own_model import OwnReplica, joined_ranks, say, use_fast_layers
 
 
 def speed_up(target: Any, *, bf16: bool | None = None, **options: Any) -> Any:
@@ -23,5 +23,5 @@ def speed_up(target: Any, *, bf16: bool | None = None, **options: Any) -> Any:
         return speed_up_trainer(target, target.args.bf16 if bf16 is None else bf16)
     ranks, is_bf16 = joined_ranks(), bf16 is not False
     if is_bf16:
-        say(ranks, FastLayers.use(target, ranks))
+        say(ranks, use_fast_layers(target, ranks))
     return target if ranks.size == 1 else OwnReplica(target, ranks, is_bf16, **options)

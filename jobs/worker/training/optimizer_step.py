@@ -15,13 +15,12 @@ from ..fast.communication import Replica, choose_all_reduce
 from ..fast.compilation import (
     COMPILED,
     choose_compilation,
-    compile_layers,
     estimate_tflop,
     keep_compiled,
     why_no_compiler,
 )
-from ..fast.dropout import draw_seeds
 from ..fast.embedding import train_used_words
+from ..fast.first_batches import FastLayers
 from ..fast.optimizer import MasterAdamW, halve_weights
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
@@ -98,22 +97,40 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     if context.ranks.size == 1:
         return model, optimizer
     wire = torch.bfloat16 if options.wire == "bf16" else torch.float32
-    return Replica(model, wire, context.ranks.control, choose_all_reduce(context.ranks)), optimizer
+    some = _skips_layers(model)
+    sums = choose_all_reduce(context.ranks)
+    replica = Replica(model, wire, context.ranks.control, sums, find_unused_parameters=some)
+    return replica, optimizer
 
 
 def find_idle(run: TrainingRun) -> list[Any]:
-    """Return the model's parameters that do not affect the loss, such as XLNet's ``mask_emb``."""
+    """Return the model's parameters that do not affect the loss, such as XLNet's ``mask_emb``.
+
+    Training skips random layers of some models, evaluation none.
+    """
     model, state = run.loaded.model, torch.get_rng_state()
+    idle: set[str] = set()
     try:
         sample = run.task.collate([run.samples[0]], run.loaded)
-        run.task.loss(model, sample).backward()  # type: ignore[no-untyped-call]
-        return [each for each in model.parameters() if each.requires_grad and each.grad is None]
+        for training in (True, False):
+            run.task.loss(model.train(training), sample).backward()  # type: ignore[no-untyped-call]
+        idle = {
+            n for n, each in model.named_parameters() if each.requires_grad and each.grad is None
+        }
     # Training will report why the model fails on this sample.
     except Exception:
-        return []
+        pass
     finally:
-        model.zero_grad(set_to_none=True)
+        model.train().zero_grad(set_to_none=True)
         torch.set_rng_state(state)
+    idle.intersection_update(*run.context.ranks.gather(idle))
+    return [each for name, each in model.named_parameters() if name in idle]
+
+
+def _skips_layers(model: Any) -> bool:
+    """Return whether some steps have no gradients of some layers."""
+    settings = vars(getattr(model, "config", None) or object).items()
+    return any(name.endswith("layerdrop") and value for name, value in settings)
 
 
 def _may_halve(run: TrainingRun) -> bool:
@@ -147,8 +164,8 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> bool:
         note(f"torch.compile is not used: {wrong[0]}")
         return False
     dropout = _attention_dropout(run)
-    count = compile_layers(model, shared=ranks.size > 1, attention_dropout=dropout)
-    note(f"torch.compile, {count} layers: {chosen.reason}")
+    fast = FastLayers(model, note, shared=ranks.size > 1, attention_dropout=dropout)
+    note(f"torch.compile, {fast.count} layers: {chosen.reason}")
     return True
 
 
@@ -229,7 +246,6 @@ def compute_gradients(
     for number, (tensors, weight) in enumerate(parts, start=1):
         last = number == len(parts)
         with replica.no_sync() if replica and not last else nullcontext():
-            draw_seeds(model)
             with run.context.autocast():
                 loss = run.task.loss(model, tensors) * (weight / batch.total)
             watch.lap("forward")

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from jobs.worker.fast import graph_pass
 from jobs.worker.fast.compilation import why_no_compiler
-from jobs.worker.fast.graph_pass import GraphPass, use_graph_pass
+from jobs.worker.fast.graph_pass import GraphPass, compiler_options
 from jobs.worker.runtime.precision import AMX_FLAGS
 
 
@@ -52,8 +52,6 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(graph_pass, "_compile_transpose", lambda: transpose)
     monkeypatch.setattr(graph_pass, "read_cpu_flags", lambda: AMX_FLAGS)
-    monkeypatch.setattr("torch._inductor.config.post_grad_custom_post_pass", None)
-    use_graph_pass()
     return made
 
 
@@ -65,7 +63,7 @@ def test_gradients_are_the_plain_ones(
     torch.manual_seed(1)
     layer, values = Layer(size), torch.randn(3, 10, size)
     plain = gradients(layer, values)
-    layer.compile(dynamic=True)
+    layer.compile(dynamic=True, options=compiler_options())
     for _ in range(2):
         copies.clear()
         found = gradients(layer, values)
@@ -122,3 +120,19 @@ def test_a_bias_in_bf16_is_added_after_the_product(dtype: torch.dtype, separate:
     assert (torch.ops.aten.mm.default in targets) is separate
     assert (torch.ops.aten.addmm.default in targets) is not separate
     assert torch.allclose(module(*inputs), torch.addmm(*inputs), rtol=0.02, atol=0.02)
+
+
+def test_a_users_own_pass_stays_and_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(GraphPass):
+        def __call__(self, graph: Any) -> None:
+            seen.append(len(graph.nodes))
+
+    seen: list[int] = []
+    own = Own(amx=True)
+    monkeypatch.setattr("torch._inductor.config.post_grad_custom_post_pass", own)
+    ours = compiler_options()["post_grad_custom_post_pass"]
+    assert torch._inductor.config.post_grad_custom_post_pass is own
+    ours(torch.fx.symbolic_trace(nn.Linear(2, 2)).graph)
+    assert seen
+    assert GraphPass(amx=True, others=own).uuid() != GraphPass(amx=True).uuid()
+    assert GraphPass(amx=True, others=[own, print]).uuid() is None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from jobs.worker.fast import compilation, own_model
-from jobs.worker.fast.own_model import FastLayers, joined_ranks
+from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
 from jobs.worker.fast.own_trainer import Trimmed
 from jobs.worker.fast.speed_up import speed_up
 from jobs.worker.runtime.events import MARK, parse_event
@@ -262,7 +262,7 @@ def test_without_a_compiler_a_model_stays_as_it_is(
 ) -> None:
     monkeypatch.setattr(own_model, "why_no_compiler", lambda: "no g++")
     model = new_model()
-    assert FastLayers.use(model, joined_ranks()) == "layers are not compiled: rank 0: no g++"
+    assert use_fast_layers(model, joined_ranks()) == "layers are not compiled: rank 0: no g++"
     assert not any(each._forward_pre_hooks for each in model.modules())
     assert any(type(each) is nn.Dropout for each in model.modules())
 

@@ -27,7 +27,7 @@ from jobs.worker.fast.embedding import restore_words
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
-from jobs.worker.runtime.ranks import join
+from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.tasks.squad.task import DEMO, HEAD, Squad, SquadOptions
@@ -229,13 +229,15 @@ def test_compiled_layers_get_attention_dropout_back_unless_texts_are_long(
 ) -> None:
     given: list[float] = []
 
-    def compile_layers(_model: Any, *, shared: bool, attention_dropout: float) -> int:
-        assert not shared
-        given.append(attention_dropout)
-        return 2
+    class Layers:
+        count = 2
+
+        def __init__(self, *_: Any, shared: bool, attention_dropout: float) -> None:
+            assert not shared
+            given.append(attention_dropout)
 
     monkeypatch.setattr(step_module, "why_no_compiler", lambda: None)
-    monkeypatch.setattr(step_module, "compile_layers", compile_layers)
+    monkeypatch.setattr(step_module, "FastLayers", Layers)
     options = replace(DEMO, compile="on", **changes)
     with alone(options) as session:
         loaded = load_model(DEMO, HEAD, all_texts(questions), session.ranks)
@@ -408,3 +410,23 @@ def test_weights_are_in_bf16_if_gradients_are_not_added_up(
         layers = find_layers(loaded.model)
         types = {each.dtype for layer in layers for each in layer.parameters()}
         assert (torch.bfloat16 in types) is halved
+
+
+def test_layers_that_a_step_skips_at_random_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    shape = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads"), 2)
+    config = BartConfig(
+        d_model=16, vocab_size=32, encoder_layerdrop=0.99, decoder_layerdrop=0.99, **shape
+    )
+    model = BartForConditionalGeneration(config)
+    model.idle = torch.nn.Parameter(torch.zeros(2))
+    ids = torch.arange(3, 11).view(1, 8)
+    run: Any = mock.Mock()
+    run.loaded.model, run.samples = model, [None]
+    run.task.collate = lambda *_: {"input_ids": ids, "labels": ids}
+    run.task.loss = lambda model, batch: model(**batch).loss
+    run.context.ranks = Ranks()
+    assert [each is model.idle for each in step_module.find_idle(run)] == [True]
+    assert step_module._skips_layers(model)
+    assert model.training

@@ -1,0 +1,170 @@
+"""Fast layers of a model in training, and the comparison of each kind of batch with plain operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.errors import first_line
+from .attention import LONGEST, LONGEST_CAUSAL, NAME, PLAIN
+from .compilation import FAST, compile_layers, find_layers, plain_layers
+from .dropout import HashDropout, draw_seeds
+
+ENDED = "layers are no longer compiled"
+_RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
+"""What transformers' modules call it before 5.20 and since."""
+_MOST = {False: (1e-3, 1e-2), True: (0.05, 0.2)}
+"""Accepted differences of outputs and gradients, as parts of their norms, by whether bf16 is used.
+
+Another mask changes them by more; the order of operations and their rounding change them by less.
+"""
+
+
+class FastLayers:
+    """A forward pre-hook that switches a model's compiled layers on for training.
+
+    It switches them off for evaluation, which would have to compile them again, and for a single row, for
+    which torch would as well. The first batch of each kind is computed twice, also with plain operations. If
+    the results differ, or can't be compiled, the layers stay plain from then on; ``trouble`` is the reason.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        say: Callable[[str], None],
+        *,
+        shared: bool,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        config, training = getattr(model, "config", None), model.training
+        self._before = self._now = getattr(config, "_attn_implementation", None)
+        self.count = compile_layers(model, shared=shared, attention_dropout=attention_dropout)
+        model.train(training)
+        self._fast = self._now = getattr(config, "_attn_implementation", None)
+        # Module.compile sets it, and has no inverse.
+        calls = [(each, each._compiled_call_impl) for each in model.modules()]
+        self._calls = [(module, call) for module, call in calls if call is not None]
+        self._on, self._rows, self._seen = True, 0, set[Any]()
+        self._limits = (LONGEST_CAUSAL, LONGEST, getattr(config, "sliding_window", None) or 0)
+        self._flags = [(m, n) for m in model.modules() for n in _RECOMPUTES if hasattr(m, n)]
+        self._say, self._shared, self.trouble = say, shared, ""
+        self.hook = model.register_forward_pre_hook(self, with_kwargs=True)
+        setattr(model, FAST, self)
+
+    def __call__(self, model: Any, inputs: Any, named: Any) -> None:
+        if not model.training:
+            self._switch(model, on=False, attention=self._before)
+            return
+        rows, kind = self._kind(inputs, named)
+        self._rows = self._rows or rows
+        compiled = rows > 1 or self._rows == 1
+        if compiled and torch.is_grad_enabled() and kind not in self._seen:
+            self._seen.add(kind)
+            self.trouble = self._compare(model, inputs, named)
+            if self.trouble:
+                # With other ranks, their replica ends it everywhere two steps later, and says why.
+                self.end(model, [] if self._shared else [self.trouble])
+                return
+        self._switch(model, on=compiled, attention=self._fast)
+        draw_seeds(model)
+
+    def end(self, model: Any, troubles: Sequence[str]) -> None:
+        """Leave the layers plain from now on, and say the first of all ranks' troubles."""
+        plain_layers(model, self._before)
+        for rank, text in [each for each in enumerate(troubles) if each[1]][:1]:
+            self._say(f"{ENDED}: rank {rank}: {text}")
+
+    def _switch(self, model: Any, *, on: bool, attention: str | None) -> None:
+        if on != self._on:
+            self._on = on
+            for module, call in self._calls:
+                module._compiled_call_impl = call if on else None
+        if attention != self._now:
+            self._now = attention
+            model.set_attn_implementation(attention)
+
+    def _kind(self, inputs: Any, named: Any) -> tuple[int, Any]:
+        """Return the rows of a batch, and what decides how its layers and masks are computed."""
+        first = next(_tensors((named.get("input_ids"), inputs, named)), None)
+        shape = (*(() if first is None else first.shape), 0, 0)
+        mask = named.get("attention_mask")
+        padded = isinstance(mask, Tensor) and not bool(mask.all())
+        recomputes = any(getattr(module, name) for module, name in self._flags)
+        return shape[0], (sum(shape[1] > limit for limit in self._limits), padded, recomputes)
+
+    def _compare(self, model: Any, inputs: Any, named: Any) -> str:
+        """Return what is wrong with the fast layers for a batch; nothing remains of the comparison."""
+        state, kept = torch.get_rng_state(), [(each, each.clone()) for each in model.buffers()]
+        names = {False: PLAIN if self._fast == NAME else self._before, True: self._fast}
+        results: list[Sequence[Tensor]] = []
+        try:
+            for on in (False, True):
+                self._switch(model, on=on, attention=names[on])
+                torch.set_rng_state(state)
+                draw_seeds(model)
+                outputs, gradients, again = _differentiate(model, inputs, named)
+                if again:
+                    return "gradient checkpointing computes them twice, with other dropout"
+                results += [outputs, gradients]
+        except Exception as error:
+            # Without results, the model fails in any case, and training reports why.
+            return first_line(getattr(error, "inner_exception", error)) if results else ""
+        finally:
+            torch.set_rng_state(state)
+            with torch.no_grad():
+                for each, value in kept:
+                    each.copy_(value)
+        is_bf16 = torch.is_autocast_enabled("cpu") or any(
+            each.dtype == torch.bfloat16 for each in model.parameters()
+        )
+        for name, expected, found, most in zip(  # noqa: B905 - 3.8
+            ("outputs", "gradients"), results[:2], results[2:], _MOST[is_bf16]
+        ):
+            part = _difference(found, expected)
+            if not part <= most:
+                return f"{name} would differ from those of plain layers by {100 * part:.1f} %"
+        return ""
+
+
+def _differentiate(model: Any, inputs: Any, named: Any) -> tuple[list[Tensor], list[Tensor], bool]:
+    """Return a batch's outputs, gradients in the first and the last layer, and whether dropout was repeated.
+
+    Two layers' gradients need little memory, and their computation goes through all layers.
+    """
+    found = [each for each in _tensors(model.forward(*inputs, **named)) if each.requires_grad]
+    mask = named.get("attention_mask")
+    if isinstance(mask, Tensor):  # outputs of padding are arbitrary
+        found = [each[mask != 0] if each.shape[:2] == mask.shape else each for each in found]
+    outputs = [each for each in found if each.dim()] or found
+    layers = [[p for p in each.parameters() if p.requires_grad] for each in find_layers(model)]
+    layers = [each for each in layers if each]
+    weights = [*dict.fromkeys(layers[0] + layers[-1])] if layers and outputs else []
+    own = [each for each in model.modules() if isinstance(each, HashDropout)]
+    seeds = [each.seed for each in own]
+    # No sum of all: that of a softmax or a normalization is constant.
+    noise = [torch.arange(each.numel()).view_as(each).cos() for each in outputs]
+    total: Any = sum((each.float() * other).sum() for each, other in zip(outputs, noise))  # noqa: B905
+    gradients = torch.autograd.grad(total, weights, allow_unused=True) if weights else ()
+    again = any(each.seed is not seed for each, seed in zip(own, seeds))  # noqa: B905 - 3.8
+    filled = [torch.zeros(()) if each is None else each for each in gradients]
+    return [each.detach() for each in outputs], filled, again
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a model's inputs or outputs."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (Mapping, tuple, list)):
+        for each in values.values() if isinstance(values, Mapping) else values:
+            yield from _tensors(each)
+
+
+def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the norm of the difference as a part of the expected values' norm."""
+    pairs = [(a.float(), b.float()) for a, b in zip(found, expected)]  # noqa: B905 - 3.8
+    whole = sum(float(b.square().sum()) for _, b in pairs)
+    wrong = sum(float((a - b).square().sum()) for a, b in pairs)
+    return float((wrong / whole) ** 0.5) if whole else float(wrong > 0)

@@ -47,7 +47,9 @@ class MissingExtraError(UsageError):
 
     def __init__(self, message: str, extra: str) -> None:
         install = f"install 'spr-cluster[{extra}]'"
-        super().__init__(message, hint=f"pip {install}; with pipx: pipx runpip spr-cluster {install}")
+        super().__init__(
+            message, hint=f"pip {install}; with pipx: pipx runpip spr-cluster {install}"
+        )
 
 
 class CloudError(SprError):

@@ -80,7 +80,9 @@ def run_without(extra: str, *commands: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("extra", ["local", ""])
-@pytest.mark.parametrize("command", [*_HELP, "docs --agent", "render k8s squad --nodes 2 --image i"])
+@pytest.mark.parametrize(
+    "command", [*_HELP, "docs --agent", "render k8s squad --nodes 2 --image i"]
+)
 def test_a_command_needs_no_optional_package(command: str, extra: str) -> None:
     found = run_without(extra, *_HELP, "docs --agent", "render k8s squad --nodes 2 --image i")
     assert found[command] == [0, ""], found[command]

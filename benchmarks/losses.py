@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.common import finish
 from benchmarks.recovery import Recovery, Watched, run_podman
 from tests.harness.hostile_text import HOSTILE
+from tests.harness.processes import SUPERVISOR
 
 _TRAIN = ("train", "squad", "--demo", "--epochs", "24", "--checkpoint-every", "7", "--retries", "1")
 _LOSE_AT, _LIMIT_S = 20, 300
@@ -98,7 +99,7 @@ class Losses(Recovery):
         results = self.folder / "killed"
         job = self.watch(*_TRAIN, "--results", str(results))
         job.wait_for_step(_LOSE_AT)
-        self.ssh("node0", "pkill -KILL -f '[w]orker[.]batch'")
+        self.ssh("node0", f"pkill -KILL -f '{SUPERVISOR}'")
         self.require_resumed(job, results, "batch process killed")
 
     def fetch(self) -> None:

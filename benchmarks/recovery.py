@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from infra.local.machines.podman import choose_runtime
+from tests.harness.processes import RANK
 
 LOSSES = ("rank", "freeze", "daemons", "worker", "elastic", "spot", "disk", "head")
 _CLI = (sys.executable, "-m", "jobs")
@@ -121,9 +122,9 @@ class Recovery:
 
     def lose(self, loss: str) -> None:
         if loss == "rank":
-            self.ssh("node1", "pkill -KILL -f '[s]quad --model'")
+            self.ssh("node1", f"pkill -KILL -f '{RANK}'")
         elif loss == "freeze":
-            self.ssh("node1", "pkill -STOP -f '[w]orker[.]squad --model'")
+            self.ssh("node1", f"pkill -STOP -f '{RANK}'")
         elif loss == "daemons":
             self.ssh("node1", "sudo pkill -KILL -x slurmd")
             self.ssh("node0", "sudo pkill -KILL -x slurmctld")

@@ -8,6 +8,7 @@ ones. Source: the EC2 instance type and pricing pages.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ class InstanceType:
 
 def _guess_amx(name: str, processor: Any) -> bool | None:
     family = name.partition(".")[0]
-    if _AMX_FAMILY.fullmatch(family):
+    if has_amx_by_name(name):
         return True
     generation = re.match(r"[a-z]+(\d+)", family)
     is_old = generation is not None and int(generation[1]) < _FIRST_WITH_AMX
@@ -157,12 +158,28 @@ def is_metal(name: str) -> bool:
     return name.partition(".")[2].startswith("metal")
 
 
+def has_amx_by_name(name: str) -> bool:
+    """Return whether a type's family has AMX."""
+    return _AMX_FAMILY.fullmatch(name.partition(".")[0]) is not None
+
+
+def nearest_type(name: str, names: Iterable[str]) -> str:
+    """Return :func:`infra.words.nearest` among the types with AMX."""
+    return nearest(name, filter(has_amx_by_name, names), 3, 0.4)
+
+
+def complete_type_name(name: str) -> str:
+    """Return the family's smallest bare metal for a name such as ``r7iz.metal``, which EC2 does not have."""
+    sizes = [entry for entry in _TYPES if entry.name.startswith(f"{name}-") and is_metal(name)]
+    return min(sizes, key=lambda entry: entry.vcpus).name if sizes else name
+
+
 def check_type_name(name: str) -> str:
     """Return a plausible type name unchanged. Raises :class:`UsageError` for others and for GPU types."""
     family = name.partition(".")[0]
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"unknown instance type {name!r}{nearest(name, INSTANCE_TYPES, 3, 0.4)}", hint=WITH_AMX
+            f"unknown instance type {name!r}{nearest_type(name, INSTANCE_TYPES)}", hint=WITH_AMX
         )
     if _GPU_FAMILY.fullmatch(family):
         raise UsageError(

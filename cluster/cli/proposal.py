@@ -23,7 +23,7 @@ from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.planner import PlanInput, expected_by_bake, plan_up
 from infra.spec import OPTIONS
 from infra.words import counted, render_duration, spoken_day, spoken_time
-from provision.stacks.compatibility import summarize_state
+from provision.stacks.compatibility import describe_software, summarize_state
 from provision.stacks.load import load_stack
 
 # A shorter-lived cluster would cost money and end before it could be used.
@@ -184,8 +184,10 @@ class Proposal:
         lines = [f"{head}:", *steps]
         if self.zones:
             lines.append(f"Zones, in the order they are tried: {', '.join(self.zones)}.")
+        if self.plan.buys:
+            lines.append(f"Software: {describe_software(load_stack(spec.stack))}")
         if cloud.billed:
-            lines += [*self._software(), *self._money()]
+            lines += [*self._installation(), *self._money()]
         expires = spoken_time(self.plan_input.record.expires, self.ctx.now())
         expires += self._until_fetched()
         idle = f", or after {render_duration(spec.idle_timeout)} idle" if spec.idle_timeout else ""
@@ -200,7 +202,7 @@ class Proposal:
             return ""
         return "  [{} to {} min]".format(*action.expected_min)
 
-    def _software(self) -> list[str]:
+    def _installation(self) -> list[str]:
         """Compare how long the ways to install the software take, if there is a choice."""
         installs = any(action.kind is ActionKind.INSTALL for action in self.plan.actions)
         if not installs or self.plan_input.spec.nodes == 1:
@@ -211,7 +213,7 @@ class Proposal:
         }
         chosen = self.plan_input.bake
         (other,) = times.keys() - {chosen}
-        return [f"Software: {texts[chosen]}; {texts[other]}."]
+        return [f"Installation: {texts[chosen]}; {texts[other]}."]
 
     def _money(self) -> list[str]:
         spec, prices = self.plan_input.spec, self.plan_input.prices

@@ -6,7 +6,9 @@ import argparse
 from typing import Any
 
 from cluster.cli.chosen_cluster import MADE_THERE, add_cloud_options
+from cluster.console.output import say
 from infra.errors import UsageError
+from infra.instance_types import complete_type_name
 from infra.spec import OPTIONS, Option, parse_labels
 
 _ACCESS = ("private", "jump", "subnet_ids", "proxy")
@@ -60,6 +62,8 @@ def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {key: _given(args, option) for key, option in kinds.items()}
     options["labels"] = parse_labels(args.tag) if args.tag else None
     given = {key: value for key, value in options.items() if value is not None}
+    if "instance_types" in given:
+        given["instance_types"] = complete_types(given["instance_types"])
     if args.spot or args.spot_or_on_demand:
         if "market" in given:
             raise UsageError("--market replaces --spot and --spot-or-on-demand: use it alone")
@@ -67,6 +71,15 @@ def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
     if "max_price" in given and given.get("market", "on-demand") == "on-demand":
         raise UsageError("--max-price requires --market spot; on-demand prices are fixed")
     return given
+
+
+def complete_types(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the types, with a size for names such as ``r7iz.metal``; a line on stderr names each."""
+    full = {name: complete_type_name(name) for name in names}
+    for name, chosen in full.items():
+        if name != chosen:
+            say(f"{name}: using {chosen}, the family's smallest bare metal")
+    return tuple(full.values())
 
 
 def _given(args: argparse.Namespace, option: Option) -> Any:

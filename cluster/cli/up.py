@@ -43,6 +43,7 @@ from infra.plan.ownership import ForeignClusterError
 from infra.plan.planner import PlanInput
 from infra.spec import DEFAULT_NAME, OPTIONS, parse_ssh_cidr, validate_options
 from infra.words import counted, parse_duration, render_duration
+from provision.stacks.compatibility import runs_tasks
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _UP_EXAMPLES = """\
@@ -302,7 +303,9 @@ def _render(cluster: Cluster, proposal: Proposal) -> Iterator[str]:
         yield f"Up to date: {counted(len(cluster.nodes), 'node')}, verified"
     name = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
     ends = describe_lifetime(proposal.plan_input.record, proposal.ctx.now())
+    runs = runs_tasks(load_stack(cluster.stack))
     # The full data set takes hours in containers on one machine.
-    demo = "" if proposal.ctx.cloud.billed else " --demo"
+    short = "" if proposal.ctx.cloud.billed else " --demo" if runs else " --smoke"
+    task = f"train squad{'' if runs else ' --recipe reference'}{short}"
     yield wrap(f"Nodes shut down automatically {ends}. To extend: spr-cluster extend 2h{name}")
-    yield wrap(f"Next: spr-cluster train squad{demo}{name}   (when done: spr-cluster down{name})")
+    yield wrap(f"Next: spr-cluster {task}{name}   (when done: spr-cluster down{name})")

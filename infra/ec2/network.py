@@ -13,8 +13,7 @@ from botocore.exceptions import ClientError
 from infra.aws.clients import error_code, when_visible
 from infra.ec2 import tags
 from infra.errors import UsageError
-from infra.instance_types import INSTANCE_TYPES, WITH_AMX, InstanceType
-from infra.words import nearest
+from infra.instance_types import INSTANCE_TYPES, WITH_AMX, InstanceType, nearest_type
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -219,7 +218,7 @@ def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, Ty
         return
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate()
     offered = [str(o["InstanceType"]) for page in pages for o in page["InstanceTypeOfferings"]]
-    near = nearest(unknown[0], offered, 3, 0.4)
+    near = nearest_type(unknown[0], offered)
     raise UsageError(
         f"unknown instance type {unknown[0]!r} in {ec2.meta.region_name}{near}", hint=WITH_AMX
     )

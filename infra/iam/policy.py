@@ -17,7 +17,7 @@ from infra.ec2 import tags
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
 from infra.iam.instance_profile import allow_prefix
-from infra.instance_types import BAKERS, INSTANCE_TYPES
+from infra.instance_types import BAKERS, INSTANCE_TYPES, complete_type_name
 from infra.s3_url import S3Location
 
 DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.amx or t.name in BAKERS)
@@ -308,7 +308,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
                 f"--instance-type {name!r}: expected a type such as r7iz.metal-16xl",
                 hint="several are separated by commas",
             )
-    return names
+    return tuple(map(complete_type_name, names))
 
 
 def parse_key(text: str | None) -> str | None:

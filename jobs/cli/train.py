@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import add_cluster_options
-from cluster.console.output import emit
+from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
 from jobs.cli.results.fetch import add_push_option, open_push_target, push
@@ -44,6 +44,8 @@ from jobs.train.trackers import tracker_variables
 from jobs.train.train import train
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import MAY_CHANGE, flag
+from provision.stacks.compatibility import runs_tasks
+from provision.stacks.stack import Stack
 
 _EXAMPLES = """\
   spr-cluster train squad                  DistilBERT on SQuAD
@@ -173,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
     request = _build_request(args, now)
     target = open_push_target(args)
     context = open_job_context(args, now, show_cost=True)
+    request = _follow_stack(args, request, context.stack, now)
     result, folder = _train(context, request)
     if not args.json:
         print(render_result(result, folder), flush=True)
@@ -192,6 +195,22 @@ def _build_request(args: argparse.Namespace, now: datetime) -> Request:
         check_inputs(request.options)
     check_results(request.results)
     return request
+
+
+def _follow_stack(
+    args: argparse.Namespace, request: Request, stack: Stack, now: datetime
+) -> Request:
+    """Return the published recipe's request if `train squad`, without options, can't run otherwise."""
+    if not isinstance(request, TrainRequest) or runs_tasks(stack) or not stack.examples:
+        return request
+    if args.task != "squad":
+        return request
+    try:
+        found = build_reference(args, now)
+    except UsageError:  # Its options are not the recipe's: refused with stacks that have them.
+        return request
+    say(f"stack {stack.name} runs only the published recipe: this is `--recipe reference`")
+    return found
 
 
 def _train(context: JobContext, request: Request) -> tuple[dict[str, Any], Path]:

@@ -17,12 +17,12 @@ from jobs.worker.data.readers import READERS
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import SCRATCH, TrainOptions, flag, is_url
-from provision.stacks.stack import TORCH, Stack, python_minor, release
+from provision.stacks.compatibility import OLDEST_PYTHON, OLDEST_TORCH, runs_tasks
+from provision.stacks.stack import TORCH, Stack
 
 MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank holds all data in memory, which needs several times this size."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
-_OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
 # Examples of hub names: "name", "org/name", and "org/name-v1.5".
 _SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
@@ -154,12 +154,11 @@ def _check_url(options: TrainOptions, option: str, url: str) -> None:
 
 def require_able_stack(stack: Stack, command: str) -> None:
     """Raise :class:`UsageError` if the stack is too old for ``jobs/worker``."""
-    torch = stack.pin(TORCH) or "0"
-    python_is_old = python_minor(stack.python) < python_minor(_OLDEST_PYTHON)
-    if python_is_old or release(torch) < release(_OLDEST_TORCH):
+    if not runs_tasks(stack):
         raise UsageError(
-            f"`{command}` can't run on stack {stack.name}: it needs Python {_OLDEST_PYTHON} and "
-            f"torch {_OLDEST_TORCH} or newer, and the stack has Python {stack.python} and torch {torch}",
+            f"`{command}` can't run on stack {stack.name}: it needs Python {OLDEST_PYTHON} and "
+            f"torch {OLDEST_TORCH} or newer, and the stack has Python {stack.python} and torch "
+            f"{stack.pin(TORCH) or '0'}",
             hint="use a cluster with --stack intel or upstream",
         )
 

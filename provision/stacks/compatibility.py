@@ -285,6 +285,33 @@ def _unknown(stack: Stack, version: str, flag: str, last: str) -> UsageError:
     )
 
 
+_TITLES = {
+    TORCH: "PyTorch",
+    IPEX: "IPEX",
+    BINDING: "oneCCL bindings",
+    TRANSFORMERS: "transformers",
+    MPI: "Intel MPI",
+}
+
+
+def describe_software(stack: Stack) -> str:
+    """Return the main parts, such as ``stack upstream (PyTorch 2.13, transformers 5.23, tcmalloc)``."""
+    pins = {title: stack.pin(package) for package, title in _TITLES.items()}
+    parts = [f"{title} {'.'.join(pin.split('.')[:2])}" for title, pin in pins.items() if pin]
+    parts += ["tcmalloc"] if any("perftools" in each for each in stack.system_packages) else []
+    more = "" if stack.requirement(IPEX) else " IPEX and oneCCL: --stack intel."
+    return f"stack {stack.name} ({', '.join(parts)}).{more}"
+
+
+OLDEST_PYTHON, OLDEST_TORCH = "3.10", "2.4"
+
+
+def runs_tasks(stack: Stack) -> bool:
+    """Return whether a stack is new enough for the code of this tool's own tasks."""
+    python_is_old = python_minor(stack.python) < python_minor(OLDEST_PYTHON)
+    return not python_is_old and release(stack.pin(TORCH) or "") >= release(OLDEST_TORCH)
+
+
 # https://github.com/intel/intel-extension-for-pytorch and https://github.com/intel/torch-ccl
 IPEX_STATE = (
     "intel-extension-for-pytorch ended with 2.8.0: archived by Intel in March 2026, with known "

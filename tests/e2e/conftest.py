@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from infra.local.machines.podman import choose_runtime
+from tests.harness.user_environment import build_wheel, make_environment
 
 _DEADLINE_S = 900
 
@@ -31,6 +31,8 @@ class CommandLine:
     """``spr-cluster`` as a user runs it: a process of its own, with a home folder of its own."""
 
     home: Path
+    programs: Path
+    """The environment's programs, among them ``spr-cluster``."""
     cloud: Path | None = None
     """Another home's embedded cloud, as if this one were another laptop."""
 
@@ -39,11 +41,12 @@ class CommandLine:
         folders = {"SPR_CLUSTER_HOME": str(self.home)}
         if self.cloud:
             folders["SPR_CLUSTER_LOCAL_CLOUD"] = str(self.cloud)
-        return {**os.environ, **folders}
+        # A checkout on PYTHONPATH would hide what the wheel lacks.
+        return {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **folders}
 
     @property
     def argv(self) -> list[str]:
-        return [sys.executable, "-m", "jobs"]
+        return [str(self.programs / "spr-cluster")]
 
     def run(self, *arguments: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run a command; ``check`` is the exit code that it must have."""
@@ -136,9 +139,16 @@ class LiveCluster:
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ``spr-cluster`` is, installed as users install it."""
+    folder = tmp_path_factory.mktemp("installed")
+    return make_environment(build_wheel(folder / "wheel"), folder / "venv")
+
+
+@pytest.fixture(scope="session")
+def cli(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """The command line on an embedded cloud that is removed afterwards, its base image aside."""
-    command_line = CommandLine(tmp_path_factory.mktemp("home"))
+    command_line = CommandLine(tmp_path_factory.mktemp("home"), programs)
     yield command_line
     command_line.run("local", "reset", "--keep-base", check=None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ _ROOT = Path(__file__).parents[2]
 
 def test_the_page_does_what_it_says(cli: CommandLine, baked: Baked, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "doctest", str(_ROOT / "docs" / "python-api.md")],
-        env={**cli.environment, "PYTHONPATH": str(_ROOT)},
+        [str(cli.programs / "python"), "-m", "doctest", str(_ROOT / "docs" / "python-api.md")],
+        env=cli.environment,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,

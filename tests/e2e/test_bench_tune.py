@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import TWO, LiveCluster, ssh_two
+from tests.harness.processes import JobProcesses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = TWO[1]
@@ -74,18 +75,13 @@ def test_ctrl_c_ends_the_trial_on_all_nodes_and_keeps_nothing(two: LiveCluster) 
         if line.strip() == "measure":
             break
 
+    processes = JobProcesses.find(partial(ssh_two, two), two.names)
     running.send_signal(signal.SIGINT)
     rest, _ = running.communicate(timeout=60)
 
     assert running.returncode == 130, rest
     assert "Job stopped on all nodes" in rest
-    deadline = time.monotonic() + 20
-    left = "?"
-    while left and time.monotonic() < deadline:
-        left = "".join(
-            ssh_two(two, node, "pgrep -f '[s]quad --model' || true") for node in two.names
-        )
-    assert not left
+    processes.require_gone()
     assert ssh_two(two, "node0", f"ls {KEPT} 2>/dev/null || echo none") == "none\n"
 
 

@@ -9,19 +9,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import DEMO_JOB, Baked, CommandLine, LiveCluster, Trained, podman
+from tests.harness.processes import RANK, JobProcesses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-
-# What belongs to a job on a node, apart from the search itself; it has three seconds to end.
-_LEFT = (
-    "for i in $(seq 15); do left=$(pgrep -af '[m]piexec|[h]ydra|[w]orker[.]squad|[r]un[.]sh') || break; "
-    'sleep 0.2; done; echo "$left"'
-)
 
 
 def read_until(job: subprocess.Popen[str], text: str) -> list[str]:
@@ -60,14 +56,15 @@ def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
     whole, killed = trained.folder, tmp_path / "killed"
     job = cluster.cli.start(*DEMO_JOB, "--retries", "0", "--results", str(killed))
     wait_for_step(job, 30)
+    processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
 
-    cluster.cli.ssh("node1", "pkill -KILL -f '[s]quad --model'")
+    cluster.cli.ssh("node1", f"pkill -KILL -f '{RANK}'")
     rest, _ = job.communicate(timeout=120)
     assert job.returncode == 1, rest
     # Whoever is first: the other ranks or mpirun.
     lost, dead = "rank 1 on node1: its process ended", "rank 1 on node1: killed by signal 9"
     assert lost in rest or dead in rest, rest
-    assert "".join(cluster.cli.ssh(node, _LEFT).strip() for node in cluster.names) == ""
+    processes.require_gone()
 
     done = cluster.cli.run("train", "squad", "--resume", "--results", str(killed))
 
@@ -112,7 +109,7 @@ def cut_off(cluster: LiveCluster) -> None:
 
 
 def freeze(cluster: LiveCluster) -> None:
-    cluster.cli.ssh("node1", "pkill -STOP -f '[w]orker[.]squad --model'")
+    cluster.cli.ssh("node1", f"pkill -STOP -f '{RANK}'")
 
 
 def kill_node(cluster: LiveCluster) -> None:
@@ -275,11 +272,10 @@ def test_a_job_leaves_a_node_whose_disk_is_full_until_there_is_room(
 
     job = other.cli.start(*DEMO_JOB, *SPOT, "--retries", "0", "--results", str(tmp_path / "failed"))
     wait_for_step(job, 10)
+    processes = JobProcesses.find(partial(ssh_spot, other), ("node0", "node1", "node2"))
     ssh_spot(other, "node1", fill)
     rest, _ = job.communicate(timeout=120)
     assert job.returncode == 1, rest
     assert cause in rest
-    assert [ssh_spot(other, node, _LEFT).strip() for node in ("node0", "node1", "node2")] == [
-        ""
-    ] * 3
+    processes.require_gone()
     ssh_spot(other, "node1", f"rm {small_disk}/filler")

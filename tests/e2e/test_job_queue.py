@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import DEMO_JOB, CommandLine, LiveCluster, Trained
+from tests.harness.processes import JobProcesses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 TRAIN = ("train", "squad", "--demo", "--epochs")
-# What belongs to a job on a node, apart from the search itself.
-_LEFT = "pgrep -af '[m]piexec|[h]ydra|[w]orker[.]squad|[w]orker[.]batch' || true"
 
 
 def submit(cluster: LiveCluster, *argv: str) -> str:
@@ -34,10 +33,6 @@ def states(cluster: LiveCluster, *jobs: str) -> list[str]:
     return [listed[job] for job in jobs]
 
 
-def left(cluster: LiveCluster) -> str:
-    return "".join(cluster.cli.ssh(name, _LEFT) for name in cluster.names)
-
-
 @pytest.fixture
 def other_laptop(cluster: LiveCluster, tmp_path: Path) -> CommandLine:
     """Another home that has only the cluster's key."""
@@ -45,7 +40,7 @@ def other_laptop(cluster: LiveCluster, tmp_path: Path) -> CommandLine:
     (home / "spr").mkdir(parents=True)
     for key in (cluster.cli.home / "spr").glob("id_ed25519*"):
         shutil.copy2(key, home / "spr" / key.name)
-    return CommandLine(home, cloud=cluster.cli.home / ".local-cloud")
+    return CommandLine(home, cluster.cli.programs, cloud=cluster.cli.home / ".local-cloud")
 
 
 def test_a_job_outlives_its_killed_command_and_is_followed_from_another_laptop(
@@ -89,12 +84,13 @@ def test_ctrl_c_leaves_the_job_and_cancel_saves_a_checkpoint(
     assert states(cluster, found[1]) == ["running"]
     assert json.loads((tmp_path / "job/job.json").read_text())["exit_code"] is None
 
+    processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
     cancelled = cluster.cli.json("cancel")
 
     assert (cancelled["job"], cancelled["state"]) == (found[1], "cancelled")
     assert (cancelled["exit_code"], cancelled["unreachable"]) == (143, [])
     assert cancelled["checkpoint"]
-    assert left(cluster) == ""
+    processes.require_gone()
     refused = cluster.cli.run("attach", check=2)
     assert "no job is running or queued" in refused.stderr
 
@@ -197,7 +193,8 @@ def test_cancel_now_leaves_nothing(cluster: LiveCluster) -> None:
     ambiguous = cluster.cli.run("cancel", check=2)
     assert "2 jobs are running or queued" in ambiguous.stderr
     cluster.cli.run("cancel", waiting)
+    processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
     cluster.cli.run("cancel", job, "--now")
 
     assert states(cluster, job, waiting) == ["cancelled", "cancelled"]
-    assert left(cluster) == ""
+    processes.require_gone()

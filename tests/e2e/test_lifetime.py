@@ -161,7 +161,7 @@ def test_a_forgotten_cluster_ends_itself_and_gc_removes_the_rest(
 def test_down_from_another_home_leaves_nothing(cli: CommandLine, tmp_path: Path) -> None:
     buy_and_die(cli, "lost")
     shutil.rmtree(cli.home / "lost")
-    elsewhere = CommandLine(tmp_path / "laptop", cloud=cli.home / ".local-cloud")
+    elsewhere = CommandLine(tmp_path / "laptop", cli.programs, cloud=cli.home / ".local-cloud")
 
     result = elsewhere.json("down", "--name", "lost", "--cloud", "local")
 

@@ -409,8 +409,6 @@ def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
     smoke = two.cli.run(*reference, "--smoke", "--results", str(tmp_path / "smoke"))
     assert "smoke run of the published recipe: the script finished" in smoke.stdout
     assert read(tmp_path / "smoke/model/all_results.json")["world"] == 1
-    without = two.cli.run(*reference[:5], check=2)
-    assert "stack upstream has no run_qa.py" in without.stderr
 
 
 def test_scaling_measures_each_size_and_predicts_others(two: LiveCluster, tmp_path: Path) -> None:

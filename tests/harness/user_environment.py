@@ -1,0 +1,49 @@
+"""The environment that the README makes: the built wheel with the extra `[local]`, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from uv import find_uv_bin
+
+_ROOT = Path(__file__).parents[2]
+_VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this checkout."""
+    _run(find_uv_bin(), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(_ROOT))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def make_environment(wheel: Path, folder: Path, python: str = sys.executable) -> Path:
+    """Install the wheel for a user; return the folder of the environment's programs."""
+    _run(find_uv_bin(), "venv", "--quiet", "--python", python, str(folder))
+    into = ("--python", str(folder / "bin/python"))
+    _run(find_uv_bin(), "pip", "install", "--quiet", *into, f"{wheel}[local]")
+    return folder / "bin"
+
+
+def find_pythons() -> list[str]:
+    """Return one interpreter of each supported version on this machine, the running one included."""
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for version in _VERSIONS:
+        paths = [*sorted(pyenv.glob(f"{version}.*/bin/python")), shutil.which(f"python{version}")]
+        for path in filter(None, paths):
+            done = subprocess.run([path, "-c", "import venv"], capture_output=True, check=False)
+            if done.returncode == 0:
+                found.setdefault(version, str(path))
+    return [found[version] for version in sorted(found)]
+
+
+def _run(*argv: str) -> None:
+    # A checkout on PYTHONPATH would hide what the wheel lacks.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=environ)
+    assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"

@@ -1,0 +1,108 @@
+"""The built wheel, installed as the README says, on each supported Python of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.user_environment import build_wheel, find_pythons, make_environment
+
+_PYTHONS = find_pythons()
+# Runs all commands and all functions of the Python API without a cluster.
+_TRY = """
+import contextlib, importlib.util, inspect, io, json, sys
+from jobs import api
+from jobs.__main__ import main
+from jobs.cli import COMMANDS
+
+CALLS = {
+    "Cluster.plan": lambda c, j: c.plan(nodes=2),
+    "Cluster.up": lambda c, j: c.up(nodes=2),
+    "Cluster.find": lambda c, j: c.find(),
+    "Cluster.status": lambda c, j: c.status(),
+    "Cluster.extend": lambda c, j: c.extend("1h"),
+    "Cluster.down": lambda c, j: c.down(),
+    "Cluster.submit": lambda c, j: c.submit(api.Training("squad", demo=True)),
+    "Cluster.job": lambda c, j: c.job("squad-1").status(),
+    "Cluster.jobs": lambda c, j: c.jobs(),
+    "Job.state": lambda c, j: j.state,
+    "Job.status": lambda c, j: j.status(),
+    "Job.wait": lambda c, j: j.wait(1),
+    "Job.fetch": lambda c, j: j.fetch(),
+    "Job.results": lambda c, j: j.results,
+    "Job.log": lambda c, j: j.log(),
+    "Job.cancel": lambda c, j: j.cancel(),
+}
+public = {
+    f"{kind.__name__}.{name}"
+    for kind in (api.Cluster, api.Job)
+    for name, value in vars(kind).items()
+    if not name.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod)))
+}
+found = {"untried": sorted(public ^ set(CALLS)), "commands": {}, "api": {}}
+extras = ("kubernetes", "torch", "transformers", "pytest")
+found["extras"] = [name for name in extras if importlib.util.find_spec(name)]
+words = [[name, "--help"] for name in COMMANDS] + [[name] for name in COMMANDS] + [["docs", "--agent"]]
+for each in words:
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            code = main(each)
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException as error:
+            code = repr(error)
+    found["commands"][" ".join(each)] = [code, errors.getvalue()]
+cluster = api.Cluster("none", "aws", "us-east-1")
+for name, call in CALLS.items():
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            call(cluster, cluster.job("squad-1"))
+        found["api"][name] = "nothing was raised"
+    except BaseException as error:
+        found["api"][name] = "" if isinstance(error, api.SprError) else repr(error)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.parametrize("python", _PYTHONS)
+def test_every_command_and_function_works_without_extras(
+    wheel: Path, python: str, tmp_path: Path
+) -> None:
+    programs = make_environment(wheel, tmp_path / "venv", python)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(programs / "python"), "-c", _TRY],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["extras"] == []
+    assert found["untried"] == []
+    helps = {name: each for name, each in found["commands"].items() if name.endswith("--help")}
+    assert len(helps) > 30
+    assert {name: each for name, each in helps.items() if each != [0, ""]} == {}
+    assert found["commands"]["docs --agent"] == [0, ""]
+    wrong = {
+        name: each
+        for name, each in found["commands"].items()
+        if each[0] not in (0, 1, 2) or "Traceback" in each[1]
+    }
+    assert wrong == {}
+    assert {name: each for name, each in found["api"].items() if each} == {}

@@ -177,7 +177,7 @@ def disturb(bench: Bench, train: Sequence[str], kills: int, results: Path) -> tu
     last = Client(bench.other_laptop(), ["attach", job, *bench.options, *to])
     last.watch(_DEADLINE_S)
     bench.require(last.process.returncode == 0, f"the last attach: {last.text[-500:]}")
-    log = (results / "log").read_text().splitlines()
+    log = (results / "job/log").read_text().splitlines()
     for client in (*clients, last):
         compare(bench, client, log)
     killed = sum(client.was_killed for client in clients)

@@ -143,7 +143,7 @@ def measure_memory(names: list[str]) -> None:
             argv += [f"--eval={SAMPLE}", "--token-cache=none", "--max-steps=2", "--compile=off"]
             argv += ["--checkpoint-every=2", *shape.options]
             predicted, peak = _train(argv)
-            (state,) = Path(root, "output", "checkpoints").glob("*/state.pt")
+            (state,) = Path(root, "output.state", "checkpoints").glob("*/state.pt")
             figures[name] = {
                 "parameters_m": float(made.stdout.split()[-1]),
                 "options": " ".join(shape.options),

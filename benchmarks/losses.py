@@ -193,7 +193,7 @@ class Losses(Recovery):
         )
         self.require(b"Traceback" not in shown, f"{what}: {shown[-500:]!r}")
         self.require(bool(begin and end), f"{what}: its first and last line are not shown")
-        record = json.loads((results / "job.json").read_text())
+        record = json.loads((results / "job/job.json").read_text())
         self.require(record["exit_code"] == code, f"{what}: recorded as {record['exit_code']}")
         self.require(
             (results / "written").read_text() == file.name, f"{what}: its output is missing"

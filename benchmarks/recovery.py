@@ -180,7 +180,7 @@ class Recovery:
         noticed = next((at for at, line in after if _NOTICED.search(line)), None)
         resumed = next((at for at, line in after if "resuming after" in line), None)
         content = json.loads((results / "results.json").read_text())
-        steps, log = content["resumed_after"], results / "log"
+        steps, log = content["resumed_after"], results / "job/log"
         return {
             "noticed_s": round(noticed - lost_at, 1) if noticed else None,
             "running_again_s": round(resumed - lost_at, 1) if resumed else None,

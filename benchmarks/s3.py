@@ -169,7 +169,7 @@ def read_cpu_s() -> tuple[float, float]:
 
 
 def make_checkpoint(job: Path, number: int, megabytes: int) -> None:
-    folder = job / f"output/checkpoints/step-{number:06d}"
+    folder = job / f"output.state/checkpoints/step-{number:06d}"
     make_files(folder, megabytes)
     (folder / "checkpoint.json").write_text("{}")
 

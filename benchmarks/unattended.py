@@ -155,7 +155,7 @@ def run_undisturbed(bench: Bench, minutes: float) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         bench.epochs = epochs
         train(nodes, "--results", str(folder))
-        return float(json.loads((folder / "job.json").read_text())["seconds"])
+        return float(json.loads((folder / "job/job.json").read_text())["seconds"])
 
     seconds = measure(_EPOCHS)
     if minutes:
@@ -164,7 +164,7 @@ def run_undisturbed(bench: Bench, minutes: float) -> None:
         each = (measure(6 * _EPOCHS) - seconds) / (5 * _EPOCHS)
         seconds = measure(round(_EPOCHS + (minutes * 60 - seconds) / each))
     bench.model = digest(folder)
-    job = json.loads((folder / "job.json").read_text())["job"]
+    job = json.loads((folder / "job/job.json").read_text())["job"]
     bench.note("undisturbed", job=job, epochs=bench.epochs, seconds=seconds)
     nodes.cli.run("down", *nodes.options, "--yes", "--keep-image")
 
@@ -195,7 +195,7 @@ def run_grace(bench: Bench) -> None:
     time.sleep(max(0.0, nodes.begun + bench.ttl * 60 + 45 - time.time()))
     folder = bench.root / "late"
     nodes.cli.run("fetch", job, *nodes.options, "--results", str(folder))
-    bench.require((folder / "log").is_file(), "nothing was fetched in the grace period")
+    bench.require((folder / "job/log").is_file(), "nothing was fetched in the grace period")
     ended = nodes.wait_until_gone((bench.ttl + 3) * 60 + LATE_S)
     nodes.cli.run("down", *nodes.options, "--yes")
     bench.note(
@@ -238,8 +238,8 @@ def run_alone(bench: Bench, number: int, fault: str) -> float | None:
         bench.require(done.returncode == 0, f"alone {number}: {done.stderr[-300:]}")
     if fault in ("", "failed push") and done.returncode == 0:
         bench.require(digest(folder) == bench.model, f"alone {number}: another model")
-        record = json.loads((folder / "job.json").read_text())
-        bench.require((folder / "log").stat().st_size > 0, f"alone {number}: no log")
+        record = json.loads((folder / "job/job.json").read_text())
+        bench.require((folder / "job/log").stat().st_size > 0, f"alone {number}: no log")
         passed = ended - datetime.fromisoformat(record["ended"]).timestamp()
         bench.require(passed <= GONE_S or bool(fault), f"alone {number}: gone after {passed:.0f} s")
     # A cluster as new as this may be one whose machines are still being bought.

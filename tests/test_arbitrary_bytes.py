@@ -297,7 +297,7 @@ def list_jobs_of_head() -> None:
 
 
 def read_own_metrics() -> None:
-    Metrics(Path(), 0, print).begin(2)
+    Metrics(Path("o"), 0, print).begin(2)
 
 
 def read_metrics_tail() -> None:
@@ -395,7 +395,7 @@ READERS = {
     ),
     # Results folders
     "job.json": Reader(
-        "out/job.json",
+        "out/job/job.json",
         lambda: lines(
             {
                 "job": "squad-1",
@@ -414,7 +414,7 @@ READERS = {
     ),
     "scaling.json": Reader("out/scaling.json", lambda: lines(STUDY), read_results_folder),
     "metrics": Reader(
-        "out/metrics/rank-0.jsonl",
+        "out/job/metrics/rank-0.jsonl",
         lambda: lines(METRIC, {**METRIC, "step": 2}),
         read_results_folder,
     ),
@@ -461,7 +461,7 @@ READERS = {
     "questions": Reader(
         "questions.jsonl", lambda: lines({"question": "Who?", "context": "He."}), answer_lines
     ),
-    "own metrics": Reader("metrics/rank-0.jsonl", lambda: lines(METRIC), read_own_metrics),
+    "own metrics": Reader("o.state/metrics/rank-0.jsonl", lambda: lines(METRIC), read_own_metrics),
     "watched metrics": Reader(
         "rank-0.jsonl", lambda: lines({**METRIC, "seconds": {"data": 0.1}}), read_metrics_tail
     ),

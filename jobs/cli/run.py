@@ -31,7 +31,6 @@ from jobs.cli.shared.job_options import (
     results_folder,
 )
 from jobs.launchers.folders import has_rsync
-from jobs.launchers.plan import own_folder
 from jobs.launchers.queue.job_output import Event
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
@@ -255,5 +254,5 @@ def render(done: JobRecord, folder: Path) -> str:
     ranks = nodes * done.placement.nproc_per_node
     return (
         f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}, {format_seconds(done.seconds or 0.0)}\n"
-        f"output: {folder}/, its log: {own_folder(folder)}/log"
+        f"output, log, and job.json: {folder}/"
     )

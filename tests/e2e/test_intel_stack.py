@@ -57,7 +57,7 @@ def test_the_published_software_as_a_whole(intel: LiveCluster) -> None:
         return json.loads(results)["loss_curve"], digest
 
     def signal_after(job: str, step: int, name: str) -> None:
-        found = f"ls spr-jobs/{job}/output/checkpoints 2>/dev/null | awk -F- '$2 >= {step}'"
+        found = f"ls spr-jobs/{job}/output.state/checkpoints 2>/dev/null | awk -F- '$2 >= {step}'"
         cli.ssh("node0", f'until [ -n "$({found})" ]; do sleep 0.2; done')
         cli.ssh("node1", f"pkill -{name} -f worker.tasks")
 

@@ -37,7 +37,7 @@ def read_until(job: subprocess.Popen[str], text: str) -> list[str]:
 
 def losses(results: Path) -> list[list[tuple[int, float]]]:
     """Of every rank, step by step."""
-    files = [results / "metrics" / f"rank-{rank}.jsonl" for rank in range(3)]
+    files = [results / "job" / "metrics" / f"rank-{rank}.jsonl" for rank in range(3)]
     lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     return [[(each["step"], each["loss"]) for each in rank] for rank in lines]
 
@@ -82,7 +82,7 @@ def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
     assert "@spr" in logs[0]
     assert "goes on" not in logs[1]
     assert (killed / "log.earlier").read_text()
-    assert not (killed / "checkpoints").exists()
+    assert not (killed / "job" / "checkpoints").exists()
     refused = cluster.cli.run("train", "squad", "--resume", after_job(done.stderr), check=2)
     assert "has nothing to resume: it is finished" in refused.stderr
 

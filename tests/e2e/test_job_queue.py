@@ -67,7 +67,7 @@ def test_a_job_outlives_its_killed_command_and_is_followed_from_another_laptop(
     shown = [line for line in log if "samples/s" not in line]
     assert shown
     assert [line for line in done.stderr.splitlines() if line in shown] == shown
-    record = json.loads((tmp_path / "attached" / "job.json").read_text())
+    record = json.loads((tmp_path / "attached" / "job/job.json").read_text())
     assert (record["job"], record["state"], record["exit_code"]) == (job, "succeeded", 0)
     assert len(record["nodes"]) == len(record["placement"]["shares"]) == 3
     assert "F1 " in done.stdout
@@ -87,7 +87,7 @@ def test_ctrl_c_leaves_the_job_and_cancel_saves_a_checkpoint(
     found = re.search(r"to end it: +spr-cluster cancel (\S+)", rest)
     assert found, rest
     assert states(cluster, found[1]) == ["running"]
-    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] is None
+    assert json.loads((tmp_path / "job/job.json").read_text())["exit_code"] is None
 
     cancelled = cluster.cli.json("cancel")
 
@@ -124,7 +124,7 @@ def test_jobs_run_side_by_side_and_in_order(cluster: LiveCluster, tmp_path: Path
     host = cluster.cli.ssh(jobs[second]["nodes"][0], "hostname").strip()
     assert f"from {host}" in cluster.cli.run("logs", second).stdout
     cluster.cli.run("fetch", second, "--results", str(tmp_path))
-    assert f"from {host}" in (tmp_path / "log").read_text()
+    assert f"from {host}" in (tmp_path / "job/log").read_text()
 
 
 def test_a_user_of_slurm_needs_nothing_of_this_tool(cluster: LiveCluster) -> None:

@@ -170,7 +170,7 @@ def test_training_runs_on_all_nodes_and_learns(trained: Trained) -> None:
     assert (trained.folder / "model" / "config.json").is_file()
     # Nodes whose CPUs differ have an argument set of their own, others share one.
     launch = r"mpirun -bootstrap slurm -ppn 1 -wdir \S+ (-n 3 )?-genv "
-    assert re.search(launch, (trained.folder / "job.json").read_text())
+    assert re.search(launch, (trained.folder / "job/job.json").read_text())
     assert "mpirun" not in trained.done.stderr
 
 
@@ -184,10 +184,10 @@ def test_a_task_without_data_has_placement_records_report_and_fetch(
     assert result["accuracy"] > 90
     assert result["world_size"] == 3
     assert all(rank["planned"]["cpus"] == rank["found"]["cpus"] for rank in result["ranks"])
-    record = json.loads((folder / "job.json").read_text())
+    record = json.loads((folder / "job/job.json").read_text())
     assert (record["kind"], record["exit_code"], len(record["nodes"])) == ("digits", 0, 3)
     assert record["placement"]["shares"]
-    assert len(list(folder.glob("metrics/rank-*.jsonl"))) == 3
+    assert len(list(folder.glob("job/metrics/rank-*.jsonl"))) == 3
     cluster.cli.run("report", str(folder))
     assert record["job"] in (folder / "report.html").read_text()
     cluster.cli.run("fetch", record["job"], "--results", str(tmp_path / "again"))
@@ -208,7 +208,7 @@ def test_other_tasks_train_on_all_nodes(
     assert (tmp_path / "model" / "config.json").is_file()
 
     # The model stays on the cluster, where it predicts for a file on all nodes.
-    job, output = json.loads((tmp_path / "job.json").read_text())["job"], tmp_path / "out.jsonl"
+    job, output = json.loads((tmp_path / "job/job.json").read_text())["job"], tmp_path / "out.jsonl"
     files = ("--data", str(TASKS[task].demo.data), "--output", str(output))
     again = ("--nodes", "all", "--results", str(tmp_path / "predict"))
     found = cluster.cli.json("predict", "--model", job, *files, *again)

@@ -108,9 +108,9 @@ def test_a_script_of_torch_runs_on_all_nodes(
     assert "rank 1 of 2" in done.stderr
     assert "sending 2 files" in done.stderr
     assert "2 ranks on 2 nodes" in done.stdout
-    kept = read(tmp_path / "out/job.json")
+    kept = read(tmp_path / "out/job/job.json")
     assert (kept["exit_code"], kept["cloud"], kept["billed"]) == (0, "local", False)
-    assert (tmp_path / "out/log").is_file()
+    assert (tmp_path / "out/job/log").is_file()
 
 
 def test_a_program_on_the_users_terminal(two: LiveCluster, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_secret_of_a_training_job_is_only_in_the_ranks(
     assert find_left(two, secret) == ["", ""]
     files = [path for top in (two.cli.home, out) for path in top.rglob("*") if path.is_file()]
     assert not [path for path in files if secret.encode() in path.read_bytes()]
-    assert "HF_TOKEN" in (out / "job.json").read_text()
+    assert "HF_TOKEN" in (out / "job/job.json").read_text()
 
 
 def test_a_secret_is_only_in_the_ranks_and_a_private_file(
@@ -275,7 +275,7 @@ def test_a_secret_is_only_in_the_ranks_and_a_private_file(
     files = [path for top in tops for path in top.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert not [path for path in files if secret[3:].encode() in path.read_bytes()]
-    assert "HF_TOKEN" in (project / "out/job.json").read_text()
+    assert "HF_TOKEN" in (project / "out/job/job.json").read_text()
 
 
 def test_projects_with_other_packages_run_side_by_side(two: LiveCluster, project: Path) -> None:
@@ -383,7 +383,7 @@ def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: 
     run = ("run", *PLAIN, "--results")
     program = ("--", "sh", "-c", "echo to no avail; exit 3")
     failed = two.cli.run(*run, str(tmp_path), *program, check=1)
-    assert read(tmp_path / "job.json")["exit_code"] == 3
+    assert read(tmp_path / "job/job.json")["exit_code"] == 3
     (line,) = [row for row in failed.stderr.splitlines() if row.startswith("spr-cluster: ")]
     assert "sh ended with exit code 3" in line
 

@@ -60,7 +60,7 @@ def test_a_job_reports_to_mlflow_and_tensorboard(
         wait_until_ready(port)
         with passing_port(two, port):
             done = two.cli.run(*command)
-        record = json.loads((results / "job.json").read_text())
+        record = json.loads((results / "job/job.json").read_text())
         wanted = f"tags.`spr-cluster.job` = '{record['job']}'"
         found = ask(port, "runs/search", experiment_ids=["0"], filter=wanted)
 

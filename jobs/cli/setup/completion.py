@@ -16,6 +16,7 @@ from cluster.console.parser import SubParsers, add_command
 from cluster.local_files import cluster_names
 from infra.instance_types import INSTANCE_TYPES
 from jobs.cli import COMMANDS, build_parser
+from jobs.launchers.plan import own_folder
 from provision.stacks.load import stack_names
 
 SHELLS = ("bash", "zsh", "fish")
@@ -81,7 +82,9 @@ def _completer(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
 
 
 def _job_names() -> list[str]:
-    return [path.parent.name for path in Path("results").glob("*/job.json")]
+    return [
+        path.parts[-3] for path in Path("results").glob(str(own_folder(Path("*")) / "job.json"))
+    ]
 
 
 _PATHS = {"results", "folder", "file", "run_qa", "data", "eval"}

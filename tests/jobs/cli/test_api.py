@@ -88,7 +88,7 @@ def test_a_job_from_its_state_to_its_results(
     assert job.wait()["state"] == "succeeded"
     assert "Wait for squad-1" in capsys.readouterr().err
     assert job.results == {"f1": 88.5}
-    assert Path("results/squad-1/log").read_text() == "text\n"
+    assert Path("results/squad-1/job/log").read_text() == "text\n"
     assert job.fetch("here")["results"] == "here"
     Path("here/results.json").write_text('{"f1": 1}')
     assert job.results == {"f1": 1}, "what is here is not downloaded again"

@@ -100,7 +100,7 @@ def test_a_job_that_is_over_can_be_attached_to_as_well(line: CommandLine, head: 
     found = json.loads(line.must("attach", "squad-1", "--results", "here", "--json").out)
     assert (found["job"], found["state"], found["results"]) == ("squad-1", "succeeded", "here")
     assert (found["exit_code"], found["nodes"]) == (0, ["node0"])
-    assert Path("here/log").exists()
+    assert Path("here/job/log").exists()
 
 
 def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
@@ -110,9 +110,9 @@ def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
     result = line.run("attach")
     assert result.code == 1
     assert result.message == (
-        "rank 1 on ip-5: NaN\n  → lower it; the whole log is results/squad-1/log"
+        "rank 1 on ip-5: NaN\n  → lower it; the whole log is results/squad-1/job/log"
     )
-    assert Path("results/squad-1/log").exists(), "the log of a failure is fetched, too"
+    assert Path("results/squad-1/job/log").exists(), "the log of a failure is fetched, too"
 
 
 @pytest.mark.parametrize("exit_code", [143, None])

@@ -28,8 +28,8 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the results of one job, and ``spr-cluster`` on the path."""
-    (tmp_path / "results/squad-20261121-120000").mkdir(parents=True)
-    (tmp_path / "results/squad-20261121-120000/job.json").write_text("{}")
+    (tmp_path / "results/squad-20261121-120000/job").mkdir(parents=True)
+    (tmp_path / "results/squad-20261121-120000/job/job.json").write_text("{}")
     program = tmp_path / "bin/spr-cluster"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m jobs "$@"\n')

@@ -208,7 +208,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("report ./x/y", f"./x/y: no such folder, and none in ./results{_FILLED}"),
     ("report /dev/null", re.compile("/dev/null is a file: expected .*")),
-    ("report .", f".: contains neither results.json nor metrics/rank-0.jsonl{_FILLED}"),
+    ("report .", f".: contains neither results.json nor job/metrics/rank-0.jsonl{_FILLED}"),
     (
         "report --compare nowhere",
         "no results in ./results\n  → name a results folder, or train first",

@@ -275,7 +275,7 @@ def test_the_bucket_is_checked_before_a_model_is_pushed(
     about = {"spr-cluster-job": "squad-1"}
     assert order == [
         S3Location("models", "squad"),
-        (["squad-1"], target, ["model/config.json", "job.json"], about),
+        (["squad-1"], target, ["model/config.json", "job/job.json"], about),
     ]
     assert result.out == "squad-1 (succeeded): results/squad-1/\ns3://models/squad/squad-1\n"
 

@@ -127,7 +127,7 @@ def test_nothing_is_left_and_the_model_is_here(
     assert announced in result.err
     assert result.err.endswith("Nothing left of cluster spr.\n")
     assert Path("here/model/config.json").read_bytes() == b"{}"
-    assert json.loads(Path("here/job.json").read_text())["state"] == "succeeded"
+    assert json.loads(Path("here/job/job.json").read_text())["state"] == "succeeded"
 
 
 def test_a_failed_job_without_a_checkpoint_keeps_no_cluster(
@@ -141,7 +141,7 @@ def test_a_failed_job_without_a_checkpoint_keeps_no_cluster(
     assert result.message.startswith("the job ended with exit code 1")
     assert "stays" not in result.err
     assert removed == [("spr", False)]
-    assert Path("here/log").exists()
+    assert Path("here/job/log").exists()
 
 
 def test_a_checkpoint_that_is_only_on_the_nodes_keeps_the_cluster(
@@ -242,7 +242,7 @@ def test_a_full_disk_at_home_keeps_the_cluster(
     result = line.run(*_RUN, "--on-finish", "touch said", "--", "hostname")
 
     assert result.code == 1
-    job_id = json.loads(Path("here/job.json").read_text())["job"]
+    job_id = json.loads(Path("here/job/job.json").read_text())["job"]
     assert result.message.splitlines() == [
         f"the results of job {job_id} could not be written to here: No space left on device",
         f"  → to try again: spr-cluster fetch {job_id} --name spr --results here",
@@ -366,7 +366,7 @@ def test_the_command_knows_its_job(
 
     assert result.code == code
     assert Path("said").read_text().splitlines() == [
-        json.loads(Path("here/job.json").read_text())["job"],
+        json.loads(Path("here/job/job.json").read_text())["job"],
         state,
         str(Path("here").absolute()),
         "spr",
@@ -381,7 +381,7 @@ def test_the_failure_of_the_command_is_not_the_jobs(
 
     assert result.code == 1
     assert "--on-finish failed with exit code 3: exit 3\n" in result.err
-    assert json.loads(Path("here/job.json").read_text())["state"] == "succeeded"
+    assert json.loads(Path("here/job/job.json").read_text())["state"] == "succeeded"
     assert removed == [("spr", False)]
 
 

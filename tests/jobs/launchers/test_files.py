@@ -198,7 +198,7 @@ def test_a_fetch_that_fails_leaves_nothing_on_the_head_and_no_half_of_a_file_her
 
     monkeypatch.setattr(head, "download", download)
     fetch(head, paths, target, print)
-    assert files_in(target) == ["log", "model/w"]
+    assert files_in(target) == ["job/log", "model/w"]
     assert not set(files_in(head.home)) - {*before, f"{paths.relative_root}/fetched"}
 
 
@@ -220,7 +220,7 @@ def test_two_fetches_of_a_job_at_the_same_time(
     monkeypatch.setattr(head, "download", meet)
     fetch(head, paths, tmp_path / "same", print)
 
-    found = ["job.json", "log", "logs/rank-1.log", "model/w"]
+    found = ["job/job.json", "job/log", "job/logs/rank-1.log", "model/w"]
     assert [files_in(tmp_path / name) for name in ("same", "other")] == [found, found]
 
 

@@ -252,7 +252,7 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
     make_job(head.home, "bench-0")
     for name in ("squad-1", "squad-2", "squad-3"):
         folder = make_job(head.home, name, job={"resumable": True})
-        (folder / "output" / "checkpoints").mkdir()
+        (folder / "output.state/checkpoints").mkdir(parents=True)
     (head.home / "spr-jobs/squad-2/output/results.json").write_text("{}")
     # A checkpoint is one when its folder has its final name; their numbers outgrow their digits.
     for name in ("step-999999", "step-1000000", "step-2000000.partial"):

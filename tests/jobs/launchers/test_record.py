@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.launchers.launcher import JobEnd, parse_end
-from jobs.launchers.plan import RECORD
+from jobs.launchers.plan import RECORD, own_folder
 from jobs.launchers.record import complete_record, read_job_id
 from tests.jobs.context import SUBMITTED
 
@@ -36,24 +36,24 @@ def test_without_its_nodes_it_keeps_all() -> None:
 
 def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
     """The command that submitted the job wrote it before the job began."""
-    (tmp_path / RECORD).write_text(SUBMITTED.render())
+    (own_folder(tmp_path) / RECORD).write_text(SUBMITTED.render())
     end = json.dumps(END.as_dict())
 
     complete_record(tmp_path, "")
-    assert json.loads((tmp_path / RECORD).read_text())["state"] == ""
+    assert json.loads((own_folder(tmp_path) / RECORD).read_text())["state"] == ""
     complete_record(tmp_path, end)
     complete_record(tmp_path, end.replace("failed", "succeeded"))
 
-    kept = json.loads((tmp_path / RECORD).read_text())
+    kept = json.loads((own_folder(tmp_path) / RECORD).read_text())
     assert (kept["state"], kept["exit_code"], len(kept["nodes"])) == ("failed", 3, 2)
     assert read_job_id(tmp_path) == "squad-1"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "squad-1"}'])
 def test_a_record_of_an_earlier_release_stays_as_it_is(tmp_path: Path, text: str) -> None:
-    (tmp_path / RECORD).write_text(text)
+    (own_folder(tmp_path) / RECORD).write_text(text)
     complete_record(tmp_path, json.dumps(END.as_dict()))
-    assert (tmp_path / RECORD).read_text() == text
+    assert (own_folder(tmp_path) / RECORD).read_text() == text
 
 
 def test_no_record_is_no_reason_to_fail(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert "hello" in log
     assert "the output of node2 could not be fetched" in log
     assert (tmp_path / "out" / "node1" / "x").is_file()
-    kept = json.loads((tmp_path / "out" / "job.json").read_text())
+    kept = json.loads((tmp_path / "out" / "job/job.json").read_text())
     assert kept["argv"] == ["python", "my script.py", "--lr", "1"]
     assert kept["command"] == "python 'my script.py' --lr 1"
     assert (kept["kind"], kept["exit_code"], kept["when"]) == ("run", 0, NOW.isoformat())
@@ -171,8 +171,8 @@ def test_a_failure_keeps_the_record_and_names_the_cause(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the job ended with exit code 3: ValueError: no") as caught:
         start(hosts_for(["Traceback", "ValueError: no"], 3), program_request(tmp_path))
 
-    assert str(tmp_path / "log") in str(caught.value.hint)
-    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
+    assert str(tmp_path / "job/log") in str(caught.value.hint)
+    assert json.loads((tmp_path / "job/job.json").read_text())["exit_code"] == 3
 
 
 def test_two_jobs_at_the_same_time_can_not_have_one_results_folder(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_programs_own_exit_code_is_kept_and_not_mpiruns(tmp_path: Path) -> N
     said = event(event="error", message="x ended with exit code 3", rank=1, host="b", exit_code=3)
     with pytest.raises(JobError, match="rank 1 on b: x ended with exit code 3"):
         start(hosts_for([said], 255), program_request(tmp_path))
-    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
+    assert json.loads((tmp_path / "job/job.json").read_text())["exit_code"] == 3
 
 
 def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) ->
         start(hosts, program_request(tmp_path))
 
     assert "# following a job" in hosts["node0"].commands[-1]
-    kept = json.loads((tmp_path / "job.json").read_text())
+    kept = json.loads((tmp_path / "job/job.json").read_text())
     assert (kept["exit_code"], kept["ended"], kept["state"]) == (None, None, "")
 
 

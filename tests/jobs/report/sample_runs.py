@@ -87,9 +87,9 @@ def make_folder(
     folder: Path, ranks: int = 2, steps: int = 300, slow: int | None = None, **changes: Any
 ) -> Path:
     """Write a complete results folder."""
-    (folder / "metrics").mkdir(parents=True)
+    (folder / "job" / "metrics").mkdir(parents=True)
     for rank in range(ranks):
         rows = (json.dumps(make_row(rank, step, slow)) for step in range(1, steps + 1))
-        (folder / "metrics" / f"rank-{rank}.jsonl").write_text("\n".join(rows) + "\n")
+        (folder / "job" / "metrics" / f"rank-{rank}.jsonl").write_text("\n".join(rows) + "\n")
     (folder / "results.json").write_text(json.dumps(make_results(ranks, **changes)))
     return folder

@@ -81,7 +81,7 @@ def test_charts_without_data_are_replaced_by_a_note(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_reported_from_its_metrics(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run", steps=30)
     (folder / "results.json").unlink()
-    with (folder / "metrics/rank-1.jsonl").open("a") as file:
+    with (folder / "job/metrics/rank-1.jsonl").open("a") as file:
         file.write('{"step": 31, "ti')
 
     report = report_of(folder)
@@ -112,7 +112,7 @@ def test_a_loss_that_is_not_finite_leaves_a_gap_and_a_warning(tmp_path: Path) ->
     rows = [make_row(0, step) for step in range(1, 21)]
     for row in rows[10:]:
         row["loss"] = float("nan")
-    (folder / "metrics/rank-0.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "job/metrics/rank-0.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     report = report_of(folder)
 
@@ -148,7 +148,7 @@ def test_contents_of_files_are_escaped(tmp_path: Path) -> None:
     spoilt = {**spoil(results), "versions": {_EVIL: _EVIL}}
     spoilt["seconds"] = {**results["seconds"], _EVIL: 5.0}
     (folder / "results.json").write_text(json.dumps(spoilt))
-    (folder / "job.json").write_text(json.dumps({"cloud": _EVIL, "nodes": [{"type": _EVIL}]}))
+    (folder / "job/job.json").write_text(json.dumps({"cloud": _EVIL, "nodes": [{"type": _EVIL}]}))
 
     write_page(report_of(folder), folder / "report.html")
 

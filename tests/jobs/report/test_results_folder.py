@@ -28,7 +28,7 @@ def test_a_complete_folder_is_read(tmp_path: Path) -> None:
         (b"[1]", r"results\.json: expected a JSON object"),
         (b"\xff\xfe{", r"results\.json: not UTF-8 \(byte 0\)"),
         (b"[" * 200_000, r"results\.json: nested more than 100 levels deep"),
-        (b"{}", r"contains neither results\.json nor metrics/rank-0\.jsonl"),
+        (b"{}", r"contains neither results\.json nor job/metrics/rank-0\.jsonl"),
     ],
 )
 def test_a_bad_file_is_an_error_of_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -62,7 +62,7 @@ def test_a_job_is_found_below_results_and_by_default_the_newest(
         find_folder(None)
     for age, name in enumerate(("squad-2", "squad-1")):
         folder = make_folder(Path("results", name), steps=1)
-        for path in (folder / "results.json", folder / "metrics"):
+        for path in (folder / "results.json", folder / "job/metrics"):
             os.utime(path, (1000 - age, 1000 - age))
 
     assert find_folder(None) == Path("results/squad-2")

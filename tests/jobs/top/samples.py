@@ -85,7 +85,7 @@ def make_snapshot(nodes: int | Sequence[dict[str, Any]] = 3, **more: Any) -> Sna
 
 def write_metrics(folder: Path, rank: int, steps: int, job: str = JOB, **more: Any) -> Path:
     """Write a rank's metrics file below the jobs' folder: ten steps a second of training."""
-    path = folder / job / "output" / "metrics" / f"rank-{rank}.jsonl"
+    path = folder / job / "output.state" / "metrics" / f"rank-{rank}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     seconds = {
         "data": 0.01,

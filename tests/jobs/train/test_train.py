@@ -62,7 +62,7 @@ def test_damaged_results_are_one_line(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(JobError, match=r"results\.json: ") as caught:
         run(hosts, tmp_path)
-    assert caught.value.hint == f"the whole log is {tmp_path / 'log'}"
+    assert caught.value.hint == f"the whole log is {tmp_path / 'job/log'}"
 
 
 def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
 
     assert result == {"f1": 90.0}
     assert [e["event"] for e in events] == ["phase", "result"]
-    assert (tmp_path / "out" / "log").read_text() == "log"
+    assert (tmp_path / "out" / "job/log").read_text() == "log"
     line = mpirun_line(hosts["node0"])
     assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in line
     assert "-genv MASTER_ADDR 172.31.0.10" in line
@@ -95,7 +95,7 @@ def test_variables_go_to_the_ranks_in_a_file_and_nowhere_else(tmp_path: Path) ->
         file = tar.extractfile(f"{PATHS.relative_root}/environment.json")
         assert file is not None
         assert json.load(file) == ["HF_TOKEN=hf_secret"]
-    kept = (tmp_path / "job.json").read_text()
+    kept = (tmp_path / "job/job.json").read_text()
     assert json.loads(kept)["more"]["env"] == ["HF_TOKEN"]
     commands = "".join(hosts["node0"].commands)
     assert "hf_secret" not in kept + commands + hosts["node0"].files[PATHS.new_script].decode()
@@ -107,7 +107,7 @@ def test_the_root_cause_is_reported_not_a_lost_peer(tmp_path: Path) -> None:
 
     with pytest.raises(JobError, match="rank 1 on b: NaN") as caught:
         run(make_hosts([lost, cause], exit_code=1), tmp_path)
-    assert caught.value.hint == f"lower it; the whole log is {tmp_path / 'log'}"
+    assert caught.value.hint == f"lower it; the whole log is {tmp_path / 'job/log'}"
 
 
 def test_a_failure_with_a_checkpoint_names_the_resume_command(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_failure_with_a_checkpoint_names_the_resume_command(tmp_path: Path) ->
     with pytest.raises(JobError) as caught:
         run(hosts, tmp_path)
     assert str(caught.value.hint).startswith(
-        f"the whole log is {tmp_path / 'log'}; checkpoint step-000040 is saved; to resume the job: "
+        f"the whole log is {tmp_path / 'job/log'}; checkpoint step-000040 is saved; to resume the job: "
         "spr-cluster train squad --resume"
     )
 
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_the_job_to_the_cluster(tmp_path: Path, closed: bool) -> N
         f"  to follow it: spr-cluster attach {PATHS.job_id} --name bert\n"
         f"  to end it:    spr-cluster cancel {PATHS.job_id} --name bert"
     )
-    kept = json.loads((tmp_path / "job.json").read_text())
+    kept = json.loads((tmp_path / "job/job.json").read_text())
     assert (kept["job"], kept["state"], kept["exit_code"]) == (PATHS.job_id, "", None)
 
 
@@ -157,7 +157,7 @@ def test_a_detached_job_is_submitted_and_not_followed(tmp_path: Path) -> None:
         train(replace(job_context(hosts), detach=True), TrainRequest(DEMO, tmp_path))
     assert (caught.value.job, caught.value.flags) == (PATHS.job_id, "--name bert")
     assert "# submitting a job" in hosts["node0"].commands[-1]
-    assert json.loads((tmp_path / "job.json").read_text())["state"] == ""
+    assert json.loads((tmp_path / "job/job.json").read_text())["state"] == ""
 
 
 def test_a_cancelled_job_is_reported_as_cancelled(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
     run(make_hosts([event(**RESULT)]), tmp_path)
 
-    kept = json.loads((tmp_path / "job.json").read_text())
+    kept = json.loads((tmp_path / "job/job.json").read_text())
     assert (kept["job"], kept["kind"], kept["exit_code"]) == (PATHS.job_id, "squad", 0)
     assert kept["argv"][:5] == ["python", "-m", "worker.tasks", "squad", "--model=scratch"]
     assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -bootstrap slurm -ppn 1 ")
@@ -259,7 +259,7 @@ def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
 def test_a_failed_job_has_its_record_too(tmp_path: Path) -> None:
     with pytest.raises(JobError):
         run(make_hosts(["no"], exit_code=9), tmp_path)
-    kept = json.loads((tmp_path / "job.json").read_text())
+    kept = json.loads((tmp_path / "job/job.json").read_text())
     assert (kept["state"], kept["exit_code"]) == ("failed", 9)
 
 
@@ -272,7 +272,7 @@ def test_training_can_use_some_nodes_whichever_are_free(tmp_path: Path) -> None:
     script = hosts["node0"].files[PATHS.new_script].decode()
     assert "#SBATCH --nodes=1\n" in script
     assert all(f'"node{number}": [' in script for number in range(3))
-    kept = json.loads((tmp_path / "job.json").read_text())
+    kept = json.loads((tmp_path / "job/job.json").read_text())
     assert [node["name"] for node in kept["nodes"]] == ["node2"]
     assert len(kept["placement"]["shares"]) == 1
 

@@ -42,12 +42,13 @@ def volume(server: KubernetesServer, tmp_path: Path) -> Path:
     finished(server, stamped(["the log"]))
     server.volume = tmp_path / "volume"
     output = server.volume / "jobs" / "bert" / "output"
-    for name in ("model", "metrics", "checkpoints/step-000001"):
-        (output / name).mkdir(parents=True)
+    state = output.with_name("output.state")
+    for folder in (output / "model", state / "metrics", state / "checkpoints/step-000001"):
+        folder.mkdir(parents=True)
     (output / "results.json").write_text(json.dumps(RESULT))
     (output / "model" / "weights").write_bytes(random.Random(1).randbytes(3_000_000))
-    (output / "metrics" / "rank-0.jsonl").write_text("")
-    (output / "checkpoints" / "step-000001" / "state").write_text("large")
+    (state / "metrics" / "rank-0.jsonl").write_text("")
+    (state / "checkpoints" / "step-000001" / "state").write_text("large")
 
     start_readers(server, phase="Running")
     return output
@@ -81,8 +82,14 @@ def test_fetch_brings_what_bare_metal_brings(
     found = Path("results", "bert")
     assert (found / "model" / "weights").read_bytes() == (volume / "model" / "weights").read_bytes()
     names = {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()}
-    assert names == {"results.json", "model/weights", "metrics/rank-0.jsonl", "log", "job.json"}
-    assert (found / "log").read_text() == "the log\n"
+    assert names == {
+        "results.json",
+        "model/weights",
+        "job/metrics/rank-0.jsonl",
+        "job/log",
+        "job/job.json",
+    }
+    assert (found / "job/log").read_text() == "the log\n"
     assert run(capsys, "report", "bert").code == 0
     assert readers(server) == []
     spec = created[0]["spec"]
@@ -130,8 +137,8 @@ def test_a_reader_that_can_not_be_deleted_costs_no_files(
     result = k8s(*FETCH)
 
     assert result.code == 0, result.err
-    assert Path("results/bert/log").read_text() == "the log\n"
-    assert Path("results/bert/job.json").is_file()
+    assert Path("results/bert/job/log").read_text() == "the log\n"
+    assert Path("results/bert/job/job.json").is_file()
     assert len(readers(server)) == left
     for path in readers(server):
         name = path.rpartition("/")[2]
@@ -354,7 +361,7 @@ def test_the_record_says_what_bare_metals_says(
         server.pod("bert", 0, "Succeeded", containerStatuses=[{"state": {"terminated": over}}])
     ] = []
     assert k8s(*FETCH).code == 0
-    record = json.loads(Path("results/bert/job.json").read_text())
+    record = json.loads(Path("results/bert/job/job.json").read_text())
 
     command = record.pop("command")
     assert command == shlex.join(record.pop("argv"))

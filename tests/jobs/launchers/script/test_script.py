@@ -98,7 +98,7 @@ if [ "$1" = show ]; then echo node7; else echo "$*" >> requeued; exit "${REFUSED
 """,
     "scancel": 'echo "$*" >> cancelled; [ ! -e step ] || kill -TERM "$(cat step)"',
     "srun": """
-trap '[ -z "$SAVED" ] || mkdir -p output/checkpoints/"$SAVED"; exit 143' TERM
+trap '[ -z "$SAVED" ] || mkdir -p output.state/checkpoints/"$SAVED"; exit 143' TERM
 printf '%s\\n' "$@" > called; env > environment; echo $$ > step
 while [ "$1" != -c ]; do shift; done
 echo "$2" > start

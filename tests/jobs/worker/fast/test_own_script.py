@@ -18,6 +18,7 @@ from jobs.worker.fast.own_model import FastLayers, joined_ranks
 from jobs.worker.fast.own_trainer import Trimmed
 from jobs.worker.fast.speed_up import speed_up
 from jobs.worker.runtime.events import MARK, parse_event
+from jobs.worker.runtime.output import state_folder
 from tests.jobs.worker.training.test_run import TIMEOUT, free_port
 
 LOOP = """
@@ -192,7 +193,12 @@ def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_los
     assert 3 <= last["step"] < 6
     folder = node / "output"
     for rank in range(2):
-        rows = [*map(json.loads, (folder / f"metrics/rank-{rank}.jsonl").read_text().splitlines())]
+        rows = [
+            *map(
+                json.loads,
+                (state_folder(folder) / f"metrics/rank-{rank}.jsonl").read_text().splitlines(),
+            )
+        ]
         assert [row["step"] for row in rows] == list(range(1, last["step"] + 1))
         assert all(row["samples"] == 8 and 0 < row["loss"] < 3 for row in rows)
         # All rows of 5 to 15 tokens are padded to 32, and trimmed to 16.

@@ -41,4 +41,4 @@ def test_a_signal_to_all_processes_of_a_job_costs_no_line(
     assert len(children) == 1
     assert rank.returncode == 0
     assert lines == ["step 1\n", "a checkpoint is saved\n"]
-    assert (node / "logs/rank-0.log").read_text() == "".join(lines)
+    assert (node.with_name(f"{node.name}.state") / "logs/rank-0.log").read_text() == "".join(lines)

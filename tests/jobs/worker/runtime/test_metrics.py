@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.runtime.errors import TrainingError
-from jobs.worker.runtime.output import FLUSH_SECONDS, Metrics, StepFigures
+from jobs.worker.runtime.output import FLUSH_SECONDS, Metrics, StepFigures, state_folder
 from tests.fakes import FakeClock
 
 
@@ -20,7 +20,7 @@ def figures(step: int) -> StepFigures:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "metrics" / "rank-3.jsonl").read_text()
+    text = (state_folder(folder) / "metrics" / "rank-3.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -53,7 +53,9 @@ def test_a_disk_full_for_a_while_loses_no_line_and_no_training(tmp_path: Path) -
         metrics.begin(0)
         metrics.add(figures(1))
         metrics.flush()
-        with file_size_limit((tmp_path / "metrics" / "rank-3.jsonl").stat().st_size + 10):
+        with file_size_limit(
+            (state_folder(tmp_path) / "metrics" / "rank-3.jsonl").stat().st_size + 10
+        ):
             for step in (2, 3):
                 metrics.add(figures(step))
                 metrics.flush()
@@ -76,7 +78,8 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_metrics_that_can_not_be_written_are_reported_before_training(tmp_path: Path) -> None:
-    (tmp_path / "metrics").write_text("")
+    state_folder(tmp_path).mkdir()
+    (state_folder(tmp_path) / "metrics").write_text("")
     with pytest.raises(TrainingError, match=r"rank-3\.jsonl can't be written"):
         Metrics(tmp_path, 3, print).begin(0)
 
@@ -87,7 +90,7 @@ def test_a_resumed_run_records_no_step_twice(tmp_path: Path, resumed: int, kept:
         metrics.begin(0)
         for step in (1, 2, 3):
             metrics.add(figures(step))
-    path = tmp_path / "metrics" / "rank-3.jsonl"
+    path = state_folder(tmp_path) / "metrics" / "rank-3.jsonl"
     path.write_text(path.read_text() + '{"step": 4, "ti')
 
     Metrics(tmp_path, 3, print).begin(resumed)

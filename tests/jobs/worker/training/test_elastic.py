@@ -52,7 +52,7 @@ def test_a_run_that_loses_a_rank_goes_on_with_the_same_steps(
         f"{ranks - 1} of {ranks} planned ranks: the same {2 * ranks} features per step, {each} on"
     )
     assert said in less.texts[0]
-    files = [nodes_folder / name / "metrics" for name in ("whole", "killed")]
+    files = [nodes_folder / f"{name}.state" / "metrics" for name in ("whole", "killed")]
     found = [[steps(file) for file in sorted(folder.glob("rank-*.jsonl"))] for folder in files]
     # The ranks that went on have the steps after the loss from themselves.
     rest = range(5, len(found[0][0]))

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from jobs.worker.runtime.errors import BackendError, ModelError, TrainingError
+from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Question, all_texts
@@ -132,7 +133,7 @@ def test_a_full_disk_is_explained_when_the_model_is_saved(
     hints = []
     for checkpoint in (None, "step-000007"):
         if checkpoint:
-            (tmp_path / "checkpoints" / checkpoint).mkdir(parents=True)
+            (state_folder(tmp_path) / "checkpoints" / checkpoint).mkdir(parents=True)
         with pytest.raises(
             TrainingError, match=r"model can't be written: Error while .* No space left"
         ) as failed:
@@ -142,7 +143,7 @@ def test_a_full_disk_is_explained_when_the_model_is_saved(
         "free disk space, then use --resume: there is no checkpoint, so training starts over",
         "free disk space, then use --resume: it continues from step-000007",
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["before", "checkpoints"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before"]
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.checkpoints import list_checkpoints
 from jobs.worker.training.options import TrainOptions
@@ -33,7 +34,7 @@ class Made(NamedTuple):
 
 
 def made(output: Path, ranks: int = 2) -> Made:
-    files = [output / "metrics" / f"rank-{rank}.jsonl" for rank in range(ranks)]
+    files = [state_folder(output) / "metrics" / f"rank-{rank}.jsonl" for rank in range(ranks)]
     lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     result = json.loads((output / "results.json").read_text())
     same = ("scores", "loss_curve", "train_samples", "world_size", "epochs")
@@ -97,7 +98,7 @@ def check_killed_and_resumed(
         assert found.losses == expected.losses, kill
         assert found == expected, kill
         assert len(list_checkpoints(folder / f"killed-{number}")) == 2, kill
-        assert not list((folder / f"killed-{number}" / "checkpoints").glob("*.partial"))
+        assert not list((folder / f"killed-{number}.state" / "checkpoints").glob("*.partial"))
 
 
 # The state, and the folder before it gets its name, of the second checkpoint.
@@ -186,7 +187,11 @@ def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -
     assert list_checkpoints(folder / "own-0")
     assert not list_checkpoints(folder / "own-1")
     for rank in range(2):
-        lines = (folder / f"own-{rank}" / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
+        lines = (
+            (folder / f"own-{rank}.state" / "metrics" / f"rank-{rank}.jsonl")
+            .read_text()
+            .splitlines()
+        )
         found = [json.loads(line)["loss"] for line in lines][-6:]
         assert found == [loss for _, loss, _ in made(folder / "whole").losses[rank]][-6:]
     assert (folder / "own-0" / "model" / "model.safetensors").read_bytes() == made(
@@ -271,7 +276,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run_or_a_log(nodes_folder: P
     assert warning.endswith("No space left on device; training continues without it")
     kept = [path.name for path in list_checkpoints(folder / "out")]
     assert kept == ["step-000002", "step-000005"]
-    assert len(list((folder / "out" / "checkpoints").iterdir())) == 2
+    assert len(list((folder / "out.state" / "checkpoints").iterdir())) == 2
     logs = [(folder / "out" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert logs == ran.texts
     assert logs[0].count("@spr") > 5

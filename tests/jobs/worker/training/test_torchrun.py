@@ -69,7 +69,7 @@ def test_torchrun_trains_as_mpirun_does(nodes_folder: Path) -> None:
         assert ours[same] == theirs[same], same
     assert [each["rank"] for each in ours["ranks"]] == [0, 1]
     assert all(each["threads"] == 1 for each in ours["ranks"])
-    assert all((nodes_folder / f"torchrun/logs/rank-{rank}.log").is_file() for rank in (0, 1))
+    assert all((nodes_folder / f"torchrun.state/logs/rank-{rank}.log").is_file() for rank in (0, 1))
 
 
 def test_a_stopped_pod_leaves_a_checkpoint_that_the_next_one_resumes(nodes_folder: Path) -> None:

@@ -135,7 +135,6 @@ def _look(folder: str, name: str, since: int, found: Found) -> None:
     """Add what is at a name, if its inode changed ``since`` then, in ns: no program can set that back."""
     root = os.path.realpath(folder)
     users = tuple(f"{root}/{part}/" for part in (OUTPUT, WORK))
-    taken: set[str] = set()
     stack = [(name, os.path.join(folder, name), False)]
     while stack:
         name, path, is_linked = stack.pop()
@@ -146,7 +145,7 @@ def _look(folder: str, name: str, since: int, found: Found) -> None:
                 if known.st_ctime_ns < since:
                     continue
                 if not f"{target}/".startswith(users) or not os.path.exists(target):
-                    found.skipped.append(readable(name, taken))
+                    found.skipped.append(readable(name))
                     continue
                 known = os.stat(target)
                 # What is inside arrives under its own name; this also ends cycles.
@@ -157,40 +156,34 @@ def _look(folder: str, name: str, since: int, found: Found) -> None:
                 below = [] if since and name.endswith("/__pycache__") else sorted(os.listdir(path))
                 stack += [(f"{name}/{each}", f"{path}/{each}", is_linked) for each in below]
                 if not below and not since and "/" in name:
-                    found.items.append(Item(readable(name, taken), path, -1))
+                    found.items.append(Item(readable(name), path, -1))
             elif not stat.S_ISREG(known.st_mode):
-                found.skipped.append(readable(name, taken))
+                found.skipped.append(readable(name))
             elif known.st_ctime_ns >= since:
                 os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-                found.items.append(Item(readable(name, taken), path, known.st_size))
+                found.items.append(Item(readable(name), path, known.st_size))
         except FileNotFoundError:
             continue  # a running job removes files
         except OSError:
-            found.left.append(readable(name, taken))
+            found.left.append(readable(name))
 
 
 def _holds(folder: str, path: str) -> bool:
     return f"{os.path.realpath(os.path.dirname(path))}/".startswith(f"{folder}/")
 
 
-def readable(name: str, taken: set[str]) -> str:
-    """Return a name that is valid Unicode, and not yet ``taken``."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        parts = [os.fsencode(part).decode("utf-8", "backslashreplace") for part in name.split("/")]
-        name = "/".join(
-            part if len(part.encode()) <= _LONGEST else f"{part[:50]}~{_digest(part)}"
-            for part in parts
-        )
-        while name in taken:
-            name += "~"
-    taken.add(name)
-    return name
+def readable(name: str) -> str:
+    """Return a name in valid Unicode without control characters, and another one for each name."""
+    text = re.sub(r"\\(?=x[0-9a-f]{2})", r"\\x5c", name)
+    text = os.fsencode(text).decode("utf-8", "backslashreplace")
+    text = re.sub(r"[\0-\x1f\x7f]", lambda match: f"\\x{ord(match[0]):02x}", text)
+    return "/".join(map(_shorten, text.split("/"))) if text != name else name
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _shorten(part: str) -> str:
+    if len(part.encode()) <= _LONGEST:
+        return part
+    return f"{part[:50]}~{hashlib.sha256(part.encode()).hexdigest()[:16]}"
 
 
 def find_superseded(sizes: Mapping[str, int], read: Callable[[str], str]) -> set[str]:

@@ -246,7 +246,7 @@ class TextSamples:
 
     def digest(self) -> str:
         """Return a digest of all samples."""
-        targets = self.targets
+        targets: Any = self.targets
         if not isinstance(targets, np.ndarray | range):
             each = (x.tolist() if isinstance(x, np.ndarray) else x for x in targets)
             targets = np.frombuffer(";".join(map(str, each)).encode(), np.uint8)

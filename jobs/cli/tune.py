@@ -123,6 +123,7 @@ def render_tune(best: TuningResult, results: Mapping[Trial, TrialResult]) -> str
         f"Kept on the head for {best.key.model} on stack {best.key.stack}: {' '.join(kept)}. "
         "`train` uses it unless you set these options."
     )
+    lines.append(_NOT_COMPILED)
     if len(results) == 1:
         lines.append("Only one trial ran; --ppn 1,2 compares two.")
     return "\n".join(lines)
@@ -144,6 +145,9 @@ _SCALING_EXAMPLES = """\
   spr-cluster scaling {task} --weak --batch-size 32 --model ./my-encoder
 """
 _MAX_NODES = 256
+_NOT_COMPILED = (
+    "Trials compile no layers, except with --compile on; long runs in bf16 do and are faster."
+)
 _NO_NETWORK_GBIT_S = 3200
 """Above any machine's speed: a faster fitted flow means that the exchange is not measurable."""
 
@@ -272,6 +276,9 @@ def render_scaling(study: ScalingStudy, folder: Path) -> Iterator[str]:
     )
     yield f"An epoch has {study.samples} samples. Published: DistilBERT on r7iz.metal-16xl, an epoch of"
     yield "SQuAD in 26 min on 1 node and 7 min 30 s on 4. Rows with * are predicted by the model."
+    yield _NOT_COMPILED
+    if any(row.predicted for row in study.rows):
+        yield "Predictions assume gradients in groups of 25 MiB; `train` sends 2.5 MiB (5 MiB in fp32)."
     if study.price_source:
         yield f"Cost on demand, machines alone: {study.price_source}."
     yield from _render_model(study)

@@ -16,7 +16,6 @@ from ..training.text_task import (
     Row,
     TableOptions,
     TableTask,
-    class_settings,
     require_known,
     text_columns,
 )
@@ -127,13 +126,14 @@ class Classify(TableTask[ClassifyOptions]):
         return data
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ..training.model import load_model, order_classes
+        from ..training.model import class_settings, classes_of, load_model
 
-        self.classes = order_classes(self.options.model, self.classes)
         kind = "multi_label_classification" if self._several else "single_label_classification"
         settings = {**class_settings(self.classes), "problem_type": kind}
         texts = (text for record in data.train for text in record.texts)
-        return load_model(self.options, HEAD, texts, context.ranks, settings)
+        loaded = load_model(self.options, HEAD, texts, context.ranks, settings)
+        self.classes = classes_of(loaded)
+        return loaded
 
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Labeled]

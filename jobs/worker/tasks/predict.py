@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..runtime.errors import DatasetError, ModelError, WorkerError
-from ..training.model import load_pretrained
+from ..training.model import load_pretrained, settle_padding
 from ..training.task import Loaded
 from ..training.text_task import Row, TextTask
 from . import TASKS
@@ -44,6 +44,7 @@ def load_trained(model: str) -> tuple[type[TextTask[Any]], Loaded]:
         raise ModelError(
             f"model {model} was not trained: it has no {', '.join(loaded.new_weights)}"
         )
+    settle_padding(loaded)
     return task, loaded
 
 

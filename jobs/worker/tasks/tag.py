@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,7 @@ from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL
 from ..training.task import Data, Loaded, Samples
-from ..training.text_task import Row, TableOptions, TableTask, class_settings, require_known
+from ..training.text_task import Row, TableOptions, TableTask, require_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +25,8 @@ HEAD = "TokenClassification"
 UNLABELED = -100
 """The label that transformers' loss ignores: of special tokens and of a word's tokens after its first."""
 OUTSIDE = "O"
-_MARKS = {**{mark: mark for mark in "BIES"}, "L": "E", "U": "S"}
-"""Marks of IOB, IOBES, and BILOU, by their meaning in IOBES."""
+_MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I", "W": "S"}
+"""Marks of entities' words by the names that schemes have for them: begin, inside, end, and single."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,12 @@ class Tag(TableTask[TagOptions]):
         return data
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ..training.model import load_model, order_classes
+        from ..training.model import class_settings, classes_of, load_model
 
-        self.tags = order_classes(self.options.model, self.tags)
         texts = (record.text for record in data.train)
-        return load_model(self.options, HEAD, texts, context.ranks, class_settings(self.tags))
+        loaded = load_model(self.options, HEAD, texts, context.ranks, class_settings(self.tags))
+        self.tags = classes_of(loaded)
+        return loaded
 
     def prepare(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Sentence]
@@ -112,14 +114,18 @@ class Tag(TableTask[TagOptions]):
             context, loaded, [[record.text for record in records]], records, offsets=True
         )
         numbers = {name: number for number, name in enumerate(self.tags)}
+        (tokens,) = samples.columns
         targets = []
-        for number, record in enumerate(records):
-            word, first = _words_of_tokens(samples, number, record)
-            if not first[: samples.room].any():
-                raise DatasetError(f"{record.place}: has no words that the tokenizer knows")
+        for record, (begin, end) in zip(records, pairwise(tokens.bounds), strict=True):
+            ends = tokens.offsets[begin:end, 1]
+            word = words_of(record.words, ends)
+            first = np.diff(word, prepend=-1) > 0
             tags = np.array([numbers[tag] for tag in record.tags])
             targets.append(np.where(first, tags[word], UNLABELED))
-        return replace(samples, targets=targets)
+        found = replace(samples, targets=targets)
+        if not self.weights(found).any():
+            raise DatasetError(f"{records[0].place}: has no words that the tokenizer knows")
+        return found
 
     def weights(self, samples: Samples) -> np.ndarray[Any, Any]:
         import numpy as np
@@ -138,6 +144,16 @@ class Tag(TableTask[TagOptions]):
             kept = torch.from_numpy(sample.target)
             labels[row, sample.front : sample.front + len(kept)] = kept
         return {**pad_inputs(samples, loaded.pad_token), "labels": labels}
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        labels = batch["labels"]
+        inputs = {name: each for name, each in batch.items() if name != "labels"}
+        logits = model(**inputs).logits.float().flatten(0, 1)
+        # transformers' own mean is not a number for sentences in which no word has a token.
+        total = cross_entropy(logits, labels.flatten(), ignore_index=UNLABELED, reduction="sum")
+        return total / (labels != UNLABELED).sum().clamp(min=1)
 
     def evaluate(
         self,
@@ -159,19 +175,17 @@ class Tag(TableTask[TagOptions]):
         found: list[list[str]] = [[] for _ in records]
         for chosen, predicted in parts:
             for number, row in zip(chosen, predicted, strict=True):
-                found[number] = self._tag_words(records[number], samples, int(number), row)
+                found[number] = self._words(records[number], samples, int(number), row)
         save_json(context.output / "predictions.json", found)
         return score([record.tags for record in records], found)
 
-    def _tag_words(
-        self, record: Sentence, samples: TextSamples, number: int, row: Any
-    ) -> list[str]:
+    def _words(self, record: Sentence, samples: TextSamples, number: int, row: Any) -> list[str]:
         """Return a tag for each word; words without a token or beyond the model's input get "outside"."""
-        tags, front = [OUTSIDE] * len(record.words), samples[number].front
-        word, first = _words_of_tokens(samples, number, record)
-        for token in first[: samples.room].nonzero()[0]:
-            tags[word[token]] = self.tags[row[front + token]]
-        return tags
+        (tokens,) = samples.columns
+        begin, end = tokens.bounds[number : number + 2]
+        ends = tokens.offsets[begin:end, 1][: samples.room]
+        front = len(samples.template.prefix)
+        return tag_words(record.words, ends, row[front : front + len(ends)], self.tags)
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -187,25 +201,8 @@ class Tag(TableTask[TagOptions]):
             for ends, row in zip(tokens["offset_mapping"][:, :, 1].numpy(), best, strict=True):
                 own = words[len(found)]
                 real = np.flatnonzero(ends)  # special tokens are not in the text
-                word, first = np.unique(words_of(own, ends[real]), return_index=True)
-                tags = dict(zip(word.tolist(), row[real[first]].tolist(), strict=True))
-                marked = [names[tags[n]] if n in tags else OUTSIDE for n in range(len(own))]
-                found.append({"words": own, "tags": marked})
+                found.append({"words": own, "tags": tag_words(own, ends[real], row[real], names)})
         return found
-
-
-def _words_of_tokens(samples: TextSamples, number: int, record: Sentence) -> tuple[Any, Any]:
-    """Return the word index of each token of a sample, and whether the token is the word's first.
-
-    Some words have no token, such as a zero-width space.
-    """
-    import numpy as np
-
-    (tokens,) = samples.columns
-    word = words_of(
-        record.words, tokens.offsets[tokens.bounds[number] : tokens.bounds[number + 1], 1]
-    )
-    return word, np.diff(word, prepend=-1) > 0
 
 
 def words_of(words: Sequence[str], ends: Any) -> Any:
@@ -215,6 +212,18 @@ def words_of(words: Sequence[str], ends: Any) -> Any:
     starts = np.cumsum([0, *(len(word) + 1 for word in words)])
     # A token's last character: its first may be the space before its word.
     return np.searchsorted(starts, ends - 1, side="right") - 1
+
+
+def tag_words(words: Sequence[str], ends: Any, best: Any, names: Any) -> list[str]:
+    """Return each word's tag: that of its first token, or "outside" without one.
+
+    Tokens have ``ends`` in the joined words and the ``best`` of ``names``.
+    """
+    import numpy as np
+
+    word, first = np.unique(words_of(words, ends), return_index=True)
+    tags = dict(zip(word.tolist(), best[first].tolist(), strict=True))
+    return [names[tags[n]] if n in tags else OUTSIDE for n in range(len(words))]
 
 
 def _words_of(row: Row) -> list[str]:
@@ -246,18 +255,18 @@ def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dic
 def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return the entities in tags such as B-PER and I-PER: type, first word, and the word after the last.
 
-    As in CoNLL's evaluation and seqeval, an entity also begins at an I after another type or no entity. E
-    (or L) ends an entity, and S (or U) is one.
+    As in seqeval by default, which follows CoNLL's evaluation, for IOB, IOE, and IOBES, which is BILOU with
+    other letters: an entity also begins at an I or E after another type, an end, or no entity.
     """
-    found, begin, kind, last = list[tuple[str, int, int]](), 0, "", ""
+    found, begin, kind, closed = list[tuple[str, int, int]](), 0, "", False
     for place, tag in enumerate([*tags, OUTSIDE]):
-        mark, dash, own = tag.partition("-")
-        mark = _MARKS.get(mark, "") if dash else ""
-        inside = (own or "_") if mark else ""
-        if kind and (last in ("E", "S") or mark in ("B", "S") or inside != kind):
+        name, dash, own = tag.partition("-")
+        mark = _MARKS.get(name, "") if dash else ""
+        inside = own if mark else ""
+        if kind and (closed or mark in ("B", "S") or inside != kind):
             found.append((kind, begin, place))
             kind = ""
         if inside and not kind:
             begin, kind = place, inside
-        last = mark
+        closed = mark in ("E", "S")
     return found

@@ -208,7 +208,8 @@ class TrainingRun:
         mask = tensors.get("attention_mask")
         padded = tokens if mask is None else mask.numel()
         weights = [int(each) for each in self._weights[own]]
-        return StepBatch(tensors, weights, int(self._weights[chosen].sum()), tokens, padded)
+        total = max(int(self._weights[chosen].sum()), 1)  # samples may have no labels
+        return StepBatch(tensors, weights, total, tokens, padded)
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ def run_texts(
     dtype = choose_precision("auto", {"this machine": read_cpu_flags()}).dtype
     size = min(limit, longest_input(loaded) or limit)
     loaded.model.eval()
+    loaded.tokenizer.padding_side = loaded.tokenizer.truncation_side = "right"  # as in training
     with torch.inference_mode(), autocast(dtype):
         for first in range(0, len(texts), PREDICTED_TOGETHER):
             columns = map(list, zip(*texts[first : first + PREDICTED_TOGETHER], strict=True))

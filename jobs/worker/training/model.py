@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -42,12 +41,16 @@ def longest_input(loaded: Loaded) -> int | None:
     """Return a model's maximum number of tokens, aligned; ``None`` for no limit."""
     limits = [getattr(loaded.model.config, "max_position_embeddings", None)]
     for name, module in loaded.model.named_modules():
-        # In RoBERTa and others, positions begin after that of the padding.
-        before = getattr(module, "padding_idx", None)
-        if name.endswith("position_embeddings") and before is not None:
-            limits.append(module.num_embeddings - before - 1)
+        if first := _first_position(name, module):
+            limits.append(module.num_embeddings - first)
     known = [limit for limit in limits if limit and limit > 0]  # XLNet says -1
     return min(known) // ALIGN * ALIGN if known else None
+
+
+def _first_position(name: str, module: Any) -> int:
+    """Return the first position of a module: in RoBERTa and others, the one after that of the padding."""
+    before = getattr(module, "padding_idx", None) if name.endswith("position_embeddings") else None
+    return 0 if before is None else before + 1
 
 
 def load_model(
@@ -61,7 +64,8 @@ def load_model(
 
     ``head`` is transformers' name of the task, such as "QuestionAnswering"; a model without this head gets
     a new one, from torch's current random state. ``settings`` are values of its configuration, such
-    as ``num_labels``. A new model's tokenizer is trained on ``texts``.
+    as :func:`class_settings`; a head for the same classes keeps their order (:func:`classes_of`). A new
+    model's tokenizer is trained on ``texts``.
     """
     name = options.model
     if name == SCRATCH:
@@ -69,6 +73,7 @@ def load_model(
     else:
         keep = options.attention_dropout == "on"
         loaded = load_pretrained(name, head, settings, keep_dropout=keep)
+    settle_padding(loaded)
     require_length(options, loaded)
     return loaded
 
@@ -106,7 +111,9 @@ def load_pretrained(
         raise ModelError(f"model {name}: no such folder")
     source = str(path) if path.is_dir() else name
     try:
-        plain = transformers.AutoConfig.from_pretrained(source)
+        known = transformers.AutoConfig.from_pretrained(source)
+        order = own_order(known.id2label, [*settings.get("label2id", ())])
+        settings = {**settings, **(class_settings(order) if order else {})}
         config = transformers.AutoConfig.from_pretrained(source, **settings)
         own = {} if keep_dropout else attention_dropouts(config)
         with nullcontext() if keep_dropout else without_attention_dropout(config):
@@ -130,15 +137,75 @@ def load_pretrained(
             ),
         ) from error
     _require_fitting(name, model, tokenizer)
-    if head != "CausalLM":
-        _set_padding(name, model, tokenizer)
     # Newer transformers keep the files' type: fp16 would be trained as fp16.
-    new = {*found["missing_keys"], *(each[0] for each in found.get("mismatched_keys", ()))}
-    classes = [*settings.get("id2label", {}).values()]
-    if classes and class_names(plain, classes) != classes:
-        new |= _renew_head(model, len(classes), new)
+    missing = {*found["missing_keys"]}
     model = model if dtype else model.float()
-    return Loaded(model, tokenizer, tuple(sorted(new)), own)
+    replaced = {each[0] for each in found.get("mismatched_keys", ())}
+    if settings and not order:
+        replaced |= {*_renew_head(model, missing | replaced)}
+    others = tuple(known.id2label.values()) if replaced else ()
+    return Loaded(model, tokenizer, tuple(sorted(missing | replaced)), own, others)
+
+
+def class_settings(names: Sequence[str]) -> dict[str, Any]:
+    """Return the classes in the form of a model's configuration."""
+    numbers = {name: number for number, name in enumerate(names)}
+    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": numbers}
+
+
+def classes_of(loaded: Loaded) -> list[str]:
+    """Return the names of a model's classes, in its order."""
+    return [loaded.model.config.id2label[number] for number in range(loaded.model.num_labels)]
+
+
+def own_order(known: Mapping[int, str], names: Sequence[str]) -> list[str]:
+    """Return ``names`` in the order of a model's classes; nothing if it has others.
+
+    Upper case does not matter, and LABEL_2 is 2.
+    """
+    same = {*known.values()} == {*names}
+
+    def key(name: str) -> str:
+        return name if same else name.lower().removeprefix("label_")
+
+    found = {key(name): name for name in names}
+    order = [found.get(key(known[number]), "") for number in sorted(known)]
+    return order if sorted(order) == sorted(names) else []
+
+
+def _renew_head(model: Any, new: Collection[str]) -> list[str]:
+    """Replace the weights of classes other than the data's; return their names."""
+    inside = {id(each) for each in model.base_model.parameters()}
+    head = {
+        name: each.data
+        for name, each in model.named_parameters()
+        if name not in new and id(each) not in inside and each.shape[:1] == (model.num_labels,)
+    }
+    for weight in head.values():
+        spread = getattr(model.config, "initializer_range", 0.02)
+        weight.normal_(0.0, spread) if weight.dim() > 1 else weight.zero_()
+    return list(head)
+
+
+def settle_padding(loaded: Loaded) -> None:
+    """Give the model and its tokenizer the same padding token; one without gets one.
+
+    A decoder classifies a text by its last token, which it finds as the last one that is not padding.
+    """
+    tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
+    if tokenizer.pad_token_id is None:
+        last = tokenizer("which")["input_ids"][-1]  # may be added to every text
+        names = ("eos_token_id", "unk_token_id", "bos_token_id")
+        ids = (
+            getattr(config, "pad_token_id", None),
+            *(getattr(tokenizer, name) for name in names),
+            0,
+            1,
+        )
+        fitting = (each for each in ids if each in range(len(tokenizer)) and each != last)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(next(fitting))
+    if not any(_first_position(*each) for each in loaded.model.named_modules()):
+        config.pad_token_id = tokenizer.pad_token_id
 
 
 def _auto_class(head: str) -> Any:
@@ -161,55 +228,6 @@ def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
         )
     taken = inspect.signature(model.forward).parameters
     tokenizer.model_input_names = [each for each in tokenizer.model_input_names if each in taken]
-
-
-def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
-    """Give a model and its tokenizer the same padding token; decoders may have none.
-
-    A classifier finds the last token of a text by its configuration's. Raises :class:`ModelError`.
-    """
-    if tokenizer.pad_token is None:
-        # Not a new token, which would need another embedding.
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    if tokenizer.pad_token is None:
-        raise ModelError(
-            f"model {name} has a tokenizer without a padding token",
-            hint="set tokenizer.pad_token and save it again",
-        )
-    for config in (model.config, model.config.get_text_config()):
-        config.pad_token_id = tokenizer.pad_token_id
-
-
-def order_classes(name: str, classes: list[str]) -> list[str]:
-    """Return classes in the order of a model's head, if it was trained for them; else as they are."""
-    from transformers import AutoConfig  # noqa: PLC0415 - reads variables when imported
-
-    with suppress(Exception):  # loading the model will report it
-        if name != SCRATCH:
-            found = class_names(AutoConfig.from_pretrained(str(Path(name).expanduser())), classes)
-            return found if sorted(found) == sorted(classes) else classes
-    return classes
-
-
-def class_names(config: Any, wanted: Iterable[str]) -> list[str]:
-    """Return a configuration's classes in their order; LABEL_0, LABEL_1, … stand for numbers."""
-    names = [str(config.id2label[number]) for number in sorted(config.id2label)]
-    bare = [name.removeprefix("LABEL_") for name in names]
-    return bare if sorted(bare) == sorted(wanted) else names
-
-
-def _renew_head(model: Any, classes: int, new: Collection[str]) -> set[str]:
-    """Draw new weights for classes that have other meanings than the model's; return their names."""
-    prefix = f"{model.base_model_prefix}."
-    own = {
-        name: each
-        for name, each in model.named_parameters()
-        if not name.startswith(prefix) and len(each) == classes and name not in new
-    }
-    for each in own.values():
-        with torch.no_grad():
-            each.normal_(std=getattr(model.config, "initializer_range", 0.02) * (each.dim() > 1))
-    return {*own}
 
 
 def attention_dropouts(config: Any) -> dict[str, float]:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,7 +68,9 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
             )
         loaded = task.load(context, data)
         if loaded.new_weights:
-            events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}")
+            others = ", ".join(loaded.other_classes)
+            why = f" (it has other classes: {shorten(others, 80)})" if others else ""
+            events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}{why}")
     gc.freeze()
     gc.enable()  # `python -m worker.tasks` disables it
     with context.phase("tokenize"):

@@ -27,13 +27,15 @@ class Loaded(NamedTuple):
     """A ``torch.nn.Module`` to train and, for texts, its tokenizer.
 
     ``new_weights`` are the names of weights that its files lack, which are random. ``own`` are the
-    configuration's values that training replaced, to be restored in the saved model.
+    configuration's values that training replaced, to be restored in the saved model. ``other_classes`` are
+    those of the files whose weights were replaced, because the data has others.
     """
 
     model: Any
     tokenizer: Any = None
     new_weights: tuple[str, ...] = ()
     own: Mapping[str, float] = MappingProxyType({})
+    other_classes: tuple[str, ...] = ()
 
     @property
     def pad_token(self) -> int:

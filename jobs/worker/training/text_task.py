@@ -236,12 +236,6 @@ def require_known(data: Data, kind: str, known: Collection[str]) -> None:
             )
 
 
-def class_settings(names: Sequence[str]) -> dict[str, Any]:
-    """Return the classes in the form of a model's configuration."""
-    numbers = {name: number for number, name in enumerate(names)}
-    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": numbers}
-
-
 def split_off(
     records: Sequence[Any], share: float, seed: int
 ) -> tuple[Sequence[Any], Sequence[Any]]:

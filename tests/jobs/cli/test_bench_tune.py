@@ -163,6 +163,7 @@ def test_tune_shows_its_plan_trials_and_result(line: CommandLine) -> None:
     assert rows[0] == ["ppn", "workers", "threads", "batch", "samples/s"]
     assert rows[1:3] == [["2", "-", "1", "8", "12.5"], ["1", "-", "2", "8", "10.0"]]
     assert "Kept on the head for scratch on stack upstream: --ppn 2." in result.out
+    assert "Trials compile no layers, except with --compile on" in result.out
 
 
 def test_tune_shows_failed_trials_in_their_rows(line: CommandLine) -> None:

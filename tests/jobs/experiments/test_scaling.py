@@ -19,6 +19,8 @@ from jobs.experiments.step_model import StepModel
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launchers.record import CloudInfo
 from jobs.train.request import TrainRequest
+from jobs.worker.fast.communication import BUCKET_MB
+from jobs.worker.fast.compilation import choose_compilation
 from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, ended, event, job_context, make_hosts, mpirun_line
@@ -141,7 +143,9 @@ def test_one_number_of_nodes_makes_no_model(tmp_path: Path) -> None:
     study = go(hosts, scaling_request(tmp_path, nodes=(2,), predict=(4,)))
     assert study.fit is None
     assert [row.nodes for row in study.rows] == [2]
-    assert "No model of the step time" in "\n".join(render_scaling(study, tmp_path))
+    shown = "\n".join(render_scaling(study, tmp_path))
+    assert "No model of the step time" in shown
+    assert "25 MiB" not in shown
 
 
 def test_the_study_is_rendered_as_a_table(tmp_path: Path) -> None:
@@ -154,6 +158,9 @@ def test_the_study_is_rendered_as_a_table(tmp_path: Path) -> None:
     assert re.search(r"^1 +12 .* 1\.00 +100% +1\.00 .* \$\d+\.\d\d$", shown, re.M)
     assert "around a ring at 10.00 Gbit/s, 0% of it during the backward pass" in shown
     assert "Largest error for a measured step: 0.0%" in shown
+    assert "Trials compile no layers, except with --compile on" in shown
+    assert not choose_compilation("auto", "bf16", 0.0).enabled
+    assert f"25 MiB; `train` sends {BUCKET_MB / 2} MiB ({BUCKET_MB} MiB in fp32)" in shown
 
 
 def test_steps_explained_by_exchange_alone_make_no_model(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from jobs.worker.data.tokens import Column, TextSamples, encode, read_template
 from jobs.worker.runtime.context import RankContext
@@ -22,17 +21,11 @@ from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
 from jobs.worker.training.batches import TrainingRun
-from jobs.worker.training.model import (
-    load_pretrained,
-    new_tokenizer,
-    order_classes,
-    save_model,
-    train_tokenizer,
-)
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.tokenizer_families import KINDS
 
 
 def session(options: Any, ranks: Ranks) -> RankContext[Any]:
@@ -177,28 +170,116 @@ def test_ranks_with_different_numbers_of_labels_have_the_gradients_of_one(
         assert torch.allclose(found[name], values, rtol=0, atol=1e-6), name
 
 
-@pytest.mark.parametrize("iob", [True, False])
-def test_entities_and_scores_are_those_of_seqeval(iob: bool) -> None:
-    seqeval = pytest.importorskip("seqeval.metrics")
+@pytest.mark.parametrize("marks", ["BI", "I", "EI", "BIES", "S", "BE"])
+def test_entities_and_scores_are_those_of_seqeval(marks: str) -> None:
+    """For any tags of IOB1, IOB2, IOE, and IOBES, also those that no scheme allows."""
+    import seqeval.metrics as seqeval
+    from seqeval.metrics.sequence_labeling import get_entities
+
     draw = np.random.default_rng(3)
-    tags = ["O", *(f"{mark}-{kind}" for mark in "BIES" for kind in ("A", "B"))][: 5 if iob else 9]
+    tags = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("A", "B-2"))]
     truth, found = (
         [[tags[n] for n in draw.integers(0, len(tags), size)] for size in range(1, 60)]
         for _ in range(2)
     )
+    for row in truth:
+        spans = [(kind, begin, end - 1) for kind, begin, end in find_entities(row)]
+        # seqeval takes the type after a last dash for all of it.
+        assert spans == [(kind, *place) for kind, *place in get_entities(row)]
     scores = score(truth, found)
     assert scores["f1"] == pytest.approx(100 * seqeval.f1_score(truth, found), abs=1e-3)
     assert scores["recall"] == pytest.approx(100 * seqeval.recall_score(truth, found), abs=1e-3)
     assert scores["accuracy"] == pytest.approx(100 * seqeval.accuracy_score(truth, found), abs=1e-3)
-    assert find_entities(["B-A", "I-A", "I-B", "O", "B-B", "B-B"]) == [
-        ("A", 0, 2),
-        ("B", 2, 3),
-        ("B", 4, 5),
-        ("B", 5, 6),
-    ]
-    bilou = [[each.replace("E-", "L-").replace("S-", "U-") for each in row] for row in truth]
-    assert [find_entities(row) for row in bilou] == [find_entities(row) for row in truth]
-    assert set(score([["NN", "VB"]], [["NN", "NN"]])) == {"accuracy"}, "no entities"
+
+
+def test_tags_without_entities_have_only_an_accuracy() -> None:
+    assert set(score([["NN", "VB"]], [["NN", "NN"]])) == {"accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "marks"),
+    [("IOB2", "BIIB"), ("IOE2", "IIEE"), ("IOBES", "BIES"), ("BILOU", "BILU"), ("", "BMES")],
+)
+def test_schemes_of_entities_are_those_of_seqeval(scheme: str, marks: str) -> None:
+    """Every scheme's tags of the same entities give these, also by seqeval's strict rules."""
+    from seqeval import scheme as schemes
+
+    draw = np.random.default_rng(5)
+    rows, expected = [], []
+    for _ in range(40):
+        row, spans = list[str](), []
+        for size in draw.integers(0, 4, 6):
+            kind, (first, inside, last, only) = "AB"[draw.integers(0, 2)], marks
+            own = [only] if size == 1 else [first, *[inside] * (size - 2), last]
+            spans += [(kind, len(row), len(row) + int(size))] if size else []
+            row += [f"{mark}-{kind}" for mark in own] if size else ["O"]
+        rows.append(row)
+        expected.append(spans)
+    assert [find_entities(row) for row in rows] == expected
+    if scheme:
+        strict = schemes.Entities(rows, getattr(schemes, scheme)).entities
+        assert [[(e.tag, e.start, e.end) for e in row] for row in strict] == expected
+
+
+INVISIBLE = ["\u200b", "\ufeff", "\u00ad", "\u200b\u200d"]
+SENTENCES = [["Ada"], ["ada", "wrote"], ["(Oslo", "Ada", "in", "Oslo"], ["in"]]
+
+
+@pytest.mark.usefixtures("fp32")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_word_without_a_token_is_outside_and_moves_no_other(
+    tmp_path: Path, kind: str, before: bool
+) -> None:
+    """Whether a tokenizer drops a word depends on its normalizer; here, each drops all invisible ones."""
+    from tokenizers import Regex, normalizers
+
+    words = [[*INVISIBLE, *each] if before else [*each, *INVISIBLE, "x"] for each in SENTENCES]
+    rows = [{"words": each, "tags": [each[-1][-1]] * len(each)} for each in [*words, INVISIBLE]]
+    task = Tag(TagOptions(model=SCRATCH, data=write(tmp_path, rows), token_cache=NO_CACHE))
+    loaded, _ = prepare(task)
+    tokenizer = KINDS[kind]([" ".join(each) for each in words])
+    own = tokenizer.backend_tokenizer.normalizer
+    drop = normalizers.Replace(Regex("[\u200b\u200d\ufeff\u00ad]"), "")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([drop, *([own] if own else [])])
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    loaded = loaded._replace(tokenizer=tokenizer)
+    loaded.model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    make_lively(loaded.model)
+    records = task.read(lambda _: None).train
+
+    def work(ranks: Ranks) -> Any:
+        context = session(task.options, ranks)
+        object.__setattr__(context, "output", tmp_path)
+        samples = task.prepare(context, loaded, records)
+        task.evaluate(context, loaded, records, samples)
+        return samples
+
+    (samples,) = run_threaded(1, work)
+    for number, record in enumerate(records):
+        perfect = np.pad(samples.targets[number], (samples[number].front, 0))
+        found = task._words(record, samples, number, perfect)
+        for word, marked, wanted in zip(record.words, found, record.tags, strict=True):
+            assert marked == wanted or (word in INVISIBLE and marked == "O")
+        if kind == "bert":  # others have tokens of the spaces between them
+            assert {m for w, m in zip(record.words, found, strict=True) if w in INVISIBLE} == {"O"}
+    evaluated = json.loads((tmp_path / "predictions.json").read_text())
+    predicted = Tag.predict(loaded, [Row("row", {"words": record.words}) for record in records])
+    assert [each["tags"] for each in predicted] == evaluated
+    assert len({tag for row in evaluated for tag in row}) > 1
+
+
+def test_a_sentence_without_tokens_has_a_loss_of_0() -> None:
+    task = tag()
+    loaded, samples = prepare(task)
+    batch = task.collate([samples[0], samples[1]], loaded)
+    expected = loaded.model(**batch).loss.item()
+    assert task.loss(loaded.model, batch).item() == pytest.approx(expected, rel=1e-6)
+    batch["labels"].fill_(UNLABELED)
+    loss = task.loss(loaded.model, batch)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all(each.grad.isfinite().all() for each in loaded.model.parameters())
 
 
 def make_lively(model: torch.nn.Module) -> None:
@@ -246,102 +327,21 @@ def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool)
 
 
 @pytest.mark.usefixtures("fp32")
-@pytest.mark.parametrize("no_token", ["", "\u200b", "\ufeff", "\u00ad", "\ufe0f"])
-def test_predicted_tags_are_those_of_evaluation(tmp_path: Path, no_token: str) -> None:
-    """``no_token`` is a word of which the tokenizer makes nothing: it shifts no other word's tag."""
-    marked = [("Ada", "B"), ("Lovelace-King", "I"), ("wrote,", "O")]
-    some = [[*marked[: n % 3 + 1]] for n in range(40)]
-    for number, row in enumerate(some if no_token else []):
-        row.insert(number % (len(row) + 1), (no_token, "O"))
-    rows = [{"words": [*words], "tags": [*tags]} for words, tags in (zip(*row) for row in some)]  # noqa: B905
+def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
+    rows = [
+        {
+            "words": ["Ada", "Lovelace-King", "wrote,"][: n % 3 + 1],
+            "tags": ["B", "I", "O"][: n % 3 + 1],
+        }
+        for n in range(40)
+    ]
     task = Tag(TagOptions(model=SCRATCH, data=write(tmp_path, rows), token_cache=NO_CACHE))
     loaded, samples = prepare(task)
     make_lively(loaded.model)
     best = logits_of(task, loaded, samples).argmax(dim=-1).numpy()
     records = task.read(lambda _: None).train
-    expected = [task._tag_words(records[n], samples, n, best[n]) for n in range(40)]
-    for own, tags in zip(rows, expected, strict=True):
-        at = own["words"].index(no_token) if no_token else None
-        assert at is None or tags[at] == "O"
+    expected = [task._words(records[n], samples, n, best[n]) for n in range(40)]
     for asked in (rows, [{"text": " ".join(row["words"])} for row in rows]):
         found = Tag.predict(loaded, [Row("row", row) for row in asked])
         assert [each["tags"] for each in found] == expected
     assert len({tag for row in expected for tag in row}) > 1
-
-
-def save_classifier(folder: Path, kind: str, names: Sequence[str], pad: str | None = None) -> str:
-    """Save a tiny model with a head for these classes, and a tokenizer with this padding token or none."""
-    tokenizer = new_tokenizer(train_tokenizer(["a b c d e f g h"]))
-    tokenizer.pad_token, tokenizer.eos_token = pad, "[SEP]"
-    shape = {
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "hidden_size": 16,
-        "pad_token_id": None,
-    }
-    config = AutoConfig.for_model(
-        kind, vocab_size=len(tokenizer), intermediate_size=16, num_key_value_heads=2, **shape
-    )
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: number for number, name in enumerate(names)}
-    torch.manual_seed(4)
-    model = AutoModelForSequenceClassification.from_config(config)
-    make_lively(model)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.mark.parametrize(
-    ("names", "order", "is_kept"),
-    [
-        (["c", "a", "b"], ["c", "a", "b"], True),
-        (["LABEL_0", "LABEL_1", "LABEL_2"], ["a", "b", "c"], False),
-        (["x", "a", "b"], ["a", "b", "c"], False),
-        (["b", "a"], ["a", "b", "c"], False),
-    ],
-)
-def test_a_trained_head_keeps_its_classes_or_is_new(
-    tmp_path: Path, names: list[str], order: list[str], is_kept: bool
-) -> None:
-    model = save_classifier(tmp_path, "bert", names, "[PAD]")
-    before = load_pretrained(model, "SequenceClassification").model.classifier.weight
-    rows = [{"text": "a b", "label": label} for label in "abc"]
-    task = Classify(ClassifyOptions(model=model, data=write(tmp_path, rows), token_cache=NO_CACHE))
-    loaded, samples = prepare(task)
-    assert task.classes == [*loaded.model.config.id2label.values()] == order
-    assert [task.classes[sample.target] for sample in map(samples.__getitem__, range(3))] == [
-        *"abc"
-    ]
-    assert ("classifier.weight" not in loaded.new_weights) == is_kept
-    assert torch.equal(loaded.model.classifier.weight, before) == is_kept
-
-
-def test_numbers_are_the_classes_of_a_head_without_names(tmp_path: Path) -> None:
-    model = save_classifier(tmp_path, "bert", ["LABEL_1", "LABEL_0"], "[PAD]")
-    assert order_classes(model, ["0", "1"]) == ["1", "0"]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
-@pytest.mark.parametrize("pad", [None, "[PAD]"])
-def test_decoders_classify_by_the_last_token_of_each_text(
-    tmp_path: Path, kind: str, pad: str | None
-) -> None:
-    model = save_classifier(tmp_path, kind, ["a", "b"], pad)
-    rows = [{"text": " ".join("abcdefgh"[: n + 1]), "label": "ab"[n % 2]} for n in range(8)]
-    task = Classify(ClassifyOptions(model=model, data=write(tmp_path, rows), token_cache=NO_CACHE))
-    loaded, samples = prepare(task)
-    together = logits_of(task, loaded, samples)
-    for number in range(len(rows)):
-        batch = {name: each[None] for name, each in tensors_of(samples[number]).items()}
-        with torch.inference_mode():
-            torch.testing.assert_close(together[number], loaded.model(**batch).logits[0])
-    save_model(tmp_path, loaded)
-    saved = load_pretrained(str(tmp_path / "model"), "SequenceClassification")
-    assert saved.model.config.pad_token_id == saved.tokenizer.pad_token_id == loaded.pad_token
-    assert saved.tokenizer.pad_token == (pad or "[SEP]")
-
-
-def tensors_of(sample: Any) -> dict[str, torch.Tensor]:
-    ids = torch.as_tensor(np.asarray(sample.inputs["input_ids"]))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

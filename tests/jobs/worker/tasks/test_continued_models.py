@@ -1,0 +1,180 @@
+"""Models that classify and tag continue with: their classes, and decoders without a padding token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.worker.tasks.classify import Classify, ClassifyOptions
+from jobs.worker.tasks.predict import load_trained
+from jobs.worker.tasks.tag import Tag, TagOptions
+from jobs.worker.training.model import save_model
+from jobs.worker.training.options import NO_CACHE
+from jobs.worker.training.task import Loaded
+from jobs.worker.training.text_task import Row
+from tests.jobs.worker.tasks.test_classify_and_tag import prepare, write
+from tests.jobs.worker.tokenizer_families import KINDS
+
+BERT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+MNLI = ["entailment", "neutral", "contradiction"]
+
+
+def save_classifier(folder: Path, tokenizer: Any, task: str, names: Sequence[str]) -> torch.Tensor:
+    """Save a small model with a head for these classes; return the head's weights."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer), id2label=dict(enumerate(names)), **BERT
+    )
+    head = {"classify": "Sequence", "tag": "Token"}[task]
+    model = getattr(transformers, f"BertFor{head}Classification")(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    weights: torch.Tensor = model.classifier.weight.detach()
+    return weights
+
+
+def load(task: str, folder: Path, names: Sequence[Any]) -> tuple[Any, Loaded, Any]:
+    """Return the task for data with these classes, its model, and the samples."""
+    common = {"model": str(folder / "model"), "token_cache": NO_CACHE, "max_length": 32}
+    if task == "classify":
+        data = write(folder, [{"text": "tile registers", "label": each} for each in names])
+        chosen: Any = Classify(ClassifyOptions(data=data, **common))
+    else:
+        data = write(folder, [{"words": ["tile"], "tags": [str(each)]} for each in names])
+        chosen = Tag(TagOptions(data=data, **common))
+    loaded, samples = prepare(chosen)
+    return chosen, loaded, samples
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+@pytest.mark.parametrize(
+    ("own", "names", "order"),
+    [
+        (MNLI, sorted(MNLI), MNLI),
+        ([each.upper() for each in MNLI], MNLI, MNLI),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], [2, 0, 1], ["0", "1", "2"]),
+        (["2", "0", "1"], [0, 1, 2], ["2", "0", "1"]),
+        (["a", "B", "A"], ["A", "B", "a"], ["a", "B", "A"]),
+    ],
+)
+def test_a_model_keeps_the_order_of_its_classes(
+    tmp_path: Path, tokenizer: Any, task: str, own: list[str], names: list[Any], order: list[str]
+) -> None:
+    weights = save_classifier(tmp_path / "model", tokenizer, task, own)
+    chosen, loaded, samples = load(task, tmp_path, names)
+    assert (chosen.classes if task == "classify" else chosen.tags) == order
+    assert torch.equal(loaded.model.classifier.weight, weights)
+    assert (loaded.new_weights, loaded.other_classes) == ((), ())
+    assert loaded.model.config.label2id == {name: number for number, name in enumerate(order)}
+    labels = chosen.collate([samples[n] for n in range(len(names))], loaded)["labels"]
+    assert labels[labels >= 0].tolist() == [order.index(str(name)) for name in names]
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+@pytest.mark.parametrize("names", [["x", "y", "z"], MNLI[:2], [*MNLI, "x"], ["A", "a", "neutral"]])
+def test_a_head_for_other_classes_is_new(
+    tmp_path: Path, tokenizer: Any, task: str, names: list[str]
+) -> None:
+    weights = save_classifier(tmp_path / "model", tokenizer, task, MNLI)
+    chosen, loaded, _ = load(task, tmp_path, names)
+    assert (chosen.classes if task == "classify" else chosen.tags) == sorted(names)
+    found = loaded.model.classifier.weight
+    assert len(found) == len(names)
+    assert not {*found.flatten().tolist()} & {*weights.flatten().tolist()}
+    assert 0.005 < float(found.detach().std()) < 0.05
+    assert loaded.new_weights == ("classifier.bias", "classifier.weight")
+    assert loaded.other_classes == tuple(MNLI)
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+def test_a_model_without_a_head_has_no_other_classes(
+    tmp_path: Path, tokenizer: Any, task: str
+) -> None:
+    import transformers
+
+    config = transformers.BertConfig(vocab_size=len(tokenizer), **BERT)
+    transformers.BertModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    _, loaded, _ = load(task, tmp_path, ["x", "y"])
+    assert loaded.new_weights == ("classifier.bias", "classifier.weight")
+    assert loaded.other_classes == ()
+
+
+DECODERS = {
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
+    "llama": {**BERT, "num_key_value_heads": 2},
+    "qwen2": {**BERT, "num_key_value_heads": 2},
+}
+ROWS = ["tile", "eight cores of a tile!", "which registers", "!!", "cores and tile registers"]
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize(
+    ("in_tokenizer", "in_config", "suffix"),
+    [
+        (None, None, False),
+        (None, None, True),
+        ("<s>", None, False),
+        (None, 5, False),
+        (None, -1, False),
+        ("</s>", 0, False),
+    ],
+)
+def test_a_decoder_classifies_by_the_last_token_of_a_text(
+    tmp_path: Path, kind: str, in_tokenizer: str | None, in_config: int | None, suffix: bool
+) -> None:
+    """``in_tokenizer`` and ``in_config`` are the padding tokens, ``suffix`` a token after every text."""
+    import transformers
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = KINDS["gpt2"](ROWS)
+    tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token = in_tokenizer, "</s>", "<s>"
+    if suffix:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", 1)]
+        )
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=len(tokenizer) + 8, eos_token_id=1, bos_token_id=0, **DECODERS[kind]
+    )
+    config.pad_token_id = None
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    padding = "null" if in_config is None else str(in_config)
+    path.write_text(path.read_text().replace('"pad_token_id": null', f'"pad_token_id": {padding}'))
+    rows = [{"text": text, "label": "xy"[n % 2]} for n, text in enumerate(ROWS)]
+    chosen = Classify(
+        ClassifyOptions(
+            data=write(tmp_path, rows),
+            model=str(tmp_path / "base"),
+            token_cache=NO_CACHE,
+            max_length=32,
+        )
+    )
+    loaded, samples = prepare(chosen)
+    batch = chosen.collate([samples[n] for n in range(len(ROWS))], loaded)
+    model = loaded.model.eval()
+    with torch.no_grad():
+        found = model(**batch).logits
+        for row, each in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+            alone = row[: int(each.sum())][None]
+            states = model.base_model(alone).last_hidden_state
+            assert torch.allclose(model.score(states)[0, -1], found[0], atol=1e-5)
+            found = found[1:]
+    save_model(tmp_path, loaded)
+    _, again = load_trained(str(tmp_path / "model"))
+    assert again.tokenizer.pad_token_id == again.model.config.pad_token_id == loaded.pad_token
+    again.tokenizer.padding_side = "left"  # as many decoders have it
+    predicted = Classify.predict(again, [Row("row", row) for row in rows])
+    for each in (Classify.predict(again, [Row("row", row)]) for row in rows):
+        assert each[0]["labels"].keys() == predicted.pop(0)["labels"].keys()

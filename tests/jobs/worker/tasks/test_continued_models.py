@@ -45,7 +45,11 @@ def save_classifier(folder: Path, tokenizer: Any, task: str, names: Sequence[str
 
 def load(task: str, folder: Path, names: Sequence[Any]) -> tuple[Any, Loaded, Any]:
     """Return the task for data with these classes, its model, and the samples."""
-    common = {"model": str(folder / "model"), "token_cache": NO_CACHE, "max_length": 32}
+    common: dict[str, Any] = {
+        "model": str(folder / "model"),
+        "token_cache": NO_CACHE,
+        "max_length": 32,
+    }
     if task == "classify":
         data = write(folder, [{"text": "tile registers", "label": each} for each in names])
         chosen: Any = Classify(ClassifyOptions(data=data, **common))

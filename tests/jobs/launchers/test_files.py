@@ -24,7 +24,8 @@ from jobs.launchers.files import (
 )
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.slurm import SlurmLauncher
-from tests.jobs.context import SUBMITTED, pack_output
+from jobs.worker.storage import ownership
+from tests.jobs.context import SUBMITTED, ended, pack_output
 from tests.jobs.launchers.this_machine import ThisMachine, submit
 
 
@@ -292,6 +293,52 @@ def test_no_name_in_the_output_means_anything(
     fetch(head, paths, tmp_path / "results", print)
 
     assert files_in(tmp_path / "results") == sorted([*names, "job/log"])
+
+
+def test_checkpoints_of_a_failed_program_on_a_worker_are_fetched(
+    head: ThisMachine, paths: JobPaths, tmp_path: Path
+) -> None:
+    worker = head.connect("node1") / paths.relative_root
+    write(worker / "output/model/checkpoint-500/model.safetensors", "weights")
+    write(worker / "output.state/started")
+    write(worker / "work/out/model.bin", "model")
+    write(paths.record, replace(SUBMITTED, gather_output=True).render())
+    write(paths.end, ended(exit_code=1))
+
+    fetched = fetch(head, paths, tmp_path / "results", print)
+
+    found = files_in(tmp_path / "results")
+    assert "node1/model/checkpoint-500/model.safetensors" in found
+    assert "work/node1/out/model.bin" in found
+    where = tmp_path / "results/work"
+    text = f"written to the working folder, and now in {where}/: out/model.bin (5 bytes)"
+    assert (fetched.missing, fetched.said) == ((), (text,))
+
+
+def test_gathered_files_of_a_worker_that_is_gone_are_fetched(
+    head: ThisMachine, paths: JobPaths, tmp_path: Path
+) -> None:
+    worker = head.connect("node1")
+    write(f"{paths.root}/workers/node1/output/x", "x")
+    write(paths.record, replace(SUBMITTED, gather_output=True).render())
+    shutil.rmtree(worker)
+
+    assert fetch(head, paths, tmp_path / "results", print).missing == ()
+
+    assert "node1/x" in files_in(tmp_path / "results")
+
+
+def test_what_is_left_on_a_node_is_missing(
+    head: ThisMachine, paths: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "WORK_LIMIT", 10)
+    write(f"{paths.root}/output.state/started")
+    write(f"{paths.root}/work/large", "x" * 11)
+
+    missing = fetch(head, paths, tmp_path / "results", print).missing
+
+    assert missing == ("only on node0: work/large (0 MB)",)
+    assert not Path(paths.fetched).exists()
 
 
 def test_what_is_fetched_of_a_running_job_does_not_count(head: ThisMachine, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from jobs.worker.program.__main__ import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
+from jobs.worker.storage.ownership import find_all
 from tests.jobs.worker.training.test_run import free_port
 
 CPU = min(os.sched_getaffinity(0))
@@ -114,6 +115,14 @@ def test_an_unchanged_program_writes_to_the_output(node: Path) -> None:
         assert (done.stdout, done.stderr) == (f"{node}/output\n", "")
     assert (node / "output/deep/x").read_text() == "one\none\n"
     assert (node / "output/y").is_file()
+
+
+def test_what_a_program_writes_is_newer_than_the_mark_of_its_start(node: Path) -> None:
+    for text in ("one", "two"):  # the second rank of a node keeps the mark
+        assert start(node, "sh", "-c", f"echo {text} >> model.bin").returncode == 0
+        found = {item.name for item in find_all(str(node)).items}
+        assert "work/model.bin" in found
+    assert not {name for name in found if name.startswith("work/") and "model" not in name}
 
 
 def test_arguments_and_exit_code_pass_through(node: Path) -> None:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.user_environment import build_wheel, find_pythons, make_environment
+from tests.harness.user_environment import (
+    build_wheel,
+    find_pythons,
+    make_environment,
+    without_checkout,
+)
 
-_PYTHONS = find_pythons()
+_FIRST, *_MIDDLE, _LAST = find_pythons()
+# The end-to-end tests run on this Python; `make test-full` tries the others between first and last.
+_PYTHONS = [_FIRST, *(pytest.param(each, marks=pytest.mark.full) for each in _MIDDLE), _LAST]
 # Runs all commands and all functions of the Python API without a cluster.
 _TRY = """
-import contextlib, importlib.util, inspect, io, json, sys
+import contextlib, importlib.util, io, json, socket
 from jobs import api
 from jobs.__main__ import main
 from jobs.cli import COMMANDS
 
+def no_network(*_, **__):
+    raise socket.gaierror(socket.EAI_NONAME, "no network in tests")
+
+socket.getaddrinfo = no_network
 CALLS = {
     "Cluster.plan": lambda c, j: c.plan(nodes=2),
     "Cluster.up": lambda c, j: c.up(nodes=2),
@@ -38,11 +48,12 @@ CALLS = {
     "Job.log": lambda c, j: j.log(),
     "Job.cancel": lambda c, j: j.cancel(),
 }
+KINDS = (property, classmethod, staticmethod)
 public = {
     f"{kind.__name__}.{name}"
     for kind in (api.Cluster, api.Job)
     for name, value in vars(kind).items()
-    if not name.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod)))
+    if not name.startswith("_") and (callable(value) or isinstance(value, KINDS))
 }
 found = {"untried": sorted(public ^ set(CALLS)), "commands": {}, "api": {}}
 extras = ("kubernetes", "torch", "transformers", "pytest")
@@ -80,11 +91,10 @@ def test_every_command_and_function_works_without_extras(
     wheel: Path, python: str, tmp_path: Path
 ) -> None:
     programs = make_environment(wheel, tmp_path / "venv", python)
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(programs / "python"), "-c", _TRY],
         cwd=tmp_path,
-        env=environ,
+        env=without_checkout(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     request = _build_request(args, now)
     target = open_push_target(args)
     context = open_job_context(args, now, show_cost=True)
-    request = _follow_stack(args, request, context.stack, now)
+    request = follow_stack(args, request, context.stack, now)
     result, folder = _train(context, request)
     if not args.json:
         print(render_result(result, folder), flush=True)
@@ -195,7 +195,7 @@ def _build_request(args: argparse.Namespace, now: datetime) -> Request:
     return request
 
 
-def _follow_stack(
+def follow_stack(
     args: argparse.Namespace, request: Request, stack: Stack, now: datetime
 ) -> Request:
     """Return the published recipe's request if `train squad`, without options, can't run otherwise."""

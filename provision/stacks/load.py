@@ -20,7 +20,7 @@ from infra.project_file import PROJECT_FILE, find_project_file, read_project_fil
 from infra.words import explain_invalid, nearest
 from provision.stacks.compatibility import UBUNTU_PYTHON, check_stack
 from provision.stacks.lock import read_lock
-from provision.stacks.stack import Stack, parse_requirement
+from provision.stacks.stack import TRANSFORMERS, Stack, parse_requirement
 
 DEFAULT_STACK = "upstream"
 """docs/software.md explains the choice."""
@@ -118,7 +118,7 @@ def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
         given["python"] = UBUNTU_PYTHON[changes.ubuntu]
     given.setdefault("summary", f"{base.name}, changed in {PROJECT_FILE}")
     environment = {**base.environment, **changes.environment}
-    return Stack(
+    stack = Stack(
         **{
             **base.model_dump(),
             **given,
@@ -127,6 +127,11 @@ def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
             "environment": {key: value for key, value in environment.items() if value},
         }
     )
+    before, now = base.pin(TRANSFORMERS), stack.pin(TRANSFORMERS)
+    if changes.examples is not None or not (before and now):
+        return stack
+    # Script and library have to be of the same release.
+    return stack.model_copy(update={"examples": base.examples.replace(before, now)})
 
 
 def _merge(name: str, packages: Sequence[str], changes: Changes) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.local.machines.podman import choose_runtime
-from tests.harness.user_environment import build_wheel, make_environment
+from tests.harness.user_environment import build_wheel, make_environment, without_checkout
 
 _DEADLINE_S = 900
 
@@ -41,8 +40,7 @@ class CommandLine:
         folders = {"SPR_CLUSTER_HOME": str(self.home)}
         if self.cloud:
             folders["SPR_CLUSTER_LOCAL_CLOUD"] = str(self.cloud)
-        # A checkout on PYTHONPATH would hide what the wheel lacks.
-        return {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **folders}
+        return {**without_checkout(), **folders}
 
     @property
     def argv(self) -> list[str]:

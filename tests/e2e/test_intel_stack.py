@@ -26,8 +26,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def intel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    cli, folder = CommandLine(tmp_path_factory.mktemp("intel")), Path(_WHEEL).resolve().parent
+def intel(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    cli = CommandLine(tmp_path_factory.mktemp("intel"), programs)
+    folder = Path(_WHEEL).resolve().parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {folder}")
         yield LiveCluster(cli, cli.json("up", "--stack=intel", "--nodes=3", "--cloud=local"))

@@ -23,7 +23,7 @@ def build_wheel(folder: Path) -> Path:
 
 def make_environment(wheel: Path, folder: Path, python: str = sys.executable) -> Path:
     """Install the wheel for a user; return the folder of the environment's programs."""
-    _run(find_uv_bin(), "venv", "--quiet", "--python", python, str(folder))
+    _run(find_uv_bin(), "venv", "--quiet", "--clear", "--python", python, str(folder))
     into = ("--python", str(folder / "bin/python"))
     _run(find_uv_bin(), "pip", "install", "--quiet", *into, f"{wheel}[local]")
     return folder / "bin"
@@ -34,16 +34,32 @@ def find_pythons() -> list[str]:
     found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for version in _VERSIONS:
-        paths = [*sorted(pyenv.glob(f"{version}.*/bin/python")), shutil.which(f"python{version}")]
-        for path in filter(None, paths):
-            done = subprocess.run([path, "-c", "import venv"], capture_output=True, check=False)
-            if done.returncode == 0:
-                found.setdefault(version, str(path))
+        paths = [str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"))]
+        for path in (*paths, shutil.which(f"python{version}") or "/none"):
+            # A shim of pyenv can exist for a version that is not chosen.
+            if is_python(path):
+                found.setdefault(version, path)
     return [found[version] for version in sorted(found)]
 
 
+def is_python(path: str) -> bool:
+    """Return whether a program is a Python that runs here."""
+    try:
+        return subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def without_checkout() -> dict[str, str]:
+    """Return this environment's variables; a checkout on PYTHONPATH would hide what the wheel lacks."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def _run(*argv: str) -> None:
-    # A checkout on PYTHONPATH would hide what the wheel lacks.
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=environ)
-    assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
+    """Run uv with its cache alone; if that has not all packages yet, with the network."""
+    for offline in ("1", "0"):
+        environ = {**without_checkout(), "UV_OFFLINE": offline}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=environ)
+        if done.returncode == 0:
+            return
+    raise AssertionError(f"{argv}\n{done.stdout}\n{done.stderr}")

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
-from infra.instance_types import INSTANCE_TYPES, check_type_name
+from infra.instance_types import (
+    INSTANCE_TYPES,
+    check_type_name,
+    complete_type_name,
+    nearest_type,
+)
 from infra.spec import LONGEST_TTL, build_spec
 from infra.words import parse_duration, render_duration
 
@@ -150,3 +155,28 @@ def test_a_proxys_url_has_a_port_and_no_login() -> None:
 def test_other_proxies_are_refused(url: str) -> None:
     with pytest.raises(UsageError, match="expected http://HOST:PORT"):
         build_spec(ssh_cidrs=("10.0.0.0/8",), proxy=url)
+
+
+_METAL = sorted({name.partition(".")[0] for name in INSTANCE_TYPES if ".metal-" in name})
+
+
+@pytest.mark.parametrize("family", _METAL)
+def test_metal_without_a_size_is_the_familys_smallest(family: str) -> None:
+    sizes = [kind for kind in INSTANCE_TYPES.values() if kind.name.startswith(f"{family}.metal-")]
+    chosen = complete_type_name(f"{family}.metal")
+
+    assert chosen in INSTANCE_TYPES
+    assert INSTANCE_TYPES[chosen].vcpus == min(kind.vcpus for kind in sizes)
+    assert complete_type_name(chosen) == chosen
+
+
+# c6i.metal exists as it is; the others are no types that could be meant.
+@pytest.mark.parametrize("name", ["c6i.metal", "r7iz.met", "r7iz.16xlarge", "r7iz", "m7g.metal"])
+def test_other_names_stay_as_they_are(name: str) -> None:
+    assert complete_type_name(name) == name
+
+
+def test_only_types_that_can_run_here_are_suggested() -> None:
+    names = ["r7g.metal", "r7a.metal-48xl", "c6i.metal", "r7iz.metal-16xl", "m7i-flex.large"]
+    assert nearest_type("r7iz.metals", names) == "; did you mean r7iz.metal-16xl?"
+    assert nearest_type("r7g.metall", names) == "; did you mean r7iz.metal-16xl?"

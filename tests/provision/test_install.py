@@ -75,7 +75,7 @@ def start(node: Machine, stack: Stack, digest: str = "d1") -> subprocess.Complet
 
 
 def make_stack(**changes: object) -> Stack:
-    return Stack.model_validate({**load_stack("upstream").model_dump(), **changes})
+    return Stack.model_validate({**load_stack("upstream").model_dump(), "examples": "", **changes})
 
 
 def pip_installs(calls: list[str]) -> list[str]:

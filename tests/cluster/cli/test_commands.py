@@ -47,7 +47,9 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
         "Cluster spr of 4 nodes, aws us-east-1:",
         "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from "
         "Canonical's Ubuntu image  [5 to 20 min]",
-        "Software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
+        "Software: stack upstream (PyTorch 2.13, transformers 5.23, Intel MPI 2021.18, tcmalloc). IPEX and "
+        "oneCCL: --stack intel.",
+        "Installation: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
         # The more expensive of the two, with disk and public address.
         "$26.25 an hour on demand: 4 x $6.5472, plus $0.0161 each",
         "(Price List API, 20",
@@ -564,3 +566,20 @@ def test_the_end_of_a_stacks_parts_is_one_line(
 
     text = "Stack intel: Intel has archived IPEX and deprecated the oneCCL bindings"
     assert (result.out + result.err).count(text) == lines
+
+
+@pytest.mark.parametrize(
+    ("stack", "task"),
+    [
+        ("upstream", "train squad"),
+        ("intel", "train squad"),
+        ("reference", "train squad --recipe reference"),
+    ],
+)
+def test_the_next_command_is_one_that_the_stack_runs(
+    line: CommandLine, stack: str, task: str
+) -> None:
+    result = line.must("up", "--nodes", "1", "--stack", stack, "--yes")
+
+    assert f"\nNext: spr-cluster {task}   (when done: spr-cluster down)\n" in result.out
+    line.must("down", "--yes")

@@ -158,6 +158,16 @@ def test_a_type_that_no_region_knows_is_refused_with_the_nearest(line: CommandLi
     assert not line.changes
 
 
+def test_metal_without_a_size_is_taken_with_a_line(line: CommandLine) -> None:
+    result = line.must("up", "--dry-run", "--instance-type", "r7iz.metal,m7i.metal")
+
+    assert result.err.startswith(
+        "r7iz.metal: using r7iz.metal-16xl, the family's smallest bare metal\n"
+        "m7i.metal: using m7i.metal-24xl, the family's smallest bare metal\n"
+    )
+    assert "1 x r7iz.metal-16xl or m7i.metal-24xl" in result.out
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -15,7 +15,7 @@ import pytest
 from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
 from jobs.cli.shared.job_display import render_result
-from jobs.cli.train import add_parser, build_reference, build_request
+from jobs.cli.train import add_parser, build_reference, build_request, follow_stack
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.reference.plan import (
     _FOR_A_MINUTE,
@@ -29,7 +29,7 @@ from jobs.reference.plan import (
     train_reference,
 )
 from jobs.train.request import TrainRequest
-from provision.stacks.load import load_stack
+from provision.stacks.load import load_stack, stack_names
 from provision.stacks.stack import Stack
 from tests.fakes import FakeHost
 from tests.golden import check_golden
@@ -112,12 +112,14 @@ def test_the_ranks_are_where_the_published_ones_were() -> None:
 
 def test_a_stack_without_the_script_names_the_alternatives(tmp_path: Path) -> None:
     request = ReferenceRequest(DISTILBERT, tmp_path)
+    bare = load_stack("upstream").model_copy(update={"examples": ""})
     with pytest.raises(UsageError, match=r"stack upstream has no run_qa\.py") as caught:
-        plan_reference(request, load_stack("upstream"), 2)
+        plan_reference(request, bare, 2)
     assert "--run-qa FOLDER with the script of tag v5.23.0" in str(caught.value.hint)
     assert "refs/tags/v5.23.0.tar.gz" in str(caught.value.hint)
-    planned = plan_reference(request, load_stack("reference"), 2)
-    assert planned.command[1] == "/opt/spr-cluster/examples/run_qa.py"
+    for name in stack_names():
+        planned = plan_reference(request, load_stack(name), 2)
+        assert planned.command[1] == "/opt/spr-cluster/examples/run_qa.py"
 
 
 def test_a_smoke_run_is_a_minute_on_one_node(tmp_path: Path) -> None:
@@ -279,3 +281,29 @@ def test_contradictory_options_are_refused(flags: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         typed(*flags.split())
     assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "stack", "is_reference"),
+    [
+        ("train squad", "reference", True),
+        ("train squad --preset bert-large --nodes 2", "reference", True),
+        ("train squad --demo", "reference", False),
+        ("train squad --epochs 3", "reference", False),
+        ("train digits", "reference", False),
+        ("train squad", "upstream", False),
+        ("train squad", "intel", False),
+    ],
+)
+def test_an_old_stack_runs_the_published_recipe(
+    capsys: pytest.CaptureFixture[str], words: str, stack: str, is_reference: bool
+) -> None:
+    parser = Parser()
+    add_parser(parser.add_subparsers())
+    args = parser.parse_args(words.split())
+    args.task = words.split()[1]
+    request = follow_stack(args, build_request(args, NOW), load_stack(stack), NOW)
+
+    assert isinstance(request, ReferenceRequest) is is_reference
+    line = "stack reference runs only the published recipe: this is `--recipe reference`\n"
+    assert capsys.readouterr().err == (line if is_reference else "")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks.compatibility import MATRIX, UBUNTU_PYTHON, check_stack
+from provision.stacks.compatibility import MATRIX, UBUNTU_PYTHON, check_stack, describe_software
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack, python_minor
 
@@ -216,3 +216,33 @@ def test_other_mistakes_are_rejected(changes: dict[str, object], message: str) -
 @pytest.mark.parametrize("name", shipped_names())
 def test_what_ships_is_matched(name: str) -> None:
     check_stack(load_stack(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "upstream",
+            "stack upstream (PyTorch 2.13, transformers 5.23, Intel MPI 2021.18, tcmalloc). "
+            "IPEX and oneCCL: --stack intel.",
+        ),
+        (
+            "intel",
+            "stack intel (PyTorch 2.7, IPEX 2.7, oneCCL bindings 2.7, transformers 4.56, "
+            "Intel MPI 2021.18, tcmalloc).",
+        ),
+        (
+            "reference",
+            "stack reference (PyTorch 1.13, IPEX 1.13, oneCCL bindings 1.13, transformers 4.24, "
+            "Intel MPI 2021.18, tcmalloc).",
+        ),
+    ],
+)
+def test_what_a_stack_contains(name: str, text: str) -> None:
+    assert describe_software(load_stack(name)) == text
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_examples_are_those_of_the_stacks_transformers(name: str) -> None:
+    stack = load_stack(name)
+    assert stack.examples.endswith(f"/v{stack.pin('transformers')}.tar.gz")

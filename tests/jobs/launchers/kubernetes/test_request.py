@@ -61,7 +61,6 @@ def test_every_option_of_the_training_is_offered() -> None:
         ("--recipe reference --run-qa qa", "--run-qa qa: no pod has this path"),
         ("--recipe reference --epochs 3", "--epochs: --recipe reference is the published command"),
         ("--recipe reference --demo", "--demo: --recipe reference is the published command"),
-        ("--recipe reference --stack upstream", "stack upstream has no run_qa.py"),
         ("--run-qa /workspace/qa", "--run-qa requires --recipe reference"),
         ("--demo --preset distilbert", "--demo and --preset can't be used together"),
         ("--stack reference", "`render k8s squad` can't run on stack reference"),

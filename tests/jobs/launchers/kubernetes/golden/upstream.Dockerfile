@@ -13,6 +13,11 @@ COPY requirements.txt /opt/spr-cluster/
 RUN /opt/spr-cluster/venv/bin/pip install --no-cache-dir --disable-pip-version-check --requirement /opt/spr-cluster/requirements.txt
 # Without its index, pip takes another build of torch: that for CUDA.
 RUN /opt/spr-cluster/venv/bin/python -c 'import torch, transformers; assert torch.version.cuda is None, torch.__version__'
+ADD https://github.com/huggingface/transformers/archive/refs/tags/v5.23.0.tar.gz /tmp/examples.tar.gz
+RUN mkdir /opt/spr-cluster/examples && tar -xzf /tmp/examples.tar.gz -C /opt/spr-cluster/examples --strip-components=4 --wildcards \
+      '*/examples/pytorch/question-answering/*.py' \
+ && test -e /opt/spr-cluster/examples/run_qa.py \
+ && rm /tmp/examples.tar.gz
 COPY code /opt/spr-cluster/code
 ENV PATH=/opt/spr-cluster/venv/bin:$PATH PYTHONPATH=/opt/spr-cluster/code HOME=/tmp
 # Not root. A number, so that Kubernetes can check it.
@@ -27,5 +32,6 @@ datasets==5.2.0
 scikit-learn==1.8.0
 peft==0.21.2
 accelerate==1.15.0
+evaluate==0.4.6
 boto3>=1.41,<2
 impi-rt==2021.18.1

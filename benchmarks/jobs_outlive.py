@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--epochs", default="20", help="of the jobs of --kills (default: 20)")
     parser.add_argument("--seed", type=int, default=16)
     args = parser.parse_args()
-    cli = CommandLine(home().absolute())
+    cli = CommandLine(home().absolute(), Path(sys.executable).parent)
     with tempfile.TemporaryDirectory() as root:
         bench = Bench(cli, args.name, args.cloud, Path(root), random.Random(args.seed))
         nodes = len(cli.json("status", *bench.options)["nodes"])

@@ -31,15 +31,23 @@ def make_environment(wheel: Path, folder: Path, python: str = sys.executable) ->
 
 def find_pythons() -> list[str]:
     """Return one interpreter of each supported version on this machine, the running one included."""
-    found: dict[str, str] = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for version in _VERSIONS:
-        paths = [*sorted(pyenv.glob(f"{version}.*/bin/python")), shutil.which(f"python{version}")]
-        for path in (str(each) for each in paths if each):
-            done = subprocess.run([path, "-c", "import venv"], capture_output=True, check=False)
-            if done.returncode == 0:
+        paths = [str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"))]
+        for path in (*paths, shutil.which(f"python{version}") or "/none"):
+            # A shim of pyenv can exist for a version that is not chosen.
+            if is_python(path):
                 found.setdefault(version, path)
     return [found[version] for version in sorted(found)]
+
+
+def is_python(path: str) -> bool:
+    """Return whether a program is a Python that runs here."""
+    try:
+        return subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def without_checkout() -> dict[str, str]:

@@ -242,7 +242,7 @@ def _fetch(
     options = {"folder": paths.root, "limit": ownership.WORK_LIMIT}
     options["all_checkpoints"] = all_checkpoints
 
-    def fetch_from(what: str, node: str) -> tuple[str, dict[str, Any] | None]:
+    def fetch_from(node: str, what: str) -> tuple[str, dict[str, Any] | None]:
         """Fetch a node's files; a worker that is gone must not cost the others' files."""
         chosen = {**options, "node": node, "rank_files_only": what == "logs"}
         program = send(ownership, json.dumps(chosen))
@@ -254,23 +254,20 @@ def _fetch(
         except (HostError, JobError):
             return node, None if what == "output" else {}
 
-    workers = [row for row in asked if row[0] in ("logs", "output")]
+    # A node of which all is wanted is asked once.
+    workers = {node: what for what, node in asked if what in ("logs", "output")}
     with ThreadPoolExecutor(_SESSIONS) as pool:
         try:
-            reports = dict(pool.map(lambda row: fetch_from(*row), workers))
+            reports = dict(pool.map(lambda row: fetch_from(*row), workers.items()))
         except BaseException:
             head.close()  # ends the other transfers
             raise
     # Its copies of the workers' files are for a worker that is gone.
-    options["without"] = [node for node, report in reports.items() if report is not None]
+    options["without"] = [node for node in workers if workers[node] == "output" and reports[node]]
     command = send(ownership, json.dumps(options)).render("sending the results")
     own = unpack_results(head.download(command), target, paths.job_id, note)
-    lost = [node for node, report in reports.items() if report is None]
-    missing = [
-        f"the output of {node} could not be fetched"
-        for node in lost
-        if node not in own.get("gathered", ())
-    ]
+    lost = [] if own.get("gathered") else [node for node in reports if reports[node] is None]
+    missing = [f"the output of {node} could not be fetched" for node in lost]
     known = {"node0": own, **{node: report for node, report in reports.items() if report}}
     fetched = describe_reports(known, target, missing)
     at = next((value for key, value in asked if key == "at"), None)

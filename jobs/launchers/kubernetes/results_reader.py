@@ -39,7 +39,7 @@ _KEPT = ("imagePullSecrets", "tolerations")
 _RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get pods/exec")
 # Our checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
 # file changed while it was read: the job is still running.
-_TAR = f'cd "$1" && {{ tar -cf - $(ls -d {OUTPUT} {" ".join(RANK_FILES)} 2>/dev/null) || test $? -eq 1; }}'
+_TAR = f'cd "$1" && {{ tar -cf - {OUTPUT} $(ls -d {" ".join(RANK_FILES)} 2>/dev/null) || test $? -eq 1; }}'
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,6 @@ from typing import NamedTuple
 from .errors import TrainingError
 
 CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results.json"
-GATHERED = "gathered"
-"""A marker in a job's folder on the head: it has the workers' output."""
 FLUSH_SECONDS = 5.0
 """Minimum time between writes of metrics: a killed process loses at most this much, a checkpoint none."""
 

@@ -29,7 +29,8 @@ OUTPUT, WORK, STATE, WORKERS, RECORD = "output", "work", "output.state", "worker
 RANK_FILES = (f"{STATE}/logs", f"{STATE}/metrics")
 STARTED = f"{STATE}/started"
 OWN = ("log", "log.earlier", RECORD)
-REPORT = "report.json"
+REPORT, GATHERED = "report.json", "gathered"
+"""The last member of an archive; the mark on the head that it has the files of all nodes."""
 WORK_LIMIT = 1 << 30
 """Bytes of a working folder that are fetched from a node if nobody said which files are results."""
 _NAMED, _LONGEST = 3, 200
@@ -236,7 +237,8 @@ def is_below(name: str, folders: set[str]) -> bool:
 
 def explain_superseded(folders: Iterable[str], size: int) -> str:
     """Return the words about checkpoints that are not fetched."""
-    return f"superseded {describe(sorted(folders))} ({size / 1e6:,.0f} MB): --all-checkpoints"
+    named = describe(sorted(folders))
+    return f"superseded {named} ({size / 1e6:,.0f} MB; `fetch --all-checkpoints` gets them)"
 
 
 def describe(names: Iterable[str]) -> str:
@@ -258,26 +260,19 @@ def pack(options: Options, stream: IO[bytes]) -> list[str]:
     found = find_all(options.folder, rank_files_only=options.rank_files_only, limit=options.limit)
     if not options.all_checkpoints:
         drop_superseded(found)
-    gathered = {
-        each.name.split("/")[1] for each in found.items if each.name.startswith(f"{WORKERS}/")
-    }
-    ours = OWN if options.node or options.first else ()
-    unwanted = {f"{WORKERS}/{node}" for node in (gathered if options.node else options.without)}
+    ours = (*OWN, WORKERS) if options.node or options.first else ()
+    unwanted = {*ours, *(f"{WORKERS}/{node}" for node in options.without)}
     work = []
     with tarfile.open(fileobj=stream, mode="w|") as archive:
         for item in found.items:
-            if item.name in ours or is_below(item.name, unwanted):
+            if item.name in unwanted or is_below(item.name, unwanted):
                 continue
             if not _add(archive, item._replace(name=_rename(item.name, options))):
                 found.left.append(item.name)
             elif item.name.startswith(f"{WORK}/"):
                 work.append((item.name[len(WORK) + 1 :], item.size))
-        report = {
-            "skipped": found.skipped,
-            "left": found.left,
-            "work": work,
-            "gathered": sorted(gathered),
-        }
+        report = {"skipped": found.skipped, "left": found.left, "work": work}
+        report["gathered"] = os.path.exists(os.path.join(options.folder, GATHERED))
         content = json.dumps(report).encode()
         info = tarfile.TarInfo(REPORT)
         info.size = len(content)
@@ -308,8 +303,8 @@ def _add(archive: tarfile.TarFile, item: Item) -> bool:
         return True
     try:
         descriptor = os.open(item.path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)  # a running job removes files
     with os.fdopen(descriptor, "rb") as file:
         known, steady = os.fstat(descriptor), _Steady(file)
         info.size, info.mtime, info.mode = known.st_size, int(known.st_mtime), known.st_mode & 0o777

@@ -24,7 +24,7 @@ from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from ..runtime.errors import WorkerError, first_line
-from ..runtime.output import CHECKPOINTS, GATHERED, RESULTS, new_file
+from ..runtime.output import CHECKPOINTS, RESULTS, new_file
 from . import ownership
 from .client import S3Url, connect
 
@@ -135,7 +135,7 @@ class Push:
         done: dict[str, Any] = {**known, "bytes": sum(each.size for each in stored.values())}
         done["skipped"] = ownership.describe(found.skipped)
         # Output that only the workers have is not safe yet.
-        is_whole = not self._gathers or (self.folder / GATHERED).exists()
+        is_whole = not self._gathers or (self.folder / ownership.GATHERED).exists()
         if left:
             done["left"] = f"can't be stored: {ownership.describe(left)}"
         elif END in files and is_whole:

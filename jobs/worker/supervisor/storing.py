@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.output import GATHERED
+from ..storage.ownership import GATHERED
 from .commands import LOW_PRIORITY
 from .head import SSH, HeadFolder, render_pack, render_unpack
 from .launch import Launch
@@ -108,9 +108,11 @@ class Storing:
         gather = [self._render_gather(name, gathers=gathers) for name in workers]
         # A worker that is gone must not cost the others' files, nor count as stored.
         script = ["set -o pipefail; failed=", *(f"{line} || failed=1" for line in gather)]
-        mark = f'[ -n "$failed" ] || touch {shlex.quote(self.launch.folder)}/{GATHERED}'
-        run_bounded(self._on_head(f"bash -c {shlex.quote(chr(10).join([*script, mark]))}"), _ALL_S)
+        mark = f'[ -z "$failed" ] && touch {shlex.quote(self.launch.folder)}/{GATHERED}'
+        gathering = f"bash -c {shlex.quote(chr(10).join([*script, mark]))}"
+        lost = run_bounded(self._on_head(gathering), _ALL_S)[1]
         done, why = self.store()
+        why = why or (f"of other nodes: {lost}" if lost and gathers else "")
         if why:
             self._warn("its folder", why)
             return why

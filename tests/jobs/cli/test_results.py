@@ -11,6 +11,7 @@ import pytest
 
 from infra.errors import CloudError
 from infra.s3_url import S3Location
+from jobs.launchers.launcher import Fetched
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import listed
@@ -44,11 +45,11 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that were fetched; each brings a small model."""
     found: list[str] = []
 
-    def fetch(_: Any, paths: Any, target: Path, *_more: Any) -> tuple[str, ...]:
+    def fetch(_: Any, paths: Any, target: Path, *_more: Any, **_named: Any) -> Fetched:
         found.append(paths.job_id)
         (target / "model").mkdir(parents=True, exist_ok=True)
         (target / "model" / "config.json").write_text("{}")
-        return ()
+        return Fetched()
 
     monkeypatch.setattr("jobs.launchers.queue.launcher.files.fetch", fetch)
     return found

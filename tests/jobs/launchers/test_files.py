@@ -320,6 +320,7 @@ def test_gathered_files_of_a_worker_that_is_gone_are_fetched(
 ) -> None:
     worker = head.connect("node1")
     write(f"{paths.root}/workers/node1/output/x", "x")
+    write(f"{paths.root}/gathered")
     write(paths.record, replace(SUBMITTED, gather_output=True).render())
     shutil.rmtree(worker)
 

@@ -36,6 +36,7 @@ def test_without_its_nodes_it_keeps_all() -> None:
 
 def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
     """The command that submitted the job wrote it before the job began."""
+    own_folder(tmp_path).mkdir()
     (own_folder(tmp_path) / RECORD).write_text(SUBMITTED.render())
     end = json.dumps(END.as_dict())
 
@@ -51,6 +52,7 @@ def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "squad-1"}'])
 def test_a_record_of_an_earlier_release_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    own_folder(tmp_path).mkdir()
     (own_folder(tmp_path) / RECORD).write_text(text)
     complete_record(tmp_path, json.dumps(END.as_dict()))
     assert (own_folder(tmp_path) / RECORD).read_text() == text

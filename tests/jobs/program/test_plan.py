@@ -41,7 +41,7 @@ def hosts_for(
         head.answers[:0] = [("# following a job", follow)]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in ("log", "output/node1/x"):
+        for name in ("log", "workers/node1/output/x"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
     head.files["results.tar"] = buffer.getvalue()
     return hosts
@@ -205,7 +205,9 @@ def test_a_results_folder_that_can_not_be_written_is_noticed_before_anything_is_
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100 if is_full else limits[0], limits[1]))
-        with pytest.raises(UsageError, match=f"--results {results}: can't be written: File "):
+        with pytest.raises(
+            UsageError, match=f"--results {results}: can't be written: (File|Not a) "
+        ):
             start(hosts, program_request(results))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -45,7 +45,11 @@ def save_classifier(folder: Path, tokenizer: Any, task: str, names: Sequence[str
 
 def load(task: str, folder: Path, names: Sequence[Any]) -> tuple[Any, Loaded, Any]:
     """Return the task for data with these classes, its model, and the samples."""
-    common = {"model": str(folder / "model"), "token_cache": NO_CACHE, "max_length": 32}
+    common: dict[str, Any] = {
+        "model": str(folder / "model"),
+        "token_cache": NO_CACHE,
+        "max_length": 32,
+    }
     if task == "classify":
         data = write(folder, [{"text": "tile registers", "label": each} for each in names])
         chosen: Any = Classify(ClassifyOptions(data=data, **common))
@@ -110,7 +114,7 @@ def test_a_model_without_a_head_has_no_other_classes(
     assert loaded.other_classes == ()
 
 
-DECODERS = {
+DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
     "llama": {**BERT, "num_key_value_heads": 2},
     "qwen2": {**BERT, "num_key_value_heads": 2},

@@ -101,14 +101,11 @@ class Pace:
         next_in = how_many(TALK_SECONDS, one, 1, 1000)
         own = RankReport(self._samples, self._tokens, self._busy, stop, save, next_in)
         reports: list[RankReport] = self.ranks.gather(own)
-        self._samples, self._tokens, self._busy = 0, 0, 0.0
-        self._since = self.clock(), step
+        self._samples, self._tokens, self._busy, self._since = 0, 0, 0.0, (self.clock(), step)
         self.next_talk = step + reports[0].next_in
         self.shares = host_shares(self.hosts, reports)
-        samples, tokens = (
-            sum(each.samples for each in reports),
-            sum(each.tokens for each in reports),
-        )
+        samples = sum(each.samples for each in reports)
+        tokens = sum(each.tokens for each in reports)
         return Consensus(samples, tokens, any(each.stop for each in reports), reports[0].save)
 
     def mark(self, step: int, samples: int, tokens: int) -> None:

@@ -77,19 +77,17 @@ def deal(chosen: Indices, lengths: Ints, ranks: int, most: int) -> list[Indices]
         return np.array_split(order, ranks)
     # Not one if there are more: it would be compiled separately.
     least = max(1, min(2, count // ranks))
-    sizes = lengths[order].tolist()
+    sizes = np.maximum(lengths[order], 1).tolist()
 
     def cut(limit: int) -> list[int]:
         ends = [0]
         for left in reversed(range(ranks)):
             begin = ends[-1]
-            fitting = min(limit // max(sizes[begin], 1), most, count - begin - left * least)
+            fitting = min(limit // sizes[begin], most, count - begin - left * least)
             ends.append(begin + max(least, fitting))
         return ends
 
-    best = bisect_left(
-        range(max(sizes[0], 1) * most), True, key=lambda each: cut(each)[-1] == count
-    )
+    best = bisect_left(range(sizes[0] * most), True, key=lambda each: cut(each)[-1] == count)
     return [order[begin:end] for begin, end in pairwise(cut(best))]
 
 

@@ -195,13 +195,8 @@ def settle_padding(loaded: Loaded) -> None:
     tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
     if tokenizer.pad_token_id is None:
         last = tokenizer("which")["input_ids"][-1]  # may be added to every text
-        names = ("eos_token_id", "unk_token_id", "bos_token_id")
-        ids = (
-            getattr(config, "pad_token_id", None),
-            *(getattr(tokenizer, name) for name in names),
-            0,
-            1,
-        )
+        own, end = getattr(config, "pad_token_id", None), tokenizer.eos_token_id
+        ids = (own, end, tokenizer.unk_token_id, tokenizer.bos_token_id, 0, 1)
         fitting = (each for each in ids if each in range(len(tokenizer)) and each != last)
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(next(fitting))
     if not any(_first_position(*each) for each in loaded.model.named_modules()):

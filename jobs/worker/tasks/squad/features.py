@@ -14,16 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data.records import refusal
-from ...data.tokens import (
-    Column,
-    Ints,
-    Longs,
-    Template,
-    Tokens,
-    digest_arrays,
-    encode,
-    read_template,
-)
+from ...data.tokens import Column, Ints, Longs, Template, Tokens, encode, read_template
 from ...runtime.errors import DatasetError
 from .dataset import Question
 
@@ -137,7 +128,7 @@ class Features(Sequence[Feature]):
     def digest(self) -> str:
         """Return a digest of the windows in order: the data may change under the same path."""
         texts = (array for tokens in self.encoded for array in (tokens.ids, tokens.bounds))
-        return digest_arrays(*self.template.arrays, *texts, *self.windows)
+        return self.template.digest(*texts, *self.windows)
 
 
 def collect_texts(questions: Sequence[Question]) -> Texts:

@@ -207,7 +207,7 @@ def test_schemes_of_entities_are_those_of_seqeval(scheme: str, marks: str) -> No
     draw = np.random.default_rng(5)
     rows, expected = [], []
     for _ in range(40):
-        row, spans = list[str](), []
+        row, spans = list[str](), list[tuple[str, int, int]]()
         for size in draw.integers(0, 4, 6):
             kind, (first, inside, last, only) = "AB"[draw.integers(0, 2)], [*marks]
             own = [only] if size == 1 else [first, *[inside] * (size - 2), last]
@@ -277,7 +277,7 @@ def test_a_sentence_without_tokens_has_a_loss_of_0() -> None:
     assert task.loss(loaded.model, batch).item() == pytest.approx(expected, rel=1e-6)
     batch["labels"].fill_(UNLABELED)
     loss = task.loss(loaded.model, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
     assert loss.item() == 0.0
     assert all(each.grad.isfinite().all() for each in loaded.model.parameters())
 

@@ -114,7 +114,7 @@ def test_a_model_without_a_head_has_no_other_classes(
     assert loaded.other_classes == ()
 
 
-DECODERS = {
+DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
     "llama": {**BERT, "num_key_value_heads": 2},
     "qwen2": {**BERT, "num_key_value_heads": 2},

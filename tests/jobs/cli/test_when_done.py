@@ -455,7 +455,7 @@ def test_a_job_may_keep_the_nodes_only_within_a_limit(
     launches: list[Launch] = []
     submit = SlurmLauncher.submit
 
-    def note(launcher: SlurmLauncher, launch: Launch, paths: JobPaths) -> None:
+    def note(launcher: SlurmLauncher, launch: Launch, paths: JobPaths, *_: object) -> None:
         launches.append(launch)
         submit(launcher, launch, paths)
 

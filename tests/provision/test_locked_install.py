@@ -48,7 +48,7 @@ def node(machine: Machine) -> Machine:
 
 
 def make_stack(index: PackageIndex, **changes: object) -> Stack:
-    base = load_stack("upstream").model_dump()
+    base = {**load_stack("upstream").model_dump(), "examples": ""}
     own = {"python": HERE, "indexes": [index.url], "python_packages": ["model==1.0"]}
     return Stack.model_validate({**base, **own, **changes})
 

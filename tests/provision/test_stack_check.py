@@ -210,7 +210,12 @@ class Notes(Silent):
 def test_progress_names_the_queried_hosts(resolver: Resolver, pypi: PackageIndex) -> None:
     notes = Notes()
     stack = Stack.model_validate(
-        {**load_stack("upstream").model_dump(), "indexes": [], "python_packages": ["torch==2.7.0"]}
+        {
+            **load_stack("upstream").model_dump(),
+            "indexes": [],
+            "examples": "",
+            "python_packages": ["torch==2.7.0"],
+        }
     )
 
     check_sources(stack, resolver, notes, limit_s=60)

@@ -67,7 +67,7 @@ def test_a_job_that_is_cancelled_while_it_waits_has_no_log(head: ThisMachine) ->
 
 
 def test_the_log_of_a_rank_comes_from_its_node(head: ThisMachine) -> None:
-    there = head.connect("node1", "node2") / "spr-jobs/squad-1/output/logs"
+    there = head.connect("node1", "node2") / "spr-jobs/squad-1/output.state/logs"
     there.mkdir(parents=True)
     (there / "rank-1.log").write_text("of rank 1\n")
     assert read(head, JOB, 1) == ["of rank 1"]
@@ -75,7 +75,7 @@ def test_the_log_of_a_rank_comes_from_its_node(head: ThisMachine) -> None:
 
 
 def test_a_rank_is_followed_on_its_node(head: ThisMachine) -> None:
-    there = head.connect("node1", "node2") / "spr-jobs/squad-1/output/logs"
+    there = head.connect("node1", "node2") / "spr-jobs/squad-1/output.state/logs"
     there.mkdir(parents=True)
     log = there / "rank-1.log"
     log.write_text("begun\n")

@@ -7,7 +7,7 @@ mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs
 exec >> log 2>&1
 for node in node0 $(cat ~/hosts); do
   [ ! -d code/worker ] || break
-  ssh $node 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cPf - $(ls -d code data model work site packages environment.json job.json run.sh output/.keep 2>/dev/null) $(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" ! -lname "*/spr-data/s3/*" -printf "%l\n" 2>/dev/null | sort -u)' | tar -xPf -
+  ssh $node 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cPf - $(ls -d code data model work site packages environment.json job.json run.sh 2>/dev/null) $(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" ! -lname "*/spr-data/s3/*" -printf "%l\n" 2>/dev/null | sort -u)' | tar -xPf -
 done 2>/dev/null
 export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501
 batch() {

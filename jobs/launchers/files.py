@@ -289,6 +289,7 @@ def describe_reports(
             said.append(f"not fetched from {node}: {ownership.describe(names)}")
     work = [(name, size) for report in reports.values() for name, size in report.get("work", ())]
     if work:
+        work.sort(key=lambda each: -each[1])
         shown = ownership.describe(f"{name} ({format_size(size)})" for name, size in work)
         text = f"written to the working folder, and now in {target / 'work'}/: {shown}"
         said.append(text)

@@ -121,6 +121,16 @@ def test_the_file_gives_options_and_the_command_line_wins(typed: str, whole: lis
     assert [word.replace(str(Path.cwd()), "HERE") for word in words] == whole
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("[]", ["--outputs="]), ('["out/**", "!*.tmp"]', ["--outputs=out/**", "--outputs=!*.tmp"])],
+)
+def test_which_files_are_results_may_be_none(value: str, words: list[str]) -> None:
+    text = f'[jobs.mine]\ncommand = "true"\noutputs = {value}\n'
+    found = apply_project(["run", "mine"], parse(text), build_parser).words
+    assert [word for word in found if word.startswith("--outputs")] == words
+
+
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_training_job_of_the_file_runs_by_its_name(
     command: str, capsys: pytest.CaptureFixture[str]

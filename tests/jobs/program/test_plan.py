@@ -94,7 +94,8 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert (kept["kind"], kept["exit_code"], kept["when"]) == ("run", 0, NOW.isoformat())
     assert [node["name"] for node in kept["nodes"]] == ["node0", "node1", "node2"]
     assert kept["placement"]["omp_threads"] == 2
-    assert kept["more"] == {"files": 1, "bytes": 8, "env": ["A"], "folders": {}, "packages": None}
+    known = {"files": 1, "bytes": 8, "env": ["A"], "folders": {}, "packages": None, "outputs": None}
+    assert kept["more"] == known
     assert "b c" not in json.dumps(kept) + line + "".join(log)
     assert "torch==2.13.0" in kept["packages"]
     assert kept["ended"] >= kept["when"]

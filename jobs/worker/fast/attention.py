@@ -70,6 +70,10 @@ class ProductAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         query, key, value, weights, output = ctx.saved_tensors
+        # Under autocast, rotary embeddings leave query and key in fp32; backward passes run without it.
+        query, key, value, weights = (
+            each.to(gradient.dtype) for each in (query, key, value, weights)
+        )
         # Of each row: the sum of the weights' gradients times the weights.
         mean = (gradient.float() * output.float()).sum(-1, keepdim=True)
         gradient = _share(gradient, value)
@@ -246,7 +250,7 @@ def stop_using_products(model: Any, before: str | None = None) -> None:
 def _widths(model: Any) -> list[int]:
     """Return numbers of tokens on both sides of each limit that the model can take.
 
-    The batches have about 3,000 tokens: as many as one step of training, without its backward pass.
+    For each, about eight texts of that length are computed without a backward pass.
     """
     window = getattr(model.config, "sliding_window", None) or 0
     most = getattr(model.config, "max_position_embeddings", None) or LONGEST + 9

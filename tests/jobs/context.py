@@ -21,7 +21,7 @@ from jobs.launchers.record import JobRecord
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.supervisor.attempt import choose_cause
-from jobs.worker.supervisor.launch import build_argv, parse_launch
+from jobs.worker.supervisor.launch import SECRETS, build_argv, parse_launch
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import FakeHost, facts_answer
@@ -155,6 +155,12 @@ def pack_output(files: Mapping[str, bytes]) -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def sent_variables(head: FakeHost, paths: JobPaths = PATHS) -> list[str]:
+    """The variables that came with a job's submission."""
+    found: list[str] = json.loads(head.files.get(f"{paths.root}/{SECRETS}.new", b"[]"))
+    return found
 
 
 def job_context(

@@ -217,9 +217,12 @@ def test_every_trial_gets_the_variables_which_the_one_before_removed(
 ) -> None:
     hosts, put = trial_hosts({"1/8": 5.0, "2/8": 6.0}), list[tuple[str, bytes]]()
     plain = hosts["node0"].put
-    monkeypatch.setattr(
-        hosts["node0"], "put", lambda *call: (put.append((call[1], call[0])), plain(*call))
-    )
+
+    def note(content: bytes, path: str, *mode: int) -> None:
+        put.append((path, content))
+        plain(content, path, *mode)
+
+    monkeypatch.setattr(hosts["node0"], "put", note)
     training = TrainRequest(DEMO, Path("x"), env=("HF_TOKEN=hf_secret",))
 
     tune(

@@ -120,8 +120,8 @@ def test_output_of_workers_is_stored_too(
         ([], "s3://own/team"),
         (["--bucket", "none"], ""),
         (["--bucket", "s3://other/p/"], "s3://other/p"),
-        (["--resume", "s3://b/p/squad-1"], "s3://b/p"),
-        (["--resume", "s3://b/p/squad-1", "--bucket", "none"], ""),
+        (["--resume", "s3://box/p/squad-1"], "s3://box/p"),
+        (["--resume", "s3://box/p/squad-1", "--bucket", "none"], ""),
         (["--resume", "squad-1"], "s3://own/team"),
     ],
 )

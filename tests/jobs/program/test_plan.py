@@ -25,7 +25,15 @@ from jobs.launchers.record import JobRecord, read_job_id
 from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, event, interrupt, job_context, make_hosts, mpirun_line
+from tests.jobs.context import (
+    NOW,
+    event,
+    interrupt,
+    job_context,
+    make_hosts,
+    mpirun_line,
+    sent_variables,
+)
 
 PATHS = JobPaths(new_job_id("run", NOW))
 RESULTS = Path("results", PATHS.job_id)
@@ -82,9 +90,7 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(upload)) as tar:
         assert f"{PATHS.relative_root}/work/my script.py" in tar.getnames()
         assert f"{PATHS.relative_root}/code/worker/program/__main__.py" in tar.getnames()
-        variables = tar.extractfile(f"{PATHS.relative_root}/environment.json")
-        assert variables is not None
-        assert json.load(variables) == ["A=b c"]
+    assert sent_variables(hosts["node0"], PATHS) == ["A=b c"]
     assert "hello" in log
     assert "the output of node2 could not be fetched" in log
     assert (tmp_path / "out" / "node1" / "x").is_file()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
-import json
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from jobs.train.trackers import tracker_packages, tracker_variables
 from jobs.train.train import plan_training
 from jobs.worker.tasks.squad.task import DEMO
 from provision.stacks.load import load_stack
-from tests.jobs.context import NOW, PATHS, listed
+from tests.jobs.context import NOW, PATHS, listed, sent_variables
 from tests.jobs.train.test_resume import RECORD, hosts_with, run
 
 URI = "MLFLOW_TRACKING_URI"
@@ -121,10 +118,7 @@ def test_a_job_resumes_with_its_trackers_and_the_shells_variables(
     monkeypatch.setenv(URI, "https://here")
     log: list[str] = []
     run(hosts, request, log)
-    with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
-        file = tar.extractfile(f"{PATHS.relative_root}/environment.json")
-        assert file is not None
-        assert json.load(file) == [f"{URI}=https://here"]
+    assert sent_variables(hosts["node0"]) == [f"{URI}=https://here"]
     assert not any("give it again" in line for line in log)
 
 

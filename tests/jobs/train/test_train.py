@@ -33,6 +33,7 @@ from tests.jobs.context import (
     make_hosts,
     mpirun_line,
     pack_output,
+    sent_variables,
 )
 
 
@@ -91,10 +92,7 @@ def test_variables_go_to_the_ranks_in_a_file_and_nowhere_else(tmp_path: Path) ->
 
     train(job_context(hosts), request)
 
-    with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
-        file = tar.extractfile(f"{PATHS.relative_root}/environment.json")
-        assert file is not None
-        assert json.load(file) == ["HF_TOKEN=hf_secret"]
+    assert sent_variables(hosts["node0"]) == ["HF_TOKEN=hf_secret"]
     kept = (tmp_path / "job/job.json").read_text()
     assert json.loads(kept)["more"]["env"] == ["HF_TOKEN"]
     commands = "".join(hosts["node0"].commands)

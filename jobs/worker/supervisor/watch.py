@@ -75,7 +75,7 @@ class StallDetector:
 
 @dataclass
 class IdleWatch:
-    """Notices that the ranks of this node use no CPU time while nobody prints anything."""
+    """Notices that the ranks of this node use no CPU time while nothing is printed."""
 
     measure: Callable[[], float]
     """Returns the CPU seconds of the ranks so far."""
@@ -88,6 +88,8 @@ class IdleWatch:
 
     def find(self, size: int, now: float) -> float:
         """Return for how many seconds nothing has happened, at 10, 20, 40, … minutes, else 0."""
+        if not self._looked:  # the first time
+            self.size, self._used, self._looked, self._since = size, self.measure(), now, now
         if now - self._looked < IDLE_S / 10:
             return 0.0
         used, passed, self._looked = self.measure(), now - self._looked, now

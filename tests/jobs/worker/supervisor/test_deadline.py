@@ -112,6 +112,6 @@ def test_the_longest_time_counts_from_the_first_attempt(head: ThisMachine) -> No
 
     end, _, _ = follow(head, paths)
 
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin < 45  # its second attempt would take 60 s
     assert (end.state, end.attempt) == ("failed", 2)
     assert "--max-time" in str(end.message)

@@ -34,7 +34,7 @@ class NodeCheckpoints(TrainerCallback):
 
     def _save_whole(self, *arguments: Any, **named: Any) -> None:
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        # Of transformers 5: else, only rank 0 writes weights, whatever Trainer says with --save_on_each_node.
+        # Of transformers 5: otherwise only rank 0 writes weights, even with --save_on_each_node.
         model.should_save_on_this_rank = bool
         try:
             self._save(*arguments, **named)

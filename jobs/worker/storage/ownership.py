@@ -32,7 +32,7 @@ OWN = ("log", "log.earlier", RECORD)
 REPORT, GATHERED = "report.json", "gathered"
 """The last member of an archive; the mark on the head that it has the files of all nodes."""
 WORK_LIMIT = 1 << 30
-"""Bytes of a working folder that are fetched from a node if nobody said which files are results."""
+"""Bytes of a working folder that are fetched from a node unless --outputs says which files are results."""
 _NAMED, _LONGEST = 3, 200
 _CHECKPOINT = re.compile(r"((?:.*/)?)checkpoint-(\d+)/trainer_state\.json", re.DOTALL)
 
@@ -64,7 +64,7 @@ class Item(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Files; what has no content of its own, such as links that lead outside; and what can't be read."""
+    """Files; what has no content, such as links that lead outside; and what can't be read."""
 
     items: list[Item]
     skipped: list[str]

@@ -121,7 +121,7 @@ class Push:
     def everything(self) -> dict[str, Any]:
         """Store all that a user would fetch, and what a resumed job needs; return what is there.
 
-        ``left`` names what can't be stored, and ``skipped`` what has no content of its own.
+        ``left`` names what can't be stored, and ``skipped`` what has no content.
         """
         if not (self.folder / "output" / RESULTS).exists():
             self.checkpoint()

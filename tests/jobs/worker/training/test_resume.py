@@ -277,7 +277,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run_or_a_log(nodes_folder: P
     kept = [path.name for path in list_checkpoints(folder / "out")]
     assert kept == ["step-000002", "step-000005"]
     assert len(list((folder / "out.state" / "checkpoints").iterdir())) == 2
-    logs = [(folder / "out" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    logs = [(folder / "out.state" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert logs == ran.texts
     assert logs[0].count("@spr") > 5
     assert "@spr" not in logs[1]

@@ -75,10 +75,10 @@ def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
     results = [json.loads((each / "results.json").read_text()) for each in (whole, killed)]
     assert results[0]["loss_curve"] == results[1]["loss_curve"]
     assert [each["resumed_after"] for each in results] == [[], [int(after[1])]]
-    logs = [(killed / "logs" / f"rank-{rank}.log").read_text() for rank in range(3)]
+    logs = [(killed / "job" / "logs" / f"rank-{rank}.log").read_text() for rank in range(3)]
     assert "@spr" in logs[0]
     assert "goes on" not in logs[1]
-    assert (killed / "log.earlier").read_text()
+    assert (killed / "job" / "log.earlier").read_text()
     assert not (killed / "job" / "checkpoints").exists()
     refused = cluster.cli.run("train", "squad", "--resume", after_job(done.stderr), check=2)
     assert "has nothing to resume: it is finished" in refused.stderr

@@ -16,6 +16,7 @@ import pytest
 
 from jobs.__main__ import main
 from jobs.launchers.kubernetes.resources import core_path
+from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks.squad.task import DEMO
 from tests.e2e.kubernetes.conftest import MARKS, Space
 from tests.e2e.kubernetes.control_plane import NODE, ControlPlane, wait_for
@@ -149,4 +150,4 @@ def test_an_image_that_can_not_be_pulled(space: Space) -> None:
 
 
 def read_log(output: Path) -> str:
-    return (output / "logs" / "rank-0.log").read_text()
+    return (state_folder(output) / "logs" / "rank-0.log").read_text()

@@ -82,6 +82,7 @@ def test_each_node_reports_its_health(head: LocalShell) -> None:
         "transformers",
         "boto3",
         "datasets",
+        "evaluate",
         "scikit-learn",
         "peft",
         "accelerate",

@@ -67,7 +67,7 @@ class Template(NamedTuple):
 
     def digest(self, *arrays: NDArray[Any]) -> str:
         """Return a digest of it and of arrays: 10 million texts take seconds, as objects minutes."""
-        found = blake2b(digest_size=20)
+        found = blake2b(digest_size=16)
         for array in (self.prefix, self.middle, self.suffix, *(self.types or ()), *arrays):
             found.update(f"{array.dtype} {array.shape};".encode())
             found.update(np.ascontiguousarray(array).ravel().data)

@@ -264,8 +264,7 @@ def require_same(saved: RunIdentity, now: RunIdentity, defaults: TrainOptions) -
             f"a run can't be resumed with other options: {', '.join(refused)}",
             hint="resume with the original options, or start over without --resume",
         )
-    # Digests of an older version have another length, and can't be compared.
-    if saved.features != now.features and len(saved.features) == len(now.features):
+    if saved.features != now.features:
         raise CheckpointError(
             "the training data has changed since the run began",
             hint="use the original data, or start over without --resume",

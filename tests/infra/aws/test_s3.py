@@ -117,8 +117,9 @@ def test_without_credentials_it_says_so() -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    (tmp_path / "model").mkdir()
-    for name in ("results.json", "log", "predictions.json", "report.html", ".keep"):
+    for name in ("model", "job"):
+        (tmp_path / name).mkdir()
+    for name in ("results.json", "job/log", "predictions.json", "report.html", ".keep"):
         (tmp_path / name).write_text(name)
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "model" / name).write_text("{}")
@@ -134,7 +135,7 @@ def test_a_model_is_stored_in_its_jobs_folder_and_the_results_last(s3: Any, resu
     below = "squad/squad-1"
     assert set(keys(s3)) == {
         *(f"{below}/model/{n}" for n in ("config.json", "model.safetensors", "tokenizer.json")),
-        *(f"{below}/{n}" for n in ("log", "predictions.json", "results.json")),
+        *(f"{below}/{n}" for n in ("job/log", "predictions.json", "results.json")),
     }
     assert list(files_to_push(results))[-1] == "results.json"
     result = s3.head_object(Bucket="models", Key=f"{below}/model/model.safetensors")

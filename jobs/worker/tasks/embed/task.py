@@ -105,7 +105,7 @@ class Groups:
     def digest(self) -> str:
         """Return a digest of all groups."""
         digests = "".join(column.digest() for column in self.columns)
-        return blake2b(digests.encode(), digest_size=20).hexdigest()
+        return blake2b(digests.encode(), digest_size=16).hexdigest()
 
 
 class Embed(TableTask[EmbedOptions]):

@@ -113,6 +113,8 @@ def _explain(error: Exception, events: Events) -> None:
         return
     traceback.print_exc()
     hint = "this is a bug in the job or in a library: see the traceback in the log"
+    if "BFloat16" in str(error):  # for example in the masks of DeBERTa
+        hint = "the model can't be computed in bf16: use --dtype fp32"
     events.error(f"{type(error).__name__}: {first_line(error)}", hint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from jobs.worker.runtime.cores import read_cores
+from jobs.worker.runtime.events import Events, parse_event
+from jobs.worker.runtime.job import _explain
 from jobs.worker.runtime.ranks import ASKED
 from tests.jobs.worker.training.test_run import Ended, finish, free_port
 
@@ -138,3 +141,20 @@ def test_a_failure_is_one_event_with_its_hint(node: Path, node_environ: dict[str
     assert (error["message"], error["hint"]) == ("the loss is infinite", "lower it")
     assert first.code == 1
     assert "Traceback" not in first.output
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (
+            "value cannot be converted to type c10::BFloat16 without overflow",
+            "the model can't be computed in bf16: use --dtype fp32",
+        ),
+        ("boom", "this is a bug in the job or in a library: see the traceback in the log"),
+    ],
+)
+def test_an_unexpected_error_has_a_hint(message: str, hint: str) -> None:
+    said = io.StringIO()
+    _explain(RuntimeError(message), Events(0, said))
+    (error,) = filter(None, map(parse_event, said.getvalue().splitlines()))
+    assert (error["message"], error["hint"]) == (f"RuntimeError: {message}", hint)

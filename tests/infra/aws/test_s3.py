@@ -173,7 +173,7 @@ def test_an_upload_that_fails_is_explained_and_not_by_boto3(
 
     s3.meta.events.register("before-call.s3.PutObject", fail)
     with pytest.raises(UsageError, match=r"^--push-to s3://models/x"):
-        push_folder(s3, {"log": results / "log"}, S3Location("models", "x"), about={})
+        push_folder(s3, {"log": results / "job/log"}, S3Location("models", "x"), about={})
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from cluster.console.parser import SubParsers, add_command
 from infra.aws.clients import connect
 from infra.errors import SprError, UsageError
 from infra.iam.dry_runs import judge
-from infra.iam.policy import build_policy, parse_key, parse_types, render_policy, split_policy
+from infra.iam.policy import (
+    build_policy,
+    parse_key,
+    parse_role,
+    parse_types,
+    render_policy,
+    split_policy,
+)
 from infra.iam.simulation import Finding, State
 from infra.s3_url import S3Location, check_prefixes, parse_s3_url
 from infra.words import counted
@@ -81,6 +88,12 @@ def add_parser(subparsers: SubParsers) -> None:
         help="with --bucket or --second-guard: only roles with this permissions boundary can be created",
     )
     parser.add_argument(
+        "--instance-profile",
+        metavar="ROLE",
+        help="also allow passing this role to EC2, for an `up --instance-profile` whose profile has it (aws "
+        "iam get-instance-profile shows the role; put its path before the name: team/nodes)",
+    )
+    parser.add_argument(
         "--part",
         type=int,
         metavar="N",
@@ -104,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         second_guard=args.second_guard,
         bucket=_parse_bucket(args),
         permissions_boundary=args.permissions_boundary,
+        instance_role=parse_role(args.instance_profile),
     )
     if args.check:
         _check(args, policy)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infra.ec2 import tags
+from infra.ec2.images import CANONICAL
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
 from infra.iam.instance_profile import allow_prefix
@@ -107,9 +108,9 @@ _USE_OUR_OWN = (
     *_RUN,
     "ec2:TerminateInstances",
 )
-# Canonical's account. Its images also have the alias "amazon", as a verified provider's:
+# Canonical's accounts. Its images also have the alias "amazon", as a verified provider's:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sharing-amis.html
-_UBUNTU_OWNERS = ["099720109477", "amazon"]
+_UBUNTU_OWNERS = [*CANONICAL.values(), "amazon"]
 # The first spot purchase in an account makes EC2 create its role with the caller's permissions:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
 _SPOT_ROLE = ("iam:CreateServiceLinkedRole",)
@@ -172,12 +173,14 @@ def build_policy(
     second_guard: bool = False,
     bucket: S3Location | None = None,
     permissions_boundary: str | None = None,
+    instance_role: str | None = None,
 ) -> dict[str, Any]:
     """Return the policy as a JSON document.
 
     ``push_to`` adds uploads to S3, ``kms_key`` adds a customer-managed key for disks,
     ``second_guard`` adds the resources of ``up --second-guard``, and ``bucket`` those of ``up --bucket``.
-    With ``permissions_boundary``, all roles must have it.
+    With ``permissions_boundary``, all roles must have it. ``instance_role`` is the role of the profile
+    of ``up --instance-profile``, with its path if it has one.
     """
     tagged = {f"aws:RequestTag/{tags.CLUSTER}": "false"}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -219,6 +222,7 @@ def build_policy(
             _allow("Spot", _SPOT_ROLE, role, {"StringEquals": {"iam:AWSServiceName": _SPOT}}),
             *(_use_key(kms_key) if kms_key else []),
             *([_push(push_to)] if push_to else []),
+            *([_pass("PassInstanceRole", instance_role, "ec2")] if instance_role else []),
             *(_guard(tagged, permissions_boundary) if second_guard else []),
             *(_bucket(bucket, tagged, permissions_boundary) if bucket else []),
         ],
@@ -279,15 +283,19 @@ def _roles(
 ) -> list[dict[str, Any]]:
     """Allow the roles with this name, which a service of AWS assumes."""
     roles = f"arn:*:iam::*:role/{name}"
-    to = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
     bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}} if boundary else {}
     return [
         _allow(f"Make{sid}Roles", _MAKE_ROLES, roles, {"Null": tagged, **bounded}),
         _allow(f"Tag{sid}Roles", ("iam:TagRole",), roles, {"Null": tagged}),
         _allow(f"{sid}Rights", _RIGHTS, roles, bounded),
         _allow(f"{sid}Roles", _ROLES, roles),
-        _allow(f"Pass{sid}Role", _PASS, roles, to),
+        _pass(f"Pass{sid}Role", name, service),
     ]
+
+
+def _pass(sid: str, name: str, service: str) -> dict[str, Any]:
+    to = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
+    return _allow(sid, _PASS, f"arn:*:iam::*:role/{name}", to)
 
 
 def _push(place: S3Location) -> dict[str, Any]:
@@ -330,6 +338,15 @@ def parse_types(text: str | None) -> tuple[str, ...]:
                 hint="several are separated by commas",
             )
     return names
+
+
+def parse_role(text: str | None) -> str | None:
+    """Parse ``--instance-profile``; raises :class:`UsageError`. A wildcard would pass any role."""
+    if text is not None and not re.fullmatch(r"([\w.@=,+-]+/)*[\w.@=,+-]{1,64}", text):
+        raise UsageError(
+            f"--instance-profile {text!r}: expected a role's name, or its path and name"
+        )
+    return text
 
 
 def parse_key(text: str | None) -> str | None:

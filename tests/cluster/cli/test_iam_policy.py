@@ -281,6 +281,25 @@ def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
     assert_no_more(policy, added, [*rights, *results], at_least=50)
 
 
+def test_an_existing_profile_needs_its_role_passed_and_no_other(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    iam = line.cloud.fake.clients.iam
+    for name in ("nodes", "admin"):
+        iam.create_role(RoleName=name, Path="/team/", AssumeRolePolicyDocument="{}")
+        iam.create_instance_profile(InstanceProfileName=f"{name}-profile")
+        iam.add_role_to_instance_profile(InstanceProfileName=f"{name}-profile", RoleName=name)
+    types = ("--instance-type", _TYPES[0])
+    printed = line.must("iam-policy", *types, "--instance-profile", "team/nodes").out
+    allow(line, tmp_path, json.loads(printed))
+
+    line.must("up", "--nodes", "1", *types, "--instance-profile", "nodes-profile", "--yes")
+    line.must("down", "--yes")
+    denied = line.run("up", "--nodes", "1", *types, "--instance-profile", "admin-profile", "--yes")
+    assert "no permission for PassRole" in denied.message
+    assert line.run("iam-policy", "--instance-profile", "*").code == 2
+
+
 def assert_no_more(
     policy: dict[str, Any],
     statements: list[dict[str, Any]],
@@ -332,7 +351,8 @@ def variants(requests: Iterable[Request]) -> Iterator[Request]:
             for name in _TYPES:
                 yield with_key(request, "ec2:InstanceType", name)
         if request.context.get("ec2:Owner") == "099720109477":
-            yield with_key(request, "ec2:Owner", "amazon")
+            for owner in ("amazon", "513442679011", "837727238323"):
+                yield with_key(request, "ec2:Owner", owner)
 
 
 def with_key(request: Request, key: str, value: str | None) -> Request:
@@ -719,6 +739,7 @@ _CHOICES = (
     ("--bucket", "s3://" + "b" * 63 + "/" + "prefix/" * 20),
     ("--permissions-boundary", _BOUNDARY),
     ("--instance-type", ",".join(_TYPES)),
+    ("--instance-profile", "team/nodes"),
 )
 
 

@@ -101,6 +101,8 @@ def render_client_ssh_config(
         f'    UserKnownHostsFile "{known_hosts}"\n'
         "    IdentitiesOnly yes\n"
         "    StrictHostKeyChecking yes\n"
+        # The nodes do not need the keys of an agent that the user forwards elsewhere.
+        "    ForwardAgent no\n"
         "    ConnectTimeout 20\n"
         "    ServerAliveInterval 20\n"
         "    ServerAliveCountMax 3"

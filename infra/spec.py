@@ -222,7 +222,8 @@ class ClusterOptions(BaseModel):
     permissions_boundary: Annotated[
         str | None,
         Option(
-            "the permissions boundary of the role for --bucket, if your organization requires one",
+            "the permissions boundary of the roles for --bucket and --second-guard, if your organization "
+            "requires one",
             "ARN",
             "the ARN of a managed policy",
             newer=True,
@@ -401,9 +402,9 @@ class ClusterOptions(BaseModel):
 
     @model_validator(mode="after")
     def _possible_role(self) -> ClusterOptions:
-        if self.permissions_boundary and not self.makes_role:
+        if self.permissions_boundary and not (self.makes_role or self.second_guard):
             raise UsageError(
-                "--permissions-boundary: it is for the role of --bucket or --read-from"
+                "--permissions-boundary: it is for the roles of --bucket, --read-from, and --second-guard"
             )
         return self
 

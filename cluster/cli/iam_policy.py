@@ -13,7 +13,14 @@ from cluster.console.parser import SubParsers, add_command
 from infra.aws.clients import connect
 from infra.errors import SprError, UsageError
 from infra.iam.dry_runs import judge
-from infra.iam.policy import build_policy, parse_key, parse_types, render_policy
+from infra.iam.policy import (
+    build_policy,
+    parse_key,
+    parse_role,
+    parse_types,
+    render_policy,
+    split_policy,
+)
 from infra.iam.simulation import Finding, State
 from infra.s3_url import S3Location, check_prefixes, parse_s3_url
 from infra.words import counted
@@ -66,7 +73,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "--second-guard",
         action="store_true",
         help="also allow what `up --second-guard` creates. This permits creating roles with any permissions, "
-        "if their names begin with spr-cluster-",
+        "if their names begin with spr-cluster-; --permissions-boundary limits them",
     )
     parser.add_argument(
         "--bucket",
@@ -78,7 +85,20 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--permissions-boundary",
         metavar="ARN",
-        help="with --bucket: only roles with this permissions boundary can be created",
+        help="with --bucket or --second-guard: only roles with this permissions boundary can be created",
+    )
+    parser.add_argument(
+        "--instance-profile",
+        metavar="ROLE",
+        help="also allow passing this role to EC2, for an `up --instance-profile` whose profile has it (aws "
+        "iam get-instance-profile shows the role; put its path before the name: team/nodes)",
+    )
+    parser.add_argument(
+        "--part",
+        type=int,
+        metavar="N",
+        help="print only this part. IAM limits a policy to 6,144 characters, so many options make several "
+        "parts: attach a policy for each",
     )
     parser.add_argument(
         "--check",
@@ -97,17 +117,33 @@ def run(args: argparse.Namespace) -> int:
         second_guard=args.second_guard,
         bucket=_parse_bucket(args),
         permissions_boundary=args.permissions_boundary,
+        instance_role=parse_role(args.instance_profile),
     )
     if args.check:
         _check(args, policy)
     else:
-        print(render_policy(policy))
+        print(render_policy(_choose_part(split_policy(policy), args.part)))
     return 0
 
 
+def _choose_part(parts: Sequence[dict[str, Any]], number: int | None) -> dict[str, Any]:
+    if number is None and len(parts) > 1:
+        raise UsageError(
+            f"with these options, the policy exceeds IAM's limit of 6,144 characters: it has {len(parts)} "
+            "parts",
+            hint=f"add --part 1 to print the first, and so on to --part {len(parts)}; attach a policy for "
+            "each",
+        )
+    if number is not None and not 1 <= number <= len(parts):
+        raise UsageError(f"--part {number}: the policy has {counted(len(parts), 'part')}")
+    return parts[(number or 1) - 1]
+
+
 def _parse_bucket(args: argparse.Namespace) -> S3Location | None:
-    if args.permissions_boundary and not args.bucket:
-        raise UsageError("--permissions-boundary: it is for the role of --bucket")
+    if args.permissions_boundary and not (args.bucket or args.second_guard):
+        raise UsageError(
+            "--permissions-boundary: it is for the roles of --bucket and --second-guard"
+        )
     return parse_s3_url(check_prefixes((args.bucket,), "--bucket")[0]) if args.bucket else None
 
 

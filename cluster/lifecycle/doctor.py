@@ -46,6 +46,7 @@ from infra.instance_types import find_machine
 from infra.plan.actions import ActionKind
 from infra.plan.ownership import split_groups
 from infra.plan.planner import plan_up
+from infra.s3_url import parse_s3_url
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
 from infra.words import counted
 from provision.jump import require_jump_tools
@@ -271,7 +272,15 @@ def _jump(exam: Examination) -> list[CheckResult]:
 
 def _permissions(exam: Examination) -> list[CheckResult]:
     spec, types = exam.spec, ",".join(exam.spec.instance_types)
-    policy = build_policy(None, spec.instance_types, second_guard=spec.second_guard)
+    bucket = parse_s3_url(spec.bucket) if spec.bucket and spec.makes_role else None
+    boundary = spec.permissions_boundary
+    policy = build_policy(
+        None,
+        spec.instance_types,
+        second_guard=spec.second_guard,
+        bucket=bucket,
+        permissions_boundary=boundary,
+    )
     means, findings = judge(exam.ctx.clients, policy)
     allowed, missing, unknown = (
         list(dict.fromkeys(_denied(f) for f in findings if f.state == state))
@@ -280,10 +289,12 @@ def _permissions(exam: Examination) -> list[CheckResult]:
     if not missing:
         rest = f"; {len(unknown)} not checked" if unknown else ""
         return _ok("permissions", f"{len(allowed)} allowed, by {means}{rest}")
-    guard = " --second-guard" if spec.second_guard else ""
+    more = " --second-guard" if spec.second_guard else ""
+    more += f" --bucket {bucket}" if bucket else ""
+    more += f" --permissions-boundary {boundary}" if boundary else ""
     remedy = (
         "Ask an administrator to allow what `spr-cluster iam-policy` prints. For all that is missing:\n"
-        f"spr-cluster iam-policy --check --instance-type {types}{guard} --region {exam.ctx.cloud.region}"
+        f"spr-cluster iam-policy --check --instance-type {types}{more} --region {exam.ctx.cloud.region}"
     )
     verdict = Verdict.WARN if set(missing) <= OPTIONAL else Verdict.FAIL
     return [_result("permissions", verdict, f"missing: {name_some(missing)}", remedy)]
@@ -336,6 +347,9 @@ def _purchase(exam: Examination) -> Iterable[CheckResult]:
     machines = Machines(ctx, plan_input, plan.keep, tuple)
     image = plan_input.image or exam.image
     bought = machines.purchase(_ROLES[kind], count, image, plan_input.group)
+    if not any(each.state == "ready" for each in plan_input.found.instance_profiles):
+        # `up` makes it first, and EC2 refuses the name of a profile that does not exist.
+        bought = replace(bought, profile="")
     reserved = find_reservations(ctx, plan_input, exam.networks)
     offers = list_offers(plan_input.spec, exam.support, exam.networks, reserved)
     # Of the offers in a zone, the first is in the placement group.

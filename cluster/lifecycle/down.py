@@ -272,15 +272,19 @@ def _remove_all(
                 # If this fails, the group, which records the schedule, must stay.
                 ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
                 continue
-            if action.kind is ActionKind.DELETE_PROFILES:
-                ClusterProfile(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
-                continue
             try:
-                remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
+                if action.kind is ActionKind.DELETE_PROFILES:
+                    ClusterProfile(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
+                else:
+                    remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
             except DeadlineError as error:
                 # Continue: a stuck machine must not keep its image and snapshots.
                 reason = error.message
             except ClientError as error:
+                if error_code(error) == "DeleteConflict":
+                    # Others may attach something at any moment: try again after the rest is gone.
+                    reason = str(error)
+                    continue
                 if error_code(error) not in DENIED or set(action.ids) <= denied:
                     raise
                 # A policy that requires our tag denies resources whose tags are gone: search again.

@@ -75,7 +75,8 @@ class Machines:
     @cached_property
     def guard(self) -> ClusterGuard:
         """The second guard, which terminates machines from outside."""
-        return ClusterGuard(self.ctx.clients, self.spec.name, self.ctx.clock)
+        boundary = self.spec.permissions_boundary
+        return ClusterGuard(self.ctx.clients, self.spec.name, self.ctx.clock, boundary)
 
     # Buying
 

@@ -50,7 +50,7 @@ def ubuntu_parameter(release: str) -> str:
 
 
 # https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
-_CANONICAL = "099720109477"
+CANONICAL = {"aws": "099720109477", "aws-us-gov": "513442679011", "aws-cn": "837727238323"}
 # Images and snapshots accumulate in an account, and AWS may reject or time out unpaginated lists:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSnapshots.html
 PAGES: Any = {"PaginationConfig": {"PageSize": 1000}}
@@ -136,7 +136,8 @@ def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
             raise
         raise CloudError(
             f"the setting Allowed AMIs hides Canonical's image {image_id} in {ec2.meta.region_name}",
-            hint=f"an administrator can allow the image provider {_CANONICAL} (managed by: {managed_by}; "
+            hint="an administrator can allow the image provider "
+            f"{CANONICAL[ec2.meta.partition]} (managed by: {managed_by}; "
             "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-allowed-amis.html)",
         ) from None
 

@@ -40,9 +40,14 @@ MESH = "spr-cluster:mesh"
 def profile_name(cluster: str, region: str) -> str:
     """Return the name of the nodes' role and instance profile, of at most 62 of 64 characters.
 
-    IAM is global but clusters are regional; the suffix tells it from the second guard's role.
+    IAM is global but clusters are regional; the suffixes separate the two roles in IAM policies.
     """
     return f"{resource_name(cluster)}-{region}-s3"
+
+
+def guard_role(cluster: str, region: str) -> str:
+    """Return the name of the second guard's role, of at most 63 of 64 characters."""
+    return f"{resource_name(cluster)}-{region}-end"
 
 
 def resource_name(cluster: str) -> str:

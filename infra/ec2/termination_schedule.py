@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
+from infra.aws.roles import delete_role
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
@@ -40,11 +41,17 @@ _PARALLEL = 8
 class ClusterGuard:
     """The second guard of one cluster in the clients' region."""
 
-    def __init__(self, clients: Clients, cluster: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        cluster: str,
+        clock: Clock | None = None,
+        boundary: str | None = None,
+    ) -> None:
+        self._boundary = boundary
         self._scheduler, self._iam, self._clock = clients.scheduler, clients.iam, clock
         self._cluster, self._group = cluster, tags.resource_name(cluster)
-        # IAM is global but clusters are regional. The longest possible name has 59 of 64 characters.
-        self._role = f"{self._group}-{self._scheduler.meta.region_name}"
+        self._role = tags.guard_role(cluster, self._scheduler.meta.region_name)
 
     def find(self) -> tuple[SecondGuard, ...]:
         """Return the guard with its scheduled machines; empty if neither group nor role exists."""
@@ -67,9 +74,7 @@ class ClusterGuard:
 
     def remove(self) -> None:
         """Delete the role, then the group with its schedules."""
-        role = {"RoleName": self._role}
-        unless(_MISSING, lambda: self._iam.delete_role_policy(**role, PolicyName=_POLICY))
-        unless(_MISSING, lambda: self._iam.delete_role(**role))
+        delete_role(self._iam, self._role)
         unless(_MISSING, lambda: self._scheduler.delete_schedule_group(Name=self._group))
 
     @cached_property
@@ -88,6 +93,8 @@ class ClusterGuard:
             "Description": f"Terminates machines of cluster {self._cluster} after their deadline",
             "Tags": self._tags,
         }
+        if self._boundary:
+            request["PermissionsBoundary"] = self._boundary
         unless({"EntityAlreadyExists"}, lambda: self._iam.create_role(**request))
         policy = _document(
             "ec2:TerminateInstances",

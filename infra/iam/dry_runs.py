@@ -71,6 +71,7 @@ _NOTHING = "no resource of this tool to try it on"
 _DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
 _PLAIN: Mapping[str, Callable[[Clients], object]] = {
     "organizations:DescribeEffectivePolicy": describe_tag_rules,
+    "iam:ListInstanceProfiles": lambda clients: clients.iam.list_instance_profiles(MaxItems=1),
     "pricing:GetProducts": lambda clients: clients.pricing.get_products(
         ServiceCode="AmazonEC2", MaxResults=1
     ),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
+from infra.aws.roles import delete_role
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, Resource
 from infra.s3_url import S3Location, parse_s3_url
@@ -91,18 +92,13 @@ class ClusterProfile:
 
     def remove(self) -> None:
         """Delete the role, then the profile."""
-        iam, profile, role = (
-            self._iam,
-            {"InstanceProfileName": self._name},
-            {"RoleName": self._name},
+        iam, profile = self._iam, {"InstanceProfileName": self._name}
+        unless(
+            _MISSING,
+            lambda: iam.remove_role_from_instance_profile(**profile, RoleName=self._name),
         )
-        for call in (
-            lambda: iam.remove_role_from_instance_profile(**profile, **role),
-            lambda: iam.delete_role_policy(**role, PolicyName=_POLICY),
-            lambda: iam.delete_role(**role),
-            lambda: iam.delete_instance_profile(**profile),
-        ):
-            unless(_MISSING, call)
+        delete_role(iam, self._name)
+        unless(_MISSING, lambda: iam.delete_instance_profile(**profile))
 
 
 _TRUST = {

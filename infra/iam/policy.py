@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infra.ec2 import tags
+from infra.ec2.images import CANONICAL
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
 from infra.iam.instance_profile import allow_prefix
@@ -52,6 +53,8 @@ _LOOK = (
     # For `doctor`, and to explain why the account does not see Ubuntu's image.
     "ec2:GetAllowedImagesSettings",
     "organizations:DescribeEffectivePolicy",
+    "pricing:GetProducts",
+    "servicequotas:GetServiceQuota",
 )
 # Purchases work without these permissions, only with fewer checks and less information.
 OPTIONAL = frozenset(
@@ -105,9 +108,9 @@ _USE_OUR_OWN = (
     *_RUN,
     "ec2:TerminateInstances",
 )
-# Canonical's account. Its images also have the alias "amazon", as a verified provider's:
+# Canonical's accounts. Its images also have the alias "amazon", as a verified provider's:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/sharing-amis.html
-_UBUNTU_OWNERS = ["099720109477", "amazon"]
+_UBUNTU_OWNERS = [*CANONICAL.values(), "amazon"]
 # The first spot purchase in an account makes EC2 create its role with the caller's permissions:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
 _SPOT_ROLE = ("iam:CreateServiceLinkedRole",)
@@ -141,11 +144,6 @@ _GROUPS = (
     "scheduler:GetScheduleGroup",
     "scheduler:ListTagsForResource",
 )
-_MAKE_ROLES = ("iam:CreateRole", "iam:TagRole")
-_ROLES = ("iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:PutRolePolicy")
-# PassRole can't be restricted by a tag on the role:
-# https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
-_PASS = ("iam:PassRole",)
 
 # Only with --bucket. https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
 _LOOK_FOR_PROFILES = ("iam:ListInstanceProfiles",)
@@ -156,7 +154,15 @@ _PROFILES = (
     "iam:GetInstanceProfile",
     "iam:RemoveRoleFromInstanceProfile",
 )
-_NODE_ROLES = ("iam:DeleteRole", "iam:DeleteRolePolicy", "iam:PutRolePolicy")
+# With either. Without the boundary's condition on all of these, a caller could give a role any rights.
+_MAKE_ROLES = ("iam:CreateRole",)
+_RIGHTS = ("iam:DeleteRolePolicy", "iam:DetachRolePolicy", "iam:PutRolePolicy")
+_ROLES = ("iam:DeleteRole", "iam:ListAttachedRolePolicies", "iam:ListRolePolicies")
+# PassRole can't be restricted by a tag on the role:
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+_PASS = ("iam:PassRole",)
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+_MOST_CHARACTERS = 6144
 
 
 def build_policy(
@@ -167,11 +173,14 @@ def build_policy(
     second_guard: bool = False,
     bucket: S3Location | None = None,
     permissions_boundary: str | None = None,
+    instance_role: str | None = None,
 ) -> dict[str, Any]:
     """Return the policy as a JSON document.
 
-    ``push_to`` adds uploads to S3, ``kms_key`` adds a customer-managed key for disks, and
+    ``push_to`` adds uploads to S3, ``kms_key`` adds a customer-managed key for disks,
     ``second_guard`` adds the resources of ``up --second-guard``, and ``bucket`` those of ``up --bucket``.
+    With ``permissions_boundary``, all roles must have it. ``instance_role`` is the role of the profile
+    of ``up --instance-profile``, with its path if it has one.
     """
     tagged = {f"aws:RequestTag/{tags.CLUSTER}": "false"}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -188,8 +197,6 @@ def build_policy(
         "Version": "2012-10-17",
         "Statement": [
             _allow("Look", _LOOK, "*"),
-            _allow("Quotas", ("servicequotas:GetServiceQuota",), "arn:*:servicequotas:*:*:ec2/*"),
-            _allow("Prices", ("pricing:GetProducts",), "*"),
             _allow("Find", ("ssm:GetParameter", "ssm:GetServiceSetting"), [ubuntu, setting]),
             _allow("Machines", _RUN, _ec2("instance/*"), {"Null": tagged, "StringEquals": machine}),
             _allow(
@@ -215,7 +222,8 @@ def build_policy(
             _allow("Spot", _SPOT_ROLE, role, {"StringEquals": {"iam:AWSServiceName": _SPOT}}),
             *(_use_key(kms_key) if kms_key else []),
             *([_push(push_to)] if push_to else []),
-            *(_guard({"Null": tagged}) if second_guard else []),
+            *([_pass("PassInstanceRole", instance_role, "ec2")] if instance_role else []),
+            *(_guard(tagged, permissions_boundary) if second_guard else []),
             *(_bucket(bucket, tagged, permissions_boundary) if bucket else []),
         ],
     }
@@ -236,23 +244,20 @@ def _use_key(key: str) -> list[dict[str, Any]]:
     return [_allow("Grant", _GRANT, key, grant), _allow("Encrypt", _ENCRYPT, key, via)]
 
 
-def _guard(tagged: Any) -> list[dict[str, Any]]:
+def _guard(tagged: dict[str, str], boundary: str | None) -> list[dict[str, Any]]:
     """Allow access to guards by name.
 
     Tags would not restrict it: unlike EC2, these services can't limit tagging to new resources.
     """
     named = tags.resource_name("*")
-    schedules = f"arn:*:scheduler:*:*:schedule/{named}/*"
-    groups, roles = f"arn:*:scheduler:*:*:schedule-group/{named}", f"arn:*:iam::*:role/{named}"
-    to_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
+    groups = f"arn:*:scheduler:*:*:schedule-group/{named}"
     return [
         _allow("LookForGuards", _LOOK_FOR_GUARDS, "*"),
-        _allow("Schedules", _SCHEDULES, schedules),
-        _allow("MakeGroups", _MAKE_GROUPS, groups, tagged),
+        _allow("Schedules", _SCHEDULES, f"arn:*:scheduler:*:*:schedule/{named}/*"),
+        _allow("MakeGroups", _MAKE_GROUPS, groups, {"Null": tagged}),
         _allow("GuardGroups", _GROUPS, groups),
-        _allow("MakeRoles", _MAKE_ROLES, roles, tagged),
-        _allow("GuardRoles", _ROLES, roles),
-        _allow("PassGuardRole", _PASS, roles, to_scheduler),
+        *_roles("Guard", tags.guard_role("*", "*"), "scheduler", tagged, boundary),
+        _allow("GetGuardRole", ("iam:GetRole",), f"arn:*:iam::*:role/{tags.guard_role('*', '*')}"),
     ]
 
 
@@ -260,24 +265,37 @@ def _bucket(
     place: S3Location, tagged: dict[str, str], boundary: str | None
 ) -> list[dict[str, Any]]:
     """Allow the nodes' roles and profiles, by name, and reading the results."""
-    named = f"{tags.resource_name('*')}-s3"
-    roles, profiles = f"arn:*:iam::*:role/{named}", f"arn:*:iam::*:instance-profile/{named}"
-    to_ec2 = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
-    bounded: dict[str, Any] = {"Null": tagged}
-    if boundary:
-        bounded["StringEquals"] = {"iam:PermissionsBoundary": boundary}
+    named = tags.profile_name("*", "*")
+    profiles = f"arn:*:iam::*:instance-profile/{named}"
     read, listing = allow_prefix(place, ("s3:GetObject",))
     return [
         _allow("LookForProfiles", _LOOK_FOR_PROFILES, "*"),
         _allow("MakeProfiles", _MAKE_PROFILES, profiles, {"Null": tagged}),
         _allow("Profiles", _PROFILES, profiles),
-        _allow("MakeNodeRoles", ("iam:CreateRole",), roles, bounded),
-        _allow("TagNodeRoles", ("iam:TagRole",), roles, {"Null": tagged}),
-        _allow("NodeRoles", _NODE_ROLES, roles),
-        _allow("PassNodeRole", _PASS, roles, to_ec2),
+        *_roles("Node", named, "ec2", tagged, boundary),
         {"Sid": "ReadResults", **read},
         {"Sid": "ListResults", **listing},
     ]
+
+
+def _roles(
+    sid: str, name: str, service: str, tagged: dict[str, str], boundary: str | None
+) -> list[dict[str, Any]]:
+    """Allow the roles with this name, which a service of AWS assumes."""
+    roles = f"arn:*:iam::*:role/{name}"
+    bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}} if boundary else {}
+    return [
+        _allow(f"Make{sid}Roles", _MAKE_ROLES, roles, {"Null": tagged, **bounded}),
+        _allow(f"Tag{sid}Roles", ("iam:TagRole",), roles, {"Null": tagged}),
+        _allow(f"{sid}Rights", _RIGHTS, roles, bounded),
+        _allow(f"{sid}Roles", _ROLES, roles),
+        _pass(f"Pass{sid}Role", name, service),
+    ]
+
+
+def _pass(sid: str, name: str, service: str) -> dict[str, Any]:
+    to = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
+    return _allow(sid, _PASS, f"arn:*:iam::*:role/{name}", to)
 
 
 def _push(place: S3Location) -> dict[str, Any]:
@@ -290,6 +308,17 @@ def _allow(
     listed = resources if isinstance(resources, str) else list(resources)
     statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": listed}
     return {**statement, "Condition": condition} if condition else statement
+
+
+def split_policy(policy: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a policy as the fewest documents that fit into managed policies, which count no spaces."""
+    parts: list[list[Any]] = [[]]
+    for statement in policy["Statement"]:
+        document = {**policy, "Statement": [*parts[-1], statement]}
+        if len(json.dumps(document, separators=(",", ":"))) > _MOST_CHARACTERS:
+            parts.append([])
+        parts[-1].append(statement)
+    return [{**policy, "Statement": part} for part in parts]
 
 
 def render_policy(policy: dict[str, Any]) -> str:
@@ -309,6 +338,15 @@ def parse_types(text: str | None) -> tuple[str, ...]:
                 hint="several are separated by commas",
             )
     return tuple(map(complete_type_name, names))
+
+
+def parse_role(text: str | None) -> str | None:
+    """Parse ``--instance-profile``; raises :class:`UsageError`. A wildcard would pass any role."""
+    if text is not None and not re.fullmatch(r"([\w.@=,+-]+/)*[\w.@=,+-]{1,64}", text):
+        raise UsageError(
+            f"--instance-profile {text!r}: expected a role's name, or its path and name"
+        )
+    return text
 
 
 def parse_key(text: str | None) -> str | None:

@@ -249,11 +249,13 @@ class Ec2Call:
 def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Iterator[Request]:
     """Yield the requests that IAM authorizes for a call with these parameters."""
     iam = iam_backends[account]["aws"]
-    role = f"arn:aws:iam::{account}:role/{given['RoleName']}" if "RoleName" in given else "*"
+    role, boundary = "*", given.get("PermissionsBoundary")
     if "RoleName" in given:
         known = next((r for r in iam.roles.values() if r.name == given["RoleName"]), None)
         path = known.path if known else given.get("Path", "/")
         role = f"arn:aws:iam::{account}:role{path}{given['RoleName']}"
+        if known and call.action in _BOUNDED:
+            boundary = known.permissions_boundary_arn
     resource = role
     if call.action == "ListInstanceProfiles":
         resource = f"arn:aws:iam::{account}:instance-profile{given.get('PathPrefix', '/')}"
@@ -267,7 +269,6 @@ def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Itera
         if re.fullmatch(r"Tags\.member\.\d+\.Key", key)
     }
     keys = {"aws:PrincipalAccount": account, **keys_of_tags(tags)}
-    boundary = given.get("PermissionsBoundary")
     bounded = {"iam:PermissionsBoundary": boundary} if boundary else {}
     yield Request(f"iam:{call.action}", resource, {**keys, **bounded})
     if call.action in _TAGGED and tags:
@@ -276,6 +277,8 @@ def iam_requests(call: ApiCall, account: str, given: Mapping[str, str]) -> Itera
         yield pass_to_ec2(role, account)
 
 
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
+_BOUNDED = {"PutRolePolicy", "DeleteRolePolicy", "AttachRolePolicy", "DetachRolePolicy"}
 _TAGGED = {"CreateRole": "iam:TagRole", "CreateInstanceProfile": "iam:TagInstanceProfile"}
 
 

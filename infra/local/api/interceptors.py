@@ -19,10 +19,12 @@ from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from werkzeug.datastructures import EnvironHeaders
 
 from infra.local.api.authorization import parameters_of, requests_of
+from infra.local.api.refusals import require_profile
 from infra.local.api.requests import ApiCall, Reply, error_reply
 from infra.local.faults import ActiveFaults
 from infra.local.policy import Request
@@ -121,7 +123,13 @@ class Interceptor:
             return error_reply(call, 403, "AccessDenied", "The embedded cloud has no simulator.")
         if self._faults.policy is not None and (denied := self._deny(call)):
             return denied
-        if call.service == "ec2" and parameters_of(call).get("DryRun") == "true":
+        if call.service == "ec2" and (given := parameters_of(call)).get("DryRun") == "true":
+            try:
+                # EC2 validates parameters first. Of these, only the profile is not made by `up` just before.
+                if profile := given.get("IamInstanceProfile.Name"):
+                    require_profile(ec2_backends[self._account][call.region], profile)
+            except EC2ClientError as error:
+                return error_reply(call, 400, error.code, error.message)
             return error_reply(call, 412, "DryRunOperation", _DRY_RUN)
         if self._faults.is_throttled(call.action):
             code, status = _THROTTLED.get(call.service, ("ThrottlingException", 400))

@@ -224,3 +224,27 @@ def test_with_a_proxy_no_route_is_needed(line: CommandLine) -> None:
     assert code == 0
     assert {check: each["verdict"] for check, each in bad.items()}["routes"] == "skipped"
     assert "network ACLs" not in bad
+
+
+def test_a_role_that_up_creates_is_missing_only_before_the_first_up(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    bucket = ("--bucket", "s3://team-b/results")
+    assert examine(line, *bucket)[0] == 0
+    code, found = examine(line, "--instance-profile", "unknown")
+    assert (code, list(found)) == (1, ["purchase"])
+    assert "Invalid IAM Instance Profile name" in found["purchase"]["found"]
+
+
+def test_it_judges_what_the_bucket_and_the_guard_need(line: CommandLine, tmp_path: Path) -> None:
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps(without("ec2:DescribeSpotPriceHistory")))
+    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+
+    code, found = examine(line, "--bucket", "s3://team-b/results")
+
+    assert code == 1
+    assert "iam:ListInstanceProfiles" in found["permissions"]["found"]
+    assert "--bucket s3://team-b/results" in found["permissions"]["remedy"]

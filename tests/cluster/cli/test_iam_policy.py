@@ -6,6 +6,7 @@ in it is then judged by policies that differ in one place each, together with wh
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -16,13 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 from moto.iam.models import iam_backends
 
 from infra.ec2 import tags
 from infra.ec2.termination_schedule import ClusterGuard
 from infra.iam.instance_profile import ClusterProfile
-from infra.iam.policy import OPTIONAL, build_policy, render_policy
+from infra.iam.policy import OPTIONAL, build_policy
 from infra.instance_types import BAKERS
 from infra.local.api.spot_requests import SpotRequest
 from infra.local.faults import ActiveFaults
@@ -168,7 +170,20 @@ def live_guarded(line: CommandLine) -> Iterator[CommandResult]:
         if step[0] == "gc":
             guard = ClusterGuard(line.cloud.fake.clients, "forgotten", line.cloud.clock)
             guard.protect([], datetime.now(timezone.utc))
+        if step == ("down", "--yes"):
+            attach_foreign_policy("spr-cluster-spr-us-east-1-end")
         yield line.run(*step)
+
+
+def attach_foreign_policy(role: str) -> None:
+    """Attach a managed policy, and embed another, as accounts do that govern all roles."""
+    iam = iam_backends["123456789012"]["aws"]
+    if role in {each.name for each in iam.roles.values()}:
+        arn = "arn:aws:iam::123456789012:policy/of-all"
+        if arn not in iam.managed_policies:
+            iam.create_policy("", "/", json.dumps(build_policy()), "of-all", [])
+        iam.attach_role_policy(arn, role)
+        iam.get_role(role).put_policy("of-the-organization", "{}")
 
 
 def our_images(line: CommandLine) -> list[str]:
@@ -231,6 +246,7 @@ def live_with_bucket(line: CommandLine) -> Iterator[CommandResult]:
     yield line.run("up", "--nodes", "1", "--bucket", "s3://team-b/results", *boundary, "--yes")
     yield line.run("up", "--nodes", "2", "--yes")
     yield line.run("list")
+    attach_foreign_policy("spr-cluster-spr-us-east-1-s3")
     yield line.run("down", "--yes")
     options = {"bucket": "s3://team-b/results", "permissions_boundary": _BOUNDARY}
     spec = build_spec(name="forgotten", ssh_cidrs=("192.0.2.1/32",), **options)
@@ -263,6 +279,25 @@ def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
     ignored = {"s3:ListBucket", *_LOOKS_FOR_GUARDS}
     rights = [request for request in asked.values() if request.action not in ignored]
     assert_no_more(policy, added, [*rights, *results], at_least=50)
+
+
+def test_an_existing_profile_needs_its_role_passed_and_no_other(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    iam = line.cloud.fake.clients.iam
+    for name in ("nodes", "admin"):
+        iam.create_role(RoleName=name, Path="/team/", AssumeRolePolicyDocument="{}")
+        iam.create_instance_profile(InstanceProfileName=f"{name}-profile")
+        iam.add_role_to_instance_profile(InstanceProfileName=f"{name}-profile", RoleName=name)
+    types = ("--instance-type", _TYPES[0])
+    printed = line.must("iam-policy", *types, "--instance-profile", "team/nodes").out
+    allow(line, tmp_path, json.loads(printed))
+
+    line.must("up", "--nodes", "1", *types, "--instance-profile", "nodes-profile", "--yes")
+    line.must("down", "--yes")
+    denied = line.run("up", "--nodes", "1", *types, "--instance-profile", "admin-profile", "--yes")
+    assert "no permission for PassRole" in denied.message
+    assert line.run("iam-policy", "--instance-profile", "*").code == 2
 
 
 def assert_no_more(
@@ -316,7 +351,8 @@ def variants(requests: Iterable[Request]) -> Iterator[Request]:
             for name in _TYPES:
                 yield with_key(request, "ec2:InstanceType", name)
         if request.context.get("ec2:Owner") == "099720109477":
-            yield with_key(request, "ec2:Owner", "amazon")
+            for owner in ("amazon", "513442679011", "837727238323"):
+                yield with_key(request, "ec2:Owner", owner)
 
 
 def with_key(request: Request, key: str, value: str | None) -> Request:
@@ -344,12 +380,12 @@ _WRONG: dict[str, str | None] = {
 _ELSEWHERE = {
     "key-pair/spr-cluster-": "key-pair/theirs-",
     "placement-group/spr-cluster-": "placement-group/theirs-",
-    ":ec2/L-": ":lambda/L-",
     "parameter/aws/service/canonical/": "parameter/secrets/",
     "/default-ec2-instance-management-role": "/activation-tier",
     "role/aws-service-role/spot.amazonaws.com/": "role/aws-service-role/ecs.amazonaws.com/",
     "instance-profile/spr-cluster-": "instance-profile/theirs-",
     "us-east-1-s3": "us-east-1-admin",
+    "us-east-1-end": "us-east-1-admin",
     "team-b/results/": "team-b/others/",
     ":::team-b": ":::team-c",
     "role/spr-cluster-": "role/theirs-",
@@ -691,16 +727,77 @@ def test_options_change_the_policy(line: CommandLine) -> None:
     printed = line.must("iam-policy", "--instance-type", "c7i.xlarge", "--kms-key", _KEY).out
 
     assert json.loads(printed) == build_policy(instance_types=["c7i.xlarge"], kms_key=_KEY)
-    types = build_policy()["Statement"][4]["Condition"]["StringEquals"]["ec2:InstanceType"]
+    types = build_policy()["Statement"][2]["Condition"]["StringEquals"]["ec2:InstanceType"]
     assert {"r7iz.metal-16xl", *BAKERS} <= set(types)
     assert "c6i.16xlarge" not in types
 
 
-def test_the_policy_fits_into_a_managed_policy() -> None:
+_CHOICES = (
+    ("--kms-key", _KEY),
+    ("--push-to", "s3://my-models/squad"),
+    ("--second-guard",),
+    ("--bucket", "s3://" + "b" * 63 + "/" + "prefix/" * 20),
+    ("--permissions-boundary", _BOUNDARY),
+    ("--instance-type", ",".join(_TYPES)),
+    ("--instance-profile", "team/nodes"),
+)
+
+
+def test_every_part_of_a_policy_fits_into_a_managed_policy_and_they_are_whole_together(
+    line: CommandLine,
+) -> None:
     """https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html"""
-    place = parse_s3_url("s3://my-models/squad")
-    policy = build_policy(place, kms_key=_KEY, second_guard=True)
-    assert len(re.sub(r"\s", "", render_policy(policy))) < 6144
+    needed = set()
+    for taken in itertools.product((False, True), repeat=len(_CHOICES)):
+        chosen = [each for each, is_taken in zip(_CHOICES, taken, strict=True) if is_taken]
+        options = [word for each in chosen for word in each]
+        if "--permissions-boundary" in options and not (taken[2] or taken[3]):
+            continue
+        result = line.run("iam-policy", *options)
+        count = 1
+        if result.code:
+            (text,) = re.findall(r"it has (\d) parts", result.message)
+            assert (result.code, result.out) == (2, "")
+            count = int(text)
+        needed.add(count)
+        parts = [
+            line.must("iam-policy", *options, *(["--part", str(n + 1)] if count > 1 else [])).out
+            for n in range(count)
+        ]
+        assert all(len(re.sub(r"\s", "", part)) <= 6144 for part in parts)
+        sids = [s["Sid"] for part in parts for s in json.loads(part)["Statement"]]
+        assert len(sids) == len(set(sids))
+        assert ("PassNodeRole" in sids, "PassGuardRole" in sids) == (taken[3], taken[2])
+    assert needed == {1, 2}
+    assert line.run("iam-policy", "--part", "2").code == 2
+
+
+@pytest.mark.parametrize("options", [("--second-guard",), ("--bucket", "s3://team-b/results")])
+def test_a_boundary_bounds_every_role_that_the_policy_can_give_rights(
+    line: CommandLine, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Without the condition on both calls, whoever has the policy could make an administrator."""
+    place = parse_s3_url("s3://team-b/results")
+    policy = build_policy(
+        instance_types=_TYPES[:1], second_guard=True, bucket=place, permissions_boundary=_BOUNDARY
+    )
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    iam = line.cloud.fake.clients.iam
+    trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+    for name in ("spr-cluster-x-us-east-1-s3", "spr-cluster-x-us-east-1-end"):
+        iam.create_role(RoleName=name, AssumeRolePolicyDocument=trust)
+    allow(line, tmp_path, policy)
+
+    for name in ("spr-cluster-x-us-east-1-s3", "spr-cluster-x-us-east-1-end"):
+        with pytest.raises(ClientError, match="iam:PutRolePolicy"):
+            iam.put_role_policy(RoleName=name, PolicyName="all", PolicyDocument=trust)
+        with pytest.raises(ClientError, match="iam:CreateRole"):
+            iam.create_role(RoleName=name.replace("x", "y"), AssumeRolePolicyDocument=trust)
+    up = ("up", "--nodes", "1", "--instance-type", _TYPES[0], *options, "--yes")
+    assert "no permission for CreateRole" in line.run(*up).message
+    line.must("down", "--yes")
+    line.must(*up, "--permissions-boundary", _BOUNDARY)
+    line.must("down", "--yes")
 
 
 def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:

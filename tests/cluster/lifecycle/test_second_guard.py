@@ -147,7 +147,7 @@ def test_each_machine_has_a_schedule_and_the_role_the_least_rights(
     assert schedule["ScheduleExpressionTimezone"] == "UTC"
     assert json.loads(schedule["Target"]["Input"]) == {"InstanceIds": [head]}
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
-    role = clients.iam.get_role(RoleName=f"spr-cluster-{NAME}-{REGION}")["Role"]
+    role = clients.iam.get_role(RoleName=f"spr-cluster-{NAME}-{REGION}-end")["Role"]
     assert schedule["Target"]["RoleArn"] == role["Arn"]
     assert tags.from_aws(role["Tags"])[tags.CLUSTER] == NAME
     group = clients.scheduler.get_schedule_group(Name=f"spr-cluster-{NAME}")["Arn"]

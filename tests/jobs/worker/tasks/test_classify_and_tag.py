@@ -95,8 +95,8 @@ def test_labels_that_occur_once_stay_in_training(tmp_path: Path, seed: int) -> N
     assert "14 classes: 'bad' 48, 'good' 24, 'topic-" in notes[-1]
     assert notes[-1].endswith(" 1, …")
     tags = [["O", "B"]] * 10 + [["O", "rare"], ["O", "B", "other"]]
-    rows = [{"words": ["a", "b", "c"][: len(each)], "tags": each} for each in tags]
-    options = TagOptions(data=write(tmp_path, rows), eval_fraction=0.5, seed=seed)
+    sentences = [{"words": ["a", "b", "c"][: len(each)], "tags": each} for each in tags]
+    options = TagOptions(data=write(tmp_path, sentences), eval_fraction=0.5, seed=seed)
     data = Tag(options).read(lambda _: None)
     assert [record.tags for record in data.eval] == [["O", "B"]] * len(data.eval)
     assert len(data.eval) in (5, 6)

@@ -32,7 +32,7 @@ _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 def read_declared(model: Any) -> dict[str, dict[str, Any]]:
     """Return what the files of a model of sentence-transformers say about pooling and prompts, by file."""
-    from transformers.utils import cached_file  # noqa: PLC0415 - reads variables when imported
+    from transformers.utils import cached_file
 
     found = {}
     for name in (_POOLING, _SETTINGS):

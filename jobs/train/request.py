@@ -27,6 +27,9 @@ MAX_DATA_BYTES = 2 << 30
 _SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
+_VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.tiktoken")
+"""Names of files of which a tokenizer has at least one."""
+
 Own = TypeVar("Own", bound=TrainOptions)
 
 
@@ -69,6 +72,12 @@ def check_inputs(options: TrainOptions) -> None:
         raise UsageError(
             f"--model {options.model_name}: not a model folder, because it has no config.json",
             hint="give a folder written by save_pretrained, or the name of a model on the hub",
+        )
+    # transformers would make a tokenizer that knows no word.
+    if model and not any(found for each in _VOCABULARIES for found in model.glob(each)):
+        raise UsageError(
+            f"--model {options.model_name}: has no tokenizer, only the model",
+            hint="save it beside the model: tokenizer.save_pretrained(folder)",
         )
     if model:
         check_folder(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ MOST_IN_MEMORY = 256 << 20
 _UNZIPPED = 4
 """How many times as large a gzipped text is assumed to be."""
 TRAIN, EVAL = "train", "eval"
+_BLANKS = " \t\r\n"
 _EVAL_NAMES = ("validation", "eval", "dev", "test")
 _NO_OBJECT = "is not an object with a value for each column"
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
@@ -116,12 +118,11 @@ def _all_lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
 
 
 def _lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield the nonblank lines with their numbers."""
+    """Yield the lines with their numbers. Raises :class:`DatasetError` for NUL bytes."""
     for number, line in _all_lines(source, file):
         if "\0" in line:
             raise DatasetError(f"{source}: line {number}: contains NUL bytes")
-        if line.strip():
-            yield number, line
+        yield number, line
 
 
 Found = tuple[int, "Row | DatasetError"]
@@ -131,30 +132,80 @@ Stream = Callable[[str, TextIO], Iterator[Found]]
 
 def _csv_rows(source: str, file: TextIO, mark: str = ",") -> Iterator[Found]:
     """Yield the rows; the first one has the columns' names."""
-    at = 0
+    is_plain, header = mark == "\t" and _is_plain(source, file), list[str]()
+    for at, cells, _ in _csv_records(source, file, mark, is_plain):
+        if not header:
+            header = cells
+            _require_names(source, header)
+        elif len(cells) == len(header):
+            yield at, dict(zip(header, cells, strict=True))
+        else:
+            which = f"has {len(cells)} columns, and the first line {len(header)}"
+            yield at, DatasetError(f"{source}: line {at}: {which}")
+    _require_names(source, header)
 
-    def lines() -> Iterator[str]:
+
+def _csv_records(
+    source: str, file: TextIO, mark: str, is_plain: bool
+) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Yield each record's last line number, cells, and lines. Cells of plain files have no quotes around."""
+    at, lines = 0, list[str]()
+
+    def take() -> Iterator[str]:
         nonlocal at
-        for at, line in _lines(source, file):  # noqa: B007 - the reader takes several for a quoted one
+        for at, line in _lines(source, file):  # noqa: B007 - the reader takes several for a quoted cell
+            lines.append(line)
             yield line
 
     csv.field_size_limit(LONGEST_LINE)
-    reader = csv.reader(lines(), delimiter=mark, strict=True)
+    reader = csv.reader(
+        take(),
+        delimiter=mark,
+        strict=True,
+        quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL,
+    )
     try:
-        header = [name.strip() for name in next(reader, [])]
-        _require_names(source, header)
         for cells in reader:
-            if len(cells) == len(header):
-                yield at, dict(zip(header, cells, strict=True))
-            else:
-                which = f"has {len(cells)} columns, and the first line {len(header)}"
-                yield at, DatasetError(f"{source}: line {at}: {which}")
+            if len(lines) > 1 or lines[0].strip(" \r\n"):
+                yield at, cells, lines
+            lines.clear()
     except csv.Error as error:
         raise DatasetError(f"{source}: line {at}: is not CSV: {error}") from error
 
 
+def _is_plain(source: str, file: TextIO) -> bool:
+    """Return whether quotation marks in a TSV file belong to the texts, as in GLUE's files.
+
+    Then a mark that begins a cell may have no end, or one in a later row. Raises :class:`DatasetError` if
+    a cell may also have line breaks in quotes.
+    """
+    width, lines, unclear, is_quoted = -1, list[str](), 0, False
+
+    def are_rows() -> bool:
+        return all(line.count("\t") == width for line in lines)
+
+    try:
+        for at, cells, lines in _csv_records(source, file, "\t", is_plain=False):
+            width = len(cells) - 1 if width < 0 else width
+            if len(lines) > 1:
+                is_quoted |= not are_rows()
+                unclear = unclear or (are_rows() and at - len(lines) + 1)
+    except DatasetError:
+        return width >= 0 and are_rows()
+    finally:
+        file.seek(0)
+    if unclear and not is_quoted:
+        raise DatasetError(
+            f"{source}: line {unclear}: a quotation mark begins a cell, and its end is in a later row",
+            hint="remove the mark, or write the rows as JSON lines",
+        )
+    return False
+
+
 def _jsonl_rows(source: str, file: TextIO) -> Iterator[Found]:
     for number, line in _lines(source, file):
+        if not line.strip():
+            continue
         place = f"{source}: line {number}"
         try:
             found = json.loads(line)
@@ -170,9 +221,9 @@ def _text_rows(source: str, file: TextIO) -> Iterator[Found]:
     for number, line in chain(_all_lines(source, file), [(0, "")]):
         if line.strip():
             first = first if lines else number
-            lines.append(line)
+            lines.append(line.rstrip("\r\n"))
         elif lines:
-            yield first, {"text": "".join(lines).rstrip()}
+            yield first, {"text": "\n".join(lines)}
             lines = []
 
 
@@ -190,7 +241,8 @@ def _collect(stream: Stream, source: str, file: TextIO, limit: int | None) -> Ta
 def _require_names(source: str, header: Sequence[str]) -> None:
     if not header:
         raise DatasetError(f"{source}: is empty")
-    if "" in header or len(set(header)) < len(header):
+    names = {name.strip() for name in header}
+    if "" in names or len(names) < len(header):
         shown = ", ".join(map(show, header[:10]))
         raise DatasetError(f"{source}: line 1: needs a different name for each column: {shown}")
 
@@ -235,7 +287,10 @@ def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
-    """Read a word per line, its tag in the last column, and an empty line after each sentence."""
+    """Read a word per line, its tag in the last column, and an empty line after each sentence.
+
+    Only between tabs, words may have spaces. Lines that begin with "# " are comments before a sentence.
+    """
     rows, places = list[Row](), list[int]()
     words, tags = list[str](), list[str]()
     problems = list[DatasetError]()
@@ -247,9 +302,16 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
         words.clear()
         tags.clear()
 
-    number = 0
+    every = (line for _, line in _all_lines(source, file) if line.strip(_BLANKS))
+    first = next((line for line in every if not line.startswith(("#", "-DOCSTART-"))), "")
+    file.seek(0)
+    separator = "\t" if "\t" in first.strip(_BLANKS) else "[ \t]+"
+    width, number = len(re.split(separator, first.strip(_BLANKS))), 0
     for number, line in _all_lines(source, file):
-        cells = line.split()
+        text = line.strip("\r\n" if separator == "\t" else _BLANKS)
+        cells = re.split(separator, text) if text.strip(_BLANKS) else []
+        if cells and line.startswith("# ") and len(cells) != width:
+            continue
         if not cells or cells[0] == "-DOCSTART-":
             end(number)
             if limit is not None and len(rows) >= limit:
@@ -259,6 +321,13 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
             if len(cells) < 2:
                 raise DatasetError(
                     f"{source}: line {number}: has a word and no tag: {show(cells[0])}"
+                )
+            if separator != "\t" and (len(cells) != width or (cells[0] == "#" and not words)):
+                raise DatasetError(
+                    f"{source}: line {number}: has {len(cells)} columns, and the first word {width}"
+                    if len(cells) != width
+                    else f"{source}: line {number}: may be a comment, or the word '#'",
+                    hint="separate the columns with tabs",
                 )
             words.append(cells[0])
             tags.append(cells[-1])
@@ -412,11 +481,10 @@ READERS: dict[str, Callable[[str, TextIO, int | None], Table]] = {
 
 def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: str) -> str:
     """Return the column that the user named, or the first of the known names. Raises ``DatasetError``."""
-    if asked is not None and asked in table.columns:
-        return asked
-    found = next((name for name in known if name in table.columns), None)
-    if asked is None and found is not None:
-        return found
+    stripped = {name.strip(): name for name in reversed(table.columns)}
+    for name in known if asked is None else (asked, asked.strip()):
+        if name in table.columns or name in stripped:
+            return name if name in table.columns else stripped[name]
     there = ", ".join(table.columns)
     if asked is not None:
         raise DatasetError(f"{table.source}: has no column {asked!r}; it has {there}")

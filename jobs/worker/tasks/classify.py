@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 HEAD = "SequenceClassification"
 MOST_CLASSES_SHOWN = 100
 """With more classes, the results contain no confusion matrix."""
+MOST_COUNTS_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,11 @@ class Classify(TableTask[ClassifyOptions]):
             only = f"only the label {show(self.classes[0])}" if self.classes else "no labels"
             raise DatasetError(f"{data.train_source}: has {only}, and classification needs two")
         require_known(data, "label", found)
-        note(f"{len(self.classes)} classes{', several per text' if self._several else ''}")
+        counts = Counter(label for record in data.train for label in record.labels).most_common()
+        shown = [f"{show(label)} {count}" for label, count in counts[:MOST_COUNTS_SHOWN]]
+        more = ["…"] * (len(counts) > len(shown))
+        several = ", several per text" if self._several else ""
+        note(f"{len(self.classes)} classes{several}: {', '.join([*shown, *more])}")
         return data
 
     def load(self, context: TrainContext, data: Data) -> Loaded:

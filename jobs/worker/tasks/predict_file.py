@@ -20,6 +20,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..data.mapped import PROBLEM
@@ -163,8 +164,11 @@ class Predicted:
                 columns["answer"] = value
             elif row.values.get(name) != value:  # not what was asked
                 columns[name] = value
-        taken = self.table.columns
-        return {f"predicted_{key}" if key in taken else key: columns[key] for key in columns}
+        return {self._free(name): value for name, value in columns.items()}
+
+    def _free(self, name: str) -> str:
+        """Return the name of a new column, which none of the file has."""
+        return self._free(f"predicted_{name}") if name in self.table.columns else name
 
 
 def _read_items(
@@ -250,7 +254,9 @@ def _write_lines(target: Path, rows: Predicted) -> None:
 def _write_csv(target: Path, rows: Predicted) -> None:
     names = rows.names()
     with target.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+        # It quotes the line breaks in cells that are those between rows.
+        lines = SimpleNamespace(write=lambda line: file.write(f"{line[:-2]}\n"))
+        writer = csv.writer(lines, lineterminator="\r\n")
         writer.writerow(names)
         for row in chain.from_iterable(rows.blocks()):
             writer.writerow(

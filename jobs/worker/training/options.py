@@ -26,6 +26,7 @@ ANY_RUN = frozenset(
         "output",
         "eval",
         "token_cache",
+        "max_answer_length",
         "checkpoint_every",
         "keep_checkpoints",
         "resume",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -239,11 +241,23 @@ def require_known(data: Data, kind: str, known: Collection[str]) -> None:
 def split_off(
     records: Sequence[Any], share: float, seed: int
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split records; the second part has about this share, random but the same on every rank."""
+    """Split records; the second part has about this share, random but the same on every rank.
+
+    It has about this share of each label or tag, and the first part has at least one of each.
+    """
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
     count = min(max(1, round(share * len(records))), len(records) - 1)
-    chosen = set(random.Random(seed).sample(range(len(records)), count))
+    # Such a set for each record; records without labels have an empty one.
+    labels = [{*getattr(each, "labels", getattr(each, "tags", ()))} for each in records]
+    totals, taken, chosen = Counter(chain.from_iterable(labels)), Counter[str](), set[int]()
+    for number in random.Random(seed).sample(range(len(records)), len(records)):
+        may = (min(share * totals[x], totals[x] - 1) > taken[x] for x in labels[number])
+        if len(chosen) < count and all(may):
+            chosen.add(number)
+            taken.update(labels[number])
+    if not chosen:
+        raise DatasetError("--eval-fraction needs labels that occur at least twice")
     kept = array("q", (number for number in range(len(records)) if number not in chosen))
     numbered = Lazy(records, lambda _, record: record)
     return numbered.choose(kept), numbered.choose(sorted(chosen))

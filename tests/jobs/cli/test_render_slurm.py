@@ -34,7 +34,8 @@ def test_another_rendering_replaces_the_first_and_keeps_the_rest(
 ) -> None:
     model = tmp_path / "encoder"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
     job = tmp_path / "job"
     assert run(capsys, *RENDER, "--demo", "--model", str(model), "--output", str(job)).code == 0
     (job / "code/worker/old.py").touch()
@@ -46,7 +47,7 @@ def test_another_rendering_replaces_the_first_and_keeps_the_rest(
 
     assert "--data=data/train.json" in (job / "job.sbatch").read_text()
     assert not (job / "code/worker/old.py").exists()
-    assert [path.name for path in (job / "model").iterdir()] == ["config.json"]
+    assert {path.name for path in (job / "model").iterdir()} == {"config.json", "tokenizer.json"}
     assert (job / "data/train.json").stat().st_size
     assert (job / "output").is_dir()
 
@@ -83,13 +84,14 @@ def test_the_cores_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_model_is_not_copied_into_itself(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
     inside = ("--demo", "--model", str(tmp_path), "--output", str(tmp_path / "job"))
     result = run(capsys, *RENDER, *inside)
 
     assert result.code == 2
     assert f"--output {tmp_path}/job: it is in {tmp_path}, which is copied into it" in result.err
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tokenizer.json"}
 
 
 def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -97,7 +99,8 @@ def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_
     assert run(capsys, *words).code == 0
     inner = job / "model" / "step-5"
     inner.mkdir(parents=True)
-    (inner / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (inner / name).write_text("{}")
     result = run(capsys, *words, "--model", str(inner))
 
     assert result.code == 2

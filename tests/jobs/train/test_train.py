@@ -241,6 +241,20 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         check_inputs(SquadOptions(model=str(tmp_path)))
 
 
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    options = replace(DEMO, model=str(tmp_path))
+    # Without a vocabulary, transformers makes a tokenizer for which every word is unknown.
+    for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match="has no tokenizer, only the model") as refused:
+        check_inputs(options)
+    assert refused.value.hint == "save it beside the model: tokenizer.save_pretrained(folder)"
+    for name in ("tokenizer.json", "vocab.txt", "spiece.model"):
+        (tmp_path / name).write_text("")
+        check_inputs(options)
+        (tmp_path / name).unlink()
+
+
 def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
     run(make_hosts([event(**RESULT)]), tmp_path)
 

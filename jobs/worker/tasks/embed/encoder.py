@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, pad
 
+from ...runtime.errors import ModelError
 from ...runtime.ranks import Ranks
 
 _SENTENCE_TRANSFORMERS: dict[str, Any] = {
@@ -20,14 +21,46 @@ _SENTENCE_TRANSFORMERS: dict[str, Any] = {
             [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
         )
     ],
-    "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
     "2_Normalize/config.json": {},
 }
 """Files with which sentence-transformers computes the same vectors."""
 
 
-def mean_vectors(states: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of each text's last hidden states, (texts, tokens, size), with length 1."""
+_POOLING, _SETTINGS = "1_Pooling/config.json", "config_sentence_transformers.json"
+_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+def read_declared(model: Any) -> dict[str, dict[str, Any]]:
+    """Return what the files of a model of sentence-transformers say about pooling and prompts, by file."""
+    from transformers.utils import cached_file
+
+    found = {}
+    for name in (_POOLING, _SETTINGS):
+        path = model.name_or_path and cached_file(
+            model.name_or_path,
+            name,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        found[name] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    return found
+
+
+def find_pooling(declared: dict[str, dict[str, Any]]) -> str:
+    """Return "mean" or "cls". Raises :class:`ModelError` for another pooling."""
+    pooling = declared[_POOLING]
+    old = [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value]
+    mode = pooling.get("pooling_mode", [_MODES.get(name, name) for name in old] or "mean")
+    mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+    if mode not in ("mean", "cls"):
+        raise ModelError(f"the model's pooling is {mode!r}; `embed` has mean and cls")
+    return str(mode)
+
+
+def pool(states: Tensor, mask: Tensor, pooling: str = "mean") -> Tensor:
+    """Return each text's vector, with length 1, from its last hidden states, (texts, tokens, size)."""
+    if pooling == "cls":
+        return normalize(states[:, 0].float(), dim=-1)
     kept = mask.unsqueeze(-1).float()
     return normalize((states.float() * kept).sum(1) / kept.sum(1), dim=-1)
 
@@ -38,6 +71,8 @@ class BiEncoder(nn.Module):
     def __init__(self, encoder: Any, max_length: int) -> None:
         super().__init__()
         self.encoder, self._max_length = encoder, max_length
+        self._declared = read_declared(encoder)
+        self.pooling = find_pooling(self._declared)
 
     def __getattr__(self, name: str) -> Any:
         if name == "encoder":
@@ -62,7 +97,7 @@ class BiEncoder(nn.Module):
 
     def encode(self, **inputs: Tensor) -> Tensor:
         """Return the vectors of one column's texts."""
-        return mean_vectors(self.encoder(**inputs)[0], inputs["attention_mask"])
+        return pool(self.encoder(**inputs)[0], inputs["attention_mask"], self.pooling)
 
     def save_pretrained(self, folder: Path) -> None:
         """Save the encoder as transformers does, with what sentence-transformers needs."""
@@ -71,10 +106,9 @@ class BiEncoder(nn.Module):
         files = {
             **_SENTENCE_TRANSFORMERS,
             "sentence_bert_config.json": {"max_seq_length": self._max_length},
-            "1_Pooling/config.json": {
-                "word_embedding_dimension": size,
-                "pooling_mode_mean_tokens": True,
-            },
+            _SETTINGS: {"similarity_fn_name": "cosine", **self._declared[_SETTINGS]},
+            _POOLING: self._declared[_POOLING]
+            or {"word_embedding_dimension": size, "pooling_mode_mean_tokens": True},
         }
         for name, content in files.items():
             path = folder / name

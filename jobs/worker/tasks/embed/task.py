@@ -250,16 +250,17 @@ class Embed(TableTask[EmbedOptions]):
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the vector of each row's ``text``, with length 1."""
         from ...training.evaluation import run_texts
-        from .encoder import mean_vectors
+        from .encoder import find_pooling, pool, read_declared
 
         texts, limit = (
             [[row.text("text").strip()] for row in rows],
             loaded.tokenizer.model_max_length,
         )
+        pooling = find_pooling(read_declared(loaded.model))
         return [
             {"embedding": vector}
             for tokens, output in run_texts(loaded, texts, min(limit, MOST_TOKENS))
-            for vector in mean_vectors(output[0], tokens["attention_mask"]).tolist()
+            for vector in pool(output[0], tokens["attention_mask"], pooling).tolist()
         ]
 
 

@@ -21,10 +21,10 @@ from ...training.state import TrainContext
 from ...training.task import Loaded
 from .dataset import Question, read_text
 from .features import Features, build_features
-from .metrics import THRESHOLD, Answers
+from .metrics import LONGEST_ANSWER, THRESHOLD, Answers
 
 MAX_ANSWER_TOKENS = 30
-"""Longer answers are not considered, as in BERT's recipe for SQuAD."""
+"""Longer answers are not considered, as in BERT's recipe, unless the model's configuration says so."""
 MAX_LENGTH, STRIDE = 384, 128
 """Tokens of a window and of the overlap, as in training; fewer if the model's input is shorter."""
 
@@ -56,13 +56,15 @@ class Spans(NamedTuple):
         return Spans(self.score[chosen], self.begin[chosen], self.end[chosen], self.null[chosen])
 
 
-def best_spans(start: Floats, end: Floats, features: Features) -> Spans:
+def best_spans(
+    start: Floats, end: Floats, features: Features, longest: int = MAX_ANSWER_TOKENS
+) -> Spans:
     """Return the best answer inside each window, from logits of shape (windows, tokens).
 
-    It is the first of the best among all spans of up to MAX_ANSWER_TOKENS, not only among the n best starts
+    It is the first of the best among all spans of up to ``longest`` tokens, not only among the n best starts
     and ends. A row's result does not depend on the rest of its batch.
     """
-    first, last, score = best_tokens(*(within(side, features) for side in (start, end)))
+    first, last, score = best_tokens(*(within(x, features) for x in (start, end)), longest=longest)
     windows, offsets = features.windows, features.encoded.passages.offsets
     found = score > -np.inf
     # Without an answer, any token is fine; there may be none.
@@ -82,13 +84,15 @@ def within(logits: Floats, features: Features) -> Floats:
     return np.where(inside, logits, np.float32(-np.inf))
 
 
-def best_tokens(start: Floats, end: Floats) -> tuple[Longs, Longs, Floats]:
+def best_tokens(
+    start: Floats, end: Floats, *, longest: int = MAX_ANSWER_TOKENS
+) -> tuple[Longs, Longs, Floats]:
     """Return every row's best first and last token, and their score; -inf excludes a token."""
     rows = np.arange(len(start))
     # For every start, the best end in range: six passes over the batch instead of thirty.
-    reach = _sliding_maximum(end, MAX_ANSWER_TOKENS)
+    reach = _sliding_maximum(end, longest)
     first = (start + reach).argmax(axis=1)
-    ends = first[:, None] + np.arange(MAX_ANSWER_TOKENS)
+    ends = first[:, None] + np.arange(longest)
     near = np.where(
         ends < end.shape[1], end[rows[:, None], np.minimum(ends, end.shape[1] - 1)], -np.inf
     )
@@ -106,6 +110,11 @@ def _sliding_maximum(values: Floats, width: int) -> Floats:
         np.maximum(best[:, :-step], best[:, step:], out=longer[:, :-step])
         best, reach = longer, reach + step
     return best
+
+
+def longest_answer(loaded: Loaded) -> int:
+    """Return the maximum number of tokens in a model's answers."""
+    return int(getattr(loaded.model.config, LONGEST_ANSWER, MAX_ANSWER_TOKENS))
 
 
 def best_per_question(spans: Spans, owner: Longs, questions: int) -> Longs:
@@ -150,9 +159,11 @@ def predict(
     A question that was skipped (see ``--skip-bad-records``) has the answer "".
     """
 
+    longest = longest_answer(loaded)
+
     def find_spans(batches: Sequence[Longs]) -> Iterator[tuple[Longs, Spans]]:
         for batch in run_windows(loaded, features, batches, context.autocast()):
-            spans = best_spans(batch.start, batch.end, features.take(batch.chosen))
+            spans = best_spans(batch.start, batch.end, features.take(batch.chosen), longest)
             yield batch.chosen, spans
 
     return answers(
@@ -222,7 +233,7 @@ def ask(
     batches = plan_batches(features.lengths, fewest=1)  # no other ranks share them
     for batch in run_windows(loaded, features, batches, autocast(dtype)):
         chosen = features.take(batch.chosen)
-        found.append(best_spans(batch.start, batch.end, chosen))
+        found.append(best_spans(batch.start, batch.end, chosen, longest_answer(loaded)))
         order.append(batch.chosen)
         for total, logits in ((starts, batch.start), (ends, batch.end)):
             inside = within(logits, chosen).astype(np.float64)

@@ -195,7 +195,11 @@ def _question(place: str, context: str, record: Any) -> Question:
     place = f"{place} (id {show(identity)})"
     text = read_text(place, record, "question")
     found = _list(place, record, "answers")
-    impossible = record.get("is_impossible") is True
+    impossible = record.get("is_impossible") or False
+    if not isinstance(impossible, bool):
+        raise DatasetError(
+            f"{place}: 'is_impossible' is not true or false: {show(str(impossible))}"
+        )
     if impossible and found:
         raise DatasetError(f"{place}: has answers, although 'is_impossible' is true")
     if not found and not impossible:

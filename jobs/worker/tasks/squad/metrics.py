@@ -18,6 +18,9 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 THRESHOLD = "no_answer_threshold"
 """A model configuration's threshold of null odds; a model without it answers every question."""
 
+LONGEST_ANSWER = "max_answer_length"
+"""A model configuration's maximum number of tokens in an answer."""
+
 
 class Scores(NamedTuple):
     """Percentages: answers that match exactly, and the mean overlap of words."""

@@ -18,7 +18,7 @@ from ...training.options import SMALL, Range, TextOptions, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
-from .metrics import THRESHOLD, Answers, fit_threshold, score, score_v2
+from .metrics import LONGEST_ANSWER, THRESHOLD, Answers, fit_threshold, score, score_v2
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,9 @@ class SquadOptions(TextOptions):
     )
     dataset: str = option("squad", "dataset on the hub, if there is no --data", metavar="NAME")
     stride: int = option(128, "tokens shared by two features of a passage", within=Range(0, 4096))
+    max_answer_length: int = option(
+        30, "tokens of the longest answer that the model gives", within=Range(1, 8192)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,6 +109,7 @@ class Squad(TextTask[SquadOptions]):
         loaded = load_model(self.options, HEAD, all_texts(data.train), context.ranks)
         # A model may come from another training.
         vars(loaded.model.config).pop(THRESHOLD, None)
+        setattr(loaded.model.config, LONGEST_ANSWER, self.options.max_answer_length)
         if not all(question.answers for part in (data.train, data.eval) for question in part):
             setattr(loaded.model.config, THRESHOLD, 0.0)
         return loaded
@@ -123,6 +127,12 @@ class Squad(TextTask[SquadOptions]):
         features = cut_windows(records, texts, Encoded(*tokens), loaded.tokenizer, size, skipped)
         if skipped:
             context.events.note(skip_note(skipped))
+        found, longest = features.windows, options.max_answer_length
+        if too_long := len({*found.question[found.end - found.start >= longest].tolist()}):
+            text = (
+                f"{too_long} of {len(records)} questions have answers of more than {longest} tokens"
+            )
+            context.events.note(f"{text}, which the model can't give; raise --max-answer-length")
         return features
 
     def collate(self, samples: Sequence[Feature], loaded: Loaded) -> dict[str, Tensor]:

@@ -74,7 +74,8 @@ def test_only_the_default_token_cache_is_replaced() -> None:
 def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
     model = tmp_path / "encoder"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
     script = rendered("--demo", "--model", str(model), "--eval", str(DEMO.data))
     write_files(script.files, tmp_path / "job")
 

@@ -72,13 +72,62 @@ def test_a_folder_has_a_file_for_each_use(tmp_path: Path) -> None:
 
 
 def test_conll(tmp_path: Path) -> None:
-    text = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter B-PER\n"
+    text = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\n"
     table = read_table(str(write(tmp_path, "a.conll", text)))
     assert [dict(row) for row in table.rows] == [
         {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
         {"words": ["Peter"], "tags": ["B-PER"]},
     ]
     assert [table.place(n).rpartition(": ")[2] for n in (0, 1)] == ["line 3", "line 7"]
+
+
+def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:
+    for mark in ("\t", " "):
+        sentence = f"# id = 7\n#{mark}O\n" if mark == "\t" else "# id = 7\n"
+        text = (
+            f"# a comment of one file\n{sentence}EU{mark}B\n#1{mark}O\n\n# id\t=\t8\nDelft{mark}O\n"
+        )
+        table = read_table(str(write(tmp_path, "a.conll", text)))
+        own = ["#"] * (mark == "\t")
+        assert [row["words"] for row in table.rows] == [[*own, "EU", "#1"], ["Delft"]], mark
+
+
+GLUE = 'text\tlabel\none, 0\tbad\n"fresh bread, 1\tgood\nfine, 2\tbad\nvisit 3"\tgood\nlast\tbad\n'
+
+
+@pytest.mark.parametrize(
+    ("added", "texts"),
+    [
+        (
+            '"good" food\tgood\n',
+            ["one, 0", '"fresh bread, 1', "fine, 2", 'visit 3"', "last", '"good" food'],
+        ),
+        (
+            '"no end\tgood\n',
+            ["one, 0", '"fresh bread, 1', "fine, 2", 'visit 3"', "last", '"no end'],
+        ),
+        (
+            '"a\nb"\tgood\n',
+            ["one, 0", "fresh bread, 1\tgood\nfine, 2\tbad\nvisit 3", "last", "a\nb"],
+        ),
+    ],
+)
+def test_quotation_marks_of_tsv_files_belong_to_texts_or_are_around_cells(
+    tmp_path: Path, added: str, texts: list[str]
+) -> None:
+    table = read_table(str(write(tmp_path, "a.tsv", GLUE + added)))
+    assert [row["text"] for row in table.rows] == texts
+
+
+def test_columns_keep_the_spaces_of_their_names(tmp_path: Path) -> None:
+    table = read_table(str(write(tmp_path, "a.csv", "id, text , label\n1,a,b\n")))
+    assert table.columns == ("id", " text ", " label")
+    choose: Any = readers.choose_column
+    assert [choose(table, x, ("text",), "") for x in (None, "label", " label")] == [
+        " text ",
+        " label",
+        " label",
+    ]
 
 
 def test_only_the_first_rows(tmp_path: Path) -> None:
@@ -106,6 +155,8 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.csv", b"text,label\na\xe9,x\n", ": is not UTF-8 (a byte 0xe9, "),
     ("a.csv", CSV.encode("utf-16"), ": is not UTF-8 (a byte 0xff, "),
     ("a.csv", "text,label\na\0b,x\n", ": line 2: contains NUL bytes"),
+    ("a.tsv", GLUE, ": line 3: a quotation mark begins a cell, and its end is in a later row"),
+    ("a.tsv", "text\tlabel\na\tx\n\t\n", ": line 3: column 'text' is empty"),
     ("a.csv.gz", b"", ": is not gzip, or is cut off"),
     ("a.json", "{", ": is not JSON: "),
     ("a.json", "[" * 100_000, ": is nested too deeply"),
@@ -170,6 +221,9 @@ def test_what_is_wrong_is_one_line_with_its_place(
 TAGGED: list[tuple[str, str, str]] = [
     ("a.conll", "alone\n", ": line 1: has a word and no tag: 'alone'"),
     ("a.conll", "\n\n", ": has no rows"),
+    ("a.conll", "EU B\nNew Oslo B\n", ": line 2: has 3 columns, and the first word 2"),
+    ("a.conll", "EU B\n\n# comment\nOslo B\n", ": line 3: may be a comment, or the word '#'"),
+    ("a.conll", "EU\tB\n\u00a0\tB\n", ": line 1: column 'words', word 2 is empty"),
     ("a.csv", "words,tags\na b,O O\n", ": line 2: column 'words' is not a list"),
     ("a.jsonl", '{"words": ["a", "b"], "tags": ["O"]}', ": line 1: has 2 words and 1 tags"),
     ("a.jsonl", '{"words": [], "tags": []}', ": line 1: column 'words' is empty"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,27 @@ def test_a_part_is_kept_for_evaluation(tmp_path: Path) -> None:
     assert (len(data.train), len(data.eval)) == (15, 5)
     assert not {*data.train} & {*data.eval}
     assert data.eval_source.startswith("0.25 of ")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_that_occur_once_stay_in_training(tmp_path: Path, seed: int) -> None:
+    labels = ["bad"] * 60 + ["good"] * 30 + [f"topic-{n}" for n in range(12)]
+    rows = [{"text": f"t{n}", "label": label} for n, label in enumerate(labels)]
+    notes: list[str] = []
+    data = classify(tmp_path, rows, eval_fraction=0.2, seed=seed).read(notes.append)
+    evaluated = Counter(label for record in data.eval for label in record.labels)
+    assert evaluated == {"bad": 12, "good": 6}
+    assert "14 classes: 'bad' 48, 'good' 24, 'topic-" in notes[-1]
+    assert notes[-1].endswith(" 1, …")
+    tags = [["O", "B"]] * 10 + [["O", "rare"], ["O", "B", "other"]]
+    sentences = [{"words": ["a", "b", "c"][: len(each)], "tags": each} for each in tags]
+    options = TagOptions(data=write(tmp_path, sentences), eval_fraction=0.5, seed=seed)
+    data = Tag(options).read(lambda _: None)
+    assert [record.tags for record in data.eval] == [["O", "B"]] * len(data.eval)
+    assert len(data.eval) in (5, 6)
+    rows = [{"text": "t", "label": each} for each in "abcd"]
+    with pytest.raises(DatasetError, match="needs labels that occur at least twice"):
+        classify(tmp_path, rows, eval_fraction=0.5).read(lambda _: None)
 
 
 def test_several_labels_and_pairs(tmp_path: Path) -> None:

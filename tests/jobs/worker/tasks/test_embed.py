@@ -13,17 +13,19 @@ import pytest
 import torch
 
 from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.embed.task import Embed, EmbedOptions, rank_candidates
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, prepare
 from jobs.worker.training.options import SMALL
 from tests.jobs.worker.fast.test_communication import run_ranks
 from tests.jobs.worker.forked_ranks import run_forked
+from tests.jobs.worker.threaded_ranks import run_threaded
 
 RANK = """
 import sys, torch
@@ -125,6 +127,45 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
     assert result["scores"]["mrr"] == pytest.approx(100 * np.mean([*known.values()]), abs=0.01)
     assert result["candidates"] == len(subjects)
     assert result["scores"]["recall_at_1"] > 60, "by chance, 17"
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode_cls_token": True}, {"pooling_mode": "cls"}, {"pooling_mode": "max"}]
+)
+@pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
+def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path, pooling: dict[str, Any]) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    def work(ranks: Ranks) -> None:
+        task = Embed(replace(Embed.demo, model=model, max_length=16))
+        context = RankContext(task.options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        save_model(folder, task.load(context, task.read(lambda _: None)))
+
+    model, folder, prompts = "scratch", tmp_path / "base", {"query": "Represent this: "}
+    folder.mkdir()
+    run_threaded(1, work)
+    model = str(folder / "model")
+    size = {"word_embedding_dimension": 128}
+    (folder / "model/1_Pooling/config.json").write_text(json.dumps({**size, **pooling}))
+    (folder / "model/config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": prompts})
+    )
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    if pooling == {"pooling_mode": "max"}:
+        with pytest.raises(
+            ModelError, match="the model's pooling is 'max'; `embed` has mean and cls"
+        ):
+            run_threaded(1, work)
+        return
+    run_threaded(1, work)
+    theirs = SentenceTransformer(str(folder / "model"), device="cpu")
+    assert theirs.prompts["query"] == prompts["query"]
+    texts = ["one text", "another longer text"]
+    own = predict(folder / "model", [{"text": text} for text in texts])
+    vectors = torch.tensor([each["embedding"] for each in own])
+    found = theirs.encode(texts, convert_to_tensor=True)
+    assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
 
 
 @pytest.mark.parametrize(

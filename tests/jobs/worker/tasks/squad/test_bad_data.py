@@ -78,6 +78,10 @@ def answer(content: dict[str, Any]) -> Any:
             lambda c: question(c).update(is_impossible=True),
             f"{QUESTION}: has answers, although 'is_impossible' is true",
         ),
+        (
+            lambda c: question(c).update(is_impossible="true"),
+            f"{QUESTION}: 'is_impossible' is not true or false: 'true'",
+        ),
         (lambda c: question(c).update(answers={}), f"{QUESTION}: 'answers' is not a list"),
         (lambda c: answer(c).update(text=""), f"{QUESTION}: 'text' is empty"),
         (lambda c: answer(c).pop("answer_start"), f"{QUESTION}: has no 'answer_start'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jobs.worker.tasks.squad.answers import (
     MAX_LENGTH,
     NO_SPAN,
     STRIDE,
+    Batch,
     Spans,
     answers,
     ask,
@@ -254,3 +256,40 @@ def test_without_such_questions_nothing_is_different(
     assert "no_answer_threshold" not in read(tmp_path / "model" / "config.json")
     (found,) = predict_rows(tmp_path / "model", [{"question": "Why?", "context": "eight cores"}])
     assert [*found] == ["text", "score", "start"]
+
+
+def mark_whole_passages(_: Any, features: Features, *__: Any) -> Iterator[Batch]:
+    """Yield the logits of a model whose best answer is always the whole passage."""
+    for number in range(len(features.lengths)):
+        window = features.take(np.array([number]))
+        start, end = np.zeros((2, 1, int(window.lengths[0])), dtype=np.float32)
+        begin, count = int(window.windows.front[0]), int(window.windows.width[0])
+        start[0, begin] = end[0, begin + count - 1] = 9
+        yield Batch(np.array([number]), start, end)
+
+
+@pytest.mark.parametrize(("longest", "is_enough"), [(40, False), (120, True)])
+def test_answers_can_be_as_long_as_asked_and_longer_ones_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_enough: bool
+) -> None:
+    """Also in `predict`, from the saved model."""
+    monkeypatch.setattr("jobs.worker.tasks.squad.answers.run_windows", mark_whole_passages)
+    context = " ".join(["word"] * 50)
+    asked = [
+        Question("long", "Which words?", context, (Answer(context, 0),)),
+        Question("short", "Which word?", context, (Answer("word", 0),)),
+    ]
+    task, log = Squad(replace(OPTIONS, max_length=384, max_answer_length=longest)), io.StringIO()
+
+    def work(ranks: Ranks) -> str:
+        context = RankContext(task.options, ranks, Events(0, log), Precision("fp32", ""))
+        loaded = task.load(context, Data(asked, "", asked, ""))
+        features = task.prepare(context, loaded, asked)
+        save_model(tmp_path, loaded)
+        return predict(context, loaded, asked, features).texts["long"]
+
+    (found,) = run_threaded(1, work)
+    _, saved = load_trained(str(tmp_path / "model"))
+    assert [found == context, ask(saved, asked)[0].text == context] == [is_enough] * 2
+    note = f"1 of 2 questions have answers of more than {longest} tokens"
+    assert (note in log.getvalue()) is not is_enough

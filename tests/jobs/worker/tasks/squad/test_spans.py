@@ -52,17 +52,18 @@ def test_a_span_never_leaves_the_passage_nor_ends_before_its_start() -> None:
     assert only(best_spans(start, end, windows((2, 4)))) == (9.0, 3, 8)
 
 
+@pytest.mark.parametrize("longest", [1, MAX_ANSWER_TOKENS, 45, 100])
 @pytest.mark.parametrize("width", [1, 2, 29, 30, 31, 60])
-def test_a_span_is_the_best_of_all_allowed_ones(width: int) -> None:
+def test_a_span_is_the_best_of_all_allowed_ones(width: int, longest: int) -> None:
     random = np.random.default_rng(width)
     for _ in range(20):
         start, end = random.normal(size=(2, 1, 70)).astype(np.float32)
         allowed = [
             (float(start[0, i] + end[0, j]), 3 * (i - 9), 3 * (j - 9) + 2)
             for i in range(9, 9 + width)
-            for j in range(i, min(9 + width, i + MAX_ANSWER_TOKENS))
+            for j in range(i, min(9 + width, i + longest))
         ]
-        assert only(best_spans(start, end, windows((9, width)))) == max(allowed)
+        assert only(best_spans(start, end, windows((9, width)), longest)) == max(allowed)
 
 
 def test_the_first_of_equal_spans_wins() -> None:

@@ -1,0 +1,147 @@
+"""The rows in the output of `predict` are those of its input, for every format of both."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jobs.worker.data.readers import read_table
+from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.tasks.classify import Classify
+from jobs.worker.tasks.predict_file import Predicted, PredictOptions, _read_items
+
+Rows = list[dict[str, Any]]
+FOUND = {"labels": {"x": 0.5}}
+ADDED = {"predicted_label": "x", "probability": 0.5}
+
+texts = st.text(
+    st.one_of(
+        st.sampled_from("a,;#\"'\t\n\r \u00a0\u2028\x0b"),
+        st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
+    ),
+    min_size=1,
+    max_size=12,
+).filter(str.strip)
+rows = st.lists(
+    st.fixed_dictionaries({"text": texts, " note": texts, "label": texts}), min_size=1, max_size=5
+)
+
+
+def predict(source: Path, name: str) -> Rows:
+    """Return the rows of the output file, as another library reads them."""
+    table, output = read_table(str(source)), source.with_name(name)
+    items = _read_items(Classify, table, PredictOptions("", "", ""), [])
+    saved = source.with_name("part.json")
+    saved.write_text(json.dumps([FOUND] * len(items)))
+    Predicted(table, {saved: items}, several=False).write(output, [], lambda _: None)
+    if name.endswith(".parquet"):
+        found: Rows = pq.read_table(output).to_pylist()
+    elif name.endswith(".csv"):
+        with output.open(newline="", encoding="utf-8") as file:
+            found = [dict(row) for row in csv.DictReader(file, strict=True)]
+    else:
+        with output.open(newline="\n", encoding="utf-8") as file:
+            found = [json.loads(line) for line in file]
+    return found
+
+
+def write_csv(path: Path, given: Rows, **how: Any) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*given[0]], **how)
+        writer.writeheader()
+        writer.writerows(given)
+
+
+def write_json(path: Path, given: Rows) -> None:
+    path.write_text(json.dumps(given, ensure_ascii=False), encoding="utf-8")
+
+
+def write_lines(path: Path, given: Rows) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in given]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def write_parquet(path: Path, given: Rows) -> None:
+    pq.write_table(pa.Table.from_pylist(given), path)
+
+
+def write_tsv(path: Path, given: Rows) -> None:
+    write_csv(path, given, delimiter="\t")
+
+
+WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+    "a.csv": write_csv,
+    "a.tsv": write_tsv,
+    "a.json": write_json,
+    "a.jsonl": write_lines,
+    "a.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("output", ["b.csv", "b.jsonl", "b.parquet"])
+@pytest.mark.parametrize("name", WRITERS)
+@given(given=rows)
+@example(given=[{"text": "one\n\ntwo", " note": "a\rb", "label": '"'}])
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_every_row_is_written_back(name: str, output: str, given: Rows) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, name)
+        WRITERS[name](source, given)
+        try:
+            found = predict(source, output)
+        except DatasetError as error:
+            # In quotes, tabs and line breaks can look like rows.
+            if name != "a.tsv" or "a quotation mark begins a cell" not in error.message:
+                raise
+            return
+    expected = [{**row, **ADDED} for row in given]
+    if output == "b.csv":
+        expected = [{key: str(value) for key, value in row.items()} for row in expected]
+    assert found == expected
+
+
+words = texts.filter(lambda text: not {*text} & {*"\t\r\n"} and not text.startswith(("#", "-DOC")))
+
+
+@given(
+    given=st.lists(
+        st.lists(st.tuples(words, words), min_size=1, max_size=4), min_size=1, max_size=4
+    )
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_words_between_tabs_are_read_as_they_are(given: list[list[tuple[str, str]]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.conll")
+        text = "\n".join("".join(f"{word}\t{tag}\n" for word, tag in each) for each in given)
+        path.write_text(text, encoding="utf-8")
+        found = read_table(str(path)).rows
+    assert [[*zip(row["words"], row["tags"], strict=True)] for row in found] == given
+
+
+@given(
+    given=st.lists(texts.map(lambda text: " ".join(text.split())), min_size=1, max_size=4),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_texts_between_empty_lines_have_no_carriage_returns(given: list[str], end: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.txt")
+        path.write_bytes(f"{end}{end}".join(f"{text}{end} more" for text in given).encode())
+        assert [row["text"] for row in read_table(str(path)).rows] == [f"{x}\n more" for x in given]
+
+
+def test_a_column_of_an_earlier_prediction_is_kept(tmp_path: Path) -> None:
+    given = [{"text": "a", "label": "y", "predicted_label": "z"}]
+    write_lines(tmp_path / "a.jsonl", given)
+    (found,) = predict(tmp_path / "a.jsonl", "b.jsonl")
+    assert found == {**given[0], "predicted_predicted_label": "x", "probability": 0.5}

@@ -164,8 +164,8 @@ def test_only_the_head_runs_slurmctld(tmp_path: Path, hostname: str, is_head: bo
     assert (machine.shell(command).returncode == 0) is is_head
 
 
-# No other process has the first one: the script kills a user's processes in any slurmd's control group, and here
-# those of the embedded cloud's nodes are visible.
+# The first user has no process: the script kills all of a user's in any slurmd's control group, and those
+# of the embedded cloud's nodes can be seen from here.
 @pytest.mark.parametrize("uid", ["61234", "0"])
 def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: str) -> None:
     machine = Machine.make(tmp_path)

@@ -201,11 +201,33 @@ def open_session(region: str | None = None, *, buys: bool = False) -> boto3.sess
         )
         roles = core.get_component("credential_provider").get_provider("assume-role")
         roles.cache = _RoleCache(_FOR_PURCHASE if buys else timedelta())
+        session.get_credentials()
+        profile = core.get_scoped_config()
     except BotoCoreError as error:
         raise explain_credentials(error) or UsageError(
             f"AWS configuration can't be used: {error}"
         ) from None
+    # botocore does not check whether a credential_process exists, nor the type of what it prints.
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"cannot use the AWS credentials: {error}", hint=_PROCESS_HINT) from None
+    _check_endpoint(os.environ.get("AWS_ENDPOINT_URL") or profile.get("endpoint_url", ""))
     return session
+
+
+def _check_endpoint(url: str) -> None:
+    """Raise :class:`UsageError` if nothing listens at the configured endpoint: calls would be repeated."""
+    place = urllib.parse.urlsplit(url)
+    if not place.hostname or get_environ_proxies(url):
+        return
+    port = place.port or (80 if place.scheme == "http" else 443)
+    try:
+        socket.create_connection((place.hostname, port), timeout=5).close()
+    except OSError as error:
+        raise UsageError(
+            f"the AWS configuration sends all calls to {url}, which does not answer: {error}",
+            hint="start what serves it, or remove endpoint_url from the profile or AWS_ENDPOINT_URL from "
+            "the environment",
+        ) from None
 
 
 def find_profile(session: boto3.session.Session | None) -> str:
@@ -222,7 +244,10 @@ CREDENTIALS_HINT = (
     "to try the tool without an account: --cloud local"
 )
 _SSO = (boto.SSOError, boto.TokenRetrievalError)
-_UNUSABLE = (boto.CredentialRetrievalError, boto.InvalidConfigError, boto.ConfigParseError)
+_PROCESS_HINT = (
+    "run the profile's credential_process yourself: it must print the JSON that "
+    "https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html describes"
+)
 _NO_MFA_CODE = (
     "AWS accepts an MFA code only once: wait for the next one, then run the same command again"
 )
@@ -269,8 +294,14 @@ def explain_credentials(error: Exception) -> UsageError | None:
         return UsageError(
             f"cannot use the AWS credentials: {error}", hint="uv pip install 'boto3[crt]'"
         )
-    if isinstance(error, _UNUSABLE):
-        return UsageError(f"cannot use the AWS credentials: {error}", hint=CREDENTIALS_HINT)
+    if isinstance(error, boto.CredentialRetrievalError):
+        said = " ".join(str(error).split())
+        is_process = error.kwargs.get("provider") == "custom-process"
+        hint = _PROCESS_HINT if is_process else CREDENTIALS_HINT
+        return UsageError(f"cannot use the AWS credentials: {said}", hint=hint)
+    if isinstance(error, (boto.InvalidConfigError, boto.ConfigParseError)):
+        hint = "correct the profile in ~/.aws/config or ~/.aws/credentials, or set AWS_PROFILE"
+        return UsageError(f"cannot use the AWS credentials: {error}", hint=hint)
     return None
 
 

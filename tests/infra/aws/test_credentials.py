@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore import exceptions as boto
 
 from infra.aws.clients import translate_boto_error
+from infra.aws.cloud import open_session
 from infra.errors import UsageError
 
 
@@ -33,7 +35,12 @@ from infra.errors import UsageError
         ),
         (boto.RefreshWithMFAUnsupportedError(), "MFA has expired", "same command again"),
         (boto.CredentialRetrievalError(provider="x", error_msg="y"), "from x: y", "aws login"),
-        (boto.InvalidConfigError(error_msg="odd"), "odd", "aws configure"),
+        (
+            boto.CredentialRetrievalError(provider="custom-process", error_msg="boom\n"),
+            "from custom-process: boom",
+            "credential_process",
+        ),
+        (boto.InvalidConfigError(error_msg="odd"), "odd", "correct the profile"),
     ],
 )
 def test_each_cause_names_its_remedy(
@@ -47,6 +54,48 @@ def test_each_cause_names_its_remedy(
     assert text in explained.message
     assert "\n" not in explained.message
     assert hint in str(explained.hint)
+
+
+GOOD = '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s"}'
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "text", "hint"),
+    [
+        ("credential_process = /bin/echo {}", None, "Unsupported version", "credential_process"),
+        ("credential_process = /bin/echo []", None, "cannot use", "credential_process"),
+        ("credential_process = /bin/echo Password:", None, "cannot use", "credential_process"),
+        ("credential_process = /none/helper", None, "/none/helper", "credential_process"),
+        ("credential_process = /bin/sh -c 'exit 3'", None, "cannot use", "credential_process"),
+        ("role_arn = arn:aws:iam::1:role/x\nsource_profile = b", None, '"b"', "correct the prof"),
+        ("endpoint_url = http://127.0.0.1:9", "", "127.0.0.1:9", "remove endpoint_url"),
+    ],
+)
+def test_a_profile_that_cant_be_used_is_mended_as_the_hint_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bad: str,
+    good: str | None,
+    text: str,
+    hint: str,
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    config = tmp_path / "config"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_PROFILE", "a")
+
+    config.write_text(f"[profile a]\nregion = us-east-1\n{bad}\n")
+    with pytest.raises(UsageError) as caught:
+        open_session()
+    assert text in caught.value.message
+    assert "\n" not in caught.value.message
+    assert hint in str(caught.value.hint)
+
+    good = f"credential_process = /bin/echo '{GOOD}'" if good is None else good
+    config.write_text(f"[profile a]\nregion = us-east-1\n{good}\n")
+    open_session()
 
 
 @pytest.mark.parametrize(

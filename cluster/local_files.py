@@ -107,6 +107,17 @@ class ClusterFiles:
             head = f"{first}\n{second}\n" if account else f"{first}\n"
             write_private(self.ssh_config, head + ssh_config)
 
+    def follow_move(self) -> None:
+        """Correct the paths in the SSH configuration if this folder was moved, copied, or restored."""
+        here, names = f'"{self.folder}/', f"{self.key.name}|{self.known_hosts.name}"
+        for path in (self.ssh_config, self.ssh_hosts):
+            # A damaged file must not stop `down`.
+            with suppress(UsageError):
+                text = read_text(path, "")
+                mended = re.sub(rf'"[^"]*/(?=({names})")', lambda _: here, text)
+                if mended != text:
+                    write_private(path, mended)
+
     @contextmanager
     def lock(self, command: str = "") -> Iterator[None]:
         """Let only one command at a time change a cluster; the kernel frees the lock.

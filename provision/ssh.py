@@ -319,7 +319,9 @@ class SshHost:
     def _run(self, command: str, timeout_s: float | None) -> Result:
         connection = self._open()
         try:
-            done = connection.run(command, hide=True, warn=True, in_stream=False, timeout=timeout_s)
+            done = connection.run(
+                _in_bash(command), hide=True, warn=True, in_stream=False, timeout=timeout_s
+            )
         except (OSError, paramiko.SSHException, EOFError) as error:
             raise self._lose(f": {error or 'closed'}") from None
         return Result(done.exited, done.stdout, done.stderr)
@@ -349,7 +351,7 @@ class SshHost:
         try:
             channel = _open_session(connection.transport)
             channel.set_combine_stderr(combine_stderr)
-            channel.exec_command(command)
+            channel.exec_command(_in_bash(command))
         except (OSError, paramiko.SSHException, EOFError) as error:
             raise self._lose(f": {error or 'closed'}") from None
         return channel
@@ -440,6 +442,11 @@ def _require_success(name: str, command: str, done: Result) -> None:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
         what = f"`{_short(command)}` ended with {done.exit_code}"
         raise HostError(name, f"{what}: {' | '.join(last) or 'no output'}")
+
+
+def _in_bash(command: str) -> str:
+    """Return a command for any login shell."""
+    return f"exec bash -c {shlex.quote(command)}"
 
 
 def _short(command: str) -> str:

@@ -180,6 +180,7 @@ def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context
     Raises :class:`UsageError` if this machine created the cluster in another account.
     """
     files = ClusterFiles.of(args.name)
+    files.follow_move()
     given = {"allow": ask, "command": args.verb, **more}
     ctx = Context(cloud=cloud, clients=connect(cloud), files=files, **given)
     _check_account(ctx, args)

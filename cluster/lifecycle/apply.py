@@ -13,8 +13,9 @@ from cluster.lifecycle.deadline import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
 from cluster.slurm import job_queue
+from cluster.verify.queue import find_stopped, probe_queue
 from cluster.verify.reachability import find_unusable
-from cluster.verify.results import NodeAnswer, expect
+from cluster.verify.results import NodeAnswer, expect, name_some
 from cluster.verify.verify import check_nodes, probe_nodes, summarize_problems
 from infra.aws.clients import error_code, translate_boto_error
 from infra.ec2 import images, instances, key_pair, network, tags
@@ -332,6 +333,18 @@ class PlanApplier:
         digest = mesh_digest([node.instance for node in cluster.nodes])
         self.machines.label_head({tags.MESH: digest})
 
+    def _start_queue(self) -> None:
+        """Connect the nodes again if one that was connected before this plan has stopped its daemon."""
+        if any(action.kind is ActionKind.CONNECT for action in self.plan.actions):
+            return
+        names = [node.name for node in self.machines.cluster.nodes]
+        if stopped := find_stopped(probe_queue(self.machines.head_host), names):
+            self.ctx.progress.note(
+                f"{name_some(stopped)} not in the queue; connecting the nodes again"
+            )
+            self.machines.reach()
+            self._connect()
+
     def _submit_again(self) -> None:
         """If a worker has just become the head, restart the lost head's jobs on it."""
         head = self.machines.cluster.head.instance
@@ -376,6 +389,7 @@ class PlanApplier:
         text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
         machine = find_machine(self.ctx.clients.ec2, cluster.head.instance.instance_type)
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack, machine)
+        self._start_queue()
         lifetime, open_host = self.record.lifetime, self.machines.open_host
         answers = reset_guards(self.ctx, cluster, answers, expected, lifetime, open_host)
         text += summarize_problems(check_nodes(answers, expected), expected)

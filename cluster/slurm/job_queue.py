@@ -92,7 +92,7 @@ _SUMMARIZE = f"""# asking how busy the queue is
 timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}
 """
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
-_NODE_DOWN = "a node that it requires is down; `spr-cluster repair` replaces it"
+_NODE_DOWN = "a node that it requires is down; `spr-cluster repair` restarts or replaces it"
 # Slurm's reasons in plain words:
 # https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES
 _REASONS = {

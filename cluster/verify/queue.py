@@ -49,6 +49,17 @@ def probe_queue(head: Host) -> QueueReport:
     return QueueReport(tuple(QueueNode(*node) for node in nodes))
 
 
+def find_stopped(report: QueueReport, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes on which Slurm does not run; all of them if it does not answer."""
+    running = {node.name for node in report.nodes if _runs(node)}
+    return [name for name in nodes if name not in running]
+
+
+def _runs(node: QueueNode) -> bool:
+    # An asterisk marks a node that does not answer.
+    return node.state in USABLE or (node.state.startswith("drain") and not node.state.endswith("*"))
+
+
 def check_queue(report: QueueReport, nodes: Sequence[str], expected: Expected) -> list[CheckResult]:
     """Fail for Slurm as a whole, or for each node that it does not know or use."""
     if report.error:
@@ -90,6 +101,7 @@ def _remedy(node: QueueNode, expected: Expected) -> str:
     if node.state.startswith("drain"):
         resume = f"sudo scontrol update nodename={node.name} state=resume"
         return f"Let it take jobs again:\n{expected.on_node('node0', resume)}"
-    # An asterisk marks a node that does not answer.
     start = expected.on_node(node.name, "sudo systemctl restart munge slurmd")
-    return f"Start its daemon again, or replace the node:\n{start}\n{expected.command('repair')}"
+    return (
+        f"Start its daemon again, there or with all others:\n{start}\n{expected.command('repair')}"
+    )

@@ -194,12 +194,13 @@ EXAMPLES
     mv "$root/examples.new" "$root/examples"
 fi
 
-# At the beginning: Debian's file ends early for a command such as `ssh node0 python`.
-path="PATH=$venv/bin:\$PATH"
-grep -qsFx "$path" ~/.bashrc || {
-    { echo "$path"; cat ~/.bashrc || true; } >~/.bashrc.new
-    mv -f ~/.bashrc.new ~/.bashrc
-}
+# For commands such as `ssh node0 python`. Because of SHLVL, bash does not read ~/.bashrc for them: what that
+# prints would be taken for their output. Login shells set PATH themselves.
+sudo mkdir -p /etc/ssh/sshd_config.d /etc/profile.d
+echo "SetEnv SHLVL=1 PATH=$venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" |
+    sudo tee /etc/ssh/sshd_config.d/00-spr-cluster.conf >/dev/null
+echo "PATH=$venv/bin:\$PATH" | sudo tee /etc/profile.d/spr-cluster.sh >/dev/null
+sudo systemctl reload ssh
 
 echo "@step checking versions"
 check

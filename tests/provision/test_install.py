@@ -168,14 +168,15 @@ def test_the_digest_is_written_last(node: Machine) -> None:
     assert {path.name for path in node.path("/opt/spr-cluster").iterdir()} == {"venv", "stack"}
 
 
-def test_the_environment_is_first_on_the_login_path(node: Machine) -> None:
-    node.path("/home/ubuntu/.bashrc").write_text("[ -t 0 ] || return\n")  # as Debian's
-    for digest in ("d1", "d2"):
-        run_script(node, make_stack(), digest)
+def test_the_environment_is_first_on_the_path_of_commands_and_logins(node: Machine) -> None:
+    assert "systemctl reload ssh" in run_script(node, make_stack())
 
-    found = node.shell(". ~/.bashrc; command -v python; grep -c PATH ~/.bashrc; PATH=; . ~/.bashrc")
-
-    assert found.stdout.split() == [str(node.path(f"{VENV}/bin/python")), "1"]
+    (setting,) = node.path("/etc/ssh/sshd_config.d/00-spr-cluster.conf").read_text().splitlines()
+    assert setting.split()[:2] == ["SetEnv", "SHLVL=1"]
+    folder = str(node.path(f"{VENV}/bin"))
+    assert setting.split()[2].startswith(f"PATH={folder}:/usr/local/sbin:")
+    found = node.shell(". /etc/profile.d/spr-cluster.sh; echo $PATH")
+    assert found.stdout.startswith(f"{folder}:")
 
 
 def test_an_installed_stack_is_a_no_op(node: Machine) -> None:

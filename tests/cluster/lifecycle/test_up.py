@@ -247,8 +247,24 @@ def test_the_same_again_changes_nothing_and_verifies(simulated_cloud: SimulatedC
     again = simulated_cloud.up(nodes=3)
 
     assert len(simulated_cloud.writes()) == before
-    assert simulated_cloud.steps.done[len(steps) :] == ["# querying the health of all nodes"]
+    asked = ["# querying the health of all nodes", "# asking the queue"]
+    assert simulated_cloud.steps.done[len(steps) :] == asked
     assert [n.instance.id for n in again.nodes] == [n.instance.id for n in first.nodes]
+
+
+@pytest.mark.parametrize("state", ["down*|Not responding", "idle*|none", "drained|by hand"])
+def test_a_node_whose_queue_daemon_has_stopped_is_connected_again(
+    simulated_cloud: SimulatedCloud, state: str
+) -> None:
+    first = simulated_cloud.prepared(nodes=2)
+    steps = list(simulated_cloud.steps.done)
+    simulated_cloud.change_machine(first.nodes[0].instance.id, queue={"node1": state})
+
+    simulated_cloud.up(nodes=2)
+
+    unpacked = [s for s in simulated_cloud.steps.done[len(steps) :] if 'tar -C "' in s]
+    # A node that someone has drained stays out of the queue.
+    assert len(unpacked) == (0 if state.startswith("drain") else 2)
 
 
 def test_up_without_options_keeps_the_cluster_as_it_is(simulated_cloud: SimulatedCloud) -> None:

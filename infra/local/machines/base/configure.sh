@@ -19,6 +19,13 @@ find /etc/cloud/cloud.cfg.d -name '*.cfg' ! -name 05_logging.cfg -delete
 # One source of data, known beforehand: nothing to search for.
 echo 'datasource: NoCloud' >/etc/cloud/ds-identify.cfg
 install -D -m 644 "$here/sshd.conf" /etc/ssh/sshd_config.d/10-embedded-cloud.conf
+# Python's requests and httpx bring their own list of authorities; this is the machine's, which the host's is
+# mounted over. The machines share the host's CPUs: threads of OpenMP that wait must not spin.
+cat >>/etc/environment <<'VARIABLES'
+SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
+REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
+GOMP_SPINCOUNT=0
+VARIABLES
 install -D -m 644 "$here/metadata.sh" /usr/local/lib/embedded-cloud/metadata.sh
 install -m 644 "$here/metadata.socket" "$here/metadata@.service" /etc/systemd/system/
 systemctl enable metadata.socket >/dev/null 2>&1

@@ -131,7 +131,8 @@ def _default_of(flag: str, action: argparse.Action, args: argparse.Namespace) ->
     if "task" in args and action.dest in vars(TASKS[args.task].Options()):
         return getattr(TASKS[args.task].Options(), action.dest)
     keys = [key for key, option in OPTIONS.items() if option.flag == flag]
-    if args.verb in ("up", "plan", "doctor") and keys and OPTIONS[keys[0]].const is None:
+    fits = keys and keys[0] != "bake" and OPTIONS[keys[0]].const is None
+    if args.verb in ("up", "plan", "doctor") and fits:
         return ClusterOptions.model_fields[keys[0]].default
     return None
 

@@ -44,7 +44,7 @@ PROGRAMS = {
     *("systemctl", "systemd-run", "tar", "timeout", "torchrun", "uv"),
 }
 """Messages that name one of them may have its options."""
-NEW_PATHS = {"jobs/worker/tasks/score.py"}
+NEW_PATHS = {"jobs/worker/tasks/score.py", "cluster/cli/zones.py"}
 """Files that a page lets the reader create."""
 FOREIGN_OPTIONS = {
     "--hash": "of pip",

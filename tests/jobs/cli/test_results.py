@@ -120,6 +120,22 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
     assert len(line.must("jobs", "--all").out.splitlines()) == 16
 
 
+def test_on_a_terminal_no_word_of_a_cause_is_cut(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = {"state": "failed", "exit_code": 1, **_CAUSE, "message": "a long reason " * 20}
+    line.machines.staged.clear()
+    one = listed("squad-1", begin=_BEGUN, end={**_DONE, **cause})
+    line.stage("node0", "listing the jobs", Result(0, one, ""))
+    for module in ("display", "output"):
+        monkeypatch.setattr(f"cluster.console.{module}.terminal_width", lambda _: 80)
+    rows = line.must("jobs").out.splitlines()
+    assert max(map(len, rows)) <= 80
+    assert {word for row in rows[2:-1] for word in row.split()} <= {
+        *("squad-1:", "rank", "1", "on", "ip-5:", "a", "long", "reason"),
+    }
+
+
 def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "", ""))

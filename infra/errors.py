@@ -42,14 +42,17 @@ class UsageError(SprError):
     exit_code = 2
 
 
+def how_to_install(extra: str) -> str:
+    """Return the commands that install an extra of pyproject.toml."""
+    install = f"install '.[{extra}]'"
+    return f"in spr-cluster's source folder: pip {install}; with pipx: pipx runpip spr-cluster {install}"
+
+
 class MissingExtraError(UsageError):
     """An optional Python package is not installed; ``extra`` of pyproject.toml installs it."""
 
     def __init__(self, message: str, extra: str) -> None:
-        install = f"install 'spr-cluster[{extra}]'"
-        super().__init__(
-            message, hint=f"pip {install}; with pipx: pipx runpip spr-cluster {install}"
-        )
+        super().__init__(message, hint=how_to_install(extra))
 
 
 class CloudError(SprError):

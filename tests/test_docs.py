@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
+import pytest
+
 from infra.local.faults import parse_faults
+from infra.spec import OPTIONS as SPEC_OPTIONS
 from jobs.cli import COMMANDS
 from tests.jobs.cli.test_commands_page import parsers_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
+FOLDERS = ("infra", "provision", "cluster", "jobs")
+PARSERS = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
+OPTIONS = {o for parser in PARSERS.values() for a in parser._actions for o in a.option_strings}
+OTHER_PROGRAMS = [
+    path.read_text()
+    for folder in ("benchmarks", "tests")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+]
+CODE = "\n".join(
+    path.read_text()
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".sh", ".toml", ".conf", ".cfg")
+)
+IN_REPOSITORY = [
+    str(path.relative_to(ROOT))
+    for folder in (*FOLDERS, "tests")
+    for path in (ROOT / folder).rglob("*")
+    if "__pycache__" not in path.parts
+]
+PROGRAMS = {
+    *("apt-get", "aws", "cloud-init", "kubectl", "lscpu", "mkdir", "mpirun", "pip"),
+    *("ps", "rsync", "sbatch", "scontrol", "sinfo", "squeue", "srun", "sudo"),
+    *("systemctl", "systemd-run", "tar", "timeout", "torchrun", "uv"),
+}
+"""Messages that name one of them may have its options."""
+NEW_PATHS = {"jobs/worker/tasks/score.py", "cluster/cli/zones.py"}
+"""Files that a page lets the reader create."""
+FOREIGN_OPTIONS = {
+    "--hash": "of pip",
+    "--no-": "a part of one",
+    "--no-requeue": "of sbatch",
+    "--profile": "of the AWS CLI",
+    "--trial-seconds": "of the worker",
+}
 
 
 def code_of(page: str, language: str) -> str:
@@ -52,18 +94,129 @@ def test_the_documented_faults_are_valid() -> None:
     assert {*type(faults).model_fields} <= {*re.findall(r"\w+", text)}
 
 
-def test_documented_commands_have_the_options_that_they_show() -> None:
-    parsers = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
-    unknown = []
-    for page in (page for page in PAGES if page.name != "commands.md"):
-        for inline, line in re.findall(
-            r"`(spr-cluster [^`]+)`|^ +(?:\$ )?(spr-cluster .*)", page.read_text(), re.M
-        ):
-            words = re.split(r"  | -- | && |#", inline or line)[0].split()
-            progs = (" ".join(words[:n]) for n in (4, 3, 2))
-            parser = next((parsers[prog] for prog in progs if prog in parsers), None)
-            known = {o for a in parser._actions for o in a.option_strings} if parser else set()
-            for word in words:
-                if word.startswith("--") and parser and word.partition("=")[0] not in known:
-                    unknown.append(f"{page.name}: {parser.prog} {word}")
-    assert unknown == []
+def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield every text of a module with its line; "…" stands for a value in it."""
+    parts: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts.update(node.values)
+            words = (str(v.value) if isinstance(v, ast.Constant) else "…" for v in node.values)
+            yield node.lineno, "".join(words)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
+            yield node.lineno, node.value
+
+
+@cache
+def commands_of_the_product() -> dict[str, set[str]]:
+    """Return what :func:`commands_in` finds in the pages and in every text in the product's code.
+
+    These texts are help, hints, messages, and docstrings; the keys say where each command is.
+    """
+    found = {}
+    for page in [*PAGES, *ROOT.glob("jobs/cli/setup/*.md"), ROOT / "CHANGELOG.md"]:
+        found[page.name] = set(commands_in(page.read_text()))
+    for path in (each for folder in FOLDERS for each in (ROOT / folder).rglob("*.py")):
+        for line, text in strings_of(ast.parse(path.read_text())):
+            where = f"{path.relative_to(ROOT)}:{line}"
+            found[where] = {*commands_in(text), *bare_options_in(text)}
+    return found
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """Yield what a reader takes for code: in backquotes, in indented lines, or after our name."""
+    text = re.sub(r"```.*?```", "", text, flags=re.S).replace("``", "`")
+    for line in re.findall(r"(?m)^ {2,}(?:\$ )?(spr-cluster .*)", text):
+        yield re.split(r"  | && |#", line)[0]
+    yield from (" ".join(each.split()) for each in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text))
+    yield from re.findall(r"spr-cluster [a-z0-9-]+(?: --[\w-]+(?: [^\s-][^\s;:,)]*)?)+", text)
+
+
+def bare_options_in(text: str) -> Iterator[str]:
+    """Yield the options in a message that has no backquotes, unless it is another program's command."""
+    if " " in text and text[0] != "-" and not PROGRAMS & {*re.findall(r"[\w-]+", text)}:
+        yield from re.findall(r"(?<![\w`-])--[a-z][\w-]*", text)
+
+
+def unknown_in(command: str) -> Iterator[str]:
+    """Yield the options of a command that don't exist, and a command of ours that doesn't."""
+    words = command.split(" -- ")[0].split()
+    ours = words[:1] == ["spr-cluster"]
+    words = words[1:] if ours else words
+    words = words[1:] if words[:1] == ["config"] and words[1:2] and words[1] in COMMANDS else words
+    progs = (" ".join(["spr-cluster", *words[:n]]) for n in (3, 2, 1))
+    parser = next((PARSERS[prog] for prog in progs if prog in PARSERS), None)
+    if ours and words and words[0].isalnum() and words[0].islower() and words[0] not in COMMANDS:
+        yield f"spr-cluster {words[0]}"
+    if not ours and parser is None and words and not words[0].startswith("-"):
+        return  # another program's, or no command at all
+    known = {o for a in parser._actions for o in a.option_strings} if parser else OPTIONS
+    given = [match[0] for word in words if (match := re.match(r"--[a-z][\w-]*", word))]
+    yield from (word for word in given if word not in known and "_" not in word)
+
+
+def is_elsewhere(option: str, where: str) -> bool:
+    """Return whether an option is one of a benchmark or of another program that a page speaks of."""
+    if where in ("results.md", "README.md", "aws-check.md", "run.md"):
+        return any(f'"{option}"' in text for text in OTHER_PROGRAMS)
+    return option in FOREIGN_OPTIONS
+
+
+@pytest.mark.parametrize("text", ["`up --disk` makes", "try spr-cluster up --disk 9", "`--disk`"])
+def test_an_option_that_does_not_exist_is_found(text: str) -> None:
+    assert [*chain(*map(unknown_in, commands_in(text)))] == ["--disk"]
+
+
+def test_options_in_pages_help_and_hints_exist() -> None:
+    unknown = {
+        f"{where}: {option} in {command!r}"
+        for where, commands in commands_of_the_product().items()
+        for command in commands
+        for option in unknown_in(command)
+        if not is_elsewhere(option, where)
+    }
+    assert not unknown
+
+
+def paths_in(commands: Iterable[str]) -> Iterator[str]:
+    for command in commands:
+        if re.fullmatch(r"(?!-)[~.]?[\w/.-]*/[\w/.-]*", command) and command != "/":
+            yield command
+
+
+def path_exists(path: str) -> bool:
+    """Return whether a path is one of the repository, or its parts are names in the product's code."""
+    parts = [part for part in path.split("/") if part not in ("", "~", ".", "..")]
+    if parts[0] in {*FOLDERS, "tests", "docs", "benchmarks"}:
+        return (ROOT / path).exists() or "NAME" in path
+    if any(f"/{each}/".endswith(f"/{'/'.join(parts)}/") for each in IN_REPOSITORY):
+        return True
+    fixed = [part for part in parts if not re.fullmatch(r"[A-Z]+", part)]
+    return all(re.search(rf"(?<![\w.-]){name_of(part)}(?![\w-])", CODE) for part in fixed)
+
+
+def name_of(part: str) -> str:
+    """Return a pattern for a name, in which N, NAME, and the like stand for a value in braces."""
+    return re.sub(r"\\?-?\b(N|REGION|NAME)\b", ".*", re.escape(part))
+
+
+@pytest.mark.parametrize("path", ["~/spr-job/JOB/", "docs/none.md", "results/JOB/jib/log"])
+def test_a_path_that_does_not_exist_is_found(path: str) -> None:
+    assert [each for each in paths_in(commands_in(f"see `{path}`")) if not path_exists(each)] == [
+        path
+    ]
+
+
+def test_paths_in_pages_help_and_hints_exist() -> None:
+    unknown = {
+        f"{where}: {path}"
+        for where, commands in commands_of_the_product().items()
+        for path in paths_in(commands)
+        if path not in NEW_PATHS and not path_exists(path)
+    }
+    assert not unknown
+
+
+def test_the_page_names_all_options_that_cannot_change() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text().partition("can't change these")[2]
+    fixed = {option.flag for option in SPEC_OPTIONS.values() if option.fixed}
+    assert fixed == {*re.findall(r"`(--[\w-]+)`", text)}

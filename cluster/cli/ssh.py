@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cluster import user_ssh
 from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
-from cluster.console.output import say
+from cluster.console.output import has_terminal, say
 from cluster.console.parser import Parser, SubParsers, add_command
 from infra.errors import UsageError
 
@@ -110,7 +110,9 @@ def run(args: argparse.Namespace) -> int:
     if args.no_shell:
         ports.append("-N")
         say(f"forwarding {', '.join(args.forward)} on {found.name}; Ctrl-C ends it")
-    argv = [client, "-F", str(ctx.files.ssh_config), *ports, found.name, *command]
+    # Without a terminal there, Ctrl-C would leave the command running.
+    terminal = ["-t", "-o", "LogLevel=ERROR"] if command and has_terminal() else []
+    argv = [client, "-F", str(ctx.files.ssh_config), *ports, *terminal, found.name, *command]
     code = run_client(argv)
     if code == NOT_CONNECTED and ctx.access.repair_rule():
         if command:

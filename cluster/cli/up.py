@@ -91,7 +91,8 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "repair",
         "Restore a cluster: replace nodes that are missing, stopped, impaired, or unreachable. If the\n"
-        "head is missing, a worker becomes the head. A job that has lost a node is ended.",
+        "head is missing, a worker becomes the head. A job that has lost a node and may run again\n"
+        "(--retries) waits for this.",
         _REPAIR_EXAMPLES,
         run=run_repair,
     )
@@ -102,7 +103,7 @@ def add_parser(subparsers: SubParsers) -> None:
         help="address ranges that may use SSH, or `auto`, as for `up` (default: unchanged)",
     )
     repair.add_argument("--dry-run", action="store_true", help="show what would be done")
-    add_yes_option(repair, "buy, and end a job that has lost a node, without asking")
+    add_yes_option(repair, "buy without asking")
 
 
 def run(args: argparse.Namespace) -> int:

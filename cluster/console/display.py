@@ -28,7 +28,7 @@ class _Phase:
     depth: int
     start: float = field(default_factory=time.monotonic)
     end: float | None = None
-    failed: bool = False
+    mark: str = "[green]✓[/]"
     note: str = ""
 
     @property
@@ -90,8 +90,9 @@ class PlainProgress:
         self._say(phase, title)
         try:
             yield
-        except BaseException:
-            self._say(phase, f"failed after {format_seconds(phase.seconds)}: {title}")
+        except BaseException as error:
+            how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._say(phase, f"{how} after {format_seconds(phase.seconds)}: {title}")
             raise
         else:
             self._say(phase, f"done in {format_seconds(phase.seconds)}: {title}")
@@ -131,8 +132,8 @@ class TreeProgress:
         self._depth += 1
         try:
             yield
-        except BaseException:
-            phase.failed = True
+        except BaseException as error:
+            phase.mark = "[yellow]–[/]" if isinstance(error, KeyboardInterrupt) else "[red]✗[/]"
             raise
         finally:
             phase.end = time.monotonic()
@@ -165,7 +166,7 @@ class TreeProgress:
         for phase in list(self._phases):
             mark: RenderableType = self._spinner
             if phase.end is not None:
-                mark = "[red]✗[/]" if phase.failed else "[green]✓[/]"
+                mark = phase.mark
             note = f"\n[dim]{escape(phase.note)}[/]" if phase.note else ""
             mark = Padding(mark, (0, 0, 0, 2 * phase.depth))
             grid.add_row(mark, escape(phase.title) + note, format_seconds(phase.seconds))

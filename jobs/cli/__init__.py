@@ -19,7 +19,7 @@ _JOBS = {
     "cancel": Command("jobs.cli.jobs", "end a job on all nodes"),
     "fetch": Command("jobs.cli.results.fetch", "download a job's model, log, and results"),
     "report": Command("jobs.cli.results.report", "write a one-page report of a run"),
-    "predict": Command("jobs.cli.results.predict", "answer questions with a trained model"),
+    "predict": Command("jobs.cli.results.predict", "use a trained model on texts or a file"),
     "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
     "tune": Command("jobs.cli.tune", "find the fastest placement of a training job"),
     "scaling": Command("jobs.cli.tune", "measure a training job on more and more nodes"),

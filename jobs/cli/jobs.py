@@ -85,7 +85,7 @@ def run_jobs(args: argparse.Namespace) -> int:
     else:
         result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
         text = _render_list(launcher, found, now, every=args.all)
-    emit(args, text, result)
+    emit(args, wrap(text), result)
     return 0
 
 
@@ -105,7 +105,11 @@ def _run_stored(args: argparse.Namespace) -> int:
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
         words += ["--cloud", "local"] if args.cloud == "local" else []
         lines.append(f"To get the results of one: {shlex.join(words)}")
-    emit(args, "\n".join(lines), {"place": str(place), "jobs": [job.as_dict() for job in found]})
+    emit(
+        args,
+        wrap("\n".join(lines)),
+        {"place": str(place), "jobs": [job.as_dict() for job in found]},
+    )
     return 0
 
 
@@ -120,7 +124,7 @@ def _render_list(
     if hidden := len(found) - len(shown):
         lines.append(f"{counted(hidden, 'earlier job')}: --all")
     if launcher.outlook and any(job.is_active for job in found):
-        lines.append(wrap(launcher.outlook))
+        lines.append(launcher.outlook)
     return "\n".join(lines)
 
 

@@ -47,7 +47,7 @@ from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.tuned import TuningResult
 
 _TUNE_EXAMPLES = """\
-  spr-cluster tune {task} --data train.json --model ./my-encoder
+  spr-cluster tune {task}
   spr-cluster tune {task} --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
   spr-cluster tune {task} --batch-size 8,16,32      also compare batch sizes
 """
@@ -142,7 +142,7 @@ def _tune_row(trial: Trial, result: TrialResult) -> Sequence[str]:
 
 _SCALING_EXAMPLES = """\
   spr-cluster scaling {task} --nodes 1,2,4 --predict 8,16
-  spr-cluster scaling {task} --weak --batch-size 32 --model ./my-encoder
+  spr-cluster scaling {task} --weak --batch-size 32
 """
 _MAX_NODES = 256
 _NOT_COMPILED = (

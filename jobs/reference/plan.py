@@ -189,12 +189,14 @@ def locate_script(stack: Stack, folder: Path | None) -> tuple[ProgramFiles, str]
     if stack.examples:
         return ProgramFiles({}), f"{EXAMPLES}/{SCRIPT}"
     version = stack.pin(TRANSFORMERS)
+    lacking = [name for name in ("accelerate", "evaluate") if not stack.requirement(name)]
     archive = f"https://github.com/huggingface/transformers/archive/refs/tags/v{version}.tar.gz"
     raise UsageError(
         f"stack {stack.name} has no {SCRIPT}, which is not in transformers' wheel",
         hint="use a cluster with --stack intel or --stack reference, which have it; or --run-qa FOLDER with "
         f"the script of tag v{version}; or a stack of your own, in spr-cluster.toml: "
-        f'base = "{stack.name}", examples = "{archive}", python_packages = ["accelerate", "evaluate"]',
+        f'base = "{stack.name}", examples = "{archive}"'
+        + (f", python_packages = {json.dumps(lacking)}" if lacking else ""),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from datetime import datetime
 
 from cluster.console.parser import Parser, positive_int
@@ -15,7 +16,7 @@ from jobs.cli.shared.job_options import (
     read_shape,
     refuse_own_settings,
 )
-from jobs.launchers.kubernetes.manifests import HUB_TOKEN, Rendered, render
+from jobs.launchers.kubernetes.manifests import AMX_LABEL, HUB_TOKEN, Rendered, render
 from jobs.launchers.kubernetes.request import CLAIM_PATH, JOB_KINDS, TRAIN_JOB, Claim, PodOptions
 from jobs.launchers.launcher import check_forms
 from jobs.launchers.plan import PlacementOptions, new_job_id
@@ -27,6 +28,8 @@ from provision.stacks.load import DEFAULT_STACK, load_stack
 _NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_NODE_LABEL = rf"([a-z0-9.-]{{1,253}}/)?{_WORD}=({_WORD})?"
 _SIZE = r"[1-9][0-9]{0,8}(Mi|Gi|Ti|M|G|T)"
 # https://github.com/distribution/reference
 _IMAGE = r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,499}"
@@ -101,6 +104,14 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:
     text = "cores per rank for oneCCL (default: 1)"
     add("--ccl-workers", type=positive_int, metavar="N", help=text)
     add("--any-cpu", action="store_true", help="also run on nodes without AMX")
+    text = "only run on nodes with this label; repeatable"
+    add("--node-selector", action="append", default=[], type=_label, metavar="KEY=VALUE", help=text)
+
+
+def _label(text: str) -> list[str]:
+    if not re.fullmatch(_NODE_LABEL, text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a node's label, KEY=VALUE")
+    return text.split("=")
 
 
 def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
@@ -135,5 +146,5 @@ def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOption
         shape=read_shape(args),
         pull_secret=args.pull_secret,
         hub_secret=args.hub_secret,
-        any_cpu=args.any_cpu,
+        node_labels={**({} if args.any_cpu else {AMX_LABEL: "true"}), **dict(args.node_selector)},
     )

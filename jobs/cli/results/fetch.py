@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 # results.json is uploaded last: its presence means that the upload is complete.
 _BESIDE_MODEL = ("job/log", "job/job.json", "predictions.json", "null_odds.json", "results.json")
 _EXAMPLES = """\
-  spr-cluster fetch --last
+  spr-cluster fetch                            the newest job
   spr-cluster fetch squad-20260731-142501-k3f --results ./best
-  spr-cluster fetch --last --push-to s3://my-models/squad
+  spr-cluster fetch --push-to s3://my-models/squad
   spr-cluster fetch s3://my-results/squad-20260731-142501-k3f
 """
 
@@ -56,9 +56,9 @@ def add_parser(subparsers: SubParsers) -> None:
         _EXAMPLES,
         run=run,
     )
-    what = "job ID, such as squad-20260731-142501-k3f, or its URL, s3://BUCKET/PREFIX/JOB"
+    what = "job ID, or its URL, s3://BUCKET/PREFIX/JOB (default: the newest)"
     add_job_options(parser, what, stored=True)
-    parser.add_argument("--last", action="store_true", help="fetch the newest job")
+    parser.add_argument("--last", action="store_true", help="fetch the newest job, as without JOB")
     add_results_option(parser, "the files")
     parser.add_argument(
         "--all-checkpoints",
@@ -135,8 +135,8 @@ def files_to_push(results: Path) -> Mapping[str, Path]:
 
 
 def run(args: argparse.Namespace) -> int:
-    if bool(args.job) == args.last:
-        raise UsageError("expected a job ID or --last", hint="`spr-cluster jobs` lists the jobs")
+    if args.job and args.last:
+        raise UsageError("JOB and --last can't be used together")
     if args.results:
         check_writable(expand_home(args.results))
     if is_stored(args.job):

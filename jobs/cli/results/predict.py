@@ -54,10 +54,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "predict",
-        "Answer questions about a text, classify texts, or tag their words with a trained model: on this\n"
-        "machine if PyTorch and transformers are installed with this tool (the extra `job`), else on the\n"
-        "cluster's head. With --data and --output, predict for each row of a file, here or as a job on the\n"
-        "nodes of the cluster.",
+        "Use a trained model: answer questions about a text, classify texts, tag their words, compute their\n"
+        "vectors (embed) or their perplexity (lm). This happens on this machine if PyTorch and transformers\n"
+        "are installed with this tool (the extra `job`), else on the cluster's head. With --data and\n"
+        "--output, predict for each row of a file, here or as a job on the nodes of the cluster.",
         _EXAMPLES,
         run=detachable(run),
     )

@@ -12,12 +12,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cluster.cli.chosen_cluster import CLOUD_NAMES
 from cluster.cli.spec_options import read_spec_options
 from cluster.console.output import ask_for, emit, has_terminal, say
 from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, ProjectFile, read_project_file
-from infra.spec import CLUSTER_NAME, OPTIONS, ClusterOptions, parse_ssh_cidr, validate_options
+from infra.spec import OPTIONS, ClusterOptions, parse_ssh_cidr, validate_options
 from infra.words import render_duration
 from jobs.cli.shared.job_options import read_options
 from jobs.cli.shared.project_options import apply_project, file_options, parser_of
@@ -29,7 +30,7 @@ _EXAMPLES = """\
   spr-cluster config                   options of the cluster and the jobs
   spr-cluster config up --nodes 8      the same for a command line
   spr-cluster config run finetune      one job of spr-cluster.toml
-  spr-cluster config --init            ask four questions, and write a file
+  spr-cluster config --init            ask five questions, and write a file
   spr-cluster config --schema > spr-cluster.schema.json
 """
 
@@ -45,7 +46,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add_json_option(parser)
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--init", action="store_true", help="ask four questions, and write a new file")
+    way.add_argument("--init", action="store_true", help="ask five questions, and write a new file")
     way.add_argument(
         "--schema", action="store_true", help="print the file's JSON schema, for editors"
     )
@@ -131,7 +132,8 @@ def _default_of(flag: str, action: argparse.Action, args: argparse.Namespace) ->
     if "task" in args and action.dest in vars(TASKS[args.task].Options()):
         return getattr(TASKS[args.task].Options(), action.dest)
     keys = [key for key, option in OPTIONS.items() if option.flag == flag]
-    if args.verb in ("up", "plan", "doctor") and keys and OPTIONS[keys[0]].const is None:
+    fits = keys and keys[0] != "bake" and OPTIONS[keys[0]].const is None
+    if args.verb in ("up", "plan", "doctor") and fits:
         return ClusterOptions.model_fields[keys[0]].default
     return None
 
@@ -167,29 +169,37 @@ def _write_new() -> None:
         raise UsageError(f"{path} already exists", hint="`spr-cluster config` shows what it sets")
     if not has_terminal():
         raise UsageError("--init asks questions, but there is no terminal")
-    folder = re.sub(r"[^a-z0-9]+", "-", Path.cwd().name.lower()).strip("-")[:32]
-    name = _ask("Name of the cluster?", folder if re.fullmatch(CLUSTER_NAME, folder) else "spr")
-    nodes = _ask("How many nodes?", "2")
-    idle = _ask("Shut down after how long without a job?", "1h")
-    command = _ask("Which command trains?", "python train.py")
-    text = render_new(name, nodes, idle, command)
-    path.write_text(text)
+    folder = re.sub(r"[^a-z0-9]+", "-", Path.cwd().name.lower()).lstrip("0123456789-")[:32]
+    name = _ask("name", "Name of the cluster?", folder or "spr")
+    cloud = _ask("cloud", "Which cloud, aws or local (free, in containers)?", "aws")
+    nodes = _ask("nodes", "How many nodes?", "2")
+    idle = _ask("idle_timeout", "Shut down after how long without a job?", "1h")
+    command = ask_for("Which command trains? [python train.py]") or "python train.py"
+    path.write_text(render_new(name, cloud, nodes, idle, command))
     say(f"{path} is written. Next: spr-cluster up, then: spr-cluster run train")
 
 
-def _ask(question: str, default: str) -> str:
-    return ask_for(f"{question} [{default}]") or default
+def _ask(key: str, question: str, default: str) -> str:
+    """Ask until the answer is valid."""
+    while True:
+        text = ask_for(f"{question} [{default}]") or default
+        try:
+            if key in OPTIONS:
+                validate_options(**{key: OPTIONS[key].parse(text)})
+            elif text not in CLOUD_NAMES:
+                raise UsageError(f"expected {' or '.join(CLOUD_NAMES)}")
+        except UsageError as error:
+            say(error.message)
+        else:
+            return text
 
 
-def render_new(name: str, nodes: str, idle: str, command: str) -> str:
-    """Return a new file. Raises :class:`UsageError` for an invalid answer."""
-    options = {"name": name, "nodes": nodes, "idle_timeout": idle}
-    for key, text in options.items():
-        if not re.fullmatch(CLUSTER_NAME if key == "name" else r"[0-9]+[mhd]?", text):
-            raise UsageError(f"{key.replace('_', '-')} {text!r}: expected {OPTIONS[key].expected}")
+def render_new(name: str, cloud: str, nodes: str, idle: str, command: str) -> str:
+    """Return a new file with valid values."""
     return (
-        f'[cluster]  # the options of `spr-cluster up`\nname = "{name}"\nnodes = {int(nodes)}\n'
-        f'idle-timeout = "{idle}"\n\n[jobs.train]  # start it with: spr-cluster run train\n'
+        f'[cluster]  # the options of `spr-cluster up`\nname = "{name}"\ncloud = "{cloud}"\n'
+        f'nodes = {int(nodes)}\nidle-timeout = "{idle}"\n\n'
+        "[jobs.train]  # start it with: spr-cluster run train\n"
         f"command = {json.dumps(command, ensure_ascii=False)}\n"
     )
 

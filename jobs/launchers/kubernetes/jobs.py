@@ -36,7 +36,7 @@ _STARTING = {"", "ContainerCreating", "PodInitializing"}
 _SIGKILL = 137
 # The interface between kubelet and the container runtime.
 _RPC = re.compile(r"^rpc error: code = \w+ desc = ")
-_NO_LABEL = "no node has the label for AMX: install node-feature-discovery, or use --any-cpu"
+_NO_LABEL = "no node has the labels: install node-feature-discovery, or use --any-cpu"
 # By a word in the scheduler's message.
 _UNSCHEDULABLE = {
     "selector": _NO_LABEL,

@@ -165,8 +165,8 @@ def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> 
     if pods.kind != TRAIN_JOB:
         # Trainer's runtime patches have no such field.
         spec["automountServiceAccountToken"] = False
-    if not pods.any_cpu:
-        spec["nodeSelector"] = {AMX_LABEL: "true"}
+    if pods.node_labels:
+        spec["nodeSelector"] = {**pods.node_labels}
     if pods.pull_secret:
         spec["imagePullSecrets"] = [{"name": pods.pull_secret}]
     return spec
@@ -185,26 +185,27 @@ CLAIM_COMMENTS = {
     "NFS, CephFS, EFS, Filestore, and Azure Files do. Block storage can only serve one node.",
 }
 _REFERENCE = {
-    "spec": "The job of https://huggingface.co/docs/transformers/v4.49.0/en/perf_train_cpu_many, corrected. "
+    "spec": "The job of https://huggingface.co/docs/transformers/v4.37.2/en/perf_train_cpu_many, corrected. "
     "Corrected: it has no elasticPolicy. The original's (minReplicas 1, c10d, 10 restarts) also trains "
     "with one worker, with another global batch and thus another result.",
     "numProcPerNode": "Corrected: the original leaves it out, and it becomes the number of CPUs.",
-    "image": "Corrected: built from pinned packages. The original's "
-    "huggingface/transformers-pytorch-cpu:latest is another one every time.",
+    "image": "Corrected: built from pinned packages. The original leaves <image name>:<tag> open; its "
+    "Dockerfile adds transformers 4.35.2 to intel/ai-workflows:torch-2.0.1-huggingface-multinode-py3.9.",
     "command": "Corrected: oneCCL's environment is loaded before the ranks start. The original leaves "
     "out what its own section on bare metal requires.",
     "args": "Corrected: the output goes to a folder of this job, where a restarted pod finds its "
     "checkpoint. The original's folder is the same for all jobs.",
     "LD_PRELOAD": "Corrected: a name that the image makes. The original's libtcmalloc.so.4.5.9 is that of "
-    "one release, and its libiomp5.so of one image; a missing library is skipped with a warning.",
-    "OMP_NUM_THREADS": "Corrected: the original has 23 threads per rank and 200 CPUs per pod, regardless of "
-    "the node.",
+    "one release, and its /usr/local/lib/libiomp5.so of one image; a missing library is skipped with a "
+    "warning. Intel's OpenMP is preloaded only if the stack has intel-openmp.",
+    "OMP_NUM_THREADS": "Corrected: the original has 56 threads per rank, on a line that a stray hyphen makes "
+    "invalid YAML, and 200 CPUs per pod, regardless of the node.",
     "CCL_ATL_TRANSPORT": "Corrected: oneCCL's default is MPI, but torchrun starts the ranks, not mpirun.",
     "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
     "HF_HOME": "Corrected: one variable instead of TRANSFORMERS_CACHE, which is deprecated, and "
     "HF_DATASETS_CACHE.",
     AMX_LABEL: "Corrected: node-feature-discovery sets this label where the processor has AMX. The "
-    "original's node-type: spr is set by hand.",
+    "original's node-type: spr is set by hand; --node-selector adds such a label.",
     "shm": "Corrected: with a limit. Without one it may grow to half of the node's memory, and the pod is "
     "killed before that.",
     "restartPolicy": "Corrected: the replica's policy overrides the pod's, so there is only this one; the "

@@ -142,11 +142,14 @@ class Preflight:
     def _check_nodes(self) -> Iterable[KubernetesProblem]:
         every = self._list("/api/v1/nodes")
         nodes = [each for each in every if not dig(each, "spec").get("unschedulable")]
-        able = [each for each in nodes if self.pods.any_cpu or _has_amx(each)]
+        wanted = self.pods.node_labels.items()
+        able = [each for each in nodes if wanted <= dig(each, "metadata", "labels").items()]
         large = [each for each in able if self._fits(each)]
         if nodes and not able:
+            labels = " and ".join(f"{key}={value}" for key, value in wanted)
             fix = "install node-feature-discovery, or run on any processor with --any-cpu"
-            yield KubernetesProblem(f"no node has the label {AMX_LABEL}", fix, is_warning=True)
+            fix = fix if AMX_LABEL in self.pods.node_labels else "`kubectl get nodes --show-labels`"
+            yield KubernetesProblem(f"no node has the label {labels}", fix, is_warning=True)
         elif nodes and len(large) < self.pods.nodes:
             text = (
                 f"{len(large)} of {counted(len(able), 'suitable node')} can have a pod of "
@@ -188,10 +191,6 @@ def _is_chosen(storage_class: Manifest, wanted: str | None) -> bool:
     if wanted:
         return meta.get("name") == wanted
     return dig(meta, "annotations").get(_DEFAULT_CLASS) == "true"
-
-
-def _has_amx(node: Manifest) -> bool:
-    return dig(node, "metadata", "labels").get(AMX_LABEL) == "true"
 
 
 def find_missing_rights(api: KubernetesApi, wanted: Iterable[str]) -> Iterator[KubernetesProblem]:

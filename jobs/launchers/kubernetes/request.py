@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from infra.errors import UsageError
@@ -81,8 +82,8 @@ class PodOptions:
     pull_secret: str | None = None
     hub_secret: str | None = None
     """A secret with a hub token under the key ``HF_TOKEN``."""
-    any_cpu: bool = False
-    """Also run on nodes without AMX."""
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that a node must have."""
 
     @property
     def folder(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -15,7 +16,7 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from ..runtime.errors import DatasetError, first_line
+from ..runtime.errors import LARGER_DISKS, DatasetError, first_line
 from ..runtime.output import new_file
 
 TOGETHER = 10_000
@@ -122,7 +123,8 @@ def map_rows(path: Path, folder: Path, write: Callable[[Path], None]) -> MappedR
             return MappedRows(target)
     except OSError as error:
         why = f"its rows can't be kept in {folder}: {error.strerror or error}"
-        raise DatasetError(f"{path}: {why}", hint="`up --disk` makes larger disks") from error
+        hint = LARGER_DISKS if error.errno == errno.ENOSPC else None
+        raise DatasetError(f"{path}: {why}", hint=hint) from error
 
 
 def process_suffix() -> str:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+LARGER_DISKS = (
+    "remove files, or make a new cluster with larger disks (`up --volume-gib`; it can't change)"
+)
+
 
 class WorkerError(Exception):
     """A failure, exit code 1, with a message for the user and, if possible, a hint that names the fix."""

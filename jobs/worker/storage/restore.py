@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..runtime.errors import LARGER_DISKS
 from ..runtime.output import CHECKPOINTS
 from .client import connect
 from .download import Download, S3Object, StagingError, download_all
@@ -115,7 +116,7 @@ def _download(s3: S3Client, source: Source, partial: Path) -> None:
     free = shutil.disk_usage(str(partial)).free
     if shown.total + _SPARE_BYTES > free:
         sizes = f"{shown.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-        raise StagingError(f"{source.url}: has {sizes}", hint="`up --disk` makes larger disks")
+        raise StagingError(f"{source.url}: has {sizes}", hint=LARGER_DISKS)
     download_all(lacking)
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from ..runtime.errors import LARGER_DISKS
 from ..runtime.events import MARK, render_event
 from .client import S3Url, connect
 from .download import (
@@ -241,9 +242,7 @@ class Cache:
         free = shutil.disk_usage(self.root).free
         if needed > free:
             sizes = f"{needed / 1e9:.1f} GB of disk space, and {free / 1e9:.1f} GB are free"
-            raise StagingError(
-                f"{source.url}: needs {sizes}", hint="`up --disk` makes larger disks"
-            )
+            raise StagingError(f"{source.url}: needs {sizes}", hint=LARGER_DISKS)
 
     def prune(self, only: Sequence[str] | None = None) -> None:
         """Remove old versions, except those to which jobs that have not ended link.

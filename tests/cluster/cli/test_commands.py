@@ -497,6 +497,12 @@ def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     ]
     assert "Host node1" in Path(config).read_text()
 
+    monkeypatch.setattr("cluster.cli.ssh.has_terminal", lambda: True)
+    line.run("ssh", "node1")
+    line.run("ssh", "node1", "--", "lscpu")
+    terminal = ["-t", "-o", "LogLevel=ERROR"]
+    assert [argv[3:] for argv in line.ssh_calls[4:]] == [["node1"], [*terminal, "node1", "lscpu"]]
+
 
 def test_commands_report_a_locked_cluster(line: CommandLine) -> None:
     files = line.cloud.ctx.files.of("spr")

@@ -50,7 +50,11 @@ def test_plain_lines_tell_beginning_notes_and_end(capsys: pytest.CaptureFixture[
         with pytest.raises(ValueError, match="x"), progress.phase("broken"):
             raise ValueError("x")
 
+    with pytest.raises(KeyboardInterrupt), progress.phase("job"):
+        raise KeyboardInterrupt
+
     lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "interrupted after 0.0 s: job", "the job itself may continue"
     assert lines[:3] == ["outer", "  inner", "    half way"]
     assert lines[3].startswith("  done in 0.0 s: inner")
     assert lines[5].startswith("  failed after 0.0 s: broken")
@@ -65,6 +69,8 @@ def test_the_tree_shows_phases_notes_and_how_they_ended(monkeypatch: pytest.Monk
             progress.note("6 min of at most 40")
         with suppress(ValueError), progress.phase("Workers"):
             raise ValueError
+        with suppress(KeyboardInterrupt), progress.phase("Job"):
+            raise KeyboardInterrupt
         screen.print(progress._render())
 
     assert isinstance(screen.file, io.StringIO)
@@ -73,6 +79,7 @@ def test_the_tree_shows_phases_notes_and_how_they_ended(monkeypatch: pytest.Monk
     assert drawn[1].strip().startswith("✓ Head node")
     assert "6 min of at most 40" in drawn[2]
     assert drawn[3].strip().startswith("✗ Workers")
+    assert drawn[4].strip().startswith("– Job")
     assert drawn[1].rstrip().endswith("0.0 s")
 
 

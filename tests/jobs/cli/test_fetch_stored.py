@@ -119,7 +119,7 @@ def test_a_job_that_has_not_ended_is_said_to_be_so(
         (["s3://other/squad-1"], 2, "s3://other/squad-1: bucket 'other' does not exist"),
         (["s3://results"], 2, "fetch s3://results: expected a job's folder, such as"),
         ([URL, "--name", "x"], 2, f"--name: the job is read from {URL}: omit it"),
-        ([URL, "--last"], 2, "expected a job ID or --last"),
+        ([URL, "--last"], 2, "JOB and --last can't be used together"),
     ],
 )
 def test_refusals(

@@ -189,8 +189,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--push-to s3://models/../x" + _S3 + ", without empty parts, `.`, or `..`",
     ),
     # Fetched
-    ("fetch", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
-    ("fetch squad-1 --last", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
+    ("fetch squad-1 --last", "JOB and --last can't be used together"),
     (
         "fetch ../squad-1",
         "argument JOB: '../squad-1' is not a job ID: expected one such as squad-20260731-142501-k3f; "

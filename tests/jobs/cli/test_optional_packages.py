@@ -94,6 +94,6 @@ def test_a_job_on_kubernetes_names_the_extra(command: str) -> None:
     assert code == 2
     assert errors == (
         "spr-cluster: the Python package kubernetes is not installed\n"
-        "  → pip install 'spr-cluster[k8s]'; with pipx: pipx runpip spr-cluster install "
-        "'spr-cluster[k8s]'\n"
+        "  → in spr-cluster's source folder: pip install '.[k8s]'; with pipx: pipx runpip spr-cluster "
+        "install '.[k8s]'\n"
     )

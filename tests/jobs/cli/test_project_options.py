@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 from pathlib import Path
@@ -147,6 +148,7 @@ def test_config_names_the_origin_of_each_value(capsys: pytest.CaptureFixture[str
     assert rows["nodes"] == {"key": "nodes", "value": 8, "origin": "flag"}
     assert rows["name"] == {"key": "name", "value": "bert", "origin": "spr-cluster.toml:2"}
     assert rows["ttl"] == {"key": "ttl", "value": "8h", "origin": "default"}
+    assert rows["bake"]["value"] is None, "it depends on the cloud and the number of nodes"
     assert main(["config", "run", "mine", "--env", "TOKEN_X=hf_x"]) == 0
     assert "hf_x" not in capsys.readouterr().out
     assert main(["config"]) == 0
@@ -182,7 +184,7 @@ def test_the_schema_accepts_what_the_parsers_accept() -> None:
     jsonschema.Draft7Validator.check_schema(schema)
     validator = jsonschema.Draft7Validator(schema)
     validator.validate(parse_toml(FILE, "x"))
-    validator.validate(parse_toml(render_new("a-b", "2", "1h", 'say "hi"'), "x"))
+    validator.validate(parse_toml(render_new("a-b", "local", "2", "1h", 'say "hi"'), "x"))
     for broken in (
         "[clusters]",
         "[cluster]\nnode = 1",
@@ -195,9 +197,29 @@ def test_the_schema_accepts_what_the_parsers_accept() -> None:
 
 def test_a_new_file_starts_a_job() -> None:
     words = apply_project(
-        ["run", "train"], parse(render_new("a", "2", "1h", "python a.py")), build_parser
+        ["run", "train"], parse(render_new("a", "aws", "2", "1h", "python a.py")), build_parser
     )
-    assert words.words == ["run", "--name=a", f"--folder={Path.cwd()}", "--", "python", "a.py"]
+    place = ["--name=a", "--cloud=aws", f"--folder={Path.cwd()}"]
+    assert words.words == ["run", *place, "--", "python", "a.py"]
+
+
+def test_each_answer_for_a_new_file_is_checked_before_the_next_question(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = ["Bert!", "bert", "azure", "local", "0", "3", "5", "", ""]
+    monkeypatch.setattr("jobs.cli.setup.config.has_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*answers, ""])))
+    assert main(["config", "--init"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("Name of the cluster?") == said.count("How many nodes?") == 2
+    assert "--name Bert!: expected at most 32" in said.partition("Which cloud")[0]
+    assert "expected aws or local" in said.partition("How many")[0]
+    assert parse_toml((folder / "spr-cluster.toml").read_text(), "x")["cluster"] == {
+        "name": "bert",
+        "cloud": "local",
+        "nodes": 3,
+        "idle-timeout": "1h",
+    }
 
 
 # The broken files: the table, the line of the mistake, and what its message has besides file and line.

@@ -120,6 +120,22 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
     assert len(line.must("jobs", "--all").out.splitlines()) == 16
 
 
+def test_on_a_terminal_no_word_of_a_cause_is_cut(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = {"state": "failed", "exit_code": 1, **_CAUSE, "message": "a long reason " * 20}
+    line.machines.staged.clear()
+    one = listed("squad-1", begin=_BEGUN, end={**_DONE, **cause})
+    line.stage("node0", "listing the jobs", Result(0, one, ""))
+    for module in ("display", "output"):
+        monkeypatch.setattr(f"cluster.console.{module}.terminal_width", lambda _: 80)
+    rows = line.must("jobs").out.splitlines()
+    assert max(map(len, rows)) <= 80
+    assert {word for row in rows[2:-1] for word in row.split()} <= {
+        *("squad-1:", "rank", "1", "on", "ip-5:", "a", "long", "reason"),
+    }
+
+
 def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "", ""))
@@ -129,10 +145,11 @@ def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
 
 
 def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: list[str]) -> None:
+    assert line.must("fetch").out == "squad-2 (failed): results/squad-2/\n"
     assert line.must("fetch", "--last").out == "squad-2 (failed): results/squad-2/\n"
     result = json.loads(line.must("fetch", "squad-1", "--results", "here", "--json").out)
     assert (result["job"], result["results"], result["pushed_to"]) == ("squad-1", "here", None)
-    assert fetched == ["squad-2", "squad-1"]
+    assert fetched == ["squad-2", "squad-2", "squad-1"]
     missing = line.run("fetch", "squad-9")
     assert missing.message == (
         "there is no job squad-9 on cluster spr\n  → the last ones are squad-1, squad-2"
@@ -355,5 +372,6 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     assert nobody.code == 2
     assert nobody.message == (
         "PyTorch is not installed here, and there is no cluster: no cluster 'other' is "
-        "running in us-east-1\n  → to answer on this machine: pip install 'spr-cluster[job]'"
+        "running in us-east-1\n  → to answer on this machine, in spr-cluster's source folder: pip "
+        "install '.[job]'; with pipx: pipx runpip spr-cluster install '.[job]'"
     )

@@ -117,6 +117,7 @@ def test_a_stack_without_the_script_names_the_alternatives(tmp_path: Path) -> No
         plan_reference(request, bare, 2)
     assert "--run-qa FOLDER with the script of tag v5.23.0" in str(caught.value.hint)
     assert "refs/tags/v5.23.0.tar.gz" in str(caught.value.hint)
+    assert "python_packages" not in str(caught.value.hint), "it would replace a pinned package"
     for name in stack_names():
         planned = plan_reference(request, load_stack(name), 2)
         assert planned.command[1] == "/opt/spr-cluster/examples/run_qa.py"

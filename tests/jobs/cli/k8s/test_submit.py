@@ -166,6 +166,10 @@ def test_nodes_that_do_not_fit_are_a_warning(k8s: K8s, server: KubernetesServer)
     unlabelled = k8s(*SUBMIT, "--name", "two", "--detach")
     assert f"warning: no node has the label {AMX}" in unlabelled.err
     assert "--any-cpu" in unlabelled.err
+    other = k8s(*SUBMIT, "--name", "three", "--detach", "--any-cpu", "--node-selector", "pool=a")
+    assert "warning: no node has the label pool=a\n" in other.err
+    bad = k8s(*SUBMIT, "--node-selector", "pool")
+    assert (bad.code, "expected a node's label, KEY=VALUE" in bad.err) == (2, True)
 
 
 def test_what_may_not_be_read_is_not_checked(k8s: K8s, server: KubernetesServer) -> None:

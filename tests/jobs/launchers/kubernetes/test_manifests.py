@@ -142,6 +142,8 @@ def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:
         assert pod.get("automountServiceAccountToken", True) is (kind == "TrainJob")
         assert pod["nodeSelector"] == {AMX_LABEL: "true"}
         assert "nodeSelector" not in pod_of(rendered("--kind", kind, "--any-cpu").job)
+        own = pod_of(rendered("--kind", kind, "--node-selector", "a.com/pool=spr").job)
+        assert own["nodeSelector"] == {AMX_LABEL: "true", "a.com/pool": "spr"}
 
 
 def require_restricted(pod: Manifest) -> None:

@@ -32,7 +32,14 @@ from benchmarks.common import ROOT, finish
 from jobs.top.collect import send_relay
 from provision.on_node import sampler
 from provision.run_on_nodes import send
-from tests.jobs.top.samples import NodeProcess, make_node, make_rank, make_snapshot, write_metrics
+from tests.jobs.top.samples import (
+    NodeProcess,
+    make_node,
+    make_rank,
+    make_snapshot,
+    running_rank,
+    write_metrics,
+)
 
 NODES = 64
 LIMITS = {"node": 1.0, "head": 1.0, "laptop": 5.0}
@@ -118,7 +125,11 @@ def sample_node(folder: Path) -> Iterator[int]:
     question = json.dumps({"interval_s": 1.0, "jobs": str(folder)})
     text = send(sampler, lines=[question]).stdin
     try:
-        with reading(NodeProcess.start(text)) as pid:
+        with (
+            running_rank(folder, 0),
+            running_rank(folder, 1),
+            reading(NodeProcess.start(text)) as pid,
+        ):
             yield pid
     finally:
         ended.set()

@@ -14,16 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.console.parser import opposite
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
 from jobs.cli import build_parser
+from jobs.cli.shared.project_options import options_of
 from jobs.invoke import invoke
 from jobs.launchers.plan import own_folder
 
 __all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError"]
 Value = str | int | float | Path
 Option = Value | Sequence[Value] | Mapping[str, str | None] | None
-"""``True`` sets a switch; ``None`` and ``False`` omit it. In an ``env``, ``None`` is this machine's value."""
+"""``True`` sets a switch, ``False`` clears it. ``None`` omits an option; in an ``env``, it is this machine's
+value."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -211,7 +214,7 @@ def _render(command: str, options: Mapping[str, Option]) -> Iterator[str]:
     """Return options as words of a command line, whose parser checks them."""
     # A job of spr-cluster.toml may be a training.
     commands = ("run", "train") if command == "run" else (command,)
-    known = {f: action for name in commands for f, action in _options_of(build_parser(name))}
+    known = {f: action for name in commands for f, action in options_of(build_parser(name))}
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         action = known.get(flag)
@@ -221,16 +224,10 @@ def _render(command: str, options: Mapping[str, Option]) -> Iterator[str]:
             raise UsageError(f"{name}: not in Python", hint=f"spr-cluster {command} {flag}")
         elif value is True:
             yield flag
+        elif value is False and action.nargs == 0:
+            yield opposite(flag)
         elif value is not None and value is not False:
             yield from (f"{flag}={word}" for word in _split(action, value))
-
-
-def _options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    for action in parser._actions:
-        yield from ((flag, action) for flag in action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from _options_of(below)
 
 
 def _split(

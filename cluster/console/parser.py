@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 from infra.errors import UsageError
 
 SubParsers = Any
+# Positional arguments that are the words of another parser or program.
+_NOT_OURS = (argparse.PARSER, argparse.REMAINDER)
 # Removed options, and why.
 _GONE = {
     "--fabric": "this option is gone; the nodes use TCP, with ENA Express if their type has it (EFA is "
@@ -58,6 +60,11 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def opposite(flag: str) -> str:
+    """Return the option that cancels an earlier switch: ``--no-detach`` for ``--detach``, and vice versa."""
+    return flag.replace("--no-", "--", 1) if flag.startswith("--no-") else f"--no-{flag[2:]}"
+
+
 def add_json_option(parser: argparse.ArgumentParser, what: str = "the result") -> None:
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON on stdout")
 
@@ -97,13 +104,29 @@ class Parser(argparse.ArgumentParser):
         """Refuse unknown options here, where similar names are known."""
         # `--help` acts as soon as it is parsed, and `--advanced` may follow it.
         self._shows_all = "--advanced" in (args or ())
-        known, rest = super().parse_known_args(args, namespace)
+        known, rest = super().parse_known_args(self._cancel_switches(args), namespace)
         if rest:
             if reason := _GONE.get(rest[0].partition("=")[0]):
                 self.error(f"{rest[0]}: {reason}")
             what = "option" if rest[0].startswith("-") else "argument"
             self.error(f"unknown {what} {rest[0]!r}{self._nearest(rest[0])}")
         return known, rest
+
+    def _cancel_switches(self, words: Any) -> Any:
+        """Return the words without switches that an opposite follows, such as those of spr-cluster.toml."""
+        if words is None or any(each.nargs in _NOT_OURS for each in self._actions):
+            return words
+        end = words.index("--") if "--" in words else len(words)
+        switches = {
+            name for each in self._actions if each.nargs == 0 for name in each.option_strings
+        }
+        found: list[str] = []
+        for word in words[:end]:
+            if opposite(word) in switches:
+                found = [each for each in found if each != opposite(word)]
+            else:
+                found.append(word)
+        return [*found, *words[end:]]
 
     def _nearest(self, word: str) -> str:
         known = [name for action in self._actions for name in action.option_strings]

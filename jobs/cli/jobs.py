@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from cluster.console.display import format_seconds, format_table, make_progress
-from cluster.console.output import confirm, emit, printable, wrap
+from cluster.console.output import confirm, emit, printable, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
@@ -210,6 +210,8 @@ def run_logs(args: argparse.Namespace) -> int:
     show = getattr(args, "sink", _show_line)
     printer = LogPrinter(found.job, show, utc_now() - since if since else None)
     launcher.read_log(found, printer.take, args.rank, follow=args.follow)
+    if args.rank and not printer.has_shown:
+        say(f"rank {args.rank} has printed nothing (in training, only rank 0 prints progress)")
     return 0
 
 
@@ -230,6 +232,7 @@ class LogPrinter:
         self._mark = mark_of(job)
         self._since = since.timestamp() if since else 0.0
         self._has_begun = since is None
+        self.has_shown = False
 
     def take(self, text: str) -> None:
         for line in text.split("\n"):
@@ -242,6 +245,7 @@ class LogPrinter:
             self._has_begun = event is not None and event.get("at", 0.0) >= self._since
         text = line if event is None else render_event(event)
         if text and self._has_begun:
+            self.has_shown = True
             self._show(text)
 
 

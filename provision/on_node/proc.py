@@ -1,14 +1,11 @@
 """Read /proc on a node: CPU time, memory, traffic, and the ranks with their CPUs.
 
 A rank is a process of this user with its number in its environment: mpirun and srun set PMI_RANK, torchrun
-RANK. Its job is its working folder below the jobs' folder, else Slurm's name. Recent metrics files also count
-as ranks.
+RANK. Its job is its working folder below the jobs' folder, else Slurm's name.
 """
 
 from __future__ import annotations
 
-import glob
-import heapq
 import json
 import os
 import re
@@ -16,13 +13,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-_FRESH_S = 30.0
-_NEWEST_JOBS = 3
 # As in :mod:`jobs.worker.runtime.process`, which is not sent along. Other programs also set RANK, so RANK
 # alone is not enough; torchrun itself has neither.
 _MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
 _TORCHRUN = ("RANK", "LOCAL_RANK")
-_METRICS = re.compile(r"rank-(\d+)\.jsonl")
 
 
 def read(path: str) -> str:
@@ -178,19 +172,3 @@ def group_cpus(ranks: Mapping[RankKey, RankCpus], cpus: set[int]) -> list[CpuGro
     taken = set().union(*(group.cpus for group in groups))
     groups.append(CpuGroup("rest", [], cpus - taken))
     return [group for group in groups if group.cpus]
-
-
-def find_metrics(jobs: str, now: float) -> dict[RankKey, str]:
-    """Return the newest jobs' recently written metrics files."""
-    folders = []
-    for folder in glob.glob(glob.escape(jobs) + "/*/output.state/metrics"):  # noqa: PTH207
-        with suppress(OSError):
-            folders.append((os.stat(folder).st_mtime, folder))  # noqa: PTH116
-    found = {}
-    for _, folder in heapq.nlargest(_NEWEST_JOBS, folders):
-        with suppress(OSError):
-            for entry in os.scandir(folder):
-                match = _METRICS.fullmatch(entry.name)
-                if match and now - entry.stat().st_mtime < _FRESH_S:
-                    found[RankKey(folder.split("/")[-3], int(match.group(1)))] = entry.path
-    return found

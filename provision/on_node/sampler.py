@@ -24,7 +24,6 @@ from provision.on_node.proc import (
     RankCpus,
     RankKey,
     busy_percent,
-    find_metrics,
     find_ranks,
     group_cpus,
     parse_memory,
@@ -155,7 +154,7 @@ class Sampler:
         """Return the metrics since the last sample, or since the start."""
         tick, now = time.monotonic(), time.time()
         if tick - self._searched >= _SEARCH_S:
-            self._search(now)
+            self._search()
             self._searched = tick
         for tail in self._tails.values():
             tail.look(now)
@@ -170,13 +169,11 @@ class Sampler:
             ],
         }
 
-    def _search(self, now: float) -> None:
+    def _search(self) -> None:
         self._ranks = find_ranks(self._proc, self._jobs, os.getuid())
-        paths = find_metrics(self._jobs, now)
-        for key in self._ranks:
-            paths[key] = f"{self._jobs}/{key.job}/output.state/metrics/rank-{key.rank}.jsonl"
-        known = self._tails
-        self._tails = {key: known.get(key) or MetricsTail(path) for key, path in paths.items()}
+        # Files alone prove nothing: the end of a job brings those of other nodes to the head.
+        path, known = f"{self._jobs}/{{}}/output.state/metrics/rank-{{}}.jsonl", self._tails
+        self._tails = {key: known.get(key) or MetricsTail(path.format(*key)) for key in self._ranks}
 
     def _look_at_cpus(self) -> dict[str, Any]:
         before, self._times = self._times, self._read_times()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.console.parser import opposite
 from infra.errors import UsageError
 from infra.project_file import ProjectFile
 from infra.words import nearest
@@ -51,6 +52,8 @@ class Origin:
     where: str
     key: str
     value: object
+    flags: tuple[str, ...] = ()
+    """All names of the option, and of its opposite."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,19 @@ class CommandWords:
 
     words: list[str]
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    typed: frozenset[str] = frozenset()
+    """Words of the user, each also without its ``--flag=``."""
 
     def explain(self, message: str) -> str:
-        """Begin a message about an option that the file sets with file, line, and key."""
-        for flag, origin in self.origins.items():
-            if re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", message):
+        """Add file, line, and key to a message about an option that the file sets."""
+        for at, flag in enumerate(re.findall(r"(?<![\w-])--[a-z][\w-]*", message)):
+            if origin := self.origins.get(flag):
+                if at:
+                    return f"{message} ({origin.where} sets {origin.key})"
                 return f"{origin.where}: {origin.key}: {message}"
         for origin in self.origins.values():
             values = origin.value if isinstance(origin.value, list) else [origin.value]
-            if any(repr(str(value)) in message for value in values):
+            if any(repr(text) in message for text in {*map(str, values)} - self.typed):
                 return f"{origin.where}: {origin.key}: {message}"
         return message
 
@@ -93,14 +100,37 @@ def apply_project(
         options = _Options(parser, project, ("cluster",))
         table = project.table("cluster")
         return _insert(words, 1, options.render(table, strict=command != "doctor"))
-    if command in ("run", *_WITH_TASK) and (job := _find_job(words, project)):
-        words, given = _expand_job(words, job, project, build_parser)
-        at = 1 if words[0] == "run" else 2
-        return _insert(words, at, {**_place(words, project, build_parser), **given})
+    if command in ("run", *_WITH_TASK):
+        named = _name_first(words, build_parser)
+        if job := _find_job(named, project):
+            words, given = _expand_job(named, job, project, build_parser)
+            at = 1 if words[0] == "run" else 2
+            return _insert(words, at, {**_place(words, project, build_parser), **given})
+        words = words if command == "run" else named
     if command in _ON_CLUSTER:
         has_task = command in _WITH_TASK and len(words) > 1 and not words[1].startswith("-")
         return _insert(words, 1 + has_task, _place(words, project, build_parser))
     return CommandWords([*words])
+
+
+def _name_first(words: Sequence[str], build_parser: BuildParser) -> Sequence[str]:
+    """Return the words with that of a task, job, or program before the command's options."""
+    at, commands = 1, ("run", "train") if words[0] == "run" else (words[0],)
+    if words[1:] and words[1].startswith("-"):
+        options = [each for name in commands for each in options_of(build_parser(name))]
+        valued = {flag for flag, action in options if action.nargs != 0}
+        while at < _end(words) and words[at].startswith("-"):
+            at += 2 if words[at] in valued else 1
+    return [words[0], words[at], *words[1:at], *words[at + 1 :]] if at < _end(words) else words
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """Yield the options of a command and its subcommands, by flag."""
+    for action in parser._actions:
+        yield from ((flag, action) for flag in action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from options_of(below)
 
 
 def _end(words: Sequence[str]) -> int:
@@ -111,10 +141,11 @@ Rendered = dict[str, tuple[list[str], Origin]]
 
 
 def _insert(words: Sequence[str], at: int, found: Rendered) -> CommandWords:
-    typed = {word.partition("=")[0] for word in words[: _end(words)]}
+    parts = [word.partition("=") for word in words[: _end(words)]]
+    flags, typed = {part[0] for part in parts}, {part[2] or part[0] for part in parts}
     new = [word for given, _ in found.values() for word in given]
-    origins = {flag: origin for flag, (_, origin) in found.items() if flag not in typed}
-    return CommandWords([*words[:at], *new, *words[at:]], origins)
+    origins = {flag: each for flag, (_, each) in found.items() if flags.isdisjoint(each.flags)}
+    return CommandWords([*words[:at], *new, *words[at:]], origins, frozenset(typed))
 
 
 def _place(words: Sequence[str], project: ProjectFile, build_parser: BuildParser) -> Rendered:
@@ -240,12 +271,14 @@ class _Options:
             if flag not in self._known:
                 if not strict:
                     continue
-                names = [name[2:] for name in self._known]
+                meant = nearest(key, [name[2:] for name in self._known])
                 raise UsageError(
-                    f"{where}: unknown key {key!r} in [{'.'.join(self._table)}]{nearest(key, names)}"
+                    f"{where}: unknown key {key!r} in [{'.'.join(self._table)}]{meant}"
                 )
             words = self._words(flag, key, value, where)
-            found[flag] = (words, Origin(where, key, value))
+            names = self._known[flag].option_strings
+            flags = (*names, *map(opposite, names))
+            found[flag] = (words, Origin(where, key, value, flags))
         return found
 
     def _words(self, flag: str, key: str, value: Any, where: str) -> list[str]:

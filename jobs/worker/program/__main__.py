@@ -23,9 +23,9 @@ from pathlib import Path
 from ..runtime.errors import PlacementError, WorkerError
 from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
-from ..runtime.output import state_folder
+from ..runtime.output import keep_log, last_words, state_folder
 from ..runtime.pinning import take_place
-from ..runtime.process import leave, read_identity, read_local_place, read_words
+from ..runtime.process import explain_signal, leave, read_identity, read_local_place, read_words
 from .terminal import wait_for_session
 
 _NO_PROGRAM = 127
@@ -38,6 +38,8 @@ _ABORTED = (
     "if it had already finished, torch may have aborted it on exit: call "
     "torch.distributed.destroy_process_group() at the end"
 )
+# The effect of another rank's failure.
+_PEER = re.compile(r"gloo/|\bDist\w*Error\b")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -55,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # For the reports of `speed_up`.
         environ[MARK] = mark
         add_packages(environ, args.packages, args.imports.split(":"))
-        _start(Path(environ["SPR_OUTPUT"]))
+        output = Path(environ["SPR_OUTPUT"])
+        _start(output)
+        copier = 0 if args.terminal else keep_log(output, identity.rank, append=True)
         if args.output_dir:
-            link_output(Path(args.folder, args.output_dir), Path(environ["SPR_OUTPUT"]))
+            link_output(Path(args.folder, args.output_dir), output)
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -71,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked = _note_stops()
             code = wait_for_session(program, args.folder, environ, asked)
         else:
-            code, asked = _run(program, args.folder, environ, Heartbeat(identity, events))
-            _end_rest(0 if code or asked else GRACE_S, asked, events)
+            code, asked = _run(program, args.folder, environ, Heartbeat(identity, events), copier)
+            _end_rest(0 if code or asked else GRACE_S, asked, events, copier)
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -82,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _NO_PROGRAM
     if code and not asked:
         why = _ABORTED if code == 128 + signal.SIGABRT else None
-        events.error(_describe(name, code), why, exit_code=code)
+        said = "" if args.terminal else last_words(output, identity.rank)
+        text, lost_peer = f"{_describe(name, code)}{': ' if said else ''}{said}", _PEER.search(said)
+        events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
     return code
 
 
@@ -157,7 +163,11 @@ def link_output(link: Path, output: Path) -> None:
 
 
 def _run(
-    program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
+    program: Sequence[str],
+    folder: str,
+    environ: dict[str, str],
+    heartbeat: Heartbeat,
+    copier: int,
 ) -> tuple[int, list[int]]:
     """Return the program's exit code, as a shell would, and the signals that asked it to stop."""
     # All orphans of the program become children of this process, even those of `env -i setsid`.
@@ -173,16 +183,16 @@ def _run(
         pid, status = os.wait()
     is_killed = os.WIFSIGNALED(status)
     code = child.returncode = 128 + os.WTERMSIG(status) if is_killed else os.WEXITSTATUS(status)
-    if code == 0 and (heartbeat.is_first or _find_rest()):
+    if code == 0 and (heartbeat.is_first or _find_rest(copier)):
         heartbeat.stay()
     heartbeat.stop(goodbye=code == 0 or bool(asked))
     return code, asked
 
 
-def _end_rest(grace_s: float, asked: Sequence[int], events: Events) -> None:
+def _end_rest(grace_s: float, asked: Sequence[int], events: Events, copier: int) -> None:
     """Wait for processes that the program left running; then name and kill them."""
     until = time.monotonic() + grace_s
-    while (left := _find_rest()) and time.monotonic() < until and not asked:
+    while (left := _find_rest(copier)) and time.monotonic() < until and not asked:
         time.sleep(_POLL_S)
     if left and grace_s:
         named = ", ".join(f"{pid} ({words[:80]})" for pid, words in left.items())
@@ -192,16 +202,16 @@ def _end_rest(grace_s: float, asked: Sequence[int], events: Events) -> None:
         for each in left:
             _kill(each, signal.SIGKILL)
         time.sleep(_POLL_S)
-        left = _find_rest()
+        left = _find_rest(copier)
 
 
-def _find_rest() -> dict[int, str]:
-    """Return the command lines of this process's children by process ID."""
+def _find_rest(copier: int) -> dict[int, str]:
+    """Return the command lines of this process's children, but the log's copier, by process ID."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z":
+            if int(parent) == os.getpid() and state != "Z" and int(stat.parent.name) != copier:
                 words = (stat.parent / "cmdline").read_bytes().decode(errors="replace")
                 shown = "".join(each if each.isprintable() else " " for each in words)
                 found[int(stat.parent.name)] = shown.strip()
@@ -233,7 +243,7 @@ def _end_with_parent() -> None:
 
 def _describe(name: str, code: int) -> str:
     if code > 128:
-        return f"{name} was ended by signal {code - 128}"
+        return f"{name} was ended by signal {code - 128}{explain_signal(code - 128)}"
     return f"{name} ended with exit code {code}"
 
 

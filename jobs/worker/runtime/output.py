@@ -13,12 +13,15 @@ logs/           rank-N.log, likewise: what the rank printed, in addition to the 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,10 +29,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import TrainingError
+from .events import PREFIX
 
 CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results.json"
 FLUSH_SECONDS = 5.0
 """Minimum time between writes of metrics: a killed process loses at most this much, a checkpoint none."""
+
+_TAIL = 1 << 16
+_RANK = re.compile(r"\[rank\d+\]: ?")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 
 
 def state_folder(output: Path) -> Path:
@@ -93,13 +101,17 @@ def new_file(path: Path, suffix: str = "") -> Iterator[Path]:
             partial.unlink()
 
 
-def keep_log(output: Path, rank: int, *, append: bool) -> None:
-    """Copy all further output of this process to ``logs/rank-N.log``.
+def _log_of(output: Path, rank: int) -> Path:
+    return state_folder(output) / LOGS / f"rank-{rank}.log"
 
-    A separate process copies it and outlives this one, so that a crash's last lines are kept. If the
-    folder can't be written, there is no log; :func:`prepare_output` reports the error.
+
+def keep_log(output: Path, rank: int, *, append: bool) -> int:
+    """Copy all further output of this process to ``logs/rank-N.log``; return the copying process, or 0.
+
+    It outlives this process, so that a crash's last lines are kept. If the folder can't be written,
+    there is no log; :func:`prepare_output` reports the error.
     """
-    path = state_folder(output) / LOGS / f"rank-{rank}.log"
+    path = _log_of(output, rank)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not append:
@@ -113,6 +125,26 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
         copier.stdin.close()
         # It ends last, so nothing waits for it, about which Popen would warn.
         copier.returncode = 0
+        return copier.pid
+    return 0
+
+
+def last_words(output: Path, rank: int) -> str:
+    """Return the last line that this rank printed, preferably one that names a Python exception."""
+    until = time.monotonic() + 2
+    try:
+        # What the copier has not read yet.
+        while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        text = _log_of(output, rank).read_bytes()[-_TAIL:].decode(errors="replace")
+    except OSError:
+        return ""
+    printed = [_RANK.sub("", line) for line in text.splitlines() if not line.startswith(PREFIX)]
+    lines = [line for line in printed if line.strip()][-20:]
+    indented = [line.startswith("  ") for line in lines]
+    named = [b for at, b in enumerate(lines) if at and indented[at - 1] and _EXCEPTION.match(b)]
+    return ([*lines, *named] or [""])[-1].strip()[:500]
 
 
 def _start_copier(path: Path) -> subprocess.Popen[bytes]:

@@ -126,6 +126,11 @@ def listen() -> Iterator[StopRequest]:
         signal.raise_signal(signal.SIGTERM)
 
 
+def explain_signal(number: int) -> str:
+    """Return the usual sender of a signal that ended a process, as the end of a sentence; "" if unknown."""
+    return ", usually because its node ran out of memory" if number == signal.SIGKILL else ""
+
+
 def leave(code: int) -> None:
     """End the process immediately; after a failure, together with all other ranks."""
     sys.stdout.flush()

@@ -12,14 +12,15 @@ from typing import Any
 import jsonschema
 import pytest
 
+from cluster.console.parser import opposite
 from infra.errors import UsageError
 from infra.files import parse_toml
 from infra.project_file import ProjectFile, read_project_file
 from infra.spec import OPTIONS, ClusterOptions
 from jobs.__main__ import main
-from jobs.cli import build_parser
+from jobs.cli import COMMANDS, build_parser
 from jobs.cli.setup.config import build_schema, render_new
-from jobs.cli.shared.project_options import apply_project, file_options, parser_of
+from jobs.cli.shared.project_options import apply_project, file_options, options_of, parser_of
 from jobs.worker.tasks import TASKS
 
 FILE = """\
@@ -59,6 +60,8 @@ MINE = [
     "--env=HF_TOKEN=hf_x",
     "--env=PRICE=$5",
 ]
+MINE_THERE = ["--folder=HERE", *MINE]
+MINE_PROGRAM = ["--", "python", "train.py", "--name", "a b"]
 
 
 @pytest.fixture(autouse=True)
@@ -90,28 +93,24 @@ def parse(text: str) -> ProjectFile:
             ["train", "squad", *PLACE, "--epochs=3", "--demo", "--seed", "1"],
         ),
         ("tune finetune", ["tune", "squad", *PLACE, "--demo"]),
+        ("run mine", ["run", *PLACE, *MINE_THERE, *MINE_PROGRAM]),
+        ("run --detach mine", ["run", *PLACE, *MINE_THERE, "--detach", *MINE_PROGRAM]),
         (
-            "run mine",
-            ["run", *PLACE, "--folder=HERE", *MINE, "--", "python", "train.py", "--name", "a b"],
-        ),
-        (
-            "run mine --ppn 1 -- --epochs 5",
+            "run --nodes 1 --retries=2 mine --ppn 1 -- --epochs 5",
             [
-                "run",
-                *PLACE,
-                "--folder=HERE",
-                *MINE,
-                "--ppn",
-                "1",
-                "--",
-                "python",
-                "train.py",
-                "--name",
-                "a b",
-                "--epochs",
-                "5",
+                *("run", *PLACE, *MINE_THERE, "--nodes", "1", "--retries=2", "--ppn", "1"),
+                *(*MINE_PROGRAM, "--epochs", "5"),
             ],
         ),
+        ("run --nodes 2 hostname", ["run", *PLACE, "--nodes", "2", "hostname"]),
+        ("run --env mine hostname", ["run", *PLACE, "--env", "mine", "hostname"]),
+        ("run --nodes 1 -- mine", ["run", *PLACE, "--nodes", "1", "--", "mine"]),
+        (
+            "run --seed 1 finetune",
+            ["train", "squad", *PLACE, "--epochs=3", "--demo", "--seed", "1"],
+        ),
+        ("train --seed 1 squad", ["train", "squad", *PLACE, "--seed", "1"]),
+        ("tune --nodes 1 finetune", ["tune", "squad", *PLACE, "--demo", "--nodes", "1"]),
         ("run -- mine", ["run", *PLACE, "--", "mine"]),
         ("list", ["list"]),
         ("up --help", ["up", "--help"]),
@@ -130,6 +129,103 @@ def test_which_files_are_results_may_be_none(value: str, words: list[str]) -> No
     text = f'[jobs.mine]\ncommand = "true"\noutputs = {value}\n'
     found = apply_project(["run", "mine"], parse(text), build_parser).words
     assert [word for word in found if word.startswith("--outputs")] == words
+
+
+def test_a_mistyped_job_is_found_behind_options() -> None:
+    with pytest.raises(UsageError, match="no job 'finetun'; did you mean finetune"):
+        apply_project(["run", "--nodes", "1", "finetun"], parse(FILE), build_parser)
+
+
+SWITCHES = """\
+[cluster]
+nodes = 4
+market = "on-demand"
+private = true
+no-placement-group = true
+[jobs.mine]
+command = "python train.py"
+detach = true
+data-dir = "good"
+ppn = 2
+[jobs.finetune]
+task = "squad"
+demo = true
+skip-bad-records = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        ("up --no-private", "private"),
+        ("up --placement-group", "no_placement_group"),
+        ("run mine --no-detach", "detach"),
+        ("run --no-detach mine", "detach"),
+        ("train finetune --no-demo", "demo"),
+    ],
+)
+def test_what_is_typed_switches_off_what_the_file_switches_on(typed: str, key: str) -> None:
+    project = parse(SWITCHES)
+    words = typed.split()
+    off = apply_project(words, project, build_parser).words
+    on = apply_project([w for w in words if not w.startswith("--")], project, build_parser).words
+    bare = {"up": ["up"], "run": ["run", "a"], "train": ["train", "squad"]}[off[0]]
+    value, other, default = (
+        getattr(build_parser(w[0]).parse_args(w), key) for w in (on, off, bare)
+    )
+    assert value != other == default
+
+
+def test_the_last_of_a_switch_and_its_opposite_wins() -> None:
+    def is_detached(words: str) -> bool:
+        return bool(build_parser("run").parse_args(words.split()).detach)
+
+    assert not is_detached("run --detach --no-detach a")
+    assert is_detached("run --detach --no-detach --detach a")
+    assert not is_detached("run --no-detach -- a --detach")
+    assert build_parser("run").parse_args(["run", "--", "a", "--no-detach"]).program[1:]
+    with pytest.raises(UsageError, match="unknown option '--no-ppn'"):
+        is_detached("run --no-ppn a")
+    ssh = build_parser("ssh").parse_args(["ssh", "node1", "a", "--no-json", "--no-help"])
+    assert ssh.command == ["a", "--no-json", "--no-help"]
+
+
+def test_no_option_is_the_opposite_of_another() -> None:
+    for command in COMMANDS:
+        known = dict(options_of(build_parser(command)))
+        off = {opposite(flag) for flag, action in known.items() if action.nargs == 0}
+        assert not off & known.keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("run mine --data bad", "--data-dir bad: no such folder"),
+        ("run mine --data-dir=bad", "--data-dir bad: no such folder"),
+        ("run mine --ppn 0", "argument --ppn: '0': expected"),
+        ("up --nodes 2 --max-price 3", "--max-price requires --market spot"),
+        ("up 4", "unknown argument '4'"),
+    ],
+)
+def test_what_is_typed_is_not_blamed_on_the_file(
+    typed: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "good").mkdir()
+    (folder / "train.py").touch()
+    parse(SWITCHES)
+    assert main(typed.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"spr-cluster: {said}"), err
+
+
+def test_a_message_about_both_names_the_place_in_the_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parse(SWITCHES)
+    assert main(["up", "--max-price", "3"]) == 2
+    assert "market spot; on-demand prices are fixed (spr-cluster.toml:3 sets market)" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "train"])

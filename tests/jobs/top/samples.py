@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,17 @@ def write_metrics(folder: Path, rank: int, steps: int, job: str = JOB, **more: A
     lines = [json.dumps({"step": n, "time": n / 10, **row}) for n in range(1, steps + 1)]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@contextmanager
+def running_rank(folder: Path, rank: int, job: str = JOB) -> Iterator[None]:
+    """Run a process that looks like a rank of a job below the jobs' folder."""
+    path = folder / job
+    path.mkdir(parents=True, exist_ok=True)
+    environ = {"PATH": os.environ["PATH"], "PMI_RANK": str(rank)}
+    with subprocess.Popen(["sleep", "infinity"], cwd=path, env=environ) as process:
+        yield
+        process.kill()
 
 
 @dataclass

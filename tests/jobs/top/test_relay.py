@@ -13,7 +13,7 @@ import pytest
 from jobs.top.collect import send_relay
 from jobs.top.queue_and_logs import LogTail, parse_queue_line
 from jobs.worker.runtime.events import mark_of, render_event
-from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
+from tests.jobs.top.samples import JOB, NodeProcess, running_rank, write_metrics
 
 # A login to a worker runs its command here; node2 refuses, and node3 is silent.
 SSH = """\
@@ -88,7 +88,7 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     log = "".join(f"{render_event(event, mark_of(JOB))}\n" for event in events)
     (tmp_path / "spr-jobs" / JOB / "log").write_text(f"a line\n{log}and another\n")
 
-    with begin("node0", "node1") as relay:
+    with running_rank(tmp_path / "spr-jobs", 0), begin("node0", "node1") as relay:
         found = until(relay, lambda line: not any(errors(line).values()) and line["queued"])
 
     assert [rank["step"] for node in found["nodes"] for rank in node["ranks"]] == [30, 30]

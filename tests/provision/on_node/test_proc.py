@@ -12,7 +12,6 @@ from provision.on_node.proc import (
     RankCpus,
     RankKey,
     busy_percent,
-    find_metrics,
     find_ranks,
     group_cpus,
     parse_cpus,
@@ -20,7 +19,7 @@ from provision.on_node.proc import (
     parse_network,
     parse_times,
 )
-from tests.jobs.top.samples import JOB, write_metrics
+from tests.jobs.top.samples import JOB
 
 STAT = """\
 cpu  500 0 100 1000 40 0 0 0 0 0
@@ -179,15 +178,3 @@ def test_ranks_that_share_their_cpus_are_one_group() -> None:
 
     assert [(g.name, g.ranks) for g in group_cpus(ranks, {0, 1})] == [("rank 0,1", [0, 1])]
     assert [g.name for g in group_cpus({}, {0, 1})] == ["rest"]
-
-
-def test_metrics_files_count_as_ranks_while_they_are_fresh(tmp_path: Path) -> None:
-    fresh = write_metrics(tmp_path, 0, 3)
-    old = write_metrics(tmp_path, 1, 3)
-    (fresh.parent / "notes.jsonl").touch()
-    now = fresh.stat().st_mtime
-    os.utime(old, (now - 60, now - 60))
-
-    assert find_metrics(str(tmp_path), now) == {(JOB, 0): str(fresh)}
-    assert find_metrics(str(tmp_path), now + 60) == {}
-    assert find_metrics(str(tmp_path / "nothing"), now) == {}

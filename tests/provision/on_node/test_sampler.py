@@ -13,7 +13,7 @@ import pytest
 from provision.on_node import sampler
 from provision.on_node.sampler import MetricsTail, Sampler, parse_step
 from provision.run_on_nodes import send
-from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
+from tests.jobs.top.samples import JOB, NodeProcess, running_rank, write_metrics
 
 
 def look(tail: MetricsTail, later: float = 0.0) -> dict[str, object]:
@@ -159,13 +159,16 @@ def test_a_look_shows_what_changed_since_the_last_one(
 
 def test_the_real_sampler_describes_this_machine_and_a_job_that_runs(tmp_path: Path) -> None:
     write_metrics(tmp_path, 1, 30)
-    with begin(tmp_path) as node:
+    # Such as those that the end of a job brings to the head from another node.
+    write_metrics(tmp_path, 2, 30)
+    write_metrics(tmp_path, 0, 30, "squad-of-another-node")
+    with running_rank(tmp_path, 1), begin(tmp_path) as node:
         found = json.loads(next(iter(node)))
 
     assert [(rank["job"], rank["rank"], rank["step"]) for rank in found["ranks"]] == [(JOB, 1, 30)]
     assert found["memory"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < found["available"] < found["memory"]
-    assert found["groups"][0]["name"] == "rest"
+    assert found["groups"][0]["name"] == "rank 1"
     assert 0 <= found["busy"] <= 100
 
 

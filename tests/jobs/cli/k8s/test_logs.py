@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -33,14 +33,19 @@ def stamped(texts: list[str], per_second: int = 3) -> list[str]:
     return [f"{stamp} {text}" for stamp, text in zip(stamps, texts, strict=True)]
 
 
-def finished(server: KubernetesServer, lines: list[str], code: int = 0) -> None:
+def finished(
+    server: KubernetesServer,
+    lines: list[str],
+    code: int = 0,
+    second: Sequence[str] = ("second node",),
+) -> None:
     """Keep a job that has ended, with the log of its first pod."""
     job(server, "Failed" if code else "Succeeded")
     phase = "Failed" if code else "Succeeded"
     server.logs[server.pod("bert", 0, phase, **ended(code, "Error" if code else "Completed"))] = (
         lines
     )
-    server.logs[server.pod("bert", 1, phase)] = stamped(["second node"])
+    server.logs[server.pod("bert", 1, phase)] = stamped(list(second))
 
 
 def test_logs_prints_events_as_text_and_the_pod_of_a_rank(
@@ -56,6 +61,13 @@ def test_logs_prints_events_as_text_and_the_pod_of_a_rank(
     refused = k8s("logs", "bert", "--rank", "2")
     assert refused.code == 2
     assert "--rank 2: job bert has 2 ranks, from 0" in refused.err
+
+
+def test_a_rank_that_has_printed_nothing_is_mentioned(k8s: K8s, server: KubernetesServer) -> None:
+    finished(server, stamped(["before"]), second=())
+    result = k8s("logs", "bert", "--rank", "1")
+    assert (result.code, result.out) == (0, "")
+    assert "rank 1 has printed nothing (in training, only rank 0 prints progress)" in result.err
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

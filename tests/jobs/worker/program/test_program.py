@@ -18,7 +18,7 @@ import pytest
 from infra.wait import wait_until
 from jobs.worker.program.__main__ import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
-from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.events import PREFIX, parse_event
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from jobs.worker.storage.ownership import find_all
 from tests.jobs.worker.training.test_run import free_port
@@ -132,7 +132,55 @@ def test_arguments_and_exit_code_pass_through(node: Path) -> None:
     assert (done.returncode, first) == (7, "--folder=x -- it's")
     said = parse_event(second)
     assert said is not None
-    assert (said["message"], said["exit_code"]) == ("sh ended with exit code 7", 7)
+    assert said["message"] == "sh ended with exit code 7: --folder=x -- it's"
+    assert said["exit_code"] == 7
+    assert (node / "output.state/logs/rank-3.log").read_text() == done.stdout
+
+
+_GLOO = (
+    "RuntimeError: [/a/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+)
+
+
+@pytest.mark.parametrize(
+    ("printed", "last", "lost_peer"),
+    [
+        ("", "", False),
+        ("no such file\n\n", "no such file", False),
+        (
+            "step 1\rstep 2\nTraceback (most recent call last):\n  x\nKeyError: 'a'\n",
+            "KeyError: 'a'",
+            False,
+        ),
+        (
+            "[rank3]: Traceback (most recent call last):\n[rank3]:   raise\n[rank3]: m.OwnError: b\n"
+            "[rank3]:[W1127] Warning: destroy_process_group() was not called\n",
+            "m.OwnError: b",
+            False,
+        ),
+        (
+            "Traceback (most recent call last):\n  x\nKeyError: 'a'\n\nDuring handling\n\n"
+            "Traceback (most recent call last):\n  y\nValueError: b\nwith a second line\n",
+            "ValueError: b",
+            False,
+        ),
+        (
+            f"[rank3]: Traceback (most recent call last):\n[rank3]:   x\n[rank3]: {_GLOO}",
+            _GLOO,
+            True,
+        ),
+    ],
+)
+def test_a_failure_has_the_last_line_of_its_own_rank(
+    node: Path, printed: str, last: str, lost_peer: bool
+) -> None:
+    (node / "work").mkdir()
+    (node / "work/said").write_text(printed)
+    done = start(node, "sh", "-c", "cat said >&2; exit 1")
+    said = parse_event(done.stdout[done.stdout.rindex(PREFIX) :])
+    assert said is not None
+    assert said["message"] == f"sh ended with exit code 1{': ' if last else ''}{last}"
+    assert said["lost_peer"] is lost_peer
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
@@ -140,7 +188,9 @@ def test_a_killed_program_is_reported_with_its_signal(node: Path, number: int) -
     done = start(node, "sh", "-c", f"kill -{number} $$")
     said = parse_event(done.stdout)
     assert said is not None
-    assert (done.returncode, said["message"]) == (128 + number, f"sh was ended by signal {number}")
+    assert done.returncode == 128 + number
+    memory = ", usually because its node ran out of memory" if number == signal.SIGKILL else ""
+    assert said["message"] == f"sh was ended by signal {number}{memory}"
     assert ("destroy_process_group() at the end" in (said["hint"] or "")) == (
         number == signal.SIGABRT
     )

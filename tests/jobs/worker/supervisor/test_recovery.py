@@ -163,7 +163,9 @@ def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
     )
     watch = LogWatch(log)
     watch.poll()
-    assert describe(describe_killed(watch.killed)) == "rank 1 on node1: killed by signal 9 (Killed)"
+    assert describe(describe_killed(watch.killed)) == (
+        "rank 1 on node1: killed by signal 9 (Killed), usually because its node ran out of memory"
+    )
     assert describe_killed({}) == {}
 
 

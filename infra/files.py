@@ -93,7 +93,8 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[str]:
 
 def _unreadable(path: Path, error: OSError | ValueError) -> UsageError:
     if isinstance(error, UnicodeDecodeError):
-        return UsageError(f"{path}: not UTF-8 (byte {error.start})")
+        more = ", but UTF-16" * (error.object[:2] in (b"\xff\xfe", b"\xfe\xff"))
+        return UsageError(f"{path}: not UTF-8 (byte {error.start}){more}")
     why = error.strerror if isinstance(error, OSError) else error
     return UsageError(f"{path}: can't be read: {why}")
 

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_packages(file: str | None, *, own_torch: bool) -> PackageList | None:
     packages = find_packages(file or "none", Path(), None)
-    if packages is None and file not in (None, "none"):
+    if file not in (None, "none") and not (packages and packages.lines):
         raise UsageError(f"--packages {file}: it lists no packages")
     return packages and replace(packages, own_torch=own_torch)
 

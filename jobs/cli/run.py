@@ -196,6 +196,9 @@ def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
         packages = find_packages(
             args.packages, sent.project.root, start / script if script else None
         )
+    if packages:
+        imports = (f"work/{each}".removesuffix("/.") for each in packages.imports)
+        own = replace(own, imports=tuple(dict.fromkeys((*own.imports, *imports))))
     if packages and args.own_torch:
         say("--own-torch: without the stack's oneCCL and IPEX, and its tested match with mpirun")
         packages = replace(packages, own_torch=True)

@@ -14,6 +14,7 @@ import json
 import re
 import shlex
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from packaging.utils import canonicalize_name
 from infra.ec2.images import RELEASES
 from infra.errors import HostError, UsageError
 from infra.words import counted
-from jobs.launchers.plan import PackageList
+from jobs.launchers.plan import JobPaths, PackageList
 from provision.host import Host
 from provision.install import VENV, stack_digest, with_environment
 from provision.stacks.sources import (
@@ -42,7 +43,7 @@ PROTECTED = re.compile(
     r"torch|impi-rt|mpi4py|oneccl.*|intel-.*|mkl.*|onemkl.*|tbb|tcmlib|umf|impi.*|triton.*|nvidia-.*|cuda-.*"
 )
 """The packages that the stack matches with each other, and what only torch for GPUs needs."""
-_COMPANIONS = re.compile(r"torch(vision|audio|codec|text)==.*")
+_COMPANIONS = re.compile(r"torch(vision|audio|codec|text)")
 """What loads torch's own libraries: PyPI's builds need those for GPUs, the stack's indexes have others."""
 _GPU = re.compile(r"triton.*|nvidia-.*|cuda-.*")
 _INSTALLED = (
@@ -53,19 +54,17 @@ _INSTALLED = (
 )
 _INSTALL = """# installing packages
 set -e
+trap 'rm -f {listed}' EXIT
 mkdir -p ~/spr-packages && cd ~/spr-packages
 exec 9> .lock && flock 9
 [ ! -d {key} ] || {{ touch {key}; exit 0; }}
-rm -rf .{key}.new && mkdir .{key}.new
-cat > .{key}.new/requirements.txt <<'_END_'
-{lines}
-_END_
+rm -rf .{key}.new && mkdir .{key}.new && cp {listed} .{key}.new/requirements.txt
 pip="{python} -m pip --disable-pip-version-check --quiet --no-input"
 [ -x ~/.spr-uv/bin/uv ] || $pip install --no-deps --target ~/.spr-uv uv >/dev/null 2>&1 || true
 what="--no-deps --target .{key}.new -r .{key}.new/requirements.txt"
 env {variables} ~/.spr-uv/bin/uv --no-config pip install --quiet --python {python} --compile-bytecode \\
   {sources} {options} $what >/dev/null 2>&1 \\
-  || $pip install --upgrade {options} $what 2>&1 || {{ rm -rf .{key}.new; exit 1; }}
+  || $pip install --upgrade {main} {options} $what 2>&1 || {{ rm -rf .{key}.new; exit 1; }}
 if PYTHONPATH=.{key}.new {python} -m pip check 2>/dev/null | grep -E {conflict}; then
   rm -rf .{key}.new; exit 1
 fi
@@ -73,9 +72,15 @@ mv .{key}.new {key}
 """
 
 
+def is_stacks(name: str) -> bool:
+    """Return whether a package is the stack's, or comes from where the stack's torch does."""
+    return any(each.fullmatch(canonicalize_name(name)) for each in (PROTECTED, _COMPANIONS))
+
+
 def name_packages(packages: PackageList, stack: Stack) -> str:
     """Return the name of the folder for a list of packages beside a stack."""
     more = (*packages.constraints, *packages.indexes, *packages.links)
+    more += (packages.index,) if packages.index else ()
     text = "\n".join((stack_digest(stack), str(packages.own_torch), *packages.lines, *more))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -105,22 +110,15 @@ def install_packages(
     Raises :class:`UsageError` with uv's reason if they can't be resolved, or need another torch.
     """
     key = name_packages(packages, stack)
-    known = head.run(f"cat ~/spr-packages/{key}/requirements.txt 2>/dev/null || true").stdout
-    if known.strip():
-        head.run(f"touch ~/spr-packages/{key}")
-        return key
+    look = f"cd ~/spr-packages/{key} 2>/dev/null && touch . && cat requirements.txt || true"
+    said = head.run(f"{VENV}/bin/python -V; {look}").stdout
+    version, _, known = said.removeprefix("Python ").partition("\n")
+    _require_python(packages, version)
+    if known.strip() or not packages.lines:
+        return key if known.strip() else ""
     note(f"resolving {packages}")
     said = head.run(f"{VENV}/bin/python -c {shlex.quote(_INSTALLED)}").stdout
     version, glibc, found, pip = json.loads(said)
-    try:
-        pythons = SpecifierSet(packages.python)
-    except InvalidSpecifier as error:
-        raise UsageError(f"{packages.source}: requires-python: {error}") from None
-    if not pythons.contains(version, prereleases=True):
-        raise UsageError(
-            f"{packages.source} needs Python {packages.python}, and the nodes have {version}",
-            hint="choose a stack with that version (`spr-cluster stacks`)",
-        )
     installed = {str(canonicalize_name(name)): number for name, number in found.items()}
     wanted = resolve(packages, stack, installed, NodePython(version, glibc), find_resolver())
     if not wanted:
@@ -131,14 +129,20 @@ def install_packages(
     options = [f"--extra-index-url={url}" for url in sources.indexes]
     options += [f"--find-links={url}" for url in sources.find_links]
     own = parse_pip_configuration(pip)
-    searched = Sources((own.index,)) + own.sources
+    searched = Sources((packages.index or own.index,)) + own.sources
     conflict = "" if packages.own_torch else PROTECTED.pattern
-    lines, python = "\n".join(wanted), f"{VENV}/bin/python"
+    hashes = {_name(line): line[line.find(" --hash") :] for line in packages.lines if " --" in line}
+    lines = "".join(
+        f"{pin}{'' if is_stacks(_name(pin)) else hashes.get(_name(pin), '')}\n" for pin in wanted
+    )
+    listed, python = f"{JobPaths('').home}/.spr-{uuid.uuid4().hex}", f"{VENV}/bin/python"
+    head.put(lines.encode(), listed)
     script = _INSTALL.format(
         key=key,
-        lines=lines,
+        listed=listed,
         python=python,
         options=shlex.join(options),
+        main=shlex.join([f"--index-url={packages.index}"] if packages.index else []),
         sources=shlex.join((*searched.options, *own.options)),
         variables=shlex.join(f"{name}={value}" for name, value in own.environment.items()),
         conflict=shlex.quote(f" requirement ({conflict})[^a-z0-9.-]" if conflict else "^$"),
@@ -151,9 +155,21 @@ def install_packages(
     return key
 
 
+def _require_python(packages: PackageList, version: str) -> None:
+    try:
+        pythons = SpecifierSet(packages.python)
+    except InvalidSpecifier as error:
+        raise UsageError(f"{packages.source}: requires-python: {error}") from None
+    if not pythons.contains(version, prereleases=True):
+        raise UsageError(
+            f"{packages.source} needs Python {packages.python}, and the nodes have {version}",
+            hint="choose a stack with that version (`spr-cluster stacks`)",
+        )
+
+
 def _sources_for(packages: PackageList, stack: Stack, pins: Iterable[str]) -> Sources:
     """Return the indexes besides the main one: the stack's have torch's builds for CPUs."""
-    needs = packages.own_torch or any(map(_COMPANIONS.fullmatch, pins))
+    needs = packages.own_torch or any(_COMPANIONS.fullmatch(_name(pin)) for pin in pins)
     listed = Sources(packages.indexes, packages.links)
     return Sources(stack.indexes, stack.find_links) + listed if needs else listed
 
@@ -173,7 +189,7 @@ def resolve(
     if packages.own_torch:
         kept = {}
     lines = _without_stack(packages, stack, kept)
-    main = Sources((resolver.configuration.index,))
+    main = Sources((packages.index or resolver.configuration.index,))
     with tempfile.TemporaryDirectory() as folder:
         excluded, preferred = Path(folder, "excluded.txt"), Path(folder, "preferred.txt")
         constraints = Path(folder, "constraints.txt")
@@ -204,7 +220,7 @@ def _without_stack(packages: PackageList, stack: Stack, kept: Mapping[str, str])
 
     Of a lock, only what the project asks for counts: the lock chose one of many torches.
     """
-    for wanted in map(_parse_line, packages.wants if packages.is_lock else packages.lines):
+    for wanted in map(parse_line, packages.wants if packages.is_lock else packages.lines):
         if not wanted or (wanted.marker and not wanted.marker.evaluate(dict(_LINUX))):
             continue
         there = kept.get(canonicalize_name(wanted.name))
@@ -217,20 +233,25 @@ def _without_stack(packages: PackageList, stack: Stack, kept: Mapping[str, str])
             )
     if not packages.is_lock:
         return list(packages.lines)
-    names = [(line, _parse_line(line)) for line in packages.lines]
-    return [line for line, one in names if not one or not _is_stacks(one.name, kept)]
+    names = [(line, parse_line(line)) for line in packages.lines]
+    return [line for line, one in names if not one or not _is_kept(one.name, kept)]
 
 
-def _parse_line(line: str) -> Requirement | None:
-    """Return a requirement; ``None`` if it is none, which uv reports."""
+def parse_line(line: str) -> Requirement | None:
+    """Return a requirement, without hashes; ``None`` if it is none, which uv reports."""
     try:
-        return Requirement(line)
+        return Requirement(line.partition(" --hash")[0])
     except InvalidRequirement:
         return None
 
 
-def _is_stacks(name: str, kept: Mapping[str, str]) -> bool:
+def _is_kept(name: str, kept: Mapping[str, str]) -> bool:
     return canonicalize_name(name) in kept or _is_gpus(canonicalize_name(name), kept)
+
+
+def _name(line: str) -> str:
+    one = parse_line(line)
+    return canonicalize_name(one.name) if one else ""
 
 
 def _pins(versions: Mapping[str, str]) -> str:

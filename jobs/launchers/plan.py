@@ -70,7 +70,7 @@ class JobFolder:
 
 @dataclass(frozen=True)
 class PackageList:
-    """Python packages that a job needs, as requirement lines; ``source`` is the name of their file."""
+    """Python packages that a job needs, as pip's requirement lines; ``source`` is the name of their file."""
 
     source: str
     lines: tuple[str, ...]
@@ -85,9 +85,12 @@ class PackageList:
     python: str = ""
     """The Python versions that it needs, such as ``>=3.10``."""
     constraints: tuple[str, ...] = ()
+    index: str = ""
     indexes: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
-    """Package indexes, and pages of links, to search besides the node's."""
+    """The package index instead of the node's; others, and pages of links, to search as well."""
+    imports: tuple[str, ...] = ()
+    """Folders of the project that have packages which are not installed."""
 
     def __str__(self) -> str:
         return f"the packages of {self.source}"

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from packaging.utils import canonicalize_name
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from infra.errors import UsageError
 from infra.files import parse_as, parse_toml, read_text
+from jobs.launchers.packages import is_stacks, parse_line
 from jobs.launchers.plan import SITE, PackageList
 from provision.install import VENV
-from provision.stacks.sources import explain, find_uv
+from provision.stacks.sources import PYPI, explain, find_uv
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
 _HEADER = re.compile(r"(?m)^# /// script\s*$\n(?P<content>(^#(| .*)$\n)+?)^# ///\s*$")
 _EXPORT_S = 120
 _OPTION = re.compile(
-    r"(?P<name>-[rceif]|--(requirement|constraint|editable|index-url|extra-index-url|find-links))"
+    r"(?P<name>-[rcif]|--(requirement|constraint|index-url|extra-index-url|find-links))"
     r"[ =]*(?P<value>\S+)"
 )
+_EDITABLE, _VARIABLE = re.compile(r"(-e|--editable)[ =]*"), re.compile(r"\$\{([A-Z0-9_]+)\}")
+_LOCAL = re.compile(
+    r"([\w.-]+(\[[^\]]*\])?\s*@\s*)?(?!(?!file:)[\w+]+:)(file:(//)?)?"
+    r"(?P<place>[./~].*|[^\s;<>=!~@[(]*(/.*|\.whl|\.zip|\.tar\.gz))"
+)
+"""A requirement that is a path, such as ``./lib``, ``a.whl``, or ``lib @ file:///lib``."""
+_PLACES = {"path", "file", "git", "url", "source", "index", "workspace"}
+_UNREAD = (
+    "pyproject.toml",
+    "setup.py",
+    "setup.cfg",
+    "environment.yml",
+    "environment.yaml",
+    "Pipfile",
+)
+_LISTS = re.compile(
+    r"^\[(tool\.poetry\.dependencies|packages)\]\n([^\[].*\n|\n)*?(?!python\b)[\w\"].*="
+    r"|\binstall_requires\s*=\s*(?!None|\[\s*\])|^dependencies:",
+    re.MULTILINE,
+)
+"""Files that are not read, and the beginnings of their lists of packages."""
 _SCRIPT = """\
 #!{python}
 import sys
@@ -60,6 +84,7 @@ class _Include(_Table):
 
 class _Settings(_Table):
     project: _Project = _Project()
+    tool: dict[str, Any] = {}
     dependency_groups: dict[str, list[str | _Include]] = {}
 
 
@@ -86,7 +111,8 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
     """Return what to install; ``None`` for nothing. ``given`` is a file, ``none``, or ``None``: search.
 
     A file may have extras or dependency groups: ``uv.lock[train]``. The first of: the script's header,
-    ``uv.lock``, ``pyproject.toml``, ``requirements.txt``. Raises :class:`UsageError` for a damaged file.
+    ``uv.lock``, ``pyproject.toml``, ``requirements.txt``. Raises :class:`UsageError` for a damaged file,
+    and for packages that would be ignored, or replaced by others of their name.
     """
     if given == "none":
         return None
@@ -94,13 +120,22 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
         name, extras = _split_extras(given)
         if not _is_file(root / name):
             raise UsageError(f"--packages {given}: no such file", hint="`none` installs nothing")
-        return _read(root / name, extras)
-    if script and (found := read_header(script)):
+        return _read(root / name, root, extras)
+    if script and (found := _read_header(script, root)):
         return found
+    python = ""
     for name in ("uv.lock", "pyproject.toml", "requirements.txt"):
-        if (root / name).is_file() and (found := _read(root / name)):
-            return found
-    return None
+        if (root / name).is_file() and (found := _read(root / name, root)):
+            python = python or found.python
+            if found.lines or found.imports:
+                return replace(found, python=python)
+    for name in _UNREAD:
+        if _LISTS.search(read_text(root / name, "", errors="replace")):
+            raise UsageError(
+                f"{root / name}: its dependencies are not read",
+                hint="list them in requirements.txt, or install nothing with `--packages none`",
+            )
+    return PackageList("pyproject.toml", (), python=python) if python else None
 
 
 def _is_file(path: Path) -> bool:
@@ -117,35 +152,28 @@ def _split_extras(given: str) -> tuple[str, tuple[str, ...]]:
     return match[1], tuple(each.strip() for each in match[2].split(",") if each.strip())
 
 
-def _read(path: Path, extras: Sequence[str] = ()) -> PackageList | None:
-    if path.name in ("uv.lock", "pyproject.toml"):
+def _read(path: Path, root: Path, extras: Sequence[str] = ()) -> PackageList | None:
+    is_lock = path.name == "uv.lock"
+    found = _Requirements(root, is_lock)
+    if is_lock or path.name == "pyproject.toml":
         project = path.with_name("pyproject.toml")
         content = _read_project(project) if project.is_file() else {}
-        is_lock = path.name == "uv.lock"
         wants = _dependencies(content, project, extras, is_locked=is_lock)
         python = content.get("project", {}).get("requires-python", "")
-        if is_lock:
-            lines = _export(path.parent, content, extras)
-            return PackageList(path.name, lines, is_lock=True, wants=wants, python=python)
-        return PackageList(path.name, wants, python=python) if wants else None
+        if not is_lock:
+            found.add_project(content, wants, path)
+            return found.as_list(path.name, python=python)
+        found.add(_export(path.parent, content, extras), path)
+        return found.as_list(path.name, wants=wants, python=python)
     if extras:
         raise UsageError(f"--packages {path.name}: only pyproject.toml and uv.lock have extras")
     if path.suffix == ".py":
-        return read_header(path)
-    found = _Requirements()
+        return _read_header(path, root)
     found.read(path)
-    if not found.lines:
-        return None
-    return PackageList(
-        path.name,
-        tuple(found.lines),
-        constraints=tuple(found.constraints),
-        indexes=tuple(found.indexes),
-        links=tuple(found.links),
-    )
+    return found.as_list(path.name) if found.lines or found.imports else None
 
 
-def read_header(script: Path) -> PackageList | None:
+def _read_header(script: Path, root: Path) -> PackageList | None:
     """Return the packages in a script's PEP 723 header; ``None`` without one."""
     text = script.read_text(encoding="utf-8", errors="replace") if script.suffix == ".py" else ""
     match = _HEADER.search(text)
@@ -154,9 +182,9 @@ def read_header(script: Path) -> PackageList | None:
     lines = match["content"].splitlines()
     content = parse_toml("\n".join(line[2:] for line in lines), f"{script}: its script header")
     _check(_Project, content, f"{script}: its script header")
-    found = tuple(content.get("dependencies", []))
-    python = content.get("requires-python", "")
-    return PackageList(script.name, found, python=python) if found else None
+    found, listed = _Requirements(root), content.get("dependencies", [])
+    found.add_project(content, listed, script)
+    return found.as_list(script.name, python=content.get("requires-python", "")) if listed else None
 
 
 def _dependencies(
@@ -207,53 +235,132 @@ def _own(
         raise UsageError(
             f"{path}: its dependencies are dynamic", hint="name a list of them with --packages"
         )
-    found = _Requirements()
-    for name in files:
-        found.read(path.parent / name)
-    return tuple(found.lines)
+    return tuple(line for name in files for line in read_text(path.parent / name).splitlines())
 
 
 @dataclass
 class _Requirements:
-    """What requirements files list, with those that they include."""
+    """What requirements files list, with those that they include; ``root`` is the project's folder."""
 
+    root: Path
+    is_lock: bool = False
+    """Whether the lines have the dependencies of the project's own folders."""
     lines: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
+    index: str = ""
     indexes: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)
+
+    def as_list(self, source: str, **more: Any) -> PackageList:
+        """Return them as what a job installs."""
+        found = {name: value for name, value in vars(self).items() if name != "root"}
+        lists = {name: tuple(each) for name, each in found.items() if isinstance(each, list)}
+        return PackageList(source, **{**found, **lists, **more})
 
     def read(self, path: Path, depth: int = 0, *, constrains: bool = False) -> None:
-        for line in read_text(path).replace("\\\n", " ").splitlines():
-            text = re.sub(r"(^|\s)(#.*|--hash=\S+)", "", line).strip()
-            if match := _OPTION.fullmatch(text):
+        self.add(read_text(path), path, depth, constrains=constrains)
+
+    def add_project(self, content: Mapping[str, Any], wants: Sequence[str], path: Path) -> None:
+        """Add what a project asks for."""
+        _refuse_sources(content, wants, path)
+        self.add("\n".join(wants), path)
+
+    def add(self, text: str, path: Path, depth: int = 0, *, constrains: bool = False) -> None:
+        """Add the lines of a requirements file. Raises :class:`UsageError` for what is not supported."""
+        for line in text.replace("\\\n", " ").splitlines():
+            found = _expand(re.sub(r"(^|\s)#.*", "", line).strip(), path)
+            if match := _OPTION.fullmatch(found):
                 self._obey(match["name"], match["value"], path, depth)
-            elif text.startswith("-"):
+            elif match := _EDITABLE.match(found):
+                place = found[match.end() :]
+                is_place = "://" in place or _LOCAL.match(place)
+                self._add_line(place if is_place else f"./{place}", path)
+            elif found.startswith("-"):
                 raise UsageError(
-                    f"{path}: {text}: only requirements are supported, and -r, -c, -e, and indexes",
+                    f"{path}: {found}: only requirements are supported, and -r, -c, -e, and indexes",
                     hint="name another file with --packages",
                 )
-            elif re.match(r"\.($|[/\[])", text):
-                self._obey("-e", text, path, depth)
-            elif text:
-                (self.constraints if constrains else self.lines).append(text)
+            elif found:
+                self._add_line(found, path, constrains=constrains)
+
+    def _add_line(self, line: str, path: Path, *, constrains: bool = False) -> None:
+        """Add a requirement. A folder of the project is imported from there."""
+        if match := _LOCAL.match(line):
+            self._add_folder(line, re.split(" ?;| --", match["place"])[0].strip(), path)
+        else:
+            (self.constraints if constrains else self.lines).append(" ".join(line.split()))
+
+    def _add_folder(self, line: str, place: str, path: Path) -> None:
+        name, extras = _split_extras(place)
+        folder = path.parent / name
+        project = folder / "pyproject.toml"
+        root = self.root.resolve()
+        if not _is_file(project) or not folder.resolve().is_relative_to(root):
+            raise UsageError(
+                f"{path}: {line}: only folders of the project with a pyproject.toml are supported",
+                hint="put it there, on a package index, or in git, or name another list with --packages",
+            )
+        place = _import_folder(folder.resolve()).relative_to(root).as_posix()
+        if place in self.imports:
+            return
+        self.imports.append(place)
+        if not self.is_lock:
+            content = _read_project(project)
+            self.add_project(content, _dependencies(content, project, extras), project)
 
     def _obey(self, name: str, value: str, path: Path, depth: int) -> None:
         if name in ("-r", "--requirement", "-c", "--constraint"):
             if depth < 10:
                 self.read(path.parent / value, depth + 1, constrains="c" in name[:3])
-        elif name in ("-e", "--editable"):
-            folder, extras = _split_extras(value)
-            project = path.parent / folder / "pyproject.toml"
-            if "+" in value or not _is_file(project):
-                raise UsageError(f"{path}: -e {value}: no folder with a pyproject.toml")
-            self.lines += _dependencies(_read_project(project), project, extras)
+        elif "://" not in value or value.startswith("file:"):
+            raise UsageError(
+                f"{path}: {name} {value}: a folder of this machine, which the nodes don't have",
+                hint="name an address, or another list with --packages",
+            )
+        elif name in ("-i", "--index-url"):
+            self.index = value
         else:
             (self.links if name in ("-f", "--find-links") else self.indexes).append(value)
 
 
-def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> tuple[str, ...]:
-    """Return a lock's packages, with markers. Raises :class:`UsageError` with uv's reason."""
-    argv = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header"]
+def _refuse_sources(content: Mapping[str, Any], wants: Sequence[str], path: Path) -> None:
+    """Raise :class:`UsageError` if uv or another tool would get a package from elsewhere."""
+    names = [one.name for one in map(parse_line, wants) if one and not is_stacks(one.name)]
+    asked = {"index", "source", *map(canonicalize_name, names)} if names else set()
+    for name in asked.intersection(_find_sources(content)):
+        raise UsageError(
+            f"{path}: sets another source of packages ({name}), which only a lock can do here",
+            hint="run `uv lock`, ask for NAME @ URL, or name a requirements file with --packages",
+        )
+
+
+def _find_sources(table: Any) -> Iterator[str]:
+    """Yield the names of packages that a tool gets from elsewhere, and "index" or "source" for all."""
+    for name, value in table.items() if isinstance(table, dict) else ():
+        for each in value if isinstance(value, list) else [value]:
+            found = each if isinstance(each, dict) else {}
+            is_for_some = found.get("explicit") or found.get("priority") == "explicit"
+            if _PLACES & {*found} and not is_for_some:
+                yield canonicalize_name(name)
+            yield from _find_sources(each)
+
+
+def _import_folder(folder: Path) -> Path:
+    """Return the folder from which a project's modules are imported."""
+    return folder / "src" if (folder / "src").is_dir() else folder
+
+
+def _expand(line: str, path: Path) -> str:
+    """Replace ``${NAME}`` with this machine's variables, as pip does."""
+    if missing := [name for name in _VARIABLE.findall(line) if name not in os.environ]:
+        raise UsageError(f"{path}: {missing[0]} is not set here", hint=f"export {missing[0]}=…")
+    return _VARIABLE.sub(lambda match: os.environ[match[1]], line)
+
+
+def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> str:
+    """Return a lock's packages and indexes as requirements. Raises :class:`UsageError` with uv's reason."""
+    argv = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-header"]
     argv += ["--no-annotate", "--no-default-groups", "--quiet", "--color=never"]
     optional = content.get("project", {}).get("optional-dependencies", {})
     argv += [f"--{'extra' if each in optional else 'group'}={each}" for each in extras]
@@ -265,8 +372,10 @@ def _export(root: Path, content: Mapping[str, Any], extras: Sequence[str]) -> tu
         raise UsageError(f"{root / 'uv.lock'}: uv can't read it: {error}") from None
     if done.returncode:
         raise UsageError(f"{root / 'uv.lock'}: {explain(done.stderr)}")
-    lines = [line.strip() for line in done.stdout.splitlines()]
-    return tuple(line for line in lines if line and not line.startswith(("#", "-e ", "./")))
+    locked = parse_toml(read_text(root / "uv.lock"), str(root / "uv.lock")).get("package", [])
+    others = {each["source"].get("registry") for each in locked if not is_stacks(each["name"])}
+    indexes = (f"--extra-index-url={url}" for url in sorted(others - {None, PYPI}))
+    return "\n".join((*indexes, done.stdout))
 
 
 @dataclass(frozen=True)
@@ -292,7 +401,7 @@ def read_own_package(root: Path) -> OwnPackage:
         except (ValueError, NotImplementedError, OSError) as error:
             raise UsageError(f"{path}: tool.uv.workspace: members: {error}") from None
         folders += [each for each in found if each.resolve().is_relative_to(root.resolve())]
-    sources = [each / "src" if (each / "src").is_dir() else each for each in folders]
+    sources = map(_import_folder, folders)
     imports = tuple(f"work/{each.relative_to(root)}".removesuffix("/.") for each in sources)
     project = content.get("project", {})
     if "name" not in project:

@@ -32,7 +32,7 @@ from provision.stacks.stack import Stack, parse_requirement
 
 # Of the Ubuntu releases with these Pythons.
 _PYTHON_PATCHES = {"3.8": "3.8.10", "3.10": "3.10.12", "3.12": "3.12.3"}
-_PYPI = "https://pypi.org/simple"
+PYPI = "https://pypi.org/simple"
 # Nodes install with pip, so only pip's configuration counts; these settings don't affect resolution.
 _KEPT_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
 _SETTING = re.compile(r"^(global|install|:env:)\.([a-z-]+)=(.*)$", re.MULTILINE)
@@ -94,7 +94,7 @@ class Sources:
 class PipConfiguration:
     """This machine's pip configuration: the main index, further sources, and how to connect."""
 
-    index: str = _PYPI
+    index: str = PYPI
     sources: Sources = Sources(())
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -204,7 +204,7 @@ def parse_pip_configuration(text: str) -> PipConfiguration:
     trusted = known.get("trusted-host", "").split()
     variables = {"SSL_CERT_FILE": known.get("cert", ""), "ALL_PROXY": known.get("proxy", "")}
     return PipConfiguration(
-        known.get("index-url", _PYPI),
+        known.get("index-url", PYPI),
         Sources(sources("extra-index-url"), sources("find-links")),
         tuple(f"--allow-insecure-host={host}" for host in trusted),
         {name: value for name, value in variables.items() if value},

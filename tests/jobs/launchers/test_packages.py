@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.errors import UsageError
-from jobs.launchers.packages import PROTECTED, check_packages, resolve
+from jobs.launchers.packages import PROTECTED, check_packages, install_packages, resolve
 from jobs.launchers.plan import PackageList
 from provision.stacks.load import load_stack
 from provision.stacks.sources import NodePython, PipConfiguration, Resolver, Sources, find_uv
+from tests.fakes import FakeHost
 from tests.provision.package_index import make_wheel
 
 INSTALLED = {"torch": "2.13.0+cpu", "impi-rt": "2021.18.1", "lib": "1.0", "other": "1.0"}
@@ -111,6 +114,47 @@ def test_a_list_is_checked_without_a_node(resolver: Resolver) -> None:
     for line, said in (("lib==9", "no version of lib"), ("torch<2.8", "stack upstream has 2.13.0")):
         with pytest.raises(UsageError, match=said):
             check_packages(PackageList("requirements.txt", (line,)), stack, resolver)
+
+
+def make_head(known: str = "") -> FakeHost:
+    """A head with Python 3.11 that has ``known`` installed."""
+    said = json.dumps(["3.11.2", "2.36", INSTALLED, ""])
+    first = f"Python 3.11.2\n{known}"
+    return FakeHost("node0", [("python -V", first), ("importlib", said), ("installing", "")])
+
+
+def install(head: FakeHost, packages: PackageList) -> str:
+    return install_packages(head, packages, load_stack("upstream"), lambda _: None, {})
+
+
+def test_the_projects_python_is_checked_for_what_is_installed_already() -> None:
+    listed = PackageList("pyproject.toml", ("lib",), python=">=3.10")
+    assert install(make_head("lib==1.0\n"), listed)
+    for lines in (("lib",), ()):
+        with pytest.raises(UsageError, match=r"needs Python >=3\.14, and the nodes have 3\.11\.2"):
+            install(make_head("lib==1.0\n"), replace(listed, lines=lines, python=">=3.14"))
+    assert install(make_head(), replace(listed, lines=())) == ""
+
+
+def test_what_is_installed_is_what_was_asked_for(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.launchers.packages.find_resolver", lambda: resolver)
+    plain = PackageList("uv.lock", ("lib==2.0", "tool==3.0"), is_lock=True)
+    hashed = f"lib==2.0 --hash=sha256:{'a' * 64} --hash=sha256:{'b' * 64}"
+    listed = replace(plain, lines=(hashed, "tool==3.0"), index="https://mine")
+    head = make_head()
+    keys = {
+        install(head, listed),
+        install(make_head(), plain),
+        install(make_head(), replace(listed, index="")),
+    }
+    assert len(keys) == 3
+    (path,) = head.files
+    assert head.files[path].decode() == f"{hashed}\ntool==3.0\n"
+    assert path in head.commands[-1]
+    assert head.commands[-1].count("--index-url=https://mine") == 2, "for uv and for pip"
+    assert "pypi" not in head.commands[-1]
 
 
 @pytest.mark.parametrize(

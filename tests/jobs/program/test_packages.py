@@ -135,12 +135,13 @@ def test_options_of_requirements_files(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(
         "--extra-index-url https://one\n-f https://two\n-c pins.txt\n-r base.txt\n-e .\n"
     )
-    lines = ("rich==1.0", "einops", "tomli; python_full_version < '3.11'")
+    lines = ("rich==1.0 --hash=sha256:ab", "einops", "tomli; python_full_version < '3.11'")
     assert find(tmp_path, given="requirements.txt") == PackageList(
         *("requirements.txt", lines),
         constraints=("numpy<3",),
         indexes=("https://one",),
         links=("https://two",),
+        imports=(".",),
     )
 
 
@@ -205,7 +206,12 @@ EVERY_KEY: dict[str, Any] = {
     },
     "dependency-groups": {"dev": ["pytest", {"include-group": "lint"}], "lint": ["ruff"]},
     "tool": {
-        "uv": {"workspace": {"members": ["parts/*"]}},
+        "uv": {
+            "workspace": {"members": ["parts/*"]},
+            "sources": {"other": {"path": "other"}},
+            "index": [{"url": "https://a", "priority": "explicit"}],
+        },
+        "poetry": {"dependencies": {"tqdm": {"version": "1"}}},
         "setuptools": {"dynamic": {"dependencies": {"file": ["requirements.txt"]}}},
     },
 }
@@ -235,7 +241,7 @@ def test_any_project_file_is_read_or_refused_in_one_line(
     for name in ("pyproject.toml", "uv.lock", "requirements.txt", "parts/one/a"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    monkeypatch.setattr(packages, "_export", lambda *_: ())
+    monkeypatch.setattr(packages, "_export", lambda *_: "")
     base = {**EVERY_KEY, "project": {**EVERY_KEY["project"], "dynamic": dynamic}}
     read, refused = 0, list[str]()
     for value in HOSTILE:
@@ -273,3 +279,125 @@ def test_a_wrong_value_is_named(tmp_path: Path) -> None:
         UsageError, match=r"pyproject\.toml: project: dependencies: 1: Input should"
     ):
         find(tmp_path)
+
+
+SOURCE = '[project]\nname = "a"\nversion = "1"\ndependencies = ["fork"]\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        *(
+            ("pyproject.toml", SOURCE + more, said)
+            for more, said in (
+                ('[tool.uv.sources]\nFork = { path = "libs/fork" }\n', "packages (fork), which only"),
+                ('[[tool.uv.index]]\nurl = "https://mine"\n', "packages (index), which only"),
+                ('[tool.poetry.dependencies]\nfork = { git = "https://a" }\n', "packages (fork), which only"),
+            )
+        ),
+        ("pyproject.toml", SOURCE.replace("fork", "fork @ file:///x"), "file:///x: only folders"),
+        ("pyproject.toml", '[tool.poetry.dependencies]\npython = "^3"\nfork = "^4"\n', "not read"),
+        ("Pipfile", '[packages]\nfork = "*"\n', "Pipfile: its dependencies are"),
+        ("setup.py", "setup(install_requires=['fork'])\n", "setup.py: its dependencies are not"),
+        ("environment.yml", "dependencies:\n- fork\n", "environment.yml: its dependencies are"),
+        ("train.py", HEADER.replace("# ]", "# ]\n# [tool.uv.sources]\n# einops.path = 1"), "(einops)"),
+        ("requirements.txt", "./wheels/fork.whl\n", "./wheels/fork.whl: only folders of the"),
+        ("requirements.txt", "wheels/fork.whl\n", "wheels/fork.whl: only folders of the"),
+        ("requirements.txt", "fork @ file:///fork.whl\n", "file:///fork.whl: only folders"),
+        ("requirements.txt", "-e ../lib\n", "../lib: only folders of the"),
+        ("requirements.txt", "-e fork\n", "./fork: only folders of the"),
+        ("requirements.txt", "-f ./wheels\nfork\n", "-f ./wheels: a folder of this machine"),
+        ("requirements.txt", "-i https://${UNSET_NAME}@mine\nfork\n", "UNSET_NAME is not set here"),
+        ("requirements.txt", "fork".encode("utf-16"), "not UTF-8 (byte 0), but UTF-16"),
+    ],
+)  # fmt: skip
+def test_another_package_than_the_one_asked_for_is_refused(
+    name: str, text: str | bytes, said: str, tmp_path: Path
+) -> None:
+    for folder in ("lib", "project/libs/fork"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "pyproject.toml").write_text('[project]\nname = "fork"\n')
+    root = tmp_path / "project"
+    (root / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError) as raised:
+        find(root, name if name == "train.py" else "")
+    assert said in raised.value.message
+    assert find(root, given="none") is None
+
+
+def test_sources_of_what_is_not_asked_for_or_the_stacks_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        SOURCE.replace("fork", "torch") + '[tool.uv.sources]\ntorch = { index = "cpu" }\n'
+        'fork = { path = "fork" }\n[[tool.uv.index]]\nname = "cpu"\nurl = "https://a"\nexplicit = true\n'
+    )
+    assert find(tmp_path) == PackageList("pyproject.toml", ("torch",))
+
+
+LOCAL = """
+[[package]]
+name = "a"
+version = "1"
+source = { virtual = "." }
+dependencies = [{ name = "fork" }, { name = "private" }, { name = "torch" }]
+
+[[package]]
+name = "fork"
+version = "99"
+source = { directory = "libs/fork" }
+
+[[package]]
+name = "private"
+version = "1"
+source = { registry = "https://mine/simple" }
+wheels = [{ url = "https://mine/private-1-py3-none-any.whl", hash = "sha256:HASH" }]
+
+[[package]]
+name = "torch"
+version = "2.0"
+source = { registry = "https://cpu/simple" }
+""".replace("HASH", "ab" * 32)
+
+
+def test_a_lock_names_its_sources(tmp_path: Path) -> None:
+    (tmp_path / "libs/fork/src").mkdir(parents=True)
+    (tmp_path / "libs/fork/pyproject.toml").write_text('[project]\nname = "fork"\n')
+    text = SOURCE + '[tool.uv.sources]\nfork = { path = "libs/fork" }\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    lock = 'version = 1\nrequires-python = ">=3.10"\n' + LOCAL
+    (tmp_path / "uv.lock").write_text(lock)
+    assert find(tmp_path) == PackageList(
+        *("uv.lock", (f"private==1 --hash=sha256:{'ab' * 32}", "torch==2.0"), True),
+        wants=("fork",),
+        indexes=("https://mine/simple",),
+        imports=("libs/fork/src",),
+    )
+    for source, said in (("../fork", r"\.\./fork: only"), ("fork.whl", r"fork\.whl: only")):
+        changed_lock = lock.replace('directory = "libs/fork', f'path = "{source}')
+        (tmp_path / "uv.lock").write_text(changed_lock)
+        with pytest.raises(UsageError, match=said):
+            find(tmp_path)
+
+
+def test_requirements_are_what_pip_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDEX_USER", "me")
+    (tmp_path / "libs/fork").mkdir(parents=True)
+    (tmp_path / "libs/fork/pyproject.toml").write_text(SOURCE.replace("fork", "einops"))
+    (tmp_path / "requirements.txt").write_text(
+        "--index-url https://${INDEX_USER}@mine/simple\nlibs/fork\n"
+        "-e git+https://host/b.git@main#egg=b\nrich==1 --hash=sha256:ab\n"
+    )
+    assert find(tmp_path) == PackageList(
+        "requirements.txt",
+        ("einops", "git+https://host/b.git@main#egg=b", "rich==1 --hash=sha256:ab"),
+        index="https://me@mine/simple",
+        imports=("libs/fork",),
+    )
+
+
+def test_the_projects_python_counts_without_packages(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "a"\nrequires-python = ">=3.14"\n')
+    assert find(tmp_path) == PackageList("pyproject.toml", (), python=">=3.14")
+    (tmp_path / "requirements.txt").write_text("einops\n")
+    assert find(tmp_path) == PackageList("requirements.txt", ("einops",), python=">=3.14")

@@ -57,7 +57,9 @@ class BucketServer:
             raise S3Error(
                 403, "InvalidAccessKeyId", "The request is not signed with known credentials"
             )
-        for request in self._storage.permissions(call):
+        if call.headers.get("x-amz-expected-bucket-owner", ACCOUNT) != ACCOUNT:
+            raise S3Error(403, "AccessDenied")
+        for request in call.permissions():
             allowed = (
                 _role_policy(profile).allows(request) if profile else self._faults.allows(request)
             )

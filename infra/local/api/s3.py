@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import threading
 import time
@@ -22,7 +21,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from infra.errors import SprError
-from infra.files import read_text, write_private
+from infra.files import write_private
 from infra.local.policy import Request
 
 _BLOCK = 1 << 20
@@ -98,15 +97,13 @@ class S3Call:
         return (Request(f"s3:{action}", arn, context),)
 
 
-_LISTS = ("ListObjectsV2",)  # IAM knows the prefix only of these
+_LISTS = ("ListObjectsV2",)
 _OPERATIONS = {
     ("GET", "all", ""): "ListBuckets",
     ("PUT", "bucket", ""): "CreateBucket",
     ("HEAD", "bucket", ""): "HeadBucket",
     ("DELETE", "bucket", ""): "DeleteBucket",
     ("GET", "bucket", ""): "ListObjectsV2",
-    ("GET", "bucket", "uploads"): "ListMultipartUploads",
-    ("PUT", "bucket", "encryption"): "PutBucketEncryption",
     ("GET", "bucket", "encryption"): "GetBucketEncryption",
     ("PUT", "object", ""): "PutObject",
     ("GET", "object", ""): "GetObject",
@@ -121,23 +118,13 @@ _PERMISSIONS = {
     "ListBuckets": "ListAllMyBuckets",
     "HeadBucket": "ListBucket",
     "ListObjectsV2": "ListBucket",
-    "ListMultipartUploads": "ListBucketMultipartUploads",
-    "PutBucketEncryption": "PutEncryptionConfiguration",
     "GetBucketEncryption": "GetEncryptionConfiguration",
     "HeadObject": "GetObject",
     "CreateMultipartUpload": "PutObject",
     "UploadPart": "PutObject",
     "CompleteMultipartUpload": "PutObject",
 }
-_NEEDS_KEY = {"PutObject": "GenerateDataKey", "GetObject": "Decrypt"}
 
-
-_KEY = re.compile("<KMSMasterKeyID>(.*)</KMSMasterKeyID>")
-_DEFAULT_ENCRYPTION = (
-    f'<ServerSideEncryptionConfiguration xmlns="{_XMLNS}"><Rule><ApplyServerSideEncryptionByDefault>'
-    "<SSEAlgorithm>AES256</SSEAlgorithm></ApplyServerSideEncryptionByDefault></Rule>"
-    "</ServerSideEncryptionConfiguration>"
-)
 
 Answer = tuple[int, dict[str, str], Iterable[bytes]]
 
@@ -170,25 +157,7 @@ class Storage:
             raise S3Error(404, "NoSuchKey", "The specified key does not exist.")
         return found
 
-    def permissions(self, call: S3Call) -> tuple[Request, ...]:
-        """Return what IAM decides on, including the use of the bucket's own key."""
-        requests = call.permissions()
-        key = _KEY.search(read_text(self._encryption(call.bucket), ""))
-        action = _NEEDS_KEY.get(requests[0].action.removeprefix("s3:")) if call.key else None
-        return (*requests, Request(f"kms:{action}", key[1], {})) if key and action else requests
-
     # Buckets
-
-    def _encryption(self, bucket: str) -> Path:
-        return self._folder / (bucket or "-") / "encryption.xml"
-
-    def _PutBucketEncryption(self, call: S3Call) -> Answer:  # noqa: N802
-        write_private(self._encryption(call.bucket), call.body.read(call.length).decode())
-        return 200, {}, ()
-
-    def _GetBucketEncryption(self, call: S3Call) -> Answer:  # noqa: N802
-        known = read_text(self._encryption(call.bucket), _DEFAULT_ENCRYPTION)
-        return 200, {"Content-Type": "application/xml"}, (known.encode(),)
 
     def _ListBuckets(self, _: S3Call) -> Answer:  # noqa: N802
         names = "".join(f"<Bucket><Name>{name}</Name></Bucket>" for name in sorted(self._index))
@@ -203,6 +172,9 @@ class Storage:
 
     def _HeadBucket(self, _: S3Call) -> Answer:  # noqa: N802
         return 200, {}, ()
+
+    def _GetBucketEncryption(self, _: S3Call) -> Answer:  # noqa: N802
+        return _xml("ServerSideEncryptionConfiguration", "<Rule></Rule>")
 
     def _DeleteBucket(self, call: S3Call) -> Answer:  # noqa: N802
         with self._lock:
@@ -291,14 +263,6 @@ class Storage:
 
     # Multipart uploads
 
-    def _ListMultipartUploads(self, call: S3Call) -> Answer:  # noqa: N802
-        shown = [
-            f"<Upload><Key>{escape(key)}</Key><UploadId>{folder.name}</UploadId></Upload>"
-            for folder in sorted(self._folder.glob(f"{call.bucket}/uploads/*"))
-            if (key := read_text(folder / "key")).startswith(call.query.get("prefix", ""))
-        ]
-        return _xml("ListMultipartUploadsResult", "".join(shown))
-
     def _upload(self, call: S3Call) -> Path:
         id_ = call.query["uploadId"]
         folder = self._folder / call.bucket / "uploads" / id_
@@ -311,7 +275,6 @@ class Storage:
         folder = self._folder / call.bucket / "uploads" / id_
         folder.mkdir(mode=0o700, parents=True)
         write_private(folder / "headers", json.dumps(_kept(call.headers)))
-        write_private(folder / "key", call.key)
         text = f"<Bucket>{call.bucket}</Bucket><Key>{escape(call.key)}</Key>"
         return _xml("InitiateMultipartUploadResult", f"{text}<UploadId>{id_}</UploadId>")
 

@@ -29,10 +29,7 @@ def listen_inside(pid: int, address: str, port: int) -> socket.socket:
 
 
 def write_aws_config(pid: int) -> bool:
-    """Let the AWS SDKs of a node's users find S3; return whether the users exist yet.
-
-    The region is missing, as on EC2.
-    """
+    """Let the AWS SDKs of a node's users find S3, except for its region; return whether they exist yet."""
     disk = Path(f"/proc/{pid}/root")
     text = (
         "[default]\nservices = embedded\ns3 =\n    addressing_style = path\n"

@@ -120,6 +120,10 @@ def role_policy(spec: ClusterSpec, partition: str) -> dict[str, Any]:
     statements = [
         statement for place in written for statement in allow_prefix(place, _WRITE, partition)
     ]
+    # S3 can't limit this one to a prefix.
+    unfinished = {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"]}
+    buckets = [f"arn:{partition}:s3:::{place.bucket}" for place in written]
+    statements += [{**unfinished, "Resource": each} for each in buckets]
     statements += [s for place in read for s in allow_prefix(place, ("s3:GetObject",), partition)]
     if spec.bucket_kms_key:
         statements.append(allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey"))

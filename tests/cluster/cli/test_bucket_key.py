@@ -13,8 +13,9 @@ import boto3
 import pytest
 
 from infra.iam.bucket_access import check_bucket
+from infra.iam.instance_profile import role_policy
 from infra.local.api.s3 import S3Call, Storage
-from infra.local.policy import Request
+from infra.local.policy import Request, parse_policy
 from infra.spec import build_spec
 from tests.cluster.cli.test_doctor import examine
 from tests.harness.cloud import make_cloud
@@ -151,6 +152,15 @@ def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: En
     clients: Any = SimpleNamespace(s3=fake.clients.s3, caller=theirs)
 
     assert "another account owns" in "".join(check_bucket(clients, spec, cloud))
+
+
+def test_the_nodes_may_find_unfinished_uploads() -> None:
+    spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b/results")
+    policy = parse_policy(json.dumps(role_policy(spec, "aws")), "the role's")
+
+    for bucket, may in {"team-b": True, "team-c": False}.items():
+        looks = Request("s3:ListBucketMultipartUploads", f"arn:aws:s3:::{bucket}", {})
+        assert policy.allows(looks) is may
 
 
 @pytest.mark.parametrize(

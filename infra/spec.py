@@ -31,6 +31,7 @@ _MOST_LABELS = 10
 _SUBNET = re.compile(r"subnet-[0-9a-f]{1,17}")
 _PROXY = re.compile(r"http://[a-z0-9]([a-z0-9.-]{0,180}[a-z0-9])?:(\d{1,5})/?", re.ASCII | re.I)
 LONGEST_TTL = timedelta(days=30)
+KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[a-zA-Z0-9-]+$"
 # gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
 
@@ -219,6 +220,16 @@ class ClusterOptions(BaseModel):
             fixed=True,
         ),
     ] = Field(default=None, pattern=r"^[A-Za-z0-9_+=,.@-]{1,128}$")
+    bucket_kms_key: Annotated[
+        str | None,
+        Option(
+            "nodes may also use this KMS key, with which the bucket of --bucket encrypts",
+            "ARN",
+            "arn:aws:kms:REGION:ACCOUNT:key/ID",
+            newer=True,
+            fixed=True,
+        ),
+    ] = Field(default=None, pattern=KMS_KEY)
     permissions_boundary: Annotated[
         str | None,
         Option(
@@ -406,6 +417,8 @@ class ClusterOptions(BaseModel):
             raise UsageError(
                 "--permissions-boundary: it is for the roles of --bucket, --read-from, and --second-guard"
             )
+        if self.bucket_kms_key and not (self.bucket and self.makes_role):
+            raise UsageError("--bucket-kms-key: it is for the role of --bucket")
         return self
 
     @field_validator("labels")

@@ -60,7 +60,8 @@ def proxy_environment(proxy: str, region: str, nodes: Iterable[str] = ()) -> dic
     """
     if not proxy:
         return {}
-    direct = (*_DIRECT, ".internal", f"s3.{region}.amazonaws.com", "s3.amazonaws.com", *nodes)
+    dns = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    direct = (*_DIRECT, ".internal", f"s3.{region}.{dns}", "s3.amazonaws.com", *nodes)
     values = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ",".join(direct)}
     # apt and curl know only lowercase names, some libraries only the others.
     return {**values, **{name.lower(): value for name, value in values.items()}}

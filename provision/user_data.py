@@ -5,10 +5,8 @@ It never holds secrets: every user of the machine can read it. A machine's time 
 
 from __future__ import annotations
 
-import base64
 import gzip
 import json
-import re
 import shlex
 from datetime import timedelta
 from importlib import resources
@@ -54,16 +52,32 @@ _START_WARM = (
 )
 
 
+# The SDKs take the region only from the environment, and give up on credentials after one second:
+# https://docs.aws.amazon.com/sdkref/latest/guide/feature-imds-credentials.html
+_ENVIRONMENT = """sed -Ei '/^AWS_((DEFAULT_)?REGION|METADATA_SERVICE_)/d' /etc/environment 2>/dev/null
+cat >>/etc/environment <<'_END_'
+AWS_REGION={region}
+AWS_DEFAULT_REGION={region}
+AWS_METADATA_SERVICE_TIMEOUT=20
+AWS_METADATA_SERVICE_NUM_ATTEMPTS=3
+_END_"""
+
+
 def render_user_data(
-    lifetime: Lifetime, idle_timeout: timedelta | None = None, *, ena_express: bool = False
-) -> str:
+    lifetime: Lifetime,
+    region: str,
+    idle_timeout: timedelta | None = None,
+    *,
+    ena_express: bool = False,
+) -> bytes:
     """Render user data that powers the machine off at its end; EC2 then terminates it.
 
     The head may hold it for a while, or power all nodes off when a job is done: ``keeper.py``. With
     ``idle_timeout``, the head powers the whole cluster off after that time without an SSH session or a
-    job. With ``ena_express``, the network gets the settings it needs. All files are in memory, written at
-    every boot from the machine's own user data (cloud-init's bootcmd), so that an image never carries one
-    machine's expiry to another.
+    job. With ``ena_express``, the network gets the settings it needs. All files are written at every boot
+    from the machine's own user data (cloud-init's bootcmd), in memory except for the environment of all
+    sessions and jobs, so that an image never carries one machine's expiry to another. It is compressed:
+    EC2 takes 16 KiB.
     ``EXPIRES_FILE`` on the machine overrides ``lifetime``: see :func:`extend_life`.
     """
     guards = {"expiry": render_expiry_script(lifetime), "keeper": _render_keeper()}
@@ -72,14 +86,14 @@ def render_user_data(
         guards["ena-express"] = values + _read("ena_express.sh")
     if idle_timeout is not None:
         guards["idle"] = render_idle_script(idle_timeout)
-    boot = [_render_start(guards), _read("fresh.sh"), _QUIET]
+    boot = [_render_start(guards), _ENVIRONMENT.format(region=region), _read("fresh.sh"), _QUIET]
     boot += [_render_file(f"{_STATE}/warm", _read("warm.sh")), _START_WARM]
     if idle_timeout is not None:
         boot.append(_NOTICE_DEAD_SESSIONS)
     if ena_express:
         boot.append(f"timeout 30 sh {_STATE}/ena-express || true")
     config = {"package_update": False, "bootcmd": boot}
-    return _HEADER + json.dumps(config, indent=1) + "\n"
+    return gzip.compress((_HEADER + json.dumps(config) + "\n").encode(), 9, mtime=0)
 
 
 def render_expiry_script(lifetime: Lifetime) -> str:
@@ -96,11 +110,9 @@ def render_expiry_script(lifetime: Lifetime) -> str:
 
 
 def _render_keeper() -> str:
-    """Render the shell script that runs the keeper, compressed: EC2 takes 16 KiB of user data."""
+    """Render the shell script that runs the keeper."""
     program = send(keeper)
-    bare = [(name, _without_docs(source)) for name, source in json.loads(program.stdin)]
-    packed = base64.b64encode(gzip.compress(json.dumps(bare).encode() + b"\n", 9, mtime=0))
-    return f"base64 -d <<'_P_' | gunzip | {shlex.join(program.argv)}\n{packed.decode()}\n_P_\n"
+    return f"{shlex.join(program.argv)} <<'_P_'\n{program.stdin}_P_\n"
 
 
 def render_idle_script(idle_timeout: timedelta) -> str:
@@ -137,19 +149,12 @@ def _render_file(path: str, text: str) -> str:
     return f"cat >{path} <<'_END_'\n{text}_END_"
 
 
-def _without_docs(source: str) -> str:
-    """Return Python without comments on lines of their own and with empty docstrings."""
-    bare = re.sub(r'^( *)"""(?:.|\n)*?"""$', r'\1""', source, flags=re.MULTILINE)
-    return re.sub(r"^ *#.*\n", "", bare, flags=re.MULTILINE)
-
-
 def _render_values(**values: str | int) -> str:
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def _read(script: str) -> str:
-    text = resources.files("provision.on_node").joinpath(script).read_text()
-    return _without_docs(text)
+    return resources.files("provision.on_node").joinpath(script).read_text()
 
 
 def extend_life(host: Host, lifetime: Lifetime) -> None:

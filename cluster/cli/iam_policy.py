@@ -83,6 +83,11 @@ def add_parser(subparsers: SubParsers) -> None:
         "them",
     )
     parser.add_argument(
+        "--bucket-kms-key",
+        metavar="ARN",
+        help="also allow reading results that are encrypted with this key, as for `up --bucket-kms-key`",
+    )
+    parser.add_argument(
         "--permissions-boundary",
         metavar="ARN",
         help="with --bucket or --second-guard: only roles with this permissions boundary can be created",
@@ -113,9 +118,10 @@ def run(args: argparse.Namespace) -> int:
     policy = build_policy(
         parse_s3_url(args.push_to) if args.push_to else None,
         parse_types(args.instance_type),
-        parse_key(args.kms_key),
+        parse_key(args.kms_key, "--kms-key"),
         second_guard=args.second_guard,
         bucket=_parse_bucket(args),
+        bucket_kms_key=parse_key(args.bucket_kms_key, "--bucket-kms-key"),
         permissions_boundary=args.permissions_boundary,
         instance_role=parse_role(args.instance_profile),
     )

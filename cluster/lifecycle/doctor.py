@@ -33,6 +33,7 @@ from infra.ec2.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ec2.purchase import Offer, list_offers, render_request
 from infra.ec2.routes import require_jump, require_ways
 from infra.errors import SprError
+from infra.iam.bucket_access import check_bucket
 from infra.iam.dry_runs import (
     describe_tag_rules,
     find_tag_conflicts,
@@ -270,6 +271,11 @@ def _jump(exam: Examination) -> list[CheckResult]:
     return _ok("jump", f"this machine and the account have what --jump {exam.spec.jump} needs")
 
 
+def _bucket(exam: Examination) -> list[CheckResult]:
+    notes = check_bucket(exam.ctx.clients, exam.spec, exam.ctx.cloud)
+    return [_result("bucket", Verdict.WARN, each) for each in notes]
+
+
 def _permissions(exam: Examination) -> list[CheckResult]:
     spec, types = exam.spec, ",".join(exam.spec.instance_types)
     bucket = parse_s3_url(spec.bucket) if spec.bucket and spec.makes_role else None
@@ -279,6 +285,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         spec.instance_types,
         second_guard=spec.second_guard,
         bucket=bucket,
+        bucket_kms_key=spec.bucket_kms_key,
         permissions_boundary=boundary,
     )
     means, findings = judge(exam.ctx.clients, policy)
@@ -291,6 +298,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         return _ok("permissions", f"{len(allowed)} allowed, by {means}{rest}")
     more = " --second-guard" if spec.second_guard else ""
     more += f" --bucket {bucket}" if bucket else ""
+    more += f" --bucket-kms-key {spec.bucket_kms_key}" if spec.bucket_kms_key else ""
     more += f" --permissions-boundary {boundary}" if boundary else ""
     remedy = (
         "Ask an administrator to allow what `spr-cluster iam-policy` prints. For all that is missing:\n"
@@ -391,6 +399,7 @@ CHECKS = (
     Check("port 22", _port_22, needs=()),
     Check("address", _address),
     Check("jump", _jump, needs=("account", "network")),
+    Check("bucket", _bucket),
     Check("permissions", _permissions),
     Check("image", _image),
     Check("purchase", _purchase, needs=("account", "network", "image")),

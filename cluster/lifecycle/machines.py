@@ -158,7 +158,10 @@ class Machines:
             image=image,
             group_id=group.id if group else "",
             user_data=lambda offer: render_user_data(
-                self.record.lifetime, self.spec.idle_timeout, ena_express=offer.ena_express
+                self.record.lifetime,
+                self.ctx.cloud.region,
+                self.spec.idle_timeout,
+                ena_express=offer.ena_express,
             ),
             labels={key: value for key, value in labels.items() if value},
             known=frozenset(instance.id for instance in self.all),

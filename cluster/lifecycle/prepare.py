@@ -21,7 +21,6 @@ from infra.ec2.reservations import Reservation, find_open_reservations, find_res
 from infra.ec2.routes import describe_vpc_cidrs, require_jump, require_ways
 from infra.ec2.termination_schedule import describe_cluster
 from infra.errors import SprError, UsageError
-from infra.iam.bucket_access import check_bucket
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
@@ -79,8 +78,6 @@ def prepare(
     given = {**given, "caller": caller}
     spec = merge_options(cluster, cidrs, given, record, defaults)
     ctx.clients.labels = dict(spec.labels)
-    if spec.bucket:
-        check_bucket(ctx.clients, spec.bucket, ctx.cloud, ctx.progress.note)
     check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
     _check_existing(ctx, spec, found, record)
     workers = [machine for machine in found.alive if machine.role != HEAD]

@@ -181,7 +181,7 @@ class Purchase:
     count: int
     image: Image
     group_id: str
-    user_data: Callable[[Offer], str]
+    user_data: Callable[[Offer], bytes]
     labels: Mapping[str, str]
     known: frozenset[str]
     profile: str = ""
@@ -282,7 +282,7 @@ def client_token(request: Mapping[str, Any], known: Iterable[str], number: int) 
 
     https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
     """
-    text = json.dumps([request, sorted(known), number], sort_keys=True)
+    text = json.dumps([request, sorted(known), number], sort_keys=True, default=repr)
     return f"spr-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 

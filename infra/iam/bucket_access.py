@@ -1,23 +1,28 @@
-"""Whether the bucket of `up --bucket` exists, asked before anything is bought."""
+"""Whether the nodes could use the bucket of `up --bucket`, asked before anything is bought."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
-from infra.aws.clients import Clients, error_code
+from infra.aws.clients import DENIED, Clients, error_code
 from infra.aws.cloud import Cloud
 from infra.errors import UsageError
 from infra.s3_url import parse_s3_url
+from infra.spec import ClusterSpec
 
 
-def check_bucket(clients: Clients, url: str, cloud: Cloud, note: Callable[[str], None]) -> None:
-    """Raise :class:`UsageError` if the bucket does not exist; note what may be wrong with it."""
-    bucket = parse_s3_url(url).bucket
+def check_bucket(clients: Clients, spec: ClusterSpec, cloud: Cloud) -> Iterator[str]:
+    """Yield what may be wrong with the bucket, if there is one.
+
+    Raises :class:`UsageError` if it does not exist, or if the nodes' role can't use its KMS key.
+    """
+    if not spec.bucket:
+        return
+    what, bucket = f"--bucket {spec.bucket}", parse_s3_url(spec.bucket).bucket
     try:
-        answer = clients.s3.head_bucket(Bucket=bucket)
-        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        headers = clients.s3.head_bucket(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]
     except ClientError as error:
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         if status == 404:
@@ -25,18 +30,35 @@ def check_bucket(clients: Clients, url: str, cloud: Cloud, note: Callable[[str],
             if not cloud.billed:
                 make = f"spr-cluster local bucket {bucket}"
             raise UsageError(
-                f"--bucket {url}: bucket {bucket!r} does not exist", hint=f"create it: {make}"
+                f"{what}: bucket {bucket!r} does not exist", hint=f"create it: {make}"
             ) from None
+        # Rights below the prefix do not include this question.
         if status not in (301, 400, 403):
             raise
         headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
-        # Rights below the prefix do not include this question.
-        if status == 403:
-            note(
-                f"--bucket {url}: these credentials may not see the bucket ({error_code(error) or 403})"
-            )
     region = headers.get("x-amz-bucket-region", cloud.region)
     if region != cloud.region:
-        note(
-            f"--bucket {url}: the bucket is in {region}, so traffic from {cloud.region} costs money"
+        yield f"{what}: the bucket is in {region}, so traffic from {cloud.region} costs money"
+    try:
+        found = clients.s3.get_bucket_encryption(
+            Bucket=bucket, ExpectedBucketOwner=clients.caller.account
+        )
+    except ClientError as error:
+        if error_code(error) not in DENIED:
+            raise
+        yield (
+            f"{what}: another account owns the bucket, or these credentials lack "
+            "s3:GetEncryptionConfiguration; if it has its own KMS key, --bucket-kms-key is needed"
+        )
+        return
+    (rule,) = found["ServerSideEncryptionConfiguration"]["Rules"]
+    key = rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", "")
+    given = spec.bucket_kms_key or ""
+    is_given = given.endswith(f"/{key.rpartition('/')[2]}") or (given and "alias/" in key)
+    # Everyone who may use S3 may use the key that AWS manages for it.
+    if key and spec.makes_role and not is_given and not key.endswith("alias/aws/s3"):
+        arn = key if ":key/" in key else f"ARN (`aws kms describe-key --key-id {key}` shows it)"
+        raise UsageError(
+            f"{what}: the bucket encrypts with KMS key {key}, which the nodes can't use",
+            hint=f"add --bucket-kms-key {arn}; the key policy must allow this as well",
         )

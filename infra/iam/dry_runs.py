@@ -188,7 +188,7 @@ def _render_purchase(
 ) -> dict[str, Any]:
     """Render a purchase without a key pair, and without a security group if there is none."""
     spec = build_spec(name=_NAME, stack="", ssh_cidrs=(_NOWHERE,), instance_types=(name,))
-    purchase = Purchase(spec, "head", 1, image, group, lambda _offer: "", {}, frozenset())
+    purchase = Purchase(spec, "head", 1, image, group, lambda _offer: b"", {}, frozenset())
     # The request uses only the type's name.
     machine = InstanceType(name, 0, 0, None, 0, None, None)
     request = render_request(purchase, Offer(machine, place, market, False))

@@ -120,7 +120,13 @@ def role_policy(spec: ClusterSpec, partition: str) -> dict[str, Any]:
     statements = [
         statement for place in written for statement in allow_prefix(place, _WRITE, partition)
     ]
+    # S3 can't limit this one to a prefix.
+    unfinished = {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"]}
+    buckets = [f"arn:{partition}:s3:::{place.bucket}" for place in written]
+    statements += [{**unfinished, "Resource": each} for each in buckets]
     statements += [s for place in read for s in allow_prefix(place, ("s3:GetObject",), partition)]
+    if spec.bucket_kms_key:
+        statements.append(allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey"))
     return {"Version": "2012-10-17", "Statement": statements}
 
 
@@ -139,6 +145,13 @@ def allow_prefix(
         # With the slash: `results` is also the beginning of `results-of-others`.
         listing["Condition"] = {"StringLike": {"s3:prefix": f"{place.prefix}/*"}}
     return [objects, listing]
+
+
+def allow_key(key: str, *operations: str) -> dict[str, Any]:
+    """Return the statement that allows S3 to use a key for the role or user."""
+    via = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com*"}}
+    actions = [f"kms:{each}" for each in operations]
+    return {"Effect": "Allow", "Action": actions, "Resource": key, "Condition": via}
 
 
 def has_profile(found: Inventory) -> bool:

@@ -17,13 +17,13 @@ from infra.ec2 import tags
 from infra.ec2.images import CANONICAL
 from infra.ec2.routes import HOST_MANAGEMENT
 from infra.errors import UsageError
-from infra.iam.instance_profile import allow_prefix
+from infra.iam.instance_profile import allow_key, allow_prefix
 from infra.instance_types import BAKERS, INSTANCE_TYPES, complete_type_name
 from infra.s3_url import S3Location
+from infra.spec import KMS_KEY
 
 DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.amx or t.name in BAKERS)
 _TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
-_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[a-zA-Z0-9-]+")
 
 # Actions and reads that AWS can't restrict to a resource.
 _LOOK = (
@@ -172,13 +172,15 @@ def build_policy(
     *,
     second_guard: bool = False,
     bucket: S3Location | None = None,
+    bucket_kms_key: str | None = None,
     permissions_boundary: str | None = None,
     instance_role: str | None = None,
 ) -> dict[str, Any]:
     """Return the policy as a JSON document.
 
     ``push_to`` adds uploads to S3, ``kms_key`` adds a customer-managed key for disks,
-    ``second_guard`` adds the resources of ``up --second-guard``, and ``bucket`` those of ``up --bucket``.
+    ``second_guard`` adds the resources of ``up --second-guard``, ``bucket`` those of ``up --bucket``, and
+    ``bucket_kms_key`` reading results that this key encrypts.
     With ``permissions_boundary``, all roles must have it. ``instance_role`` is the role of the profile
     of ``up --instance-profile``, with its path if it has one.
     """
@@ -225,6 +227,11 @@ def build_policy(
             *([_pass("PassInstanceRole", instance_role, "ec2")] if instance_role else []),
             *(_guard(tagged, permissions_boundary) if second_guard else []),
             *(_bucket(bucket, tagged, permissions_boundary) if bucket else []),
+            *(
+                [{"Sid": "Decrypt", **allow_key(bucket_kms_key, "Decrypt")}]
+                if bucket_kms_key
+                else []
+            ),
         ],
     }
 
@@ -275,6 +282,7 @@ def _bucket(
         *_roles("Node", named, "ec2", tagged, boundary),
         {"Sid": "ReadResults", **read},
         {"Sid": "ListResults", **listing},
+        _allow("LookAtBucket", ("s3:GetEncryptionConfiguration",), f"arn:*:s3:::{place.bucket}"),
     ]
 
 
@@ -349,11 +357,12 @@ def parse_role(text: str | None) -> str | None:
     return text
 
 
-def parse_key(text: str | None) -> str | None:
-    """Parse ``--kms-key``; raises :class:`UsageError`."""
-    if text is not None and not _KEY.fullmatch(text):
+def parse_key(text: str | None, option: str) -> str | None:
+    """Parse the ARN of a KMS key; raises :class:`UsageError`."""
+    if text is not None and not re.fullmatch(KMS_KEY, text):
         raise UsageError(
-            f"--kms-key {text!r}: expected arn:aws:kms:REGION:ACCOUNT:key/ID",
-            hint="`aws ec2 get-ebs-default-kms-key-id` shows the key that encrypts new disks",
+            f"{option} {text!r}: expected arn:aws:kms:REGION:ACCOUNT:key/ID",
+            hint="`aws ec2 get-ebs-default-kms-key-id` shows the key that encrypts new disks, and `aws s3api "
+            "get-bucket-encryption` that of a bucket",
         )
     return text

@@ -35,6 +35,8 @@ _ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")  # as in cluster/slu
 _ENDED = re.compile(r"JobId=(\S+) .*? Name=(\S+) JobState=(\S+) ")
 _IN_BUCKET = re.compile(r'"bucket": "(s3:[^"]+)"')
 _KILLED = 137
+_AS_USER = ("--uid=ubuntu", f"--setenv=HOME={HOME}", "-p", "EnvironmentFile=-/etc/environment")
+"""Like a session: systemd does not set the environment that user data writes."""
 _NULL = subprocess.DEVNULL
 
 
@@ -170,7 +172,7 @@ def render_finish(name: str, number: str, state: str, begin: dict[str, Any]) -> 
     run = f"env {known} SLURM_JOB_NODELIST=%s bash {folder}/run.sh {_KILLED}"
     there, here = run % ",".join(nodes), run % "node0"
     script = f"ssh -o ConnectTimeout=10 {nodes[0]} {shlex.quote(there)}; [ $? != 255 ] || {here}"
-    unit = [f"--unit=spr-cluster-end-{name}", "--uid=ubuntu", f"--setenv=HOME={HOME}"]
+    unit = [f"--unit=spr-cluster-end-{name}", *_AS_USER]
     return ["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", script]
 
 
@@ -326,7 +328,7 @@ class Keeper:
 def render_push(job: Job) -> list[str]:
     """Return the command that starts the push of a job as its user; it fails if that is running."""
     folder = HOME / "spr-jobs" / job.name
-    unit = [f"--unit=spr-cluster-push-{job.name}", "--uid=ubuntu", f"--setenv=HOME={HOME}"]
+    unit = [f"--unit=spr-cluster-push-{job.name}", *_AS_USER]
     unit += ["-p", f"RuntimeMaxSec={_PUSH_LIMIT_S}", f"--setenv=PYTHONPATH={folder}/code"]
     push = [_PYTHON, "-m", "worker.storage.push", "all", str(folder), job.bucket]
     return ["systemd-run", "--quiet", "--collect", *unit, *push]

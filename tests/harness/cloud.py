@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -69,7 +70,7 @@ class SimulatedEngine(FakePodman):
         instance_id = _instance_of(name)
         fate = self.cloud.fate_of(instance_id) if self.cloud else ""
         image = spec.image.name if isinstance(spec.image, Path) else ""
-        user_data = (spec.mounts[0].source / "user-data").read_text()
+        user_data = gzip.decompress((spec.mounts[0].source / "user-data").read_bytes()).decode()
         faults = self.cloud.application.runtime.faults.now if self.cloud else Faults()
         rate = faults.disk.first_read_mib_s if image else None
         if self.cloud:

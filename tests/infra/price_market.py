@@ -35,7 +35,7 @@ def make_purchase(spec: ClusterSpec, count: int = 2, **changes: Any) -> Purchase
         count=count,
         image=make_image(),
         group_id="sg-1",
-        user_data=lambda offer: f"#cloud-config\n{offer.ena_express}",
+        user_data=lambda offer: f"#cloud-config\n{offer.ena_express}".encode(),
         labels={tags.STACK: "intel"},
         known=frozenset({"i-0"}),
     )

@@ -132,6 +132,7 @@ def test_https_asks_for_a_tunnel(index: PackageIndex) -> None:
         ("http://169.254.169.254/latest/meta-data/", True),
         ("https://s3.eu-west-1.amazonaws.com/bucket/key", True),
         ("https://bucket.s3.eu-west-1.amazonaws.com/key", True),
+        ("https://bucket.s3.cn-north-1.amazonaws.com.cn/key", True),
         ("http://node1:5000/", True),
         ("http://172.31.5.7:5000/", True),
         ("http://localhost:29500/", True),
@@ -146,7 +147,8 @@ def test_what_is_near_stays_direct_for_every_library(
 ) -> None:
     for name in [name for name in os.environ if "proxy" in name.lower()]:
         monkeypatch.delenv(name)
-    environment = proxy_environment(PROXY, "eu-west-1", ("node1", "172.31.5.7"))
+    region = "cn-north-1" if ".cn/" in url else "eu-west-1"
+    environment = proxy_environment(PROXY, region, ("node1", "172.31.5.7"))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import http.server
 import json
 import re
+import threading
+import time
 from datetime import datetime, timedelta, timezone
 from importlib import resources
 
+import boto3
 import pytest
 
 from infra.lifetime import Lifetime
@@ -20,7 +25,8 @@ HOUR = timedelta(hours=1)
 
 def boot_script(idle_timeout: timedelta | None = None, *, ena_express: bool = False) -> str:
     """What cloud-init makes of the list of commands: one shell script."""
-    _, _, body = render_user_data(LIFE, idle_timeout, ena_express=ena_express).partition("\n")
+    packed = render_user_data(LIFE, "eu-central-1", idle_timeout, ena_express=ena_express)
+    _, _, body = gzip.decompress(packed).decode().partition("\n")
     return "\n".join(json.loads(body)["bootcmd"])
 
 
@@ -36,8 +42,8 @@ def boot(machine: Machine, idle_timeout: timedelta | None = None) -> None:
 def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
     idle_timeout: timedelta | None,
 ) -> None:
-    user_data = render_user_data(LIFE, idle_timeout, ena_express=True)
-    header, _, body = user_data.partition("\n")
+    user_data = render_user_data(LIFE, "eu-central-1", idle_timeout, ena_express=True)
+    header, _, body = gzip.decompress(user_data).decode().partition("\n")
     config = json.loads(body)
 
     assert header == "#cloud-config"
@@ -45,7 +51,7 @@ def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
     assert set(config) == {"package_update", "bootcmd"}
     assert all(isinstance(command, str) for command in config["bootcmd"])
     # EC2 takes 16 KiB.
-    assert len(header + body) < 16_000
+    assert len(user_data) < 12_000
 
 
 def test_nothing_is_written_that_an_image_could_hold(machine: Machine) -> None:
@@ -57,7 +63,9 @@ def test_nothing_is_written_that_an_image_could_hold(machine: Machine) -> None:
         if path.is_file() and not path.is_relative_to(machine.path("/run"))
     }
     # The mark lies in the instance's own folder, which a copy of the machine does not look into.
-    assert made == {"etc/hosts", "var/lib/cloud/instance/spr-cluster-fresh"}
+    # Each boot replaces this machine's lines of the environment.
+    kept = {"etc/hosts", "etc/environment"}
+    assert made == {*kept, "var/lib/cloud/instance/spr-cluster-fresh"}
 
 
 @pytest.mark.parametrize("idle_timeout", [None, HOUR])
@@ -104,6 +112,67 @@ def test_values_reach_the_scripts(machine: Machine) -> None:
         machine.path("/run/spr-cluster/expiry").read_text()
     )
     assert "idle_timeout=2700\n" in machine.path("/run/spr-cluster/idle").read_text()
+
+
+def environment_of(machine: Machine) -> dict[str, str]:
+    lines = machine.path("/etc/environment").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize("before", ["", 'PATH="/bin"\nAWS_REGION=of-the-image\n'])
+def test_every_session_of_a_node_knows_its_region(machine: Machine, before: str) -> None:
+    if before:
+        machine.path("/etc/environment").write_text(before)
+    for _ in range(2):
+        boot(machine)
+
+    found = environment_of(machine)
+    assert found["AWS_REGION"] == found["AWS_DEFAULT_REGION"] == "eu-central-1"
+    text = machine.path("/etc/environment").read_text()
+    assert text.count("AWS_REGION=") == 1
+    assert text.startswith(before.partition("\n")[0])
+
+
+class SlowMetadata(http.server.BaseHTTPRequestHandler):
+    """Instance metadata whose first answer takes longer than botocore waits by default."""
+
+    def do_PUT(self) -> None:
+        time.sleep(1.1)
+        self.answer(200, "token")
+
+    def do_GET(self) -> None:
+        keys = {"AccessKeyId": "a", "SecretAccessKey": "s", "Token": "t"}
+        text = json.dumps({**keys, "Expiration": "2099-01-01T00:00:00Z"})
+        is_known = self.headers["x-aws-ec2-metadata-token"] == "token"
+        self.answer(200 if is_known else 401, text if self.path.endswith("/role") else "role")
+
+    def answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_node_waits_for_its_credentials(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot(machine)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowMetadata)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
+    for name, value in environment_of(machine).items():
+        monkeypatch.setenv(name, value)
+
+    found = boto3.Session().get_credentials()
+    server.shutdown()
+    server.server_close()
+
+    assert found is not None
+    assert found.access_key == "a"
 
 
 def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) -> None:

@@ -29,10 +29,12 @@ class BucketServer:
         self.sessions = Sessions(self._credentials[1])
         self._lock = threading.Lock()
 
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    def __call__(
+        self, environ: dict[str, Any], start_response: Any, region: str | None = None
+    ) -> Iterable[bytes]:
         call = S3Call.of(environ)
         try:
-            self._admit(environ, call)
+            self._admit(environ, call, region)
             status, headers, blocks = self._storage.answer(call)
         except (S3Error, SprError) as error:
             status, headers, blocks = error_answer(error)
@@ -44,16 +46,19 @@ class BucketServer:
         start_response(f"{status} {http.HTTPStatus(status).phrase}", list(headers.items()))
         return blocks
 
-    def _admit(self, environ: dict[str, Any], call: S3Call) -> None:
+    def _admit(self, environ: dict[str, Any], call: S3Call, region: str | None) -> None:
         token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
         profile = self.sessions.profile_of(token, time.time())
         if token and not profile:
             raise S3Error(400, "ExpiredToken", "The provided token has expired.")
         keys = self.sessions.keys_of(token) if profile else self._credentials
-        if not is_signed_s3(environ, keys):
+        # With a region, only for it, as in China and in GovCloud.
+        if not is_signed_s3(environ, keys, region):
             raise S3Error(
                 403, "InvalidAccessKeyId", "The request is not signed with known credentials"
             )
+        if call.headers.get("x-amz-expected-bucket-owner", ACCOUNT) != ACCOUNT:
+            raise S3Error(403, "AccessDenied")
         for request in call.permissions():
             allowed = (
                 _role_policy(profile).allows(request) if profile else self._faults.allows(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 from moto.iam.models import iam_backends
@@ -35,8 +36,8 @@ class NodeServices:
             threading.Thread(target=_close, args=(server,), daemon=True).start()
         for pid, ec2 in pids.items():
             if pid not in self._servers:
-                self._servers[pid] = _serve(pid, self._buckets)
-            if pid not in self._ready and write_aws_config(pid, ec2.region_name):
+                self._servers[pid] = _serve(pid, partial(self._buckets, region=ec2.region_name))
+            if pid not in self._ready and write_aws_config(pid):
                 self._ready.add(pid)
         for ec2 in backends:
             self._renew(ec2)

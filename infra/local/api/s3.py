@@ -80,7 +80,7 @@ class S3Call:
         """Return the operation; "" for one that this S3 does not serve."""
         q = self.query
         kind = "object" if self.key else "bucket" if self.bucket else "all"
-        part = "delete" if "delete" in q else "uploads" if "uploads" in q else ""
+        part = next((word for word in ("delete", "uploads", "encryption") if word in q), "")
         part = "part" if "uploadId" in q else part
         return _OPERATIONS.get((self.method, kind, part), "")
 
@@ -104,6 +104,7 @@ _OPERATIONS = {
     ("HEAD", "bucket", ""): "HeadBucket",
     ("DELETE", "bucket", ""): "DeleteBucket",
     ("GET", "bucket", ""): "ListObjectsV2",
+    ("GET", "bucket", "encryption"): "GetBucketEncryption",
     ("PUT", "object", ""): "PutObject",
     ("GET", "object", ""): "GetObject",
     ("HEAD", "object", ""): "HeadObject",
@@ -117,6 +118,7 @@ _PERMISSIONS = {
     "ListBuckets": "ListAllMyBuckets",
     "HeadBucket": "ListBucket",
     "ListObjectsV2": "ListBucket",
+    "GetBucketEncryption": "GetEncryptionConfiguration",
     "HeadObject": "GetObject",
     "CreateMultipartUpload": "PutObject",
     "UploadPart": "PutObject",
@@ -170,6 +172,9 @@ class Storage:
 
     def _HeadBucket(self, _: S3Call) -> Answer:  # noqa: N802
         return 200, {}, ()
+
+    def _GetBucketEncryption(self, _: S3Call) -> Answer:  # noqa: N802
+        return _xml("ServerSideEncryptionConfiguration", "<Rule></Rule>")
 
     def _DeleteBucket(self, call: S3Call) -> Answer:  # noqa: N802
         with self._lock:

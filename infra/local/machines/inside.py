@@ -28,11 +28,11 @@ def listen_inside(pid: int, address: str, port: int) -> socket.socket:
         return pool.submit(listen).result()
 
 
-def write_aws_config(pid: int, region: str) -> bool:
-    """Let the AWS SDKs of a node's users find S3; return whether the users exist yet."""
+def write_aws_config(pid: int) -> bool:
+    """Let the AWS SDKs of a node's users find S3, except for its region; return whether they exist yet."""
     disk = Path(f"/proc/{pid}/root")
     text = (
-        f"[default]\nregion = {region}\nservices = embedded\ns3 =\n    addressing_style = path\n"
+        "[default]\nservices = embedded\ns3 =\n    addressing_style = path\n"
         f"[services embedded]\ns3 =\n    endpoint_url = http://{METADATA}:{S3_PORT}\n"
     )
     for home in ("root", "home/ubuntu"):

@@ -130,6 +130,7 @@ class Push:
         left = [*found.left, *(name for name in own if len(name.encode()) > self._longest)]
         files = {**self._find(["begin.json", END, DATA, *_INPUTS]), **own}
         self.store({name: path for name, path in files.items() if name not in left})
+        self._abort_unfinished()
         stored = self.list()
         known = {"url": str(self.url), "files": len(stored)}
         done: dict[str, Any] = {**known, "bytes": sum(each.size for each in stored.values())}
@@ -143,6 +144,16 @@ class Push:
             with new_file(self.folder / PUSHED) as partial:
                 partial.write_text(json.dumps(done) + "\n")
         return done
+
+    def _abort_unfinished(self) -> None:
+        """Abort uploads that an earlier push began and did not finish: S3 bills their parts."""
+        bucket, listing = self.url.bucket, self.s3.get_paginator("list_multipart_uploads")
+        # Older roles may not list them.
+        with suppress(ClientError):
+            for page in listing.paginate(Bucket=bucket, Prefix=self.url.key + "/"):
+                for each in page.get("Uploads", ()):
+                    key, id_ = each["Key"], each["UploadId"]
+                    self.s3.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=id_)
 
     @property
     def _longest(self) -> int:

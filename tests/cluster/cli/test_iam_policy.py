@@ -261,7 +261,12 @@ def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
     line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
     asked.clear()
     default = build_policy(instance_types=_TYPES)
-    policy = build_policy(instance_types=_TYPES, bucket=place, permissions_boundary=_BOUNDARY)
+    policy = build_policy(
+        instance_types=_TYPES,
+        bucket=place,
+        bucket_kms_key=_KEY,
+        permissions_boundary=_BOUNDARY,
+    )
     allow(line, tmp_path, policy)
 
     for result in live_with_bucket(line):
@@ -275,6 +280,7 @@ def test_a_life_with_a_bucket_needs_these_statements_and_no_more(
     results = [
         Request("s3:GetObject", "arn:aws:s3:::team-b/results/job/log", {}),
         Request("s3:ListBucket", "arn:aws:s3:::team-b", {"s3:prefix": "results/job/"}),
+        Request("kms:Decrypt", _KEY, {"kms:ViaService": "s3.us-east-1.amazonaws.com"}),
     ]
     ignored = {"s3:ListBucket", *_LOOKS_FOR_GUARDS}
     rights = [request for request in asked.values() if request.action not in ignored]
@@ -375,7 +381,7 @@ _WRONG: dict[str, str | None] = {
     "s3:prefix": "results-of-others/",
     "iam:PassedToService": "lambda.amazonaws.com",
     "kms:GrantIsForAWSResource": "false",
-    "kms:ViaService": "s3.us-east-1.amazonaws.com",
+    "kms:ViaService": "lambda.us-east-1.amazonaws.com",
 }
 _ELSEWHERE = {
     "key-pair/spr-cluster-": "key-pair/theirs-",
@@ -714,6 +720,7 @@ def test_a_check_needs_no_permission_at_all(line: CommandLine, tmp_path: Path) -
         (("--instance-type", "r7iz"), "--instance-type 'r7iz': expected a type such as"),
         (("--instance-type", "c7i.xlarge,"), "--instance-type '': expected a type such as"),
         (("--kms-key", "alias/mine"), "--kms-key 'alias/mine': expected arn:aws:kms:"),
+        (("--bucket-kms-key", "x"), "--bucket-kms-key 'x': expected arn:aws:kms:"),
     ],
 )
 def test_bad_options_are_refused(line: CommandLine, options: tuple[str, ...], message: str) -> None:
@@ -736,7 +743,7 @@ _CHOICES = (
     ("--kms-key", _KEY),
     ("--push-to", "s3://my-models/squad"),
     ("--second-guard",),
-    ("--bucket", "s3://" + "b" * 63 + "/" + "prefix/" * 20),
+    ("--bucket", "s3://" + "b" * 63 + "/" + "prefix/" * 20, "--bucket-kms-key", _KEY),
     ("--permissions-boundary", _BOUNDARY),
     ("--instance-type", ",".join(_TYPES)),
     ("--instance-profile", "team/nodes"),

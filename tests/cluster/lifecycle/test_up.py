@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 from datetime import timedelta
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
     (imported,) = simulated_cloud.recorder.of("ImportKeyPair")
     assert imported["PublicKeyMaterial"].decode().startswith(read_public(files.key))
     for request in simulated_cloud.purchases():
-        user_data = base64.b64decode(request["UserData"]).decode()
+        user_data = gzip.decompress(base64.b64decode(request["UserData"])).decode()
         end = simulated_cloud.clock.now + 8 * 3600
         assert any(str(int(end) - late) in user_data for late in range(300))
 
@@ -166,7 +167,8 @@ def test_the_idle_guard_is_in_the_user_data_if_requested(
     simulated_cloud.up(nodes=1, idle_timeout=timedelta(minutes=40))
 
     (request,) = simulated_cloud.purchases()
-    assert "idle_timeout=2400" in base64.b64decode(request["UserData"]).decode()
+    user_data = gzip.decompress(base64.b64decode(request["UserData"])).decode()
+    assert "idle_timeout=2400" in user_data
 
 
 def test_the_image_is_made_while_the_heads_identity_is_sealed(

@@ -76,6 +76,7 @@ any_wishes = st.fixed_dictionaries(
         "bucket": st.sampled_from(["s3://team-b", "s3://team-b/results"]),
         "read_from": st.sampled_from([(), ("s3://data",), ("s3://data/x", "s3://more/y=1")]),
         "instance_profile": st.none() | st.just("nodes@team"),
+        "bucket_kms_key": st.none() | st.just("arn:aws:kms:us-east-1:123456789012:key/0123"),
         "permissions_boundary": st.none(),
         "proxy": st.none() | st.just("http://proxy.example.com:3128"),
         "labels": st.sampled_from([(), (("cost-center", "ml 42"), ("team", "nlp"))]),
@@ -83,6 +84,7 @@ any_wishes = st.fixed_dictionaries(
 ).map(
     lambda w: {
         **w,
+        "bucket_kms_key": None if w["instance_profile"] else w["bucket_kms_key"],
         "jump": w["jump"] if w["private"] else None,
         "capacity_reservation": w["capacity_reservation"] if w["market"] == "on-demand" else None,
     }

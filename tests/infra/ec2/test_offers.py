@@ -77,7 +77,7 @@ def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
         "MinCount": 2,
         "MaxCount": 2,
         "KeyName": "spr-cluster-bert",
-        "UserData": "#cloud-config\nFalse",
+        "UserData": b"#cloud-config\nFalse",
         "NetworkInterfaces": [
             {
                 "DeviceIndex": 0,
@@ -150,7 +150,7 @@ def test_ena_express_with_its_settings_if_the_type_supports_it(nodes: int, suppo
 
     express = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {"EnaSrdUdpEnabled": True}}
     assert interface.get("EnaSrdSpecification") == (express if supported else None)
-    assert request["UserData"] == f"#cloud-config\n{supported}"
+    assert request["UserData"] == f"#cloud-config\n{supported}".encode()
 
 
 def test_the_disk_has_the_requested_speed_and_room_for_the_image() -> None:

@@ -186,7 +186,9 @@ def test_a_pushed_job_is_safe_with_its_checkpoint(jobs: Path) -> None:
     (job / "fetched").touch()
     found = gather()["squad-1"]
     assert (found.loss, found.bucket) == ("checkpoint", "s3://team/squad-1")
-    assert keeper.render_push(found)[-2:] == [str(job), "s3://team/squad-1"]
+    argv = keeper.render_push(found)
+    assert argv[-2:] == [str(job), "s3://team/squad-1"]
+    assert "EnvironmentFile=-/etc/environment" in argv  # its region
 
     (job / "pushed.json").touch()
 

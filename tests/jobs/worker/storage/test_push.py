@@ -173,6 +173,25 @@ def test_errors_of_the_server_are_tried_again(
     assert names(bucket) == ["data/train.csv", "job.json"]
 
 
+@pytest.mark.parametrize("may", [True, False], ids=["allowed", "denied"])
+def test_uploads_that_an_earlier_push_left_unfinished_are_aborted(
+    job: Path, bucket: Any, proxy: Proxy, may: bool
+) -> None:
+    """Nothing lists them, but their parts are billed."""
+    begun = {
+        key: bucket.Object(key) for key in ("team/squad-1/output/model/b.bin", "team/squad-10/a")
+    }
+    uploads = {key: found.initiate_multipart_upload() for key, found in begun.items()}
+    if not may:
+        proxy.answer = lambda request: answer("403 No", DENIED) if "?uploads" in request else b""
+
+    assert run("all", job) == 0
+
+    left = [each.object_key for each in bucket.multipart_uploads.all()]
+    assert left == list(uploads)[1 if may else 0 :]
+    assert (job / push.PUSHED).exists()
+
+
 def test_probe_leaves_nothing(job: Path, bucket: Any) -> None:
     assert run("probe", job) == 0
     assert names(bucket) == []

@@ -1,0 +1,179 @@
+"""A bucket with its own KMS key: found before anything is bought, and usable by the nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+
+from infra.iam.bucket_access import check_bucket
+from infra.iam.instance_profile import role_policy
+from infra.local.api.s3 import S3Call, Storage
+from infra.local.policy import Request, parse_policy
+from infra.spec import build_spec
+from tests.cluster.cli.test_doctor import examine
+from tests.harness.cloud import make_cloud
+from tests.harness.command_line import CommandLine
+
+ID, OTHER = "01234567-89ab-cdef", "arn:aws:kms:us-east-1:123456789012:key/another"
+KEY = f"arn:aws:kms:us-east-1:123456789012:key/{ID}"
+BUCKET = ("--bucket", "s3://team-b/results")
+UP = ("up", "--nodes", "1", *BUCKET, "--yes")
+
+
+Encrypt = Callable[[str | None], None]
+
+
+@pytest.fixture
+def encrypt(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Encrypt:
+    """Make the bucket, with a default key, or with S3's own encryption."""
+
+    def make(key: str | None) -> None:
+        line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+        if key is not None:
+            encrypt_buckets(key, monkeypatch)
+
+    return make
+
+
+def encrypt_buckets(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have S3 encrypt with a key: all requests for objects need permission for it."""
+    named = f"<SSEAlgorithm>aws:kms</SSEAlgorithm><KMSMasterKeyID>{key}</KMSMasterKeyID>"
+    default = f"<ApplyServerSideEncryptionByDefault>{named}</ApplyServerSideEncryptionByDefault>"
+    xml = f"<Answer><Rule>{default}</Rule></Answer>".encode()
+    monkeypatch.setattr(Storage, "_GetBucketEncryption", lambda *_: (200, {}, (xml,)))
+    arn = f"arn:aws:kms:us-east-1:123456789012:key/{key.rpartition('/')[2]}"
+    via = {"kms:ViaService": "s3.us-east-1.amazonaws.com"}
+    actions = {"s3:PutObject": "kms:GenerateDataKey", "s3:GetObject": "kms:Decrypt"}
+    plain = S3Call.permissions
+
+    def permissions(call: S3Call) -> tuple[Request, ...]:
+        (request,) = plain(call)
+        action = actions.get(request.action)
+        return (request, Request(action, arn, via)) if action else (request,)
+
+    # Everyone who may use S3 may use the key that AWS manages for it.
+    if not key.endswith("alias/aws/s3"):
+        monkeypatch.setattr(S3Call, "permissions", permissions)
+
+
+def connect_node(line: CommandLine) -> Any:
+    """Return S3 with the credentials of the nodes' role."""
+    sessions = line.cloud.fake.application.buckets.sessions
+    found = json.loads(sessions.render("spr-cluster-spr-us-east-1-s3", "i-1", time.time()))
+    return boto3.client(
+        "s3",
+        endpoint_url=line.cloud.fake.endpoint.url,
+        aws_access_key_id=found["AccessKeyId"],
+        aws_secret_access_key=found["SecretAccessKey"],
+        aws_session_token=found["Token"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "fix"),
+    [
+        (KEY, (), f"--bucket-kms-key {KEY}"),
+        (KEY, ("--bucket-kms-key", OTHER), f"--bucket-kms-key {KEY}"),
+        (ID, (), f"aws kms describe-key --key-id {ID}"),
+        ("alias/mine", (), "aws kms describe-key --key-id alias/mine"),
+    ],
+)
+def test_a_key_that_the_nodes_could_not_use_is_found_before_anything_is_made(
+    line: CommandLine, encrypt: Encrypt, key: str, given: tuple[str, ...], fix: str
+) -> None:
+    encrypt(key)
+
+    code, found = examine(line, *BUCKET, *given)
+    assert code == 1
+    assert fix in found["bucket"]["remedy"]
+    refused = line.run(*UP, *given)
+
+    assert refused.code == 2
+    assert f"encrypts with KMS key {key}" in refused.message
+    assert fix in refused.message
+    assert line.cloud.left() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        (None, ()),
+        ("alias/aws/s3", ()),
+        (KEY, ("--bucket-kms-key", KEY)),
+        (ID, ("--bucket-kms-key", KEY)),
+        # The embedded cloud's KMS knows this alias for this key.
+        ("alias/mine", ("--bucket-kms-key", KEY.replace(ID, "mine"))),
+    ],
+)
+def test_the_nodes_write_and_read_with_the_buckets_key(
+    line: CommandLine, encrypt: Encrypt, key: str | None, given: tuple[str, ...]
+) -> None:
+    encrypt(key)
+
+    line.must(*UP, *given)
+
+    s3 = connect_node(line)
+    s3.put_object(Bucket="team-b", Key="results/a", Body=b"a")
+    assert s3.get_object(Bucket="team-b", Key="results/a")["Body"].read() == b"a"
+    # The cluster remembers the key.
+    line.must("repair", "--yes")
+    line.must("down", "--yes")
+    assert line.cloud.left() == []
+
+
+def test_credentials_that_may_not_see_it_are_told_what_to_give(
+    line: CommandLine, encrypt: Encrypt, tmp_path: Any
+) -> None:
+    encrypt(KEY)
+    policy = tmp_path / "policy.json"
+    denial = {"Effect": "Deny", "Action": "s3:GetEncryptionConfiguration", "Resource": "*"}
+    allowed = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    policy.write_text(json.dumps({"Version": "2012-10-17", "Statement": [allowed, denial]}))
+    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+
+    assert "--bucket-kms-key is needed" in examine(line, *BUCKET)[1]["bucket"]["found"]
+    assert "--bucket-kms-key is needed" in line.must(*UP).err
+
+
+def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: Encrypt) -> None:
+    encrypt(None)
+    fake = line.cloud.fake
+    spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b")
+    cloud = make_cloud(fake.endpoint.url)
+    assert list(check_bucket(fake.clients, spec, cloud)) == []
+    theirs = replace(fake.clients.caller, account="111122223333")
+    clients: Any = SimpleNamespace(s3=fake.clients.s3, caller=theirs)
+
+    assert "another account owns" in "".join(check_bucket(clients, spec, cloud))
+
+
+def test_the_nodes_may_find_unfinished_uploads() -> None:
+    spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b/results")
+    policy = parse_policy(json.dumps(role_policy(spec, "aws")), "the role's")
+
+    for bucket, may in {"team-b": True, "team-c": False}.items():
+        looks = Request("s3:ListBucketMultipartUploads", f"arn:aws:s3:::{bucket}", {})
+        assert policy.allows(looks) is may
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--bucket-kms-key", KEY),
+        (*BUCKET, "--bucket-kms-key", "alias/mine"),
+        (*BUCKET, "--bucket-kms-key", KEY, "--instance-profile", "own"),
+    ],
+)
+def test_a_key_without_a_use_is_refused(line: CommandLine, options: tuple[str, ...]) -> None:
+    refused = line.run("up", "--nodes", "1", *options, "--yes")
+
+    assert refused.code == 2
+    assert "--bucket-kms-key" in refused.message
+    assert line.cloud.left() == []

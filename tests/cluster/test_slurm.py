@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,11 @@ def facts_of(nodes: Sequence[Node] = NODES, **processor: str) -> dict[str, HostF
 def test_slurm_conf() -> None:
     facts = facts_of(topology=_HYPERTHREADS, allowed="0-7")
     check_golden(GOLDEN / "slurm.conf", render_slurm_conf("bert", NODES, facts))
+
+
+def test_slurm_conf_names_no_plugin_that_slurm_23_11_removed() -> None:
+    """Its "none" plugins: slurmctld and slurmd end if one is named."""
+    assert not re.search("(?m)=([a-z]+/)?none$", render_slurm_conf("bert", NODES, facts_of()))
 
 
 @pytest.mark.parametrize(

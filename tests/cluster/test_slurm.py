@@ -120,6 +120,8 @@ def test_a_node_is_configured_and_its_daemons_start_the_key_first(tmp_path: Path
         assert "Restart=always\n" in drop_in
         assert "ConditionPathExists=/etc/" in drop_in
     assert not machine.path("/etc/slurm-llnl").exists()
+    # https://manpages.debian.org/logind.conf.5 (RemoveIPC); tests/e2e/test_debian_13.py sees the effect.
+    assert machine.path("/var/lib/systemd/linger/ubuntu").exists()
 
 
 def test_the_slurm_of_ubuntu_20_04_finds_the_configuration(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cluster.local_files import ClusterFiles, cluster_names
 from infra.aws.clients import connect
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.faults import clear_faults, put_faults, show_faults
+from infra.local.machines.base_image import BASES, DEFAULT_BASE
 from infra.s3_url import parse_s3_url
 
 _EXAMPLES = """\
@@ -75,7 +76,7 @@ def add_parser(subparsers: SubParsers) -> None:
         actions,
         "reset",
         "Remove the embedded cloud with all its instances and images, in any state.",
-        "  spr-cluster local reset\n",
+        "  spr-cluster local reset\n  spr-cluster local reset --base debian13\n",
         "remove the embedded cloud",
         run_reset,
     )
@@ -83,6 +84,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "--keep-base",
         action="store_true",
         help="keep the base image, which takes a minute or two to build",
+    )
+    reset.add_argument(
+        "--base",
+        choices=BASES,
+        default=DEFAULT_BASE,
+        help="base image of the next embedded cloud: Ubuntu 24.04, or this machine's distribution where no "
+        "registry offers it; or Debian 13 (default: %(default)s)",
     )
     add_json_option(reset, "the new status")
     bucket = add_command(
@@ -123,7 +131,7 @@ def run_stop(args: argparse.Namespace) -> int:
 
 def run_reset(args: argparse.Namespace) -> int:
     folder = status().folder
-    reset(keep_base=args.keep_base)
+    reset(keep_base=args.keep_base, base=args.base)
     for name in cluster_names(folder):
         ClusterFiles.of(name).remove()
     return run_status(args)

@@ -40,9 +40,7 @@ SlurmdParameters=config_overrides
 # On AWS, proctrack/cgroup and task/affinity would also work; they have not been tried there.
 # mpirun pins its ranks itself, and the epilog ends what the process tree does not show.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
 Epilog=/etc/slurm/spr-cluster-epilog
-MpiDefault=none
 # Jobs get the nodes' limits, not those of the shell that submits them.
 PropagateResourceLimits=NONE
 

@@ -16,8 +16,11 @@ from pathlib import Path
 
 from infra.aws.cloud import Cloud
 from infra.errors import CloudError, UsageError
+from infra.files import read_text
 from infra.local.faults import NetworkFaults, read_faults
 from infra.local.machines.base_image import (
+    BASES,
+    DEFAULT_BASE,
     DESCRIPTION_LABEL,
     REPOSITORY,
     BaseImage,
@@ -140,11 +143,17 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         probe_ssh=lambda: "the active faults say so" if _network_faults().ssh == "blocked" else "",
         billed=False,
         has_amx=False,
-        base=recipe_hash(recipe()),
+        base=recipe_hash(recipe(_base(folder))),
         folder=str(folder.root),
         endpoint_url=address.url,
         credentials=folder.credentials(),
     )
+
+
+def _base(folder: StateFolder) -> str:
+    """Return the base that `local reset --base` chose for this cloud."""
+    name = read_text(folder.base_file, DEFAULT_BASE)
+    return name if name in BASES else DEFAULT_BASE
 
 
 def _network_faults() -> NetworkFaults:
@@ -157,7 +166,7 @@ def _start(folder: StateFolder, region: str, progress: Progress) -> None:
     _end_server(folder, signal.SIGKILL)
     folder.create()
     podman = open_podman(folder.root)
-    base = ensure_base_image(podman, progress)
+    base = ensure_base_image(podman, progress, _base(folder))
     with progress.phase("embedded cloud: start"):
         _run_server(folder, region, base)
 
@@ -243,10 +252,11 @@ def stop() -> None:
             stop_containers(open_podman(folder.root), folder)
 
 
-def reset(*, keep_base: bool) -> None:
+def reset(*, keep_base: bool, base: str = DEFAULT_BASE) -> None:
     """Remove the server, containers, images, networks, and state, even damaged ones.
 
     Also removes the base image, unless ``keep_base`` is set or this machine has another embedded cloud.
+    The next cloud's machines start from ``base``.
     """
     folder = StateFolder.of_user()
     with folder.command_lock():
@@ -254,6 +264,9 @@ def reset(*, keep_base: bool) -> None:
         if _has_podman():
             remove_resources(open_podman(folder.root), folder, keep_base=keep_base)
         shutil.rmtree(folder.root, ignore_errors=True)
+        if base != DEFAULT_BASE:
+            folder.create()
+            folder.base_file.write_text(base)
 
 
 def _has_podman() -> bool:

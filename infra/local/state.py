@@ -56,6 +56,8 @@ class StateFolder:
     # The server watches this file.
     faults = _FolderPath("faults.toml")
     pip_conf = _FolderPath("pip.conf")
+    # What its machines start from, unless it is the default.
+    base_file = _FolderPath("base")
     # One folder with a whole disk per AMI created here.
     images = _FolderPath("images")
     # The objects of S3, one folder per bucket.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,11 @@ def facts_of(nodes: Sequence[Node] = NODES, **processor: str) -> dict[str, HostF
 def test_slurm_conf() -> None:
     facts = facts_of(topology=_HYPERTHREADS, allowed="0-7")
     check_golden(GOLDEN / "slurm.conf", render_slurm_conf("bert", NODES, facts))
+
+
+def test_slurm_conf_names_no_plugin_that_slurm_23_11_removed() -> None:
+    """Its "none" plugins: slurmctld and slurmd end if one is named."""
+    assert not re.search("(?m)=([a-z]+/)?none$", render_slurm_conf("bert", NODES, facts_of()))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +120,8 @@ def test_a_node_is_configured_and_its_daemons_start_the_key_first(tmp_path: Path
         assert "Restart=always\n" in drop_in
         assert "ConditionPathExists=/etc/" in drop_in
     assert not machine.path("/etc/slurm-llnl").exists()
+    # https://manpages.debian.org/logind.conf.5 (RemoveIPC); tests/e2e/test_debian_13.py sees the effect.
+    assert machine.path("/var/lib/systemd/linger/ubuntu").exists()
 
 
 def test_the_slurm_of_ubuntu_20_04_finds_the_configuration(tmp_path: Path) -> None:

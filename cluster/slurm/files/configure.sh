@@ -26,6 +26,8 @@ rm -rf /run/spr-cluster-health
 install -d -o slurm -g slurm $state
 # Data, models, and the variables of programs are none of other users' business.
 install -d -o ubuntu -g ubuntu -m 700 /home/ubuntu/spr-jobs
+# Otherwise, logind deletes the shared memory of a user's jobs when the last SSH session ends (RemoveIPC).
+install -D -m 644 /dev/null /var/lib/systemd/linger/ubuntu
 install -o munge -g munge -m 400 munge.key /etc/munge/munge.key
 # Unlike `enable`, it takes no second for the packages' init scripts. It also reads the new files.
 systemctl --quiet add-wants multi-user.target munge.service slurmctld.service slurmd.service

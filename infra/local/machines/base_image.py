@@ -1,4 +1,4 @@
-"""The base image that replaces Canonical's: Ubuntu from a registry, or else the host's distribution."""
+"""The base image that replaces Canonical's: from a container registry, or else from a package mirror."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from infra.wait import Progress
 REPOSITORY = "localhost/spr-cluster-base"
 DESCRIPTION_LABEL = "org.spr-cluster.description"
 RECIPE_FOLDER = Path(__file__).parent / "base"
-PACKAGES = (
+_PACKAGES = (
     "systemd systemd-sysv dbus openssh-server openssh-client cloud-init sudo python3-venv "
     "iproute2 ca-certificates procps netbase util-linux less "
     # Large, and required by stacks on every node.
@@ -37,7 +37,6 @@ _BUILD_OPTIONS = (
     *("--quiet", "--pull=never", "--isolation=chroot", "--network=host"),
     *("--layers=false", "--squash-all"),
 )
-_UBUNTU = "docker.io/library/ubuntu:24.04"
 _REGISTRY = "https://registry-1.docker.io/v2/"
 _REGISTRY_TIMEOUT_S = 4
 _PULL_S = 600.0
@@ -49,15 +48,40 @@ _APT = Path("/etc/apt")
 _LOCK = Path(tempfile.gettempdir(), "spr-cluster-base.lock")
 
 
-def recipe() -> dict[str, str]:
+@dataclass(frozen=True)
+class Distribution:
+    """What a base image is made of: ``image`` in a registry, or else Debian or Ubuntu packages."""
+
+    name: str
+    image: str
+    packages: str
+    release: str = ""
+    """The Debian release to install; empty: the host's own distribution."""
+
+
+DEFAULT_BASE = "ubuntu"
+BASES = {
+    DEFAULT_BASE: Distribution("Ubuntu 24.04", "docker.io/library/ubuntu:24.04", _PACKAGES),
+    # As on Ubuntu 24.04: sessions (logind), sshd that starts with the first connection, a recent Slurm.
+    "debian13": Distribution(
+        "Debian 13",
+        "docker.io/library/debian:13",
+        f"{_PACKAGES} libpam-systemd unattended-upgrades",
+        "trixie",
+    ),
+}
+
+
+def recipe(base: str = DEFAULT_BASE) -> dict[str, str]:
     """Return the recipe's files by name, with the package list filled in."""
     files = {p.name: p.read_text() for p in sorted(RECIPE_FOLDER.iterdir()) if p.is_file()}
-    return {name: text.replace("@PACKAGES@", PACKAGES) for name, text in files.items()}
+    packages = BASES[base].packages
+    return {name: text.replace("@PACKAGES@", packages) for name, text in files.items()}
 
 
 def recipe_hash(files: dict[str, str]) -> str:
     """Return a hash of the recipe, which becomes its image's tag."""
-    digest = hashlib.sha256(repr((bootstrap_command([], ""), _BUILD_OPTIONS)).encode())
+    digest = hashlib.sha256(repr((bootstrap_command([], "", ""), _BUILD_OPTIONS)).encode())
     for name, text in sorted(files.items()):
         digest.update(f"{name}\0{text}\0".encode())
     return digest.hexdigest()[:16]
@@ -75,14 +99,14 @@ class BaseImage:
         return f"ami-0{self.reference.rsplit(':', 1)[1]}"
 
 
-def ensure_base_image(podman: Podman, progress: Progress) -> BaseImage:
+def ensure_base_image(podman: Podman, progress: Progress, base: str = DEFAULT_BASE) -> BaseImage:
     """Return the base image of the current recipe; build it if necessary (over a minute)."""
-    files = recipe()
+    files = recipe(base)
     reference = f"{REPOSITORY}:{recipe_hash(files)}"
     if not podman.images(reference):
         with progress.phase("embedded cloud: base image (once per machine)"), _alone(progress):
             if not podman.images(reference):
-                _build(podman, files, reference, progress)
+                _build(podman, BASES[base], files, reference, progress)
     return BaseImage(reference, podman.image_label(reference, DESCRIPTION_LABEL))
 
 
@@ -98,9 +122,15 @@ def _alone(progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(podman: Podman, files: dict[str, str], reference: str, progress: Progress) -> None:
-    had = podman.images(_UBUNTU)
-    root, description = _fetch_root(podman, reference, progress)
+def _build(
+    podman: Podman,
+    wanted: Distribution,
+    files: dict[str, str],
+    reference: str,
+    progress: Progress,
+) -> None:
+    had = podman.images(wanted.image)
+    root, description = _fetch_root(podman, wanted, reference, progress)
     progress.note("configuring")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -116,22 +146,27 @@ def _build(podman: Podman, files: dict[str, str], reference: str, progress: Prog
             podman.remove_image(root)
 
 
-def _fetch_root(podman: Podman, reference: str, progress: Progress) -> tuple[str, str]:
+def _fetch_root(
+    podman: Podman, wanted: Distribution, reference: str, progress: Progress
+) -> tuple[str, str]:
     """Import a plain system into podman; return its image name and the base image's description."""
     if is_registry_reachable():
-        progress.note(f"pulling {_UBUNTU}")
+        progress.note(f"pulling {wanted.image}")
         try:
-            podman.call("pull", "--quiet", _UBUNTU, timeout_s=_PULL_S)
+            podman.call("pull", "--quiet", wanted.image, timeout_s=_PULL_S)
         except CloudError as error:
             progress.note(error.message)
         else:
-            return _UBUNTU, "embedded base, Ubuntu 24.04"
+            return wanted.image, f"embedded base, {wanted.name}"
     system = read_os_release()
     name = f"{system.get('NAME', 'Linux').split()[0]} {system.get('VERSION_ID', '')}".strip()
-    progress.note(f"no container registry offers Ubuntu: installing {name} from its mirror")
+    description = f"{name} in place of {wanted.name}"
+    if wanted.release:
+        name = description = wanted.name
+    progress.note(f"no container registry offers {wanted.name}: installing {name} from its mirror")
     root = f"{reference}-root"
-    _bootstrap(podman, root, system)
-    return root, f"embedded base, {name} in place of Ubuntu 24.04"
+    _bootstrap(podman, root, wanted, system)
+    return root, f"embedded base, {description}"
 
 
 def is_registry_reachable() -> bool:
@@ -201,11 +236,11 @@ def _is_distribution_source(line: str, codename: str) -> bool:
     )
 
 
-def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
+def bootstrap_command(sources: Iterable[str], codename: str, packages: str) -> list[str]:
     """Return the mmdebstrap command that writes a small root file system to stdout as a tar archive."""
     return [
         *("mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=tar"),
-        f"--include={','.join(PACKAGES.split())}",
+        f"--include={','.join(packages.split())}",
         '--aptopt=Acquire::Languages "none"',
         # Nodes need no documentation.
         "--dpkgopt=path-exclude=/usr/share/doc/*",
@@ -216,26 +251,28 @@ def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
     ]
 
 
-def _bootstrap(podman: Podman, root: str, system: dict[str, str]) -> None:
+def _bootstrap(podman: Podman, root: str, wanted: Distribution, system: dict[str, str]) -> None:
     codename = system.get("VERSION_CODENAME", "")
     sources = apt_sources(_APT, codename)
-    if (
-        system.get("ID") not in ("debian", "ubuntu")
-        or platform.machine() != "x86_64"
-        or not sources
-    ):
+    usable = ("debian",) if wanted.release else ("debian", "ubuntu")
+    if system.get("ID") not in usable or platform.machine() != "x86_64" or not sources:
+        systems = " or ".join(name.capitalize() for name in usable)
         raise UsageError(
-            "the embedded cloud can't get a base image: no container registry offers Ubuntu, and this "
-            "machine is not an x86-64 Debian or Ubuntu with a package mirror",
-            hint=f"make {_REGISTRY} reachable, or use a Debian or Ubuntu machine",
+            f"the embedded cloud can't get a base image: no container registry offers {wanted.name}, "
+            f"and this machine is not an x86-64 {systems} with a package mirror",
+            hint=f"make {_REGISTRY} reachable, or use a {systems} machine",
         )
     if not shutil.which("mmdebstrap"):
         raise UsageError(
-            "no container registry offers Ubuntu, so the embedded cloud needs mmdebstrap",
+            f"no container registry offers {wanted.name}, so the embedded cloud needs mmdebstrap",
             hint="apt-get install --no-install-recommends mmdebstrap",
         )
     with tempfile.TemporaryFile("w+") as errors:
-        _import_output(podman, root, bootstrap_command(sources, codename), errors)
+        if wanted.release:
+            # A Debian mirror has all releases.
+            sources = [line.replace(codename, wanted.release) for line in sources]
+        command = bootstrap_command(sources, wanted.release or codename, wanted.packages)
+        _import_output(podman, root, command, errors)
 
 
 def _import_output(podman: Podman, root: str, command: list[str], errors: IO[str]) -> None:

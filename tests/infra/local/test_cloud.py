@@ -12,6 +12,7 @@ import pytest
 
 from infra.errors import CloudError, UsageError
 from infra.local import cloud
+from infra.local.machines.base_image import BaseImage, recipe, recipe_hash
 from infra.local.machines.podman import CLOUD_LABEL, ContainerSpec
 from infra.local.state import ServerAddress, StateFolder
 from tests.infra.local.fakes import BASE, Endpoint, FakePodman, state_folder
@@ -80,6 +81,29 @@ def test_the_last_cloud_removes_the_base_image_unless_it_is_kept(
     cloud.reset(keep_base=keep_base)
     assert installed_podman.image_names == ({BASE.reference} if keep_base else set())
     assert bool(installed_podman.pruned) is not keep_base
+
+
+def test_the_next_cloud_starts_from_the_base_that_reset_was_given(
+    folder: StateFolder,
+    installed_podman: FakePodman,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ensure(_podman: object, _progress: object, base: str) -> BaseImage:
+        raise CloudError(f"built {base}")
+
+    monkeypatch.setattr(cloud, "ensure_base_image", ensure)
+    for base, options in (("debian13", {"base": "debian13"}), ("ubuntu", {})):
+        cloud.reset(keep_base=True, **options)
+        with pytest.raises(CloudError, match=f"^built {base}$"):
+            cloud.open_local_cloud("us-east-1")
+
+    # Images of one base must not pass for those of another.
+    cloud.reset(keep_base=True, base="debian13")
+    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    with endpoint.serve(folder, installed_podman):
+        ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
+        assert cloud.open_local_cloud("us-east-1").base == recipe_hash(recipe("debian13"))
 
 
 def test_reset_works_twice_and_on_a_broken_folder(

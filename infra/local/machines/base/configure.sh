@@ -40,16 +40,18 @@ if id ubuntu >/dev/null 2>&1; then userdel --remove ubuntu; fi
 
 # Slurm's services start once a node is connected; they have no configuration before.
 systemctl disable munge.service slurmctld.service slurmd.service >/dev/null 2>&1
-systemctl disable ssh.socket >/dev/null 2>&1 || true
-systemctl enable ssh.service cloud-init-local.service cloud-init.service cloud-config.service \
-    cloud-final.service >/dev/null 2>&1 || systemctl enable ssh.service cloud-init-local.service \
+systemctl disable ssh.socket ssh.service >/dev/null 2>&1 || true
+ssh=ssh.service
+[ "$VERSION_CODENAME" != trixie ] || ssh=ssh.socket
+systemctl enable $ssh cloud-init-local.service cloud-init.service cloud-config.service \
+    cloud-final.service >/dev/null 2>&1 || systemctl enable $ssh cloud-init-local.service \
     cloud-init-main.service cloud-init-network.service cloud-config.service cloud-final.service
 # What only costs time in a container, or waits for devices that it does not have.
 systemctl mask getty@.service console-getty.service systemd-networkd.service \
     systemd-networkd-wait-online.service systemd-resolved.service systemd-timesyncd.service \
     systemd-pstore.service systemd-udevd.service cloud-init-hotplugd.socket \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer e2scrub_all.timer \
-    motd-news.timer ua-timer.timer man-db.timer unattended-upgrades.service >/dev/null 2>&1
+    motd-news.timer ua-timer.timer man-db.timer >/dev/null 2>&1
 # A service that hangs must not hold up a shutdown until podman's patience ends.
 mkdir -p /etc/systemd/system.conf.d
 printf '[Manager]\nDefaultTimeoutStopSec=5s\n' >/etc/systemd/system.conf.d/embedded-cloud.conf

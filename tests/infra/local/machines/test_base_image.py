@@ -10,7 +10,7 @@ import pytest
 from infra.errors import CloudError, UsageError
 from infra.local.machines import base_image
 from infra.local.machines.base_image import (
-    PACKAGES,
+    BASES,
     apt_sources,
     bootstrap_command,
     ensure_base_image,
@@ -64,6 +64,7 @@ def podman(monkeypatch: pytest.MonkeyPatch) -> BuildPodman:
     monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: ["echo", "archive"])
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     release = {"ID": "debian", "NAME": "Debian GNU/Linux", "VERSION_ID": "12"}
+    release["VERSION_CODENAME"] = "bookworm"
     monkeypatch.setattr(base_image, "read_os_release", lambda: release)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     return BuildPodman()
@@ -78,11 +79,12 @@ def test_every_recipe_change_changes_the_image_name() -> None:
     assert recipe_hash({**files, "more": ""}) != original
 
 
-def test_the_recipe_fills_in_every_placeholder_but_the_distribution() -> None:
-    files = recipe()
+@pytest.mark.parametrize("base", BASES)
+def test_the_recipe_fills_in_every_placeholder_but_the_distribution(base: str) -> None:
+    files = recipe(base)
     metadata = {"metadata.sh", "metadata.socket", "metadata@.service"}
     assert set(files) == {"Containerfile", "cloud.cfg", "configure.sh", "sshd.conf", *metadata}
-    assert PACKAGES in files["configure.sh"]
+    assert BASES[base].packages in files["configure.sh"]
     assert "@PACKAGES@" not in "".join(files.values())
 
 
@@ -98,6 +100,29 @@ def test_the_image_is_built_once_with_a_description(podman: BuildPodman) -> None
 
     assert ensure_base_image(podman, Silent()) == image
     assert podman.verbs().count("build") == 1
+
+
+def test_a_debian_machine_has_the_packages_of_debian_13(
+    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[str], str, str]] = []
+    monkeypatch.setattr(
+        base_image, "apt_sources", lambda *_: ["deb http://m bookworm-updates main"]
+    )
+
+    def command(*arguments: Any) -> list[str]:
+        asked.append(arguments)
+        return ["echo", "archive"]
+
+    monkeypatch.setattr(base_image, "bootstrap_command", command)
+    image = ensure_base_image(podman, Silent(), "debian13")
+
+    assert image.ami_id == f"ami-0{recipe_hash(recipe('debian13'))}"
+    assert image.ami_id != ensure_base_image(podman, Silent()).ami_id
+    sources, codename, packages = asked[1]
+    assert (sources, codename) == (["deb http://m trixie-updates main"], "trixie")
+    assert {"slurm-wlm", "libpam-systemd", "unattended-upgrades"} <= set(packages.split())
+    assert "--label=org.spr-cluster.description=embedded base, Debian 13" in podman.calls[1]
 
 
 @pytest.mark.parametrize("had", [True, False])
@@ -150,13 +175,26 @@ def test_a_failed_import_is_reported_and_ends_the_bootstrap(
         ensure_base_image(podman, Silent())
 
 
-@pytest.mark.parametrize("release", [{"ID": "fedora"}, {}])
+@pytest.mark.parametrize(
+    ("base", "release", "offered", "needed"),
+    [
+        ("ubuntu", {"ID": "fedora"}, "Ubuntu 24.04", "Debian or Ubuntu"),
+        ("ubuntu", {}, "Ubuntu 24.04", "Debian or Ubuntu"),
+        ("debian13", {"ID": "ubuntu"}, "Debian 13", "Debian"),
+    ],
+)
 def test_a_machine_without_a_package_mirror_is_refused(
-    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch, release: dict[str, str]
+    podman: BuildPodman,
+    monkeypatch: pytest.MonkeyPatch,
+    base: str,
+    release: dict[str, str],
+    offered: str,
+    needed: str,
 ) -> None:
     monkeypatch.setattr(base_image, "read_os_release", lambda: release)
-    with pytest.raises(UsageError, match="no container registry offers Ubuntu"):
-        ensure_base_image(podman, Silent())
+    words = f"no container registry offers {offered}, .*is not an x86-64 {needed} with a"
+    with pytest.raises(UsageError, match=words):
+        ensure_base_image(podman, Silent(), base)
 
 
 def test_a_missing_mmdebstrap_is_named_with_the_remedy(
@@ -197,7 +235,9 @@ def test_apt_sources_of_both_kinds_without_third_parties(tmp_path: Path) -> None
 
 
 def test_the_bootstrap_writes_an_archive_to_its_output() -> None:
-    command = bootstrap_command(["deb http://mirror bookworm main"], "bookworm")
+    command = bootstrap_command(
+        ["deb http://mirror bookworm main"], "bookworm", "systemd slurm-wlm"
+    )
     assert command[0] == "mmdebstrap"
     assert command[-3:] == ["bookworm", "-", "deb http://mirror bookworm main"]
 

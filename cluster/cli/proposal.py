@@ -299,7 +299,8 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     """Return a plan with its offers, prices, and quota. Changes nothing."""
     plan = plan_up(plan_input)
     left = plan_input.record.expires - ctx.now()
-    if plan.buys and ctx.cloud.billed and left < _SHORTEST:
+    # A new cluster's time runs since some seconds ago.
+    if plan.buys and ctx.cloud.billed and left < _SHORTEST - timedelta(minutes=1):
         raise UsageError(
             f"the time to live is only {left.total_seconds() / 60:.0f} min: bare metal may take that "
             "long to start",

@@ -71,6 +71,8 @@ def extend(
 ) -> ClusterRecord:
     """Extend a cluster's time to live, also in its grace period, if ``approve`` does not raise."""
     nodes, found, old = _find(ctx, cluster, approve)
+    # In the grace period, the time is counted from now: the cluster takes jobs again.
+    more += max(ctx.now() - old.expires, timedelta())
     record = replace(old, expires=old.expires + more, latest=old.latest + more)
     if record.expires - ctx.now() > LONGEST_TTL:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Printed remedies, followed to the letter: each cures the fault that prints it.
 
-A row is a fault, the command that reports it, and the printed remedy, which a pattern finds in the message. It
-is then run: our own commands in this process, `chmod` for real, and calls of the AWS command line through
+A row is a fault, the command that reports it, and the printed remedy, which a pattern finds in the message.
+It is then run: our own commands in this process, `chmod` for real, and calls of the AWS command line through
 boto3. After that, the command must succeed.
 """
 

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 from tests.e2e.test_interrupted import read_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 _TALK = "sed -i '1i echo welcome' ~/.bashrc; sudo usermod --shell /bin/dash ubuntu"
 _QUIET = "sed -i 1d ~/.bashrc; sudo usermod --shell /bin/bash ubuntu"

@@ -32,10 +32,10 @@ class Lifetime:
 
     @classmethod
     def parse(cls, text: str) -> Lifetime | None:
-        """Parse what a machine's timer prints: three numbers, or only the deadline in older versions."""
+        """Parse what a machine's timer prints: three numbers."""
         words = text.split()
-        if len(words) not in (1, 3) or not all(word.isdecimal() for word in words):
+        if len(words) != 3 or not all(word.isdecimal() for word in words):
             return None
-        expires, latest, grace = [*map(int, words), *[int(words[0]), 0][: 3 - len(words)]]
+        expires, latest, grace = map(int, words)
         first, last = (datetime.fromtimestamp(each, timezone.utc) for each in (expires, latest))
         return cls(first, last, timedelta(seconds=grace))

@@ -42,7 +42,7 @@ class Option:
 
     Flag and tag default to the field's name; ``tag=None`` means not recorded. With a ``const``, the
     flag takes no argument and sets this value. A field that is ``None`` becomes an empty tag; if
-    ``write`` returns ``None``, there is no tag. Records made by older versions lack ``newer`` tags.
+    ``write`` returns ``None``, there is no tag.
     """
 
     help: str = ""
@@ -57,7 +57,6 @@ class Option:
     write: Callable[[Any], str | None] = str
     read: Callable[[str], Any] | None = None
     """Parses the tag; by default ``parse``."""
-    newer: bool = False
     fixed: bool = False
     """Whether the value can't change while the cluster exists."""
 
@@ -131,7 +130,6 @@ class ClusterOptions(BaseModel):
             "from 1m to 30d",
             parse=lambda text: parse_duration(text, "--ttl"),
             write=render_duration,
-            newer=True,
         ),
     ] = Field(default=timedelta(hours=8), ge=timedelta(minutes=1), le=LONGEST_TTL)
     grace: Annotated[
@@ -143,7 +141,6 @@ class ClusterOptions(BaseModel):
             "from 0m to 24h",
             parse=lambda text: parse_duration(text, "--grace"),
             write=render_duration,
-            newer=True,
         ),
     ] = Field(default=timedelta(minutes=30), ge=timedelta(0), le=timedelta(hours=24))
     max_hours: Annotated[
@@ -153,7 +150,6 @@ class ClusterOptions(BaseModel):
             "HOURS",
             "hours, above 0 and at most 720",
             write="{:g}".format,
-            newer=True,
         ),
     ] = Field(default=None, gt=0, le=720)
     max_cost: Annotated[
@@ -163,7 +159,6 @@ class ClusterOptions(BaseModel):
             "USD",
             "US dollars, above 0 and at most 1000000",
             write="{:.10g}".format,
-            newer=True,
         ),
     ] = Field(default=None, gt=0, le=1_000_000)
     idle_timeout: Annotated[
@@ -184,7 +179,6 @@ class ClusterOptions(BaseModel):
             const=True,
             write=lambda value: "yes" if value else None,
             read=bool,
-            newer=True,
         ),
     ] = False
     """See :mod:`infra.ec2.termination_schedule`."""
@@ -194,7 +188,6 @@ class ClusterOptions(BaseModel):
             "nodes may read and write this prefix, and nothing else in S3, through an IAM role that `down` "
             "removes (needs `iam-policy --bucket`)",
             "s3://BUCKET/PREFIX",
-            newer=True,
             fixed=True,
         ),
     ] = None
@@ -206,7 +199,6 @@ class ClusterOptions(BaseModel):
             parse=lambda text: tuple(url.strip() for url in text.split(",") if url.strip()),
             write=lambda urls: " ".join(urls) or None,
             read=lambda text: tuple(text.split()),
-            newer=True,
             fixed=True,
         ),
     ] = ()
@@ -216,7 +208,6 @@ class ClusterOptions(BaseModel):
             "give nodes this existing instance profile, instead of a role made for --bucket",
             "NAME",
             "an instance profile's name",
-            newer=True,
             fixed=True,
         ),
     ] = Field(default=None, pattern=r"^[A-Za-z0-9_+=,.@-]{1,128}$")
@@ -226,7 +217,6 @@ class ClusterOptions(BaseModel):
             "nodes may also use this KMS key, with which the bucket of --bucket encrypts",
             "ARN",
             "arn:aws:kms:REGION:ACCOUNT:key/ID",
-            newer=True,
             fixed=True,
         ),
     ] = Field(default=None, pattern=KMS_KEY)
@@ -237,7 +227,6 @@ class ClusterOptions(BaseModel):
             "requires one",
             "ARN",
             "the ARN of a managed policy",
-            newer=True,
             fixed=True,
         ),
     ] = Field(
@@ -271,7 +260,6 @@ class ClusterOptions(BaseModel):
         _switch(
             "give machines no public addresses: reach them from inside the VPC or with --jump; "
             "installing software requires a route to a NAT gateway, or --proxy",
-            newer=True,
             fixed=True,
         ),
     ] = False
@@ -281,7 +269,6 @@ class ClusterOptions(BaseModel):
             "reach machines at their private addresses through a jump host, [user@]host[:port], that "
             "OpenSSH already knows; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
             "WAY",
-            newer=True,
         ),
     ] = None
     proxy: Annotated[
@@ -289,7 +276,6 @@ class ClusterOptions(BaseModel):
         Option(
             "nodes install software and run jobs through this HTTP proxy; `none` ends that",
             "http://HOST:PORT",
-            newer=True,
         ),
     ] = None
     # The record stores them in one tag of at most 256 characters.
@@ -315,7 +301,6 @@ class ClusterOptions(BaseModel):
             "whose open reservations have room for all machines)",
             "ID",
             "an ID such as cr-0123456789abcdef0, or none",
-            newer=True,
         ),
     ] = Field(default=None, pattern="^cr-[0-9a-f]{8,17}$")
     volume_gib: Annotated[
@@ -328,7 +313,6 @@ class ClusterOptions(BaseModel):
             "the disk's MiB/s (default: 125)",
             "MIB_S",
             "from 125 to 2000 MiB/s",
-            newer=True,
             fixed=True,
         ),
     ] = Field(default=None, ge=125, le=2000)
@@ -338,7 +322,6 @@ class ClusterOptions(BaseModel):
             "the disk's IOPS (default: 3000)",
             "N",
             "from 3000 to 80000 IOPS",
-            newer=True,
             fixed=True,
         ),
     ] = Field(default=None, ge=_BASE_IOPS, le=80000)
@@ -349,7 +332,6 @@ class ClusterOptions(BaseModel):
             "(default: load each block when it is first read)",
             "MIB_S",
             "from 100 to 300 MiB/s",
-            newer=True,
         ),
     ] = Field(default=None, ge=100, le=300)
     labels: Annotated[

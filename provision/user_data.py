@@ -164,8 +164,7 @@ def extend_life(host: Host, lifetime: Lifetime) -> None:
     different time.
     """
     expires, latest, grace = lifetime.seconds
-    # The deadline's own line is all that older versions read. A rename, so that the timer's script never
-    # reads half a number.
+    # A rename, so that the timer's script never reads half a number.
     write = (
         f"new=$(mktemp {EXPIRES_FILE}.XXXXXX) && chmod 644 $new && "
         f"printf '%s\\n' {expires} '{latest} {grace}' >$new && "

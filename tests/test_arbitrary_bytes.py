@@ -43,7 +43,6 @@ from jobs.launchers.record import read_job_id, read_record
 from jobs.reference import plan as reference
 from jobs.reference.plan import PRESETS
 from jobs.top.live import read_recording
-from jobs.top.prometheus import render_prometheus
 from jobs.top.screen import render as render_screen
 from jobs.train import predict as asking
 from jobs.train.predict import read_context
@@ -309,7 +308,6 @@ def read_metrics_tail() -> None:
 def show_recording() -> None:
     for snapshot in read_recording(Path("record.jsonl")):
         render_screen(snapshot, 80, 24)
-        render_prometheus(snapshot)
 
 
 def read_program_environment() -> None:
@@ -626,7 +624,8 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in ("home/.local-cloud", "out/metrics", "model", "tokens"):
             Path(name).mkdir(parents=True)
         CLOUD.root.chmod(0o700)
-        Path("model/config.json").write_text("{}")
+        for name in ("config.json", "tokenizer.json"):
+            Path("model", name).write_text("{}")
         yield folder
 
 

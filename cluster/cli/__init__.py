@@ -12,7 +12,6 @@ GROUPS: dict[str, dict[str, Command]] = {
         "cp": Command("cluster.cli.cp", "copy files to a node or from it"),
         "extend": Command("cluster.cli.down", "extend a cluster's time to live"),
         "down": Command("cluster.cli.down", "remove everything, and verify that it is gone"),
-        "plan": Command("cluster.cli.up"),
     },
     "software": {
         "stacks": Command("cluster.cli.stacks", "list, check, and lock software stacks"),

@@ -62,12 +62,8 @@ def add_parser(subparsers: SubParsers) -> None:
     delete.add_argument("ids", nargs="*", metavar="IMAGE", help="such as ami-0123456789abcdef0")
     text = "delete all images that no `up` would use"
     delete.add_argument("--unused", action="store_true", help=text)
-    text = "The same as `images delete --unused`."  # its name in earlier versions
-    prune = add_command(actions, "prune", text, "  spr-cluster images prune\n", run=run_delete)
-    prune.set_defaults(unused=True, ids=[])
-    for each in (delete, prune):
-        add_cloud_options(each)
-        add_yes_option(each, "delete without asking")
+    add_cloud_options(delete)
+    add_yes_option(delete, "delete without asking")
 
 
 def _open(args: argparse.Namespace) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:

@@ -22,9 +22,6 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     tag = OPTIONS["labels"]
     parser.add_argument(tag.flag, action="append", metavar=tag.metavar, help=tag.help)
     add_access_options(parser)
-    # Earlier versions had these in place of --market.
-    for flag in ("--spot", "--spot-or-on-demand"):
-        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
 
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +61,6 @@ def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
     given = {key: value for key, value in options.items() if value is not None}
     if "instance_types" in given:
         given["instance_types"] = complete_types(given["instance_types"])
-    if args.spot or args.spot_or_on_demand:
-        if "market" in given:
-            raise UsageError("--market replaces --spot and --spot-or-on-demand: use it alone")
-        given["market"] = "spot-or-on-demand" if args.spot_or_on_demand else "spot"
     if "max_price" in given and given.get("market", "on-demand") == "on-demand":
         raise UsageError("--max-price requires --market spot; on-demand prices are fixed")
     return given

@@ -65,11 +65,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     text = "pin every package, with hashes, for all later nodes"
     check.add_argument("--lock", action="store_true", help=text)
-    text = "The same as `stacks check --lock`."  # its name in earlier versions
-    lock = add_command(actions, "lock", text, "  spr-cluster stacks lock intel\n", run=run_check)
-    lock.set_defaults(lock=True)
-    for each in (check, lock):
-        _add_resolver_options(each)
+    _add_resolver_options(check)
 
 
 def _add_resolver_options(parser: argparse.ArgumentParser) -> None:

@@ -83,10 +83,6 @@ def add_parser(subparsers: SubParsers) -> None:
     text = "show the actions, price, quota, zones, and time; change nothing"
     up.add_argument("--dry-run", action="store_true", help=text)
     add_yes_option(up, "buy without asking")
-    text = "The same as `up --dry-run`."  # its name in earlier versions
-    plan = add_command(subparsers, "plan", text, "  spr-cluster plan --nodes 4\n", run=run)
-    add_spec_options(plan)
-    plan.set_defaults(dry_run=True, yes=False)
     repair = add_command(
         subparsers,
         "repair",

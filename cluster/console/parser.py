@@ -14,11 +14,6 @@ from infra.errors import UsageError
 SubParsers = Any
 # Positional arguments that are the words of another parser or program.
 _NOT_OURS = (argparse.PARSER, argparse.REMAINDER)
-# Removed options, and why.
-_GONE = {
-    "--fabric": "this option is gone; the nodes use TCP, with ENA Express if their type has it (EFA is "
-    "not supported)",
-}
 
 
 class Command(NamedTuple):
@@ -26,7 +21,6 @@ class Command(NamedTuple):
 
     module: str
     help: str = ""
-    """Empty for an old name of a command, which still works but is not listed."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -106,8 +100,6 @@ class Parser(argparse.ArgumentParser):
         self._shows_all = "--advanced" in (args or ())
         known, rest = super().parse_known_args(self._cancel_switches(args), namespace)
         if rest:
-            if reason := _GONE.get(rest[0].partition("=")[0]):
-                self.error(f"{rest[0]}: {reason}")
             what = "option" if rest[0].startswith("-") else "argument"
             self.error(f"unknown {what} {rest[0]!r}{self._nearest(rest[0])}")
         return known, rest

@@ -100,6 +100,10 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
     }
 
 
+def _has_tag(option: Option, value: Any) -> bool:
+    return value is None or option.write(value) is not None
+
+
 def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     """Parse the record in a group's tags; return ``None`` if there is none.
 
@@ -118,19 +122,16 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             raise ValueError(f"{label} is {labels[label]!r}") from None
 
     try:
-        options = {
-            key: read(str(option.tag), partial(_parse, key, option))
-            for key, option in _RECORDED.items()
-            if not (option.newer and f"{_PREFIX}{option.tag}" not in labels)
-        }
-        options = ClusterOptions().model_dump(include={*_RECORDED, "labels"}) | options
+        options = ClusterOptions().model_dump(include={*_RECORDED, "labels"})
+        for key, option in _RECORDED.items():
+            # Some values have no tag.
+            if f"{_PREFIX}{option.tag}" in labels or _has_tag(option, options[key]):
+                options[key] = read(str(option.tag), partial(_parse, key, option))
         options["labels"] = tags.user_labels(labels)
-        if _GRACE not in labels:
-            options["grace"] = timedelta()  # an older version's nodes don't wait
-        created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
-        latest = read("latest", tags.parse_time) if tags.LATEST in labels else expires
+        times = (read(key, tags.parse_time) for key in ("created", "expires", "latest"))
+        created, expires, latest = times
         bound = read("bound", tags.parse_time) if _BOUND in labels else None
-        generation = read("generation", int) if GENERATION in labels else 0
+        generation = read("generation", int)
         validate_options(**options)
     except (ValueError, UsageError) as error:
         raise SprError(

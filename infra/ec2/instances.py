@@ -104,8 +104,8 @@ class Instance:
 
     @property
     def latest(self) -> datetime | None:
-        """When it shuts itself down in any case, from its tag; an older version's has none."""
-        return self._time(tags.LATEST) or self.expires
+        """When it shuts itself down in any case, from its tag."""
+        return self._time(tags.LATEST)
 
     def _time(self, label: str) -> datetime | None:
         text = self.tags.get(label)

@@ -69,7 +69,7 @@ def _render_commands() -> str:
     """Return the list of commands by group, as ``--help`` shows it."""
     parts = []
     for group, commands in GROUPS.items():
-        rows = [f"  {name:<11} {each.help}" for name, each in commands.items() if each.help]
+        rows = [f"  {name:<11} {each.help}" for name, each in commands.items()]
         parts.append("\n".join([f"{group}:", *rows]))
     return "\n\n".join(parts)
 

@@ -18,7 +18,6 @@ from cluster.overview import look_up_prices
 from jobs.cli.shared.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
 from jobs.top.live import Recording, Source, show_live
-from jobs.top.prometheus import render_prometheus
 from jobs.top.screen import render
 from jobs.top.snapshot import SLOWER, Snapshot
 
@@ -27,7 +26,6 @@ _EXAMPLES = """\
   spr-cluster top --once                     one look, also in a script
   spr-cluster top --json >> record.jsonl     one line per look, for --replay
   spr-cluster top --replay record.jsonl
-  spr-cluster top --prometheus
 """
 _SHORTEST_S, _LONGEST_S = 0.5, 3600.0
 
@@ -57,9 +55,6 @@ def add_parser(subparsers: SubParsers) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--once", action="store_true", help="print one snapshot and exit")
     form.add_argument("--json", action="store_true", help="print one snapshot as a line of JSON")
-    form.add_argument(
-        "--prometheus", action="store_true", help="print one snapshot in Prometheus's text format"
-    )
 
 
 def _parse_interval(text: str) -> float:
@@ -75,7 +70,7 @@ def _parse_interval(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    live = not (args.once or args.json or args.prometheus) and has_terminal()
+    live = not (args.once or args.json) and has_terminal()
     if args.replay:
         recording = Recording(args.replay, args.interval)
         return _watch(recording.latest) if live else _print(recording.last(), args)
@@ -114,8 +109,6 @@ def _watch(source: Source) -> int:
 def _print(snapshot: Snapshot, args: argparse.Namespace) -> int:
     if args.json:
         print(snapshot.as_json())
-    elif args.prometheus:
-        print(render_prometheus(snapshot), end="")
     else:
         console = make_console()
         console.print(render(snapshot, console.width), no_wrap=True, crop=False)

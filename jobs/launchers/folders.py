@@ -25,10 +25,7 @@ _TRIES = 3
 _KEEP_FOLDERS, _KEEP_PACKAGES = 10, 4
 """Numbers of earlier versions that stay on a node, so that only changes are sent."""
 _SENT = re.compile(r"files transferred: ([\d,.]+).*?Total bytes sent: ([\d,.]+)", re.DOTALL)
-_HINT = (
-    "nodes of a cluster that an earlier version made have no rsync: on each, "
-    "`sudo apt-get install rsync`, or make a new cluster"
-)
+_HINT = "`spr-cluster verify` checks the nodes, their disks, and the way to them"
 
 
 def has_rsync() -> bool:

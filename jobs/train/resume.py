@@ -231,7 +231,7 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
 
 
 def options_of(record: JobRecord) -> TrainOptions:
-    """Return the options that a job was submitted with, also by earlier versions, as words."""
+    """Return the options that a job was submitted with."""
     words = [word for word in record.argv if word.startswith("--")]
     options: TrainOptions = TASKS[record.kind].Options.parse(words)
     return options

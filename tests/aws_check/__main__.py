@@ -33,8 +33,8 @@ from tests.aws_check.sides import INTERRUPTED, Opener, Side, open_aws, open_embe
 from tests.aws_check.spend import MACHINES, TTL_MIN, Life, usd_to_spend
 
 _COMMANDS = (
-    "plan --name aws-check --nodes 2 --json",
-    "plan --name aws-check --market spot --json",
+    "up --dry-run --name aws-check --nodes 2 --json",
+    "up --dry-run --name aws-check --market spot --json",
     "list --json",
 )
 _PROBES = (*READS, *DRY_RUNS)

@@ -83,5 +83,5 @@ def _price_of(side: Side, name: str) -> float | None:
 
 FACTS = (
     Fact("instance types", "thread counts and checks of nodes follow from them", _types),
-    Fact("prices in us-east-1", "`plan` shows them, and its limit", _prices),
+    Fact("prices in us-east-1", "`up --dry-run` shows them, and its limit", _prices),
 )

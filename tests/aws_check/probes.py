@@ -81,11 +81,11 @@ READS = (
     _read("unknown parameter", "no image of a release", "get_parameter", "ssm", Name="/aws/service/none"),
     *(_read(f"image of Ubuntu {release}", "nodes start from it", "get_parameter", "ssm",
             Name=ubuntu_parameter(release)) for release in ("20.04", "22.04", "24.04")),
-    _read("on-demand quota", "`plan` shows it", "get_service_quota", "service-quotas",
+    _read("on-demand quota", "`up --dry-run` shows it", "get_service_quota", "service-quotas",
           ServiceCode="ec2", QuotaCode=ON_DEMAND_QUOTA),
-    _read("spot quota", "`plan` shows it", "get_service_quota", "service-quotas",
+    _read("spot quota", "`up --dry-run` shows it", "get_service_quota", "service-quotas",
           ServiceCode="ec2", QuotaCode=SPOT_QUOTA),
-    _read("unknown quota", "`plan` shows it", "get_service_quota", "service-quotas",
+    _read("unknown quota", "`up --dry-run` shows it", "get_service_quota", "service-quotas",
           ServiceCode="ec2", QuotaCode="L-00000000"),
 )  # fmt: skip
 

@@ -103,7 +103,7 @@ def test_equal_clouds_do_not_differ_and_nothing_is_left(
     assert {row["verdict"] for row in found.values()} == {"same", "note"}
     commands = [name.split()[1] for name in found if name.startswith("spr-cluster ")]
     life = ["up", "status", "train", "repair", "(the", "down"]
-    assert commands == ["plan", "plan", "list", *life]
+    assert commands == ["up", "up", "list", *life]
     assert found["answer of ec2:RunInstances"]["verdict"] == "same"
     assert found["alive: a rule twice"]["aws"] == "InvalidPermission.Duplicate 400"
     assert found["nothing is left"]["verdict"] == "same"

@@ -31,6 +31,8 @@ def test_repair_starts_a_queue_daemon_again_as_the_waiting_job_says(
 ) -> None:
     cli, given = talking.cli, ("--folder", "none", "--results", str(tmp_path / "results"))
     ssh_two(talking, "node1", "sudo systemctl stop slurmd")
+    down = "for i in $(seq 100); do sinfo -hN -n node1 -o %T | grep down && exit; sleep 0.5; done"
+    assert "down" in ssh_two(talking, "node0", down)
     config = cli.home / "two" / "ssh_config"
     moved = config.read_text().replace(f"{cli.home}/", "/another machine/")
     assert "/another machine/" in moved

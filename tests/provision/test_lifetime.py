@@ -50,18 +50,6 @@ def test_a_lifetime_is_extended_and_shortened(host: ShellHost) -> None:
         assert expiry(host) == lifetime
 
 
-def test_a_node_of_an_older_version_reads_its_deadline(host: ShellHost) -> None:
-    script = f"read -r later <{EXPIRES_FILE}; echo $later"
-    host.machine.path(EXPIRY_SCRIPT).write_text(host.machine.move(script))
-    old = Lifetime(LATER.expires, LATER.expires, timedelta())
-
-    extend_life(host, old)
-
-    assert expiry(host) == old
-    with pytest.raises(HostError, match="it still shuts down at 2026-12-24 21:00:00 UTC, not at"):
-        extend_life(host, LATER)
-
-
 @pytest.fixture
 def stopped(host: ShellHost) -> ShellHost:
     """The same machine after `systemctl stop` of its timer."""

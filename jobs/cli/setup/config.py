@@ -115,7 +115,7 @@ def _describe_jobs(project: ProjectFile) -> Iterator[Setting]:
 
 def _check(args: argparse.Namespace) -> None:
     """Raise :class:`UsageError` for a value that a command would refuse."""
-    if args.verb in ("up", "plan"):
+    if args.verb == "up":
         given = {"name": args.name} if args.name else {}
         validate_options(**given, **read_spec_options(args))
         load_stack(args.stack or DEFAULT_STACK)
@@ -133,7 +133,7 @@ def _default_of(flag: str, action: argparse.Action, args: argparse.Namespace) ->
         return getattr(TASKS[args.task].Options(), action.dest)
     keys = [key for key, option in OPTIONS.items() if option.flag == flag]
     fits = keys and keys[0] != "bake" and OPTIONS[keys[0]].const is None
-    if args.verb in ("up", "plan", "doctor") and fits:
+    if args.verb in ("up", "doctor") and fits:
         return ClusterOptions.model_fields[keys[0]].default
     return None
 

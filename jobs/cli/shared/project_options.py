@@ -25,7 +25,7 @@ from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import is_url
 
 BuildParser = Callable[[str], argparse.ArgumentParser]
-_BUYS = ("up", "plan", "doctor")
+_BUYS = ("up", "doctor")
 _ON_CLUSTER = frozenset(
     {
         *("status", "verify", "repair", "ssh", "cp", "extend", "down", "events", "train", "run"),

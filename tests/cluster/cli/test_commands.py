@@ -76,7 +76,7 @@ def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) ->
     assert "Quota L-34B43A08" in result.out
 
 
-@pytest.mark.parametrize("argv", [["plan"], ["up", "--dry-run"], ["repair", "--dry-run"]])
+@pytest.mark.parametrize("argv", [["up", "--dry-run"], ["repair", "--dry-run"]])
 def test_a_dry_run_changes_nothing_and_shows_the_actions(
     line: CommandLine, argv: list[str]
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_dry_run_changes_nothing_and_shows_the_actions(
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_plan_is_the_earlier_name_of_a_dry_run(line: CommandLine, form: list[str]) -> None:
-    planned = line.must("plan", "--nodes", "2", *form)
+    planned = line.must("up", "--dry-run", "--nodes", "2", *form)
     assert planned.out == line.must("up", "--dry-run", "--nodes", "2", *form).out
 
 
@@ -563,7 +563,7 @@ def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None
     assert line.must("list").out == "No clusters in aws, us-east-1, account 123456789012.\n"
 
 
-@pytest.mark.parametrize("command", ["plan", "up --yes", "up --cloud local"])
+@pytest.mark.parametrize("command", ["up --dry-run", "up --yes", "up --cloud local"])
 @pytest.mark.parametrize(("stack", "lines"), [("intel", 1), ("upstream", 0)])
 def test_the_end_of_a_stacks_parts_is_one_line(
     line: CommandLine, command: str, stack: str, lines: int

@@ -120,9 +120,9 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
     for step in (
         ("list", "--all-regions"),
         ("gc", "--yes"),
-        ("plan", "--jump", "eice"),
-        ("plan", "--jump", "ssm"),
-        ("up", "--nodes", "2", "--spot", "--spot-or-on-demand", *types, "--yes"),
+        ("up", "--dry-run", "--jump", "eice"),
+        ("up", "--dry-run", "--jump", "ssm"),
+        ("up", "--nodes", "2", "--market", "spot-or-on-demand", *types, "--yes"),
         ("status",),
         ("doctor",),
         ("up", "--nodes", "3", "--yes"),

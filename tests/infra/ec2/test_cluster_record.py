@@ -108,16 +108,13 @@ def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
         assert not key.startswith("aws:")
 
 
-def test_a_record_without_the_speed_of_disks_and_the_ttl_is_read() -> None:
-    labels = {k: v for k, v in labels_of().items() if "volume-i" not in k and "ttl" not in k}
+def test_a_record_that_lacks_an_option_is_damaged() -> None:
+    labels = labels_of()
 
-    record = parse_record(labels)
-
-    assert record is not None
-    assert record.options["volume_iops"] is None
-    assert merge_options("bert", (CALLER,), {}, record).ttl == timedelta(hours=8)
-    with pytest.raises(SprError, match="spr-cluster:volume-iops is 'many'"):
-        parse_record({**labels, "spr-cluster:volume-iops": "many"})
+    for key, value in (("spr-cluster:ttl", None), ("spr-cluster:volume-iops", "many")):
+        damaged = {k: v for k, v in {**labels, key: value}.items() if v is not None}
+        with pytest.raises(SprError, match=f"{key} is (missing|'many')"):
+            parse_record(damaged)
 
 
 def test_the_longest_record_fits_the_tags_of_one_resource() -> None:
@@ -255,20 +252,7 @@ def test_a_time_of_another_zone_is_written_in_utc() -> None:
     assert tags.parse_time("2026-07-31T20:00:00Z") == there
 
 
-# Older records, and the limits of --max-hours and --max-cost
-
-
-def test_an_older_record_has_no_grace_period() -> None:
-    labels = labels_of(ttl=2 * HOUR)
-    for key in ("spr-cluster:grace", tags.LATEST):
-        del labels[key]
-
-    record = parse_record(labels)
-
-    assert record is not None
-    assert (record.latest, record.options["grace"]) == (record.expires, timedelta())
-    _, again = make(ttl=2 * HOUR)
-    assert again.latest == again.expires + timedelta(minutes=30)
+# The limits of --max-hours and --max-cost
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,6 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
     ("argv", "message"),
     [
         (["up", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
-        (["plan", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
         (["up", "--nodes", "two"], "argument --nodes: invalid int value: 'two'"),
         (["up", "--instance-type", "r7iz_metal"], "unknown instance type 'r7iz_metal'"),
         (
@@ -139,7 +138,6 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "spr-cluster up --nodes 4" in result.out
     listed = {row.split()[0] for row in result.out.splitlines() if row.startswith("  ")}
     assert listed >= set(VERBS)
-    assert "plan" not in listed
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -24,7 +24,7 @@ from jobs.__main__ import main
 from jobs.top.snapshot import parse_snapshot
 from provision.host import Result
 from tests.harness.command_line import CommandLine
-from tests.jobs.top.samples import JOB, make_line, make_node, make_snapshot
+from tests.jobs.top.samples import make_line, make_node, make_snapshot
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,16 +58,6 @@ def test_json_is_a_line_for_the_next_replay(
     out = capsys.readouterr().out
     assert out == recording.read_text().splitlines(keepends=True)[-1]
     assert parse_snapshot(out, "x").usd == 2.5
-
-
-def test_prometheus_prints_the_same_as_text(
-    recording: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["top", "--replay", str(recording), "--prometheus"]) == 0
-
-    out = capsys.readouterr().out
-    assert 'spr_cluster_cost_usd{cluster="bert"} 2.5\n' in out
-    assert f'spr_rank_step{{cluster="bert",node="node2",job="{JOB}",rank="5"}} 1200\n' in out
 
 
 @pytest.mark.parametrize(

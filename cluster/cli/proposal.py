@@ -10,7 +10,7 @@ from typing import Any
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
 from cluster.overview import look_up_prices
-from infra.cost.prices import ADDRESS_USD, Price, Prices, with_spot
+from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2.cluster_record import ClusterRecord, limit_record, parse_record
 from infra.ec2.images import find_ubuntu_image
@@ -314,9 +314,14 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
     if stack and plan_input.image is None:
         find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, stack.ubuntu)
-    if ctx.cloud.billed:
-        plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
-        plan = plan_up(plan_input)
+    table = table_prices(TABLE_REGION, plan_input.spec.instance_types)
+    prices = _find_prices(ctx, plan, offers) if ctx.cloud.billed else table
+    plan_input = replace(plan_input, prices=prices)
+    plan = plan_up(plan_input)
+    if plan.price and plan.buys and not ctx.cloud.billed:
+        usd, left = plan.price.usd, plan_input.record.latest - ctx.now()
+        most = f"at most ${usd * left.total_seconds() / 3600:.2f}"
+        notes.append(f"Free here. On AWS: about ${usd:.2f} an hour, {most} ({plan.price.source}).")
     if plan_input.record.options["max_hours"] or plan_input.record.options["max_cost"]:
         plan_input = replace(plan_input, record=_limit(ctx, plan_input, plan))
         plan = plan_up(plan_input)

@@ -52,6 +52,18 @@ def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandL
     assert plan(line)["usd_at_most"] == pytest.approx(_HOURS * 6.5633, rel=0.001)
 
 
+def test_the_free_cloud_shows_what_aws_would_cost(line: CommandLine) -> None:
+    local = ("--cloud", "local", "--nodes", "2")
+    note = (
+        "Free here. On AWS: about $13.13 an hour, at most $111.58 (table of July 2026, us-east-1)."
+    )
+    planned = plan(line, *local)
+    assert (planned["notes"], planned["usd_per_hour"]) == ([note], 0)
+    assert note in line.must("up", *local).err
+    assert "On AWS" not in line.must("up", *local).err
+    assert not [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
+
+
 def test_prices_are_asked_for_once(line: CommandLine) -> None:
     plan(line, "--nodes", "4")
     line.must("up", "--nodes", "2", "--yes")

@@ -35,7 +35,7 @@ from jobs.launchers.folders import has_rsync
 from jobs.launchers.queue.job_output import Event
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
-from jobs.program.folder import SentFolders, choose_folders, read_urls
+from jobs.program.folder import SentFolders, choose_folders, describe_left_out, read_urls
 from jobs.program.packages import OwnPackage, find_packages, read_own_package, runs_python
 from jobs.program.plan import (
     MAX_BYTES,
@@ -191,6 +191,8 @@ def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
     start = sent.project.root / sent.subfolder if sent.project else here
     large = args.large_files
     files = collect_files(args.program, args.files, here, sent.project, start, large=large)
+    if note := describe_left_out(sent, files.files):
+        say(note)
     if sent.project and (args.packages or runs_python(args.program, own.scripts)):
         script = find_script(args.program, start, sent.project.root)
         packages = find_packages(
@@ -242,7 +244,7 @@ def read_output_dir(given: str | None, sent: SentFolders, files: Iterable[str]) 
     path = os.path.normpath(given)
     place = os.path.normpath(f"{sent.subfolder}/{path}")
     names = [*files, *(sent.project.names or () if sent.project else ())]
-    data = [each.target.removeprefix("work/") for each in sent.folders if each.shared]
+    data = [each.place for each in sent.folders if each.shared]
     if path.startswith(("/", "..")) or path == ".":
         raise UsageError(f"--output-dir {given}: expected a folder in the working folder")
     if any(f"{name}/".startswith(f"{place}/") for name in names):

@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from infra.project_file import PROJECT_FILE, find_project_file
 from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
 from jobs.launchers.plan import JobFolder
+from jobs.worker.storage.ownership import describe
 
 IGNORE_FILE = ".sprignore"
 """Patterns, in the syntax of ``.gitignore``, of files that jobs don't need."""
@@ -27,6 +28,9 @@ _CACHES = ("__pycache__/", ".venv/", ".mypy_cache/", ".ruff_cache/", ".pytest_ca
 _FETCHED = f"results/*-{'[0-9]' * 8}-{'[0-9]' * 6}-*/"
 _ENOUGH = 1 << 20
 _GIT_S = 60
+_NO_TREE = re.compile("not a git repository|must be run in a work tree")
+# What git ignores and nobody misses.
+_NOT_MISSED = re.compile(r"(^|/)(\.|__pycache__/|node_modules/|[^/]+\.egg-info/)|^results/|\.pyc$")
 
 
 def find_project(folder: Path) -> Path | None:
@@ -34,7 +38,7 @@ def find_project(folder: Path) -> Path | None:
     path = find_project_file(folder)
     if path.is_file():
         return path.absolute().parent
-    top = _git(folder, "rev-parse", "--show-toplevel", check=False).strip()
+    top = _git(folder, "rev-parse", "--show-toplevel", may_lack=True).strip()
     # Some keep their home folder's settings in git.
     return Path(top) if top and Path(top) != Path.home() else None
 
@@ -71,7 +75,7 @@ def choose_folders(
     if root is None:
         return SentFolders(data=found)
     subfolder = here.resolve().relative_to(root.resolve()).as_posix() if given is None else "."
-    without = tuple(each.target.removeprefix("work/") for each in found)
+    without = tuple(each.place for each in found)
     return SentFolders(read_project(root, max_bytes=max_bytes, without=without), found, subfolder)
 
 
@@ -82,7 +86,7 @@ def list_project(root: Path) -> tuple[str, ...]:
     """
     if not shutil.which("git"):
         return tuple(sorted(_walk(root)))
-    inside = _git(root, "rev-parse", "--is-inside-work-tree", check=False).strip() == "true"
+    inside = _git(root, "rev-parse", "--is-inside-work-tree", may_lack=True).strip() == "true"
     with tempfile.TemporaryDirectory() as scratch:
         # An empty repository elsewhere gives a plain folder git's patterns.
         where = ["-C", str(root)]
@@ -124,6 +128,49 @@ def _list_files(root: Path, where: list[str], *, inside: bool) -> Iterator[str]:
             yield name
 
 
+def describe_left_out(sent: SentFolders, files: Iterable[str]) -> str:
+    """Return a line on what jobs lack of the project, largest first; "" for nothing."""
+    if not sent.project:
+        return ""
+    root, instead = sent.project.root, {*files, *(each.place for each in sent.data)}
+    sizes = {
+        name: _measure(root / name) for name in _ignored(root) if name.strip("/") not in instead
+    }
+    shown = [
+        f"{name} (ignored by git, {format_size(size)})"
+        for name, size in sorted(sizes.items(), key=lambda each: -each[1])
+    ]
+    links = [
+        name for name in sent.project.names or () if name not in instead and _leads_out(root, name)
+    ]
+    shown += [f"{name} (a link to {(root / name).readlink()})" for name in links]
+    hint = f"--data-dir sends a folder, --files a file, and {IGNORE_FILE} hides this note"
+    return f"not sent: {describe(shown)}; {hint}" if shown else ""
+
+
+def _ignored(root: Path) -> set[str]:
+    """Return what git ignores and somebody may miss; a folder that it ignores as a whole ends in a slash."""
+    words = ("ls-files", "-z", "--others", "--ignored", "--directory")
+    found = {*_git(root, *words, "--exclude-standard", may_lack=True).split("\0")[:-1]}
+    if found and (root / IGNORE_FILE).is_file():
+        found -= {*_git(root, *words, f"--exclude-from={root / IGNORE_FILE}").split("\0")}
+    return {
+        name
+        for name in found
+        if not _NOT_MISSED.search(name) and not (root / name / "pyvenv.cfg").exists()
+    }
+
+
+def _measure(path: Path) -> int:
+    return sum(each.lstat().st_size for each in (path, *path.rglob("*")) if not each.is_dir())
+
+
+def _leads_out(root: Path, name: str) -> bool:
+    path = root / name
+    is_inside = path.exists() and path.resolve().is_relative_to(root.resolve())
+    return path.is_symlink() and not is_inside
+
+
 def _walk(root: Path) -> Iterator[str]:
     if (root / IGNORE_FILE).is_file():
         raise UsageError(f"{root / IGNORE_FILE} needs git, which is not installed here")
@@ -132,18 +179,25 @@ def _walk(root: Path) -> Iterator[str]:
         yield from (str(Path(below, name).relative_to(root)) for name in names)
 
 
-def _git(folder: Path, *words: str, check: bool = True) -> str:
+def _git(folder: Path, *words: str, may_lack: bool = False) -> str:
+    """Return git's output. With ``may_lack``, it is "" without git or a work tree, but not if git refuses."""
     argv = ["git", *([] if words[0].startswith("-") else ["-C", str(folder)]), *words]
+    environ = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=_GIT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=_GIT_S, check=False, env=environ)
     except (OSError, subprocess.TimeoutExpired) as error:
-        if check:
-            raise UsageError(f"git can't list {folder}: {error}") from None
-        return ""
-    if done.returncode and check:
-        why = done.stderr.decode(errors="replace").strip().split("\n")[0]
-        raise UsageError(f"git can't list {folder}: {why}", hint="`--folder none` sends no folder")
-    return os.fsdecode(done.stdout) if done.returncode == 0 else ""
+        if may_lack and isinstance(error, FileNotFoundError):
+            return ""
+        raise UsageError(f"git can't list {folder}: {error}") from None
+    said = done.stderr.decode(errors="replace").strip()
+    if done.returncode and not (may_lack and _NO_TREE.search(said)):
+        cure = said.rpartition("\n")[2].strip()
+        hint = f"{cure}; or " if cure.startswith("git config") else ""
+        raise UsageError(
+            f"git can't list {folder}: {said.partition(chr(10))[0]}",
+            hint=f"{hint}`--folder none` sends no folder",
+        )
+    return os.fsdecode(done.stdout)
 
 
 def read_project(root: Path, *, max_bytes: int | None, without: tuple[str, ...] = ()) -> JobFolder:
@@ -154,7 +208,7 @@ def read_project(root: Path, *, max_bytes: int | None, without: tuple[str, ...] 
     names = [
         name
         for name in list_project(root)
-        if not any(name.startswith(f"{each}/") for each in without)
+        if not any(f"{name}/".startswith(f"{each}/") for each in without)
     ]
     sizes = {name: (root / name).lstat().st_size for name in names}
     if max_bytes is not None and sum(sizes.values()) > max_bytes:

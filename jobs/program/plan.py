@@ -64,7 +64,10 @@ def collect_files(
         for name, path in _expand(given, here, root):
             if found.setdefault(name, path) != path:
                 raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
-    sent = {*(project.names or ())} if project else set()
+    # A file takes the place of a link, which may lead out of the project.
+    sent = (
+        {name for name in project.names or () if not (root / name).is_symlink()} if project else ()
+    )
     files = ProgramFiles({name: path for name, path in found.items() if name not in sent})
     if files.size > MAX_BYTES and not large:
         raise _too_large(files)

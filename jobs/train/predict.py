@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from infra.errors import JobError, UsageError, how_to_install
-from infra.files import check_file, parse_object, read_text
+from infra.files import check_file, parse_object, read_object, read_text
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress
 from infra.words import counted
@@ -43,6 +43,7 @@ from provision.stacks.stack import Stack
 
 _REQUIRED = ("torch", "transformers")
 _HOME = JobPaths("").home
+_CONFIG, _ADAPTERS = "config.json", "adapter_config.json"
 _TIMEOUT_S = 1800
 _ERROR_PREFIX = "predict: error: "
 _LOOK_AT = 1000
@@ -70,14 +71,14 @@ def find_model(model: str | None, root: Path = Path("results")) -> Path | None:
     Returns ``None`` if there is none. Raises :class:`UsageError` if the folder holds no model.
     """
     if model is None:
-        found = root.glob("*/model/config.json")
+        found = [path for name in (_CONFIG, _ADAPTERS) for path in root.glob(f"*/model/{name}")]
         newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-        return newest.parent if newest else None
+        return _require_whole(newest.parent) if newest else None
     for folder in (expand_home(model), root / model):
         if folder.is_dir():
             for place in (folder, folder / "model"):
-                if (place / "config.json").is_file():
-                    return place
+                if any((place / name).is_file() for name in (_CONFIG, _ADAPTERS)):
+                    return _require_whole(place)
             raise UsageError(
                 f"--model {model}: no config.json in {folder} or {folder / 'model'}",
                 hint="give a folder that `spr-cluster train` or `spr-cluster fetch` has filled",
@@ -85,6 +86,16 @@ def find_model(model: str | None, root: Path = Path("results")) -> Path | None:
     if "/" in model or model.startswith((".", "~")):
         raise UsageError(f"--model {model}: no such folder")
     return None
+
+
+def _require_whole(model: Path) -> Path:
+    if (model / _ADAPTERS).is_file():
+        base = read_object(model / _ADAPTERS).get("base_model_name_or_path")
+        raise UsageError(
+            f"{model}: holds only adapters for {base}, and `predict` needs a whole model",
+            hint="merge them into it: docs/training.md shows how, for `train lm`",
+        )
+    return model
 
 
 def read_context(value: str) -> str:

@@ -221,7 +221,7 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
             f"{record.nnodes}`), or start a new job without --resume",
         )
     options = options_again(record, request)
-    plan = plan_options(options, offline=bool(record.env))
+    plan = replace(plan_options(options, offline=False), env=record.env)
     plan = replace(plan, packages=tracker_packages(options.report_to))
     placement = replace(record.options, nproc_per_node=per_node)
     plan = replace(plan, retries=request.retries, variables=request.env)

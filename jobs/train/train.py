@@ -13,6 +13,7 @@ from jobs.launchers.queue.session import JobContext, JobResult, JobSession, run_
 from jobs.train.request import (
     TrainRequest,
     data_files,
+    local_model,
     needs_hub,
     options_on_nodes,
     require_able_stack,
@@ -20,7 +21,7 @@ from jobs.train.request import (
 )
 from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
-from jobs.worker.training.options import TrainOptions
+from jobs.worker.training.options import BASE_MODEL, TrainOptions
 from provision.stacks.stack import Stack
 
 SCORES = {
@@ -66,8 +67,10 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     """Return the plan of a new training job. Pure, except that it checks for a local model."""
     options = request.options
     plan = plan_options(options_on_nodes(options, stack), offline=not needs_hub(options))
+    model = local_model(options)
     return replace(
         plan,
+        env={**plan.env, **({BASE_MODEL: str(model.absolute())} if model else {})},
         files=data_files(options),
         stage=staged_data(options),
         packages=tracker_packages(options.report_to),

@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         events.error(f"{name} can't be run: {error.strerror}", hint, exit_code=_NO_PROGRAM)
         return _NO_PROGRAM
     if code and not asked:
-        why = _ABORTED if code == 128 + signal.SIGABRT else None
         said = "" if args.terminal else last_words(output, identity.rank)
+        why = _ABORTED if code == 128 + signal.SIGABRT else _explain_import(said)
         text, lost_peer = f"{_describe(name, code)}{': ' if said else ''}{said}", _PEER.search(said)
         events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
     return code
@@ -245,6 +245,14 @@ def _describe(name: str, code: int) -> str:
     if code > 128:
         return f"{name} was ended by signal {code - 128}{explain_signal(code - 128)}"
     return f"{name} ended with exit code {code}"
+
+
+def _explain_import(said: str) -> str | None:
+    """Return a hint for a module that is missing because it is in a project's ``src`` folder."""
+    module = re.match(r"ModuleNotFoundError: No module named '(\w+)", said)
+    if module and any(Path("work/src", f"{module[1]}{e}").exists() for e in ("", ".py")):
+        return "src/ can be imported only with a pyproject.toml, or with --env PYTHONPATH=src"
+    return None
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -103,7 +103,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
         "node_lost": folder.name in lost,
         "coming": is_coming(folder),
         "cancelled": (folder / "cancelled").exists(),
-        "has_model": (output / "model" / "config.json").exists(),
+        "has_model": any((output / "model").glob("*config.json")),  # or that of adapters
         "unfinished": record.get("resumable") is True and not (output / "results.json").exists(),
         "checkpoint": steps[-1][1] if steps else None,
         "expected_end": expected_end(folder) if queue and folder.name in queue else None,

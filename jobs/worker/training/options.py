@@ -19,6 +19,8 @@ from ..runtime.trackers import TRACKERS
 S3 = "s3://"
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
+BASE_MODEL = "SPR_BASE_MODEL"
+"""The environment variable with the user's path of a local model, which is in another folder on the nodes."""
 NO_CACHE = "none"
 """The token cache option that disables the cache."""
 ANY_RUN = frozenset(

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.program.folder import choose_folders, find_project, list_project, read_data, read_project
+from jobs.program.folder import (
+    choose_folders,
+    describe_left_out,
+    find_project,
+    list_project,
+    read_data,
+    read_project,
+)
+from jobs.program.plan import collect_files
 
 
 def git(folder: Path, *words: str) -> None:
@@ -122,3 +130,72 @@ def test_data_keeps_its_place_in_the_project(project: Path, tmp_path: Path) -> N
     assert choose_folders("none", (), project, None).folders == ()
     with pytest.raises(UsageError, match="no such folder"):
         choose_folders("missing", (), project, None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_repository_that_git_refuses_is_not_a_missing_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    os.chown(project, 1000, 1000)
+    with pytest.raises(UsageError, match="detected dubious ownership") as caught:
+        choose_folders(None, (), project, None)
+    assert f"git config --global --add safe.directory '{project}'" in str(caught.value.hint)
+    assert choose_folders("none", (), project, None).folders == ()
+
+
+def test_a_broken_repository_is_not_a_missing_one(project: Path) -> None:
+    (project / ".git/config").write_text("[core\n")
+    with pytest.raises(UsageError, match="bad config"):
+        find_project(project)
+
+
+def test_a_bare_repository_is_no_project(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--bare")
+    assert find_project(tmp_path) is None
+
+
+def left_out(project: Path, *data: str, files: tuple[str, ...] = ()) -> str:
+    sent = choose_folders(None, [str(project / each) for each in data], project, None)
+    return describe_left_out(sent, files)
+
+
+def test_what_git_ignores_is_named_largest_first(project: Path) -> None:
+    write(project, "a.py", ".env", ".venv/x", "env/pyvenv.cfg", "src/a.py")
+    write(project, "src/__pycache__/a.pyc")
+    write(project, "data/words.txt", "w.pt", "x.pt", "y.pt", "my notes.pt", "results/run-1/log")
+    (project / "data/words.txt").write_bytes(b"0" * 3000)
+    (project / "w.pt").write_bytes(b"0" * 2000)
+    (project / "x.pt").write_bytes(b"0" * 1000)
+    ignored = "data/\n*.pt\n.*\n__pycache__/\nresults/\nenv/\n"
+    (project / ".gitignore").write_text(ignored)
+
+    assert left_out(project) == (
+        "not sent: data/ (ignored by git, 2.9 KiB), w.pt (ignored by git, 2.0 KiB), x.pt (ignored by git, "
+        "1000 bytes) and 2 more; --data-dir sends a folder, --files a file, and .sprignore hides this note"
+    )
+    assert left_out(project, "data", files=("w.pt", "x.pt", "y.pt")).startswith(
+        "not sent: my notes.pt (ignored by git, 11 bytes); "
+    )
+    (project / ".sprignore").write_text("*.pt\n")
+    assert left_out(project).startswith("not sent: data/ (ignored by git, 2.9 KiB); ")
+    assert left_out(project, "data") == ""
+
+
+def test_links_out_of_the_project_are_named(project: Path, tmp_path: Path) -> None:
+    write(project, "real/inside.txt", "a.py")
+    write(tmp_path, "outside/words.txt", "one.txt")
+    links = {"inner": "real", "outer": "../outside", "one": str(tmp_path / "one.txt"), "no": "gone"}
+    for name, target in links.items():
+        (project / name).symlink_to(target)
+    assert left_out(project).startswith(
+        f"not sent: no (a link to gone), one (a link to {tmp_path}/one.txt), outer (a link to ../outside); "
+    )
+    sent = choose_folders(None, [str(project / "outer")], project, None)
+    assert sent.project is not None
+    assert "outer" not in (sent.project.names or ()), "the folder takes its place"
+    files = collect_files(("python", "a.py"), ("one",), project, sent.project)
+    assert files.files == {"one": tmp_path / "one.txt"}, "a file takes the place of the link"
+    (project / "no").unlink()
+    assert left_out(project, "outer", files=("one",)) == ""

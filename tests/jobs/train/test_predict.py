@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,21 @@ def test_a_model_is_found_by_folder_job_or_age(
         find_model("./nowhere", root)
     with pytest.raises(UsageError, match=r"no config\.json in"):
         find_model(str(tmp_path), root)
+
+
+@pytest.mark.parametrize("given", ["lm-2", "", None])
+def test_adapters_are_not_a_model(given: str | None, tmp_path: Path) -> None:
+    root = tmp_path
+    (root / "squad-1/model").mkdir(parents=True)
+    (root / "squad-1/model/config.json").write_text("{}")
+    adapters = root / "lm-2" / "model"
+    adapters.mkdir(parents=True)
+    config = '{"base_model_name_or_path": "org/base", "peft_type": "LORA"}'
+    (adapters / "adapter_config.json").write_text(config)
+    os.utime(adapters / "adapter_config.json", (4e9, 4e9))
+    with pytest.raises(UsageError, match=f"{adapters}: holds only adapters for org/base") as caught:
+        find_model(str(adapters) if given == "" else given, root)
+    assert "merge them into it" in str(caught.value.hint)
 
 
 def test_a_context_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from jobs.train.resume import (
 )
 from jobs.worker.runtime.process import PLANNED
 from jobs.worker.tasks.squad.task import DEMO
+from jobs.worker.training.options import BASE_MODEL
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     PATHS,
@@ -45,7 +46,7 @@ RECORD = replace(
     argv=("python", "-m", "worker.tasks", "squad", *OPTIONS.to_argv()),
     nnodes=3,
     options=PlacementOptions("auto", 1, None),
-    env={"HF_HUB_OFFLINE": "1"},
+    env={"HF_HUB_OFFLINE": "1", BASE_MODEL: "/home/me/base"},
 )
 
 
@@ -79,6 +80,7 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert f"--epochs={DEMO.epochs}" in script
     assert "--resume" in script
     assert "HF_HUB_OFFLINE 1" in script
+    assert f"{BASE_MODEL} /home/me/base" in script
     assert f"job {PATHS.job_id} resumes from step-000040" in log
     assert not any("distributing the job's files" in each for each in hosts["node0"].commands)
 

@@ -17,8 +17,9 @@ from jobs.cli.train import add_parser, build_request
 from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.queue.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
-from jobs.train.train import train
+from jobs.train.train import plan_training, train
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
+from jobs.worker.training.options import BASE_MODEL
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import (
@@ -189,6 +190,8 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     assert (sent.backend, sent.ipex) == ("ccl", True)
     assert options_on_nodes(SquadOptions(backend="gloo"), load_stack("intel")).backend == "gloo"
     assert data_files(options)["model"] == model
+    request = TrainRequest(options, tmp_path / "out")
+    assert plan_training(request, load_stack("intel")).env[BASE_MODEL] == str(model)
 
 
 def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:

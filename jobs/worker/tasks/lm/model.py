@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.errors import ModelError
-from ...training.options import SCRATCH, Range, option
+from ...training.options import BASE_MODEL, SCRATCH, Range, option
 from ...training.text_task import RowOptions
 
 FASTER = 10
@@ -91,6 +92,8 @@ def add_adapters(model: Any, options: LmOptions) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
+    # peft records it, and the user's folder has another path than that on the nodes.
+    model.name_or_path = os.environ.get(BASE_MODEL, model.name_or_path)
     with catch_warnings():
         simplefilter("ignore", FutureWarning)  # peft asks for a name that transformers has replaced
         model = peft.get_peft_model(model, config)

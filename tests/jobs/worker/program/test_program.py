@@ -183,6 +183,18 @@ def test_a_failure_has_the_last_line_of_its_own_rank(
     assert said["lost_peer"] is lost_peer
 
 
+@pytest.mark.parametrize("place", ["src/mine/__init__.py", "src/mine.py", "lib/mine.py"])
+def test_a_missing_module_of_a_src_folder_is_explained(node: Path, place: str) -> None:
+    (node / "work" / place).parent.mkdir(parents=True)
+    (node / "work" / place).touch()
+    done = start(node, sys.executable, "-c", "import mine.deep")
+    said = parse_event(done.stdout[done.stdout.rindex(PREFIX) :])
+    assert said is not None
+    assert said["message"].endswith("ModuleNotFoundError: No module named 'mine'")
+    hint = "src/ can be imported only with a pyproject.toml, or with --env PYTHONPATH=src"
+    assert said["hint"] == (hint if place.startswith("src") else None)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_killed_program_is_reported_with_its_signal(node: Path, number: int) -> None:
     done = start(node, "sh", "-c", f"kill -{number} $$")

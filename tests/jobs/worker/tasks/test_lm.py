@@ -40,7 +40,7 @@ from jobs.worker.training.batches import Schedule, TrainingRun, batches
 from jobs.worker.training.checkpoints import list_checkpoints
 from jobs.worker.training.model import new_tokenizer, save_model, train_tokenizer
 from jobs.worker.training.optimizer_step import prepare, take_step
-from jobs.worker.training.options import NO_CACHE, SCRATCH
+from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
 from jobs.worker.training.task import Loaded
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.threaded_ranks import run_threaded
@@ -233,6 +233,17 @@ def test_predict_measures_each_text(folder: Path) -> None:
         }
     with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
         predict(folder, [{"text": ""}])
+
+
+@pytest.mark.parametrize("base", ["/home/me/base", None])
+def test_adapters_name_the_base_as_the_user_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str | None
+) -> None:
+    if base:
+        monkeypatch.setenv(BASE_MODEL, base)
+    save_model(tmp_path, load(options_for(folder, lora=True)).loaded)
+    config = json.loads((tmp_path / "model/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == (base or str(folder))
 
 
 @pytest.mark.filterwarnings("ignore")  # Trainer's

@@ -299,7 +299,7 @@ class _Requirements:
         if not _is_file(project) or not folder.resolve().is_relative_to(root):
             raise UsageError(
                 f"{path}: {line}: only folders of the project with a pyproject.toml are supported",
-                hint="put it there, on a package index, or in git, or name another list with --packages",
+                hint="move it to such a folder, a package index, or git; or use another list (--packages)",
             )
         place = _import_folder(folder.resolve()).relative_to(root).as_posix()
         if place in self.imports:

@@ -14,6 +14,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, count, islice
@@ -30,6 +31,8 @@ MOST_IN_MEMORY = 256 << 20
 """Bytes, in text, of a file that is read into memory; :mod:`.mapped` has the rows of larger ones."""
 _UNZIPPED = 4
 """How many times as large a gzipped text is assumed to be."""
+MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
+"""Bytes, in text, of data that the laptop checks completely, and the rows that it checks of larger ones."""
 TRAIN, EVAL = "train", "eval"
 _BLANKS = " \t\r\n"
 _EVAL_NAMES = ("validation", "eval", "dev", "test")
@@ -38,6 +41,22 @@ _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
 Row = Mapping[str, Any]
 Record = TypeVar("Record")
+
+
+def is_small(place: str) -> bool:
+    """Return whether this machine reads all of a file or folder in little time."""
+    path = Path(place)
+    files = [each for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file()]
+    names = {name for each in files for name in (each.name, each.suffix.lower())}
+    libraries = {"pyarrow": {".parquet"}, "datasets": {"dataset_dict.json", "dataset_info.json"}}
+    if any(names & needs and not find_spec(name) for name, needs in libraries.items()):
+        return False
+    size = sum(_size_as_text(each, each.suffix.lower()) for each in files)
+    return bool(files) and size <= MOST_CHECKED
+
+
+def _size_as_text(path: Path, suffix: str) -> int:
+    return path.stat().st_size * (_UNZIPPED if suffix in (".gz", ".parquet") else 1)
 
 
 class Table(NamedTuple):
@@ -75,6 +94,17 @@ def read_table(
     return _from_splits(place, _load_hub(place), split)
 
 
+@contextmanager
+def first_rows(place: str) -> Iterator[Table]:
+    """Give the table of a file, of a large one the first rows; then, errors say so."""
+    limit = None if is_small(place) else _LOOK_AT
+    try:
+        yield read_table(place, limit=limit)
+    except DatasetError as error:
+        error.message += f"; only the first {limit:,} rows were checked" if limit else ""
+        raise
+
+
 def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None) -> Table:
     names = [suffix.lower() for suffix in path.suffixes]
     zipped = names[-1:] == [".gz"]
@@ -85,8 +115,7 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
             hint=f"rename it: {_FORMATS} ({', '.join(READERS)}, with .gz)",
         )
     try:
-        size = path.stat().st_size * (_UNZIPPED if zipped or kind[0] == ".parquet" else 1)
-        is_large = mapped is not None and size > MOST_IN_MEMORY
+        is_large = mapped is not None and _size_as_text(path, names[-1]) > MOST_IN_MEMORY
         if kind[0] == ".parquet":
             return _map_parquet(path, mapped) if mapped and is_large else _read_parquet(path, limit)
         opener: Callable[..., Any] = gzip.open if zipped else open

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..data.readers import Table
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
@@ -80,6 +81,10 @@ class Classify(TableTask[ClassifyOptions]):
         self._several = options.label_separator is not None
         self._kind: type | None = None
         self.classes: list[str] = []
+
+    def input_columns(self, table: Table) -> dict[str, str]:
+        pair = self.options.pair_column
+        return {**super().input_columns(table), **({"pair": pair} if pair else {})}
 
     def convert(self, place: str, row: Any, text: str, label: str) -> Labeled:
         columns = [text, *filter(None, [self.options.pair_column])]

@@ -250,6 +250,50 @@ def test_a_line_without_an_end_is_not_read_into_memory(
             read_table(str(path))
 
 
+BAD_LINE = '{"text": "", "label": "x"}\n'
+LATE = GOOD * 800 + BAD_LINE * 3
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"data.jsonl": LATE}, "data.jsonl: line 1601: column 'text' is empty (and 2 more bad"),
+        (
+            {"data.jsonl": GOOD, "eval.csv": "text,label\na,z\n"},
+            "eval.csv: line 2: the training data has no label 'z'",
+        ),
+        (
+            {"data/train.jsonl": GOOD, "data/test.csv": "text,label\na,z\n"},
+            "data/test.csv: line 2: the training data has no label 'z'",
+        ),
+        ({"data.jsonl": GOOD[:31] * 2}, "data.jsonl: has only the label 'x', and"),
+    ],
+)
+def test_everything_is_checked_before_it_is_sent(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    for name, text in files.items():
+        write(tmp_path, name, text)
+    data = str(tmp_path / next(iter(files)).partition("/")[0])
+    unseen = str(tmp_path / "eval.csv") if "eval.csv" in files else None
+    with pytest.raises(UsageError) as refused:
+        check_inputs(ClassifyOptions(model="scratch", data=data, eval=unseen))
+    assert f"{tmp_path}/{message}" in refused.value.message
+
+
+def test_of_large_files_the_first_rows_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "MOST_CHECKED", 100)
+    path = write(tmp_path, "a.jsonl", LATE)
+    check_inputs(ClassifyOptions(model="scratch", data=str(path)))
+    write(tmp_path, "a.jsonl", BAD_LINE * 3 + LATE)
+    with pytest.raises(
+        UsageError, match=r"line 1: .* \(and 2 more .*\); only the first 1,000 rows were"
+    ):
+        check_inputs(ClassifyOptions(model="scratch", data=str(path)))
+
+
 def test_bad_rows_are_skipped_if_asked(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", GOOD + "{oops}\n")
     check_inputs(ClassifyOptions(model="scratch", data=str(path), skip_bad_records=True))

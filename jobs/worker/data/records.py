@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from ..runtime.errors import DatasetError
 
 SKIP_HINT = "--skip-bad-records skips bad records"
+_ALL_BAD = "no record can be used: are the columns and the format as expected?"
 _SHOWN = 60
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -39,11 +40,24 @@ def noting(problems: list[DatasetError]) -> Iterator[None]:
         problems.append(error)
 
 
-def refusal(problems: Sequence[DatasetError]) -> DatasetError:
+def refusal(problems: Sequence[DatasetError], *, has_good: bool = True) -> DatasetError:
     """Return an error about the first bad record, with the number of others."""
     first, others = problems[0], len(problems) - 1
     more = f" (and {others} more bad record{'s' * (others > 1)})" if others else ""
-    return DatasetError(first.message + more, hint=first.hint or SKIP_HINT)
+    hint = first.hint or SKIP_HINT
+    return DatasetError(
+        first.message + more, hint=hint if has_good else hint.replace(SKIP_HINT, _ALL_BAD)
+    )
+
+
+def why_not_utf8(error: UnicodeDecodeError) -> str:
+    """Return what a file is instead, as far as its bytes tell."""
+    if error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "is UTF-16, not UTF-8"
+    byte = error.object[error.start : error.start + 1]
+    other = byte.decode("cp1252", "ignore")
+    more = f", which is {other!r} in Windows-1252" if other else ""
+    return f"is not UTF-8 (a byte 0x{byte.hex()}{more})"
 
 
 def skip_note(skipped: Sequence[DatasetError]) -> str:

@@ -111,7 +111,8 @@ class Classify(TableTask[ClassifyOptions]):
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise DatasetError(f"{what} has no label")
         if not isinstance(value, str | int):
-            raise DatasetError(f"{what} is no label: {show(str(value))}")
+            shown = show(str(value))
+            raise DatasetError(f"{what} is no label, which is a text or a whole number: {shown}")
         self._kind = self._kind or type(value)
         if type(value) is not self._kind:
             names = {str: "a text", int: "a number", bool: "true or false"}

@@ -125,7 +125,7 @@ class Predicted:
         """Write the output, and remove ``saved``; return the number of rows, and add to ``skipped``."""
         count = sum(map(len, self.blocks(skipped)))
         if not count:
-            raise refusal(skipped)
+            raise refusal(skipped, has_good=False)
         report(f"writing {count:,} rows")
         with replacing(output) as target:
             WRITERS[output.suffix.lower()](target, self)

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...data.records import SKIP_HINT, noting, refusal, require_text, show
+from ...data.records import SKIP_HINT, noting, refusal, require_text, show, why_not_utf8
 from ...runtime.errors import DatasetError, first_line, hub_hint
 
 _MAGIC = {
@@ -102,7 +102,7 @@ def _judge(
         else:
             good[question.id] = question
     if problems and skipped is None:
-        raise refusal(problems)
+        raise refusal(problems, has_good=bool(good))
     if skipped is not None:
         skipped += problems
     if not good:
@@ -153,7 +153,7 @@ def _is_object(line: str) -> bool:
 
 def _why_not_json(error: ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 (byte {error.start})"
+        return why_not_utf8(error)
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
     return f"is not SQuAD JSON: {first_line(error)}"  # a number of thousands of digits

@@ -154,7 +154,7 @@ def test_wrong_records_are_named(tmp_path: Path, change: Change, message: str) -
         (b" \n", "is empty"),
         (b'{"data": [', "is not JSON: Expecting value (line 1, column 11)"),
         (b'{"data": []}\n\n]', "is not JSON: Extra data (line 3, column 1)"),
-        (b'{"data": "caf\xe9"}', "is not UTF-8 (byte 13)"),
+        (b'{"data": "caf\xe9"}', "is not UTF-8 (a byte 0xe9, which is 'é' in Windows-1252)"),
         ("{'data'}".encode("utf-16"), "is UTF-16, not UTF-8"),
         (gzip.compress(b"{}", mtime=0), "is compressed by gzip: unpack it first"),
         (b"PK\x03\x04\x14\0", "is a zip archive: unpack it first"),

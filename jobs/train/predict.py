@@ -35,6 +35,7 @@ from jobs.train.request import (
 from jobs.train.train import read_results
 from jobs.worker.data.readers import READERS, choose_column, first_rows
 from jobs.worker.runtime.errors import DatasetError, WorkerError
+from jobs.worker.runtime.events import NAMES
 from jobs.worker.tasks import find_task
 from jobs.worker.tasks.predict_file import WRITERS, PredictOptions, predict_file, read_items
 from jobs.worker.training.options import S3, is_url
@@ -335,7 +336,7 @@ def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") ->
         files=files,
         head_folders={"model": on_head} if on_head else {},
         stage=((data, place),) if is_url(data) else (),
-        env={"HF_HUB_OFFLINE": "1"},
+        env={"HF_HUB_OFFLINE": "1", NAMES: json.dumps({place: data})},
         placement=request.placement,
         nodes=request.nodes,
         results=request.results,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from jobs.launchers.queue.session import JobContext, JobResult, JobSession, run_
 from jobs.train.request import (
     TrainRequest,
     data_files,
+    name_data,
     needs_hub,
     options_on_nodes,
     require_able_stack,
@@ -20,6 +22,7 @@ from jobs.train.request import (
 )
 from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
+from jobs.worker.runtime.events import NAMES
 from jobs.worker.training.options import TrainOptions
 from provision.stacks.stack import Stack
 
@@ -68,6 +71,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     plan = plan_options(options_on_nodes(options, stack), offline=not needs_hub(options))
     return replace(
         plan,
+        env={**plan.env, NAMES: json.dumps(name_data(options))},
         files=data_files(options),
         stage=staged_data(options),
         packages=tracker_packages(options.report_to),

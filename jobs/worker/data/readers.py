@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 
 from ..runtime.errors import DatasetError, first_line, hub_hint
 from .mapped import PROBLEM, TOGETHER, Lazy, map_rows, write_rows
-from .records import noting, refusal, show, why_not_utf8
+from .records import as_object, noting, refusal, show, why_not_utf8
 
 LONGEST_LINE = 1 << 24
 """Characters: a longer line is no record, but a file with other contents."""
@@ -233,7 +233,7 @@ def _jsonl_rows(source: str, file: TextIO) -> Iterator[Found]:
             continue
         place = f"{source}: line {number}"
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=as_object)
         except (ValueError, RecursionError) as error:
             yield number, DatasetError(f"{place}: is not JSON: {first_line(error)}")
             continue
@@ -285,7 +285,7 @@ def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
     if start.startswith("{") and _is_json_lines(file):
         return _collect(_jsonl_rows, source, file, limit)
     try:
-        document = json.loads(file.read())
+        document = json.loads(file.read(), object_pairs_hook=as_object)
     except RecursionError as error:
         raise DatasetError(f"{source}: is nested too deeply") from error
     except ValueError as error:
@@ -364,6 +364,11 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
             words.append(cells[0])
             tags.append(cells[-1])
     end(number + 1)
+    if rows and all(row["words"][:2] in (["1", "2"], ["1"]) for row in rows):
+        raise DatasetError(
+            f"{source}: its first column numbers the words",
+            hint="remove that column: tag reads the word first and its tag last",
+        )
     return Table(source, ("words", "tags"), rows, places, problems)
 
 
@@ -379,6 +384,8 @@ def _read_shards(
     path, rows = paths[0], list[Row]()
     try:
         names = read_schema(path).names
+        if len({*names}) < len(names):
+            raise DatasetError(f"{path}: has two columns of the same name")
         for path in paths:
             if read_schema(path).names != names:
                 raise DatasetError(f"{path}: has other columns than {paths[0].name}")

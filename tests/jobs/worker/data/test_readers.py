@@ -344,7 +344,9 @@ def test_a_folder_of_parquet_shards(
         found[folder, split] = [row["n"] for row in read.rows]
     assert [*found.values()] == [[0, 0, 1, 1], [2, 2], [0, 0, 1, 1, 2, 2]]
     assert not has_split(str(tmp_path / "spark"), EVAL)
-    arrow.parquet.write_table(table.rename_columns(["text", "label", "m"]), tmp_path / "spark/part-9.parquet")
+    arrow.parquet.write_table(
+        table.rename_columns(["text", "label", "m"]), tmp_path / "spark/part-9.parquet"
+    )
     with pytest.raises(DatasetError, match=r"part-9\.parquet: has other columns"):
         read_table(str(tmp_path / "spark"), mapped=tmp_path / "new")
 

@@ -55,9 +55,9 @@ def refusal(problems: Sequence[DatasetError], *, has_good: bool = True) -> Datas
     first, others = problems[0], len(problems) - 1
     more = f" (and {others} more bad record{'s' * (others > 1)})" if others else ""
     hint = first.hint or SKIP_HINT
-    return DatasetError(
-        first.message + more, hint=hint if has_good else hint.replace(SKIP_HINT, _ALL_BAD)
-    )
+    if not has_good:
+        hint = hint.removesuffix(SKIP_HINT).removesuffix("; ") or _ALL_BAD
+    return DatasetError(first.message + more, hint=hint)
 
 
 def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -206,16 +206,12 @@ def choose_columns(
     if unknown := [name for name in asked if name not in names]:
         reads = " and ".join(task.inputs)
         raise DatasetError(f"--{unknown[0]}-column: a model of `train {task.name}` reads {reads}")
-    known = {"text": ("text", *getattr(task, "text_columns", ()))}
-    return {
-        name: choose_column(
-            table,
-            asked.get(name),
-            (*filter(None, [trained.get(name)]), *known.get(name, (name,))),
-            f"--{name}-column",
-        )
-        for name in names
-    }
+    found = {}
+    for name in names:
+        others = getattr(task, "text_columns", ()) if name == "text" else ()
+        known = (trained.get(name, name), name, *others)
+        found[name] = choose_column(table, asked.get(name), known, f"--{name}-column")
+    return found
 
 
 def _predict_together(

@@ -121,8 +121,8 @@ class RowOptions(TextOptions):
     data: str | None = option(
         None,
         "training data: a CSV, TSV, JSON, JSON lines, Parquet, text, or CoNLL file, also gzipped; a folder "
-        "with train and validation files or written by save_to_disk; such a file or folder in S3 (s3://…); "
-        "or a name on the hub",
+        "with train and validation files, of Parquet files, or written by save_to_disk; such a file or "
+        "folder in S3 (s3://…); or a name on the hub",
         metavar="PATH|NAME",
     )
     eval: str | None = option(

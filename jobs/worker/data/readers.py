@@ -364,7 +364,8 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
             words.append(cells[0])
             tags.append(cells[-1])
     end(number + 1)
-    if rows and all(row["words"][:2] in (["1", "2"], ["1"]) for row in rows):
+    starts = (" ".join(row["words"][:2]) for row in rows)
+    if rows and all(re.fullmatch(r"1(-\d+)?( [12](-\d+)?)?", start) for start in starts):
         raise DatasetError(
             f"{source}: its first column numbers the words",
             hint="remove that column: tag reads the word first and its tag last",

@@ -150,8 +150,8 @@ def install_packages(
     command = with_environment(environment, f"bash -c {shlex.quote(script)}")
     done = head.run(command, timeout_s=_INSTALL_S, check=False)
     if done.exit_code:
-        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
-        raise HostError(head.name, f"installing {packages} failed: {''.join(last)[:300]}")
+        last = (done.stdout.strip() or done.stderr).rpartition("ERROR: ")[2].split()
+        raise HostError(head.name, f"installing {packages} failed: {' '.join(last)[-300:]}")
     return key
 
 

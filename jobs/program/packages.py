@@ -270,26 +270,20 @@ class _Requirements:
         """Add the lines of a requirements file. Raises :class:`UsageError` for what is not supported."""
         for line in text.replace("\\\n", " ").splitlines():
             found = _expand(re.sub(r"(^|\s)#.*", "", line).strip(), path)
+            if editable := _EDITABLE.match(found):
+                found = found[editable.end() :]
+                found = found if "://" in found or _LOCAL.match(found) else f"./{found}"
             if match := _OPTION.fullmatch(found):
                 self._obey(match["name"], match["value"], path, depth)
-            elif match := _EDITABLE.match(found):
-                place = found[match.end() :]
-                is_place = "://" in place or _LOCAL.match(place)
-                self._add_line(place if is_place else f"./{place}", path)
             elif found.startswith("-"):
                 raise UsageError(
-                    f"{path}: {found}: only requirements are supported, and -r, -c, -e, and indexes",
+                    f"{path}: {line}: only requirements are supported, and -r, -c, -e, and indexes",
                     hint="name another file with --packages",
                 )
+            elif match := _LOCAL.match(found):
+                self._add_folder(found, re.split(" ?;| --", match["place"])[0].strip(), path)
             elif found:
-                self._add_line(found, path, constrains=constrains)
-
-    def _add_line(self, line: str, path: Path, *, constrains: bool = False) -> None:
-        """Add a requirement. A folder of the project is imported from there."""
-        if match := _LOCAL.match(line):
-            self._add_folder(line, re.split(" ?;| --", match["place"])[0].strip(), path)
-        else:
-            (self.constraints if constrains else self.lines).append(" ".join(line.split()))
+                (self.constraints if constrains else self.lines).append(" ".join(found.split()))
 
     def _add_folder(self, line: str, place: str, path: Path) -> None:
         name, extras = _split_extras(place)
@@ -299,7 +293,7 @@ class _Requirements:
         if not _is_file(project) or not folder.resolve().is_relative_to(root):
             raise UsageError(
                 f"{path}: {line}: only folders of the project with a pyproject.toml are supported",
-                hint="put it there, on a package index, or in git, or name another list with --packages",
+                hint="move it to such a folder, a package index, or git; or use another list (--packages)",
             )
         place = _import_folder(folder.resolve()).relative_to(root).as_posix()
         if place in self.imports:

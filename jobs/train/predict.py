@@ -33,9 +33,11 @@ from jobs.train.request import (
     require_able_stack,
 )
 from jobs.train.train import read_results
-from jobs.worker.data.readers import READERS, choose_column, read_table
+from jobs.worker.data.readers import READERS, choose_column, first_rows
 from jobs.worker.runtime.errors import DatasetError, WorkerError
-from jobs.worker.tasks.predict_file import WRITERS, PredictOptions, predict_file
+from jobs.worker.runtime.events import NAMES
+from jobs.worker.tasks import find_task
+from jobs.worker.tasks.predict_file import WRITERS, PredictOptions, predict_file, read_items
 from jobs.worker.training.options import S3, is_url
 from provision.host import Host
 from provision.install import VENV
@@ -46,7 +48,6 @@ _HOME = JobPaths("").home
 _CONFIG, _ADAPTERS = "config.json", "adapter_config.json"
 _TIMEOUT_S = 1800
 _ERROR_PREFIX = "predict: error: "
-_LOOK_AT = 1000
 
 
 Prediction = dict[str, Any]
@@ -243,8 +244,11 @@ class PredictRequest:
         return f"predictions{Path(self.options.output).suffix.lower()}"
 
 
-def check_prediction(options: PredictOptions) -> None:
-    """Raise :class:`UsageError` for data or an output that can't be used, as far as this machine can tell."""
+def check_prediction(options: PredictOptions, model: Path | None = None) -> None:
+    """Raise :class:`UsageError` for data or an output that can't be used, as far as this machine can tell.
+
+    ``model`` is a local folder.
+    """
     output, data = Path(options.output), options.data
     if output.suffix.lower() not in WRITERS:
         raise UsageError(
@@ -268,11 +272,12 @@ def check_prediction(options: PredictOptions) -> None:
     if output.exists() and output.samefile(data):
         raise UsageError(f"--output {output}: is the file in --data")
     try:
-        table = read_table(data, limit=_LOOK_AT)
-        for name, column in options.columns.items():
-            if table.columns:  # Parquet may be readable only on the nodes
+        with first_rows(data) as table:
+            if model and table.columns:  # Parquet may be readable only on the nodes
+                read_items(find_task(str(model)), table, replace(options, model=str(model)), [])
+            for name, column in options.columns.items() if table.columns else ():
                 choose_column(table, column, (), f"--{name}-column")
-    except DatasetError as error:
+    except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None
 
 
@@ -342,7 +347,7 @@ def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") ->
         files=files,
         head_folders={"model": on_head} if on_head else {},
         stage=((data, place),) if is_url(data) else (),
-        env={"HF_HUB_OFFLINE": "1"},
+        env={"HF_HUB_OFFLINE": "1", NAMES: json.dumps({place: data})},
         placement=request.placement,
         nodes=request.nodes,
         results=request.results,

@@ -212,6 +212,12 @@ def data_files(options: TrainOptions) -> dict[str, Path | bytes]:
     return files
 
 
+def name_data(options: TrainOptions) -> dict[str, str]:
+    """Return what the user calls the data, by their paths in the job's folder."""
+    local = {_on_nodes(name, path): str(path) for name, path in local_data(options).items()}
+    return local | {target: url for url, target in staged_data(options)}
+
+
 def staged_data(options: TrainOptions) -> tuple[tuple[str, str], ...]:
     """Return the data that the nodes read from S3, with their places in the job's folder."""
     return tuple(_staged(options).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from jobs.train.request import (
     TrainRequest,
     data_files,
     local_model,
+    name_data,
     needs_hub,
     options_on_nodes,
     require_able_stack,
@@ -21,6 +23,7 @@ from jobs.train.request import (
 )
 from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
+from jobs.worker.runtime.events import NAMES
 from jobs.worker.training.options import BASE_MODEL, TrainOptions
 from provision.stacks.stack import Stack
 
@@ -70,7 +73,11 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     model = local_model(options)
     return replace(
         plan,
-        env={**plan.env, **({BASE_MODEL: str(model.absolute())} if model else {})},
+        env={
+            **plan.env,
+            NAMES: json.dumps(name_data(options)),
+            **({BASE_MODEL: str(model.absolute())} if model else {}),
+        },
         files=data_files(options),
         stage=staged_data(options),
         packages=tracker_packages(options.report_to),

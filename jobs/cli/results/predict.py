@@ -155,8 +155,8 @@ def _run_file(args: argparse.Namespace) -> int:
         columns={name: column for name, column in columns.items() if column is not None},
         skip_bad_records=args.skip_bad_records,
     )
-    check_prediction(options)
     model = find_model(args.model)
+    check_prediction(options, model)
     if model:
         check_folder(model)
     is_here = args.nodes is None and model and can_answer_here() and not is_url(options.data)

@@ -14,6 +14,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, count, islice
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 
 from ..runtime.errors import DatasetError, first_line, hub_hint
 from .mapped import PROBLEM, TOGETHER, Lazy, map_rows, write_rows
-from .records import noting, refusal, show
+from .records import as_object, noting, refusal, show, why_not_utf8
 
 LONGEST_LINE = 1 << 24
 """Characters: a longer line is no record, but a file with other contents."""
@@ -30,14 +31,33 @@ MOST_IN_MEMORY = 256 << 20
 """Bytes, in text, of a file that is read into memory; :mod:`.mapped` has the rows of larger ones."""
 _UNZIPPED = 4
 """How many times as large a gzipped text is assumed to be."""
+MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
+"""Bytes, in text, of data that the laptop checks completely, and the rows that it checks of larger ones."""
 TRAIN, EVAL = "train", "eval"
 _BLANKS = " \t\r\n"
 _EVAL_NAMES = ("validation", "eval", "dev", "test")
 _NO_OBJECT = "is not an object with a value for each column"
+_NUL_HINT = "save it as UTF-8, or copy it again"
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
 Row = Mapping[str, Any]
 Record = TypeVar("Record")
+
+
+def is_small(place: str) -> bool:
+    """Return whether this machine reads all of a file or folder in little time."""
+    path = Path(place)
+    files = [each for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file()]
+    names = {name for each in files for name in (each.name, each.suffix.lower())}
+    libraries = {"pyarrow": {".parquet"}, "datasets": {"dataset_dict.json", "dataset_info.json"}}
+    if any(names & needs and not find_spec(name) for name, needs in libraries.items()):
+        return False
+    size = sum(map(_size_as_text, files))
+    return bool(files) and size <= MOST_CHECKED
+
+
+def _size_as_text(path: Path) -> int:
+    return path.stat().st_size * (_UNZIPPED if path.suffix.lower() in (".gz", ".parquet") else 1)
 
 
 class Table(NamedTuple):
@@ -75,6 +95,17 @@ def read_table(
     return _from_splits(place, _load_hub(place), split)
 
 
+@contextmanager
+def first_rows(place: str) -> Iterator[Table]:
+    """Give the table of a file, of a large one the first rows; then, errors say so."""
+    limit = None if is_small(place) else _LOOK_AT
+    try:
+        yield read_table(place, limit=limit)
+    except DatasetError as error:
+        error.message += f"; only the first {limit:,} rows were checked" if limit else ""
+        raise
+
+
 def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None) -> Table:
     names = [suffix.lower() for suffix in path.suffixes]
     zipped = names[-1:] == [".gz"]
@@ -85,10 +116,9 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
             hint=f"rename it: {_FORMATS} ({', '.join(READERS)}, with .gz)",
         )
     try:
-        size = path.stat().st_size * (_UNZIPPED if zipped or kind[0] == ".parquet" else 1)
-        is_large = mapped is not None and size > MOST_IN_MEMORY
+        is_large = mapped is not None and _size_as_text(path) > MOST_IN_MEMORY
         if kind[0] == ".parquet":
-            return _map_parquet(path, mapped) if mapped and is_large else _read_parquet(path, limit)
+            return _read_shards(path, [path], limit, mapped)
         opener: Callable[..., Any] = gzip.open if zipped else open
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             if mapped and is_large and kind[0] in STREAMS:
@@ -96,32 +126,27 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
                 return _map(path, mapped, partial(write_rows, str(path), rows))
             table = READERS[kind[0]](str(path), file, limit)
     except UnicodeDecodeError as error:
-        byte = f"a byte {error.object[error.start]:#04x}, {error.reason}"
-        raise DatasetError(f"{path}: is not UTF-8 ({byte})") from error
+        raise DatasetError(f"{path}: {why_not_utf8(error)}", hint="save it as UTF-8") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DatasetError(f"{path}: is not gzip, or is cut off: {first_line(error)}") from error
     except OSError as error:
         raise DatasetError(f"{path}: can't be read: {error.strerror or error}") from error
     if not table.rows:
-        raise refusal(table.problems) if table.problems else DatasetError(f"{path}: has no rows")
+        empty = DatasetError(f"{path}: has no rows")
+        raise refusal(table.problems, has_good=False) if table.problems else empty
     return table
 
 
-def _all_lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
+def _lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
+    """Yield the lines with their numbers. Raises :class:`DatasetError` for what is no text."""
     for number in count(1):
         line = file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
             raise DatasetError(f"{source}: line {number}: is longer than {LONGEST_LINE} characters")
+        if "\0" in line:
+            raise DatasetError(f"{source}: line {number}: contains NUL bytes", hint=_NUL_HINT)
         if not line:
             return
-        yield number, line
-
-
-def _lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield the lines with their numbers. Raises :class:`DatasetError` for NUL bytes."""
-    for number, line in _all_lines(source, file):
-        if "\0" in line:
-            raise DatasetError(f"{source}: line {number}: contains NUL bytes")
         yield number, line
 
 
@@ -136,13 +161,13 @@ def _csv_rows(source: str, file: TextIO, mark: str = ",") -> Iterator[Found]:
     for at, cells, _ in _csv_records(source, file, mark, is_plain):
         if not header:
             header = cells
-            _require_names(source, header)
+            _require_names(source, header, mark)
         elif len(cells) == len(header):
             yield at, dict(zip(header, cells, strict=True))
         else:
             which = f"has {len(cells)} columns, and the first line {len(header)}"
             yield at, DatasetError(f"{source}: line {at}: {which}")
-    _require_names(source, header)
+    _require_names(source, header, mark)
 
 
 def _csv_records(
@@ -208,7 +233,7 @@ def _jsonl_rows(source: str, file: TextIO) -> Iterator[Found]:
             continue
         place = f"{source}: line {number}"
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=as_object)
         except (ValueError, RecursionError) as error:
             yield number, DatasetError(f"{place}: is not JSON: {first_line(error)}")
             continue
@@ -218,7 +243,7 @@ def _jsonl_rows(source: str, file: TextIO) -> Iterator[Found]:
 def _text_rows(source: str, file: TextIO) -> Iterator[Found]:
     """Yield texts that are separated by empty lines, as the column ``text``."""
     lines, first = list[str](), 0
-    for number, line in chain(_all_lines(source, file), [(0, "")]):
+    for number, line in chain(_lines(source, file), [(0, "")]):
         if line.strip():
             first = first if lines else number
             lines.append(line.rstrip("\r\n"))
@@ -238,11 +263,18 @@ def _collect(stream: Stream, source: str, file: TextIO, limit: int | None) -> Ta
     return Table(source, _columns(rows), rows, lines, problems)
 
 
-def _require_names(source: str, header: Sequence[str]) -> None:
+def _require_names(source: str, header: Sequence[str], mark: str) -> None:
     if not header:
         raise DatasetError(f"{source}: is empty")
+    others = [each for each in ",;\t|" if each in header[0] and each != mark]
+    if len(header) == 1 and others:
+        what = f"its columns are separated by {others[0]!r}, not {mark!r}"
+        raise DatasetError(
+            f"{source}: line 1: {what}", hint="save it as CSV with commas, or as TSV"
+        )
     names = {name.strip() for name in header}
-    if "" in names or len(names) < len(header):
+    # pandas writes its index as the first column, without a name.
+    if "" in {name.strip() for name in header[1:]} or len(names) < len(header):
         shown = ", ".join(map(show, header[:10]))
         raise DatasetError(f"{source}: line 1: needs a different name for each column: {shown}")
 
@@ -253,7 +285,7 @@ def _read_json(source: str, file: TextIO, limit: int | None) -> Table:
     if start.startswith("{") and _is_json_lines(file):
         return _collect(_jsonl_rows, source, file, limit)
     try:
-        document = json.loads(file.read())
+        document = json.loads(file.read(), object_pairs_hook=as_object)
     except RecursionError as error:
         raise DatasetError(f"{source}: is nested too deeply") from error
     except ValueError as error:
@@ -302,12 +334,12 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
         words.clear()
         tags.clear()
 
-    every = (line for _, line in _all_lines(source, file) if line.strip(_BLANKS))
+    every = (line for _, line in _lines(source, file) if line.strip(_BLANKS))
     first = next((line for line in every if not line.startswith(("#", "-DOCSTART-"))), "")
     file.seek(0)
     separator = "\t" if "\t" in first.strip(_BLANKS) else "[ \t]+"
     width, number = len(re.split(separator, first.strip(_BLANKS))), 0
-    for number, line in _all_lines(source, file):
+    for number, line in _lines(source, file):
         text = line.strip("\r\n" if separator == "\t" else _BLANKS)
         cells = re.split(separator, text) if text.strip(_BLANKS) else []
         if cells and line.startswith("# ") and len(cells) != width:
@@ -332,24 +364,42 @@ def _read_conll(source: str, file: TextIO, limit: int | None) -> Table:
             words.append(cells[0])
             tags.append(cells[-1])
     end(number + 1)
+    starts = (" ".join(row["words"][:2]) for row in rows)
+    if rows and all(re.fullmatch(r"1(-\d+)?( [12](-\d+)?)?", start) for start in starts):
+        raise DatasetError(
+            f"{source}: its first column numbers the words",
+            hint="remove that column: tag reads the word first and its tag last",
+        )
     return Table(source, ("words", "tags"), rows, places, problems)
 
 
-def _read_parquet(path: Path, limit: int | None) -> Table:
+def _read_shards(
+    place: Path, paths: Sequence[Path], limit: int | None, mapped: Path | None
+) -> Table:
+    """Return the rows of Parquet files with the same columns; ``place`` is the file, or their folder."""
     if find_spec("pyarrow") is None:
-        return _look_at_parquet(path)
+        return _look_at_parquet(paths)
     from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+    from pyarrow.parquet import ParquetFile, read_schema  # noqa: PLC0415
 
+    path, rows = paths[0], list[Row]()
     try:
-        with ParquetFile(path) as file:
-            names = tuple(file.schema_arrow.names)
-            rows = file.read().slice(0, limit).to_pylist()
+        names = read_schema(path).names
+        if len({*names}) < len(names):
+            raise DatasetError(f"{path}: has two columns of the same name")
+        for path in paths:
+            if read_schema(path).names != names:
+                raise DatasetError(f"{path}: has other columns than {paths[0].name}")
+        if mapped and sum(map(_size_as_text, paths)) > MOST_IN_MEMORY:
+            return _map(place, mapped, partial(_write_arrow, paths))
+        for path in paths:
+            with ParquetFile(path) as file:
+                rows += file.read().slice(0, limit).to_pylist()
     except (ArrowException, OSError) as error:
         raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
     if not rows:
-        raise DatasetError(f"{path}: has no rows")
-    return Table(str(path), names, rows)
+        raise DatasetError(f"{place}: has no rows")
+    return Table(str(place), tuple(names), rows)
 
 
 def _map(path: Path, folder: Path, write: Callable[[Path], None]) -> Table:
@@ -357,28 +407,25 @@ def _map(path: Path, folder: Path, write: Callable[[Path], None]) -> Table:
     return Table(str(path), found.columns, found, found.lines)
 
 
-def _map_parquet(path: Path, folder: Path) -> Table:
-    from pyarrow import ArrowException, OSFile, ipc  # noqa: PLC0415 - the laptop may have none
-    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+def _write_arrow(paths: Sequence[Path], target: Path) -> None:
+    from pyarrow import OSFile, ipc  # noqa: PLC0415 - the laptop may have none
+    from pyarrow.parquet import ParquetFile, read_schema  # noqa: PLC0415
 
-    def write(target: Path) -> None:
-        file = ParquetFile(path)
-        with file, OSFile(str(target), "wb") as out, ipc.new_file(out, file.schema_arrow) as writer:
-            for batch in file.iter_batches(TOGETHER):
-                writer.write_batch(batch)
-
-    try:
-        return _map(path, folder, write)
-    except ArrowException as error:
-        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+    schema = read_schema(paths[0])
+    with OSFile(str(target), "wb") as out, ipc.new_file(out, schema) as writer:
+        for path in paths:
+            with ParquetFile(path) as file:
+                for batch in file.iter_batches(TOGETHER):
+                    writer.write_batch(batch)
 
 
-def _look_at_parquet(path: Path) -> Table:
-    """Check the file's first and last bytes; the nodes check its columns."""
-    content = path.read_bytes()
-    if len(content) < 12 or (content[:4], content[-4:]) != (b"PAR1", b"PAR1"):
-        raise DatasetError(f"{path}: is not Parquet, or is cut off")
-    return Table(str(path), (), [])
+def _look_at_parquet(paths: Sequence[Path]) -> Table:
+    """Check the files' first and last bytes; the nodes check their columns."""
+    for path in paths:
+        content = path.read_bytes()
+        if len(content) < 12 or (content[:4], content[-4:]) != (b"PAR1", b"PAR1"):
+            raise DatasetError(f"{path}: is not Parquet, or is cut off")
+    return Table(str(paths[0]), (), [])
 
 
 def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
@@ -390,6 +437,13 @@ def _read_folder(path: Path, split: str, mapped: Path | None) -> Table:
         found = [each for each in files if each.name.split(".")[0] == name]
         if found:
             return _read_file(found[0], mapped=mapped)
+    shards = sorted(each for each in path.rglob("*.parquet") if each.is_file())
+    uses = [re.split("[-_.]", each.name)[0] for each in shards]
+    if split == TRAIN and not {*uses} & {TRAIN, *_EVAL_NAMES}:
+        uses = [TRAIN] * len(shards)
+    for name in wanted:
+        if named := [each for each, use in zip(shards, uses, strict=True) if use == name]:
+            return _read_shards(path, named, None, mapped)
     raise DatasetError(
         f"{path}: has no file for {split}: {' or '.join(wanted)}.csv, .jsonl, …",
         hint="give a file, or a folder that save_to_disk has written",
@@ -516,7 +570,7 @@ def read_records(
                 records.append(record)
     count = len(kept) or len(records)
     if problems and (skipped is None or not count):
-        raise refusal(problems)
+        raise refusal(problems, has_good=count > 0)
     if not count:
         raise DatasetError(f"{table.source}: has no rows")
     if skipped is not None:

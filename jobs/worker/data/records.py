@@ -5,10 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..runtime.errors import DatasetError
 
 SKIP_HINT = "--skip-bad-records skips bad records"
+_ALL_BAD = "no record can be used: are the columns and the format as expected?"
+MAGIC = {
+    b"\x1f\x8b": "is compressed by gzip: unpack it first",
+    b"PK\x03\x04": "is a zip archive: unpack it first",
+    b"PAR1": "is a Parquet file",
+    b"\xff\xfe\0\0": "is UTF-32, not UTF-8",
+    b"\xff\xfe": "is UTF-16, not UTF-8",
+    b"\xfe\xff": "is UTF-16, not UTF-8",
+}
+"""What files are instead of text, by their first bytes."""
 _SHOWN = 60
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -39,11 +50,33 @@ def noting(problems: list[DatasetError]) -> Iterator[None]:
         problems.append(error)
 
 
-def refusal(problems: Sequence[DatasetError]) -> DatasetError:
+def refusal(problems: Sequence[DatasetError], *, has_good: bool = True) -> DatasetError:
     """Return an error about the first bad record, with the number of others."""
     first, others = problems[0], len(problems) - 1
     more = f" (and {others} more bad record{'s' * (others > 1)})" if others else ""
-    return DatasetError(first.message + more, hint=first.hint or SKIP_HINT)
+    hint = first.hint or SKIP_HINT
+    if not has_good:
+        hint = hint.removesuffix(SKIP_HINT).removesuffix("; ") or _ALL_BAD
+    return DatasetError(first.message + more, hint=hint)
+
+
+def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ``ValueError`` if it has a name twice: one value would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return found
+
+
+def why_not_utf8(error: UnicodeDecodeError) -> str:
+    """Return what a file is instead, as far as its bytes tell."""
+    for magic, meaning in MAGIC.items():
+        if error.object.startswith(magic):
+            return meaning
+    byte = error.object[error.start : error.start + 1]
+    other = byte.decode("cp1252", "ignore")
+    more = f", which is {other!r} in Windows-1252" if other else ""
+    return f"is not UTF-8 (a byte 0x{byte.hex()}{more})"
 
 
 def skip_note(skipped: Sequence[DatasetError]) -> str:

@@ -38,6 +38,8 @@ from typing import Any, TextIO
 PREFIX = "@spr "
 MARK = "SPR_MARK"
 """The environment variable that gives batch process and ranks their job's mark."""
+NAMES = "SPR_NAMES"
+"""The environment variable with the user's names of files, by their paths in the job's folder, as JSON."""
 STEP_SECONDS = 0.25
 """Minimum time between ``step`` events, so that fast steps do not flood the terminal."""
 
@@ -69,6 +71,7 @@ class Events:
     ) -> None:
         self.rank = rank
         self._mark = mark
+        self._names: dict[str, str] = json.loads(os.environ.get(NAMES, "{}"))
         self._stream = stream
         self._clock = clock
         self._last_step: float | None = None
@@ -110,7 +113,10 @@ class Events:
         # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
         timed = {**fields, "at": round(time.time(), 1)}
-        stream.write(f"{render_event(timed, self._mark)}\n")
+        line = render_event(timed, self._mark)
+        for path, name in self._names.items():
+            line = line.replace(path, json.dumps(name)[1:-1])
+        stream.write(f"{line}\n")
         stream.flush()
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from ..runtime.errors import ModelError
 from ..training.task import Task
+from ..training.text_task import TextTask
 from .classify import Classify
 from .digits import Digits
 from .embed.task import Embed
@@ -15,3 +19,24 @@ from .tag import Tag
 TASKS: dict[str, type[Task[Any]]] = {
     task.name: task for task in (Squad, Classify, Tag, Embed, Lm, Digits)
 }
+
+
+def find_task(model: str) -> type[TextTask[Any]]:
+    """Return the task of the trained model in a folder. Raises :class:`ModelError`."""
+    if Path(model, "adapter_config.json").exists():
+        raise ModelError(
+            f"model {model} has only adapters",
+            hint="merge them into their model: docs/training.md shows how, for `train lm`",
+        )
+    try:
+        config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
+        names = [str(each) for each in config.get("architectures") or ()]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelError(f"model {model} can't be loaded: its config.json: {error}") from None
+    for task in TASKS.values():
+        if issubclass(task, TextTask) and task.has_trained(Path(model), names):
+            return task
+    raise ModelError(
+        f"model {model} is of no task: its architecture is {', '.join(names) or 'unknown'}",
+        hint="give the folder `model` in the results of `train`",
+    )

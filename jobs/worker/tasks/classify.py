@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..data.readers import Table
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
@@ -81,6 +82,10 @@ class Classify(TableTask[ClassifyOptions]):
         self._kind: type | None = None
         self.classes: list[str] = []
 
+    def input_columns(self, table: Table) -> dict[str, str]:
+        pair = self.options.pair_column
+        return {**super().input_columns(table), **({"pair": pair} if pair else {})}
+
     def convert(self, place: str, row: Any, text: str, label: str) -> Labeled:
         columns = [text, *filter(None, [self.options.pair_column])]
         texts = []
@@ -106,7 +111,8 @@ class Classify(TableTask[ClassifyOptions]):
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise DatasetError(f"{what} has no label")
         if not isinstance(value, str | int):
-            raise DatasetError(f"{what} is no label: {show(str(value))}")
+            shown = show(str(value))
+            raise DatasetError(f"{what} is no label, which is a text or a whole number: {shown}")
         self._kind = self._kind or type(value)
         if type(value) is not self._kind:
             names = {str: "a text", int: "a number", bool: "true or false"}

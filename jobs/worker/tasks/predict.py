@@ -21,7 +21,7 @@ from ..runtime.errors import DatasetError, ModelError, WorkerError
 from ..training.model import load_pretrained, settle_padding
 from ..training.task import Loaded
 from ..training.text_task import Row, TextTask
-from . import TASKS
+from . import find_task
 
 LINES = 256
 """Rows per batch of lines, to limit the memory."""
@@ -38,7 +38,7 @@ def predict(model: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 def load_trained(model: str) -> tuple[type[TextTask[Any]], Loaded]:
     """Return a trained model and the task that its architecture belongs to. Raises :class:`ModelError`."""
-    task = _find_task(model)
+    task = find_task(model)
     loaded = load_pretrained(model, task.head)
     if loaded.new_weights:
         raise ModelError(
@@ -46,26 +46,6 @@ def load_trained(model: str) -> tuple[type[TextTask[Any]], Loaded]:
         )
     settle_padding(loaded)
     return task, loaded
-
-
-def _find_task(model: str) -> type[TextTask[Any]]:
-    if Path(model, "adapter_config.json").exists():
-        raise ModelError(
-            f"model {model} has only adapters",
-            hint="merge them into their model: docs/training.md shows how, for `train lm`",
-        )
-    try:
-        config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
-        names = [str(each) for each in config.get("architectures") or ()]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelError(f"model {model} can't be loaded: its config.json: {error}") from None
-    for task in TASKS.values():
-        if issubclass(task, TextTask) and task.has_trained(Path(model), names):
-            return task
-    raise ModelError(
-        f"model {model} is of no task: its architecture is {', '.join(names) or 'unknown'}",
-        hint="give the folder `model` in the results of `train`",
-    )
 
 
 def _read_lines(stream: TextIO) -> Iterator[Row]:

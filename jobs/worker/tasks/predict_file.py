@@ -75,7 +75,7 @@ def predict_file(
         raise TrainingError("Parquet needs pyarrow", hint="pip install pyarrow")
     task, loaded = load_trained(options.model)
     table, skipped = read_table(options.data, mapped=parts), list[DatasetError]()
-    items = _read_items(task, table, options, skipped)
+    items = read_items(task, table, options, skipped)
     blocks = {parts / f"{n:09d}.json": items[n : n + BLOCK] for n in range(0, len(items), BLOCK)}
     saved: set[Path] = ranks.gather({path for path in blocks if path.exists()})[0]
     missing = {path: block for path, block in blocks.items() if path not in saved}
@@ -125,7 +125,7 @@ class Predicted:
         """Write the output, and remove ``saved``; return the number of rows, and add to ``skipped``."""
         count = sum(map(len, self.blocks(skipped)))
         if not count:
-            raise refusal(skipped)
+            raise refusal(skipped, has_good=False)
         report(f"writing {count:,} rows")
         with replacing(output) as target:
             WRITERS[output.suffix.lower()](target, self)
@@ -171,10 +171,10 @@ class Predicted:
         return self._free(f"predicted_{name}") if name in self.table.columns else name
 
 
-def _read_items(
+def read_items(
     task: type[TextTask[Any]], table: Table, options: PredictOptions, skipped: list[DatasetError]
 ) -> Sequence[Item]:
-    columns = choose_columns(task, table, options.columns)
+    columns = choose_columns(task, table, options.columns, _trained_columns(options.model))
 
     def convert(place: str, row: Mapping[str, Any]) -> Item:
         asked: Values = {}
@@ -190,19 +190,28 @@ def _read_items(
     return read_records(table, convert, skipped if options.skip_bad_records else None)
 
 
+def _trained_columns(model: str) -> dict[str, str]:
+    path = Path(model, "config.json")
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    columns: dict[str, str] = found.get("data_columns", {})
+    return columns
+
+
 def choose_columns(
-    task: type[TextTask[Any]], table: Table, asked: Mapping[str, str]
+    task: type[TextTask[Any]], table: Table, asked: Mapping[str, str], trained: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the table's columns by what the task reads in them. Raises :class:`DatasetError`."""
-    names = [*task.inputs, *(["pair"] if "pair" in asked and "text" in task.inputs else [])]
+    has_pair = "pair" in (*asked, *trained) and "text" in task.inputs
+    names = [*task.inputs, *(["pair"] if has_pair else [])]
     if unknown := [name for name in asked if name not in names]:
         reads = " and ".join(task.inputs)
         raise DatasetError(f"--{unknown[0]}-column: a model of `train {task.name}` reads {reads}")
-    known = {"text": ("text", *getattr(task, "text_columns", ()))}
-    return {
-        name: choose_column(table, asked.get(name), known.get(name, (name,)), f"--{name}-column")
-        for name in names
-    }
+    found = {}
+    for name in names:
+        others = getattr(task, "text_columns", ()) if name == "text" else ()
+        known = (trained.get(name, name), name, *others)
+        found[name] = choose_column(table, asked.get(name), known, f"--{name}-column")
+    return found
 
 
 def _predict_together(

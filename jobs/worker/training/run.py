@@ -67,6 +67,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
                 "no --eval: the figures are on the training data itself, not on unseen data"
             )
         loaded = task.load(context, data)
+        if data.columns:
+            loaded.model.config.data_columns = dict(data.columns)
         if loaded.new_weights:
             others = ", ".join(loaded.other_classes)
             why = f" (it has other classes: {shorten(others, 80)})" if others else ""

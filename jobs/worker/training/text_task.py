@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..data.mapped import Lazy
-from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_records, read_table
+from ..data.readers import (
+    EVAL,
+    TRAIN,
+    Table,
+    choose_column,
+    first_rows,
+    has_split,
+    is_small,
+    read_records,
+    read_table,
+)
 from ..data.records import require_text, show, skip_note
 from ..runtime.errors import DatasetError, ModelError
 from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
@@ -21,10 +31,6 @@ from .task import Data, Loaded, Task
 if TYPE_CHECKING:
     from ..data.tokens import Column, TextSamples, Tokens
     from .state import TrainContext
-
-_LOOK_AT = 1000
-"""Rows that the laptop reads before anything is sent."""
-
 
 OwnText = TypeVar("OwnText", bound=TextOptions)
 
@@ -115,8 +121,8 @@ class RowOptions(TextOptions):
     data: str | None = option(
         None,
         "training data: a CSV, TSV, JSON, JSON lines, Parquet, text, or CoNLL file, also gzipped; a folder "
-        "with train and validation files or written by save_to_disk; such a file or folder in S3 (s3://…); "
-        "or a name on the hub",
+        "with train and validation files, of Parquet files, or written by save_to_disk; such a file or "
+        "folder in S3 (s3://…); or a name on the hub",
         metavar="PATH|NAME",
     )
     eval: str | None = option(
@@ -162,6 +168,10 @@ class TableTask(TextTask[OwnTable]):
         label = choose_column(table, options.label_column, self.label_columns, "--label-column")
         return [text, label]
 
+    def input_columns(self, table: Table) -> dict[str, str]:
+        """Return the columns that `predict` needs, by what they contain."""
+        return {"text": self.choose_columns(table)[0]}
+
     def convert(self, place: str, row: Any, *columns: Any) -> Any:
         """Return a row's record. Raises :class:`DatasetError`, beginning with the place."""
         raise NotImplementedError
@@ -185,7 +195,7 @@ class TableTask(TextTask[OwnTable]):
             sources = train.source, f"{options.eval_fraction:g} of {train.source}"
         if skipped:
             note(skip_note(skipped))
-        return Data(records, sources[0], eval_records, sources[1])
+        return Data(records, sources[0], eval_records, sources[1], self.input_columns(train))
 
     def download(self) -> None:
         super().download()
@@ -194,12 +204,15 @@ class TableTask(TextTask[OwnTable]):
                 read_table(place, split)
 
     def check(self) -> None:
-        """Check the first rows of the files. Raises :class:`DatasetError`."""
-        for place in filter(None, (self._data(), self.options.eval)):
-            if Path(place).is_file():
-                table = read_table(place, limit=_LOOK_AT)
+        """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
+        places = [*filter(None, (self._data(), self.options.eval))]
+        if all(map(is_small, places)):
+            self.read(lambda _: None)
+            return
+        bad = list[DatasetError]() if self.options.skip_bad_records else None
+        for place in filter(lambda each: Path(each).is_file(), places):
+            with first_rows(place) as table:
                 if table.columns:  # Parquet may be readable only on the nodes
-                    bad = list[DatasetError]() if self.options.skip_bad_records else None
                     self._records(table, bad, lambda _: None)
 
     def _data(self) -> str:

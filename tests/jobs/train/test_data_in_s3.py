@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def test_nodes_stage_what_the_options_name(tmp_path: Path, monkeypatch: pytest.M
     assert plan.stage == ((DATA, "data/train.csv.gz"), (EVAL, "data/eval"))
     assert not [name for name in plan.files if name.startswith("data")]
     assert {"--data=data/train.csv.gz", "--eval=data/eval"} <= {*plan.argv}
-    assert plan.env == {"HF_HUB_OFFLINE": "1"}
+    assert plan.env["HF_HUB_OFFLINE"] == "1"
+    names = json.loads(plan.env["SPR_NAMES"])
+    assert names == {"data/train.csv.gz": DATA, "data/eval": EVAL}
 
 
 def test_squad_reads_an_object_as_json() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,25 @@ def test_a_column_is_looked_up_before_anything_starts(tmp_path: Path) -> None:
     options = PredictOptions("", rows_in(tmp_path), str(tmp_path / "o.csv"), {"text": "reviews"})
     with pytest.raises(UsageError, match=r"rows\.csv: has no column 'reviews'; it has rev"):
         check_prediction(options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("review,question,context\nLATEbad,,in\n", "line 1202: column 'question' is empty"),
+        ("review,question,context\nLATEbad\n", "line 1202: has 1 columns"),
+        ("review,question,passage\na,b,c\n", "which column? It has review, question, passage"),
+    ],
+)
+def test_rows_are_checked_before_anything_starts(
+    tmp_path: Path, model: Path, rows: str, message: str
+) -> None:
+    rows = rows.replace("LATE", 1200 * "good,Where?,in Delft\n")
+    options = PredictOptions("", rows_in(tmp_path, rows), str(tmp_path / "o.csv"))
+    with pytest.raises(UsageError, match=r"rows\.csv: ") as refused:
+        check_prediction(options, model)
+    assert message in refused.value.message
+    check_prediction(replace(options, columns={"context": "review"}, skip_bad_records=True), model)
 
 
 def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: Path) -> None:

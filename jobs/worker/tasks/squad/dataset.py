@@ -18,16 +18,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...data.records import SKIP_HINT, noting, refusal, require_text, show
+from ...data.records import (
+    MAGIC,
+    SKIP_HINT,
+    as_object,
+    noting,
+    refusal,
+    require_text,
+    show,
+    why_not_utf8,
+)
 from ...runtime.errors import DatasetError, first_line, hub_hint
-
-_MAGIC = {
-    b"\x1f\x8b": "is compressed by gzip: unpack it first",
-    b"PK\x03\x04": "is a zip archive: unpack it first",
-    b"PAR1": "is a Parquet file",
-    b"\xff\xfe": "is UTF-16, not UTF-8",
-    b"\xfe\xff": "is UTF-16, not UTF-8",
-}
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _judge(
         else:
             good[question.id] = question
     if problems and skipped is None:
-        raise refusal(problems)
+        raise refusal(problems, has_good=bool(good))
     if skipped is not None:
         skipped += problems
     if not good:
@@ -118,7 +119,7 @@ def _read_json(path: Path) -> Any:
     if not content.strip():
         raise DatasetError(f"{path}: is empty")
     try:
-        return json.loads(content.decode("utf-8-sig"))
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=as_object)
     except RecursionError as error:
         raise DatasetError(f"{path}: is not SQuAD JSON: it is nested too deeply") from error
     except ValueError as error:
@@ -129,7 +130,7 @@ def _read_json(path: Path) -> Any:
 
 def recognize_format(content: bytes) -> str | None:
     """Describe bytes that are no JSON document, as the end of a sentence about the file."""
-    for magic, meaning in _MAGIC.items():
+    for magic, meaning in MAGIC.items():
         if content.startswith(magic):
             return meaning
     if b"\0" in content:
@@ -153,7 +154,7 @@ def _is_object(line: str) -> bool:
 
 def _why_not_json(error: ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 (byte {error.start})"
+        return why_not_utf8(error)
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
     return f"is not SQuAD JSON: {first_line(error)}"  # a number of thousands of digits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,22 @@ BAD: list[tuple[str, str | bytes, str]] = [
         ": line 1: needs a different name for each column: 'text', 'text'",
     ),
     ("a.csv", "text,\na,b\n", ": line 1: needs a different name for each column: 'text', ''"),
+    ("a.csv", ",,text\na,b,c\n", ": line 1: needs a different name for each column: '', '', "),
+    ("a.csv", "text;label\na;x\n", ": line 1: its columns are separated by ';', not ','"),
+    ("a.csv", "text\tlabel\na\tx\n", ": line 1: its columns are separated by '\\t', not ','"),
+    ("a.tsv", "text,label\na,x\n", ": line 1: its columns are separated by ',', not '\\t'"),
     ("a.csv", "body,kind\na,b\n", ": which column? It has body, kind"),
     ("a.csv", "text,kind\na,b\n", ": which column? It has text, kind"),
     ("a.csv", "text,label\n ,x\n", ": line 2: column 'text' is empty"),
     ("a.csv", "text,label\na,\n", ": line 2: column 'label' is empty"),
-    ("a.csv", b"text,label\na\xe9,x\n", ": is not UTF-8 (a byte 0xe9, "),
-    ("a.csv", CSV.encode("utf-16"), ": is not UTF-8 (a byte 0xff, "),
+    (
+        "a.csv",
+        b"text,label\na\xe9,x\n",
+        ": is not UTF-8 (a byte 0xe9, which is 'é' in Windows-1252)",
+    ),
+    ("a.csv", b"text,label\na\x81,x\n", ": is not UTF-8 (a byte 0x81)"),
+    ("a.csv", CSV.encode("utf-16"), ": is UTF-16, not UTF-8"),
+    ("a.csv", CSV.encode("utf-16-le"), ": line 1: contains NUL bytes"),
     ("a.csv", "text,label\na\0b,x\n", ": line 2: contains NUL bytes"),
     ("a.tsv", GLUE, ": line 3: a quotation mark begins a cell, and its end is in a later row"),
     ("a.tsv", "text\tlabel\na\tx\n\t\n", ": line 3: column 'text' is empty"),
@@ -180,12 +191,12 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "a.jsonl",
         GOOD + '{"text": "a", "label": 2.5}\n',
-        ": line 3: column 'label' is no label: '2.5'",
+        ": line 3: column 'label' is no label, which is a text or a whole number: '2.5'",
     ),
     (
         "a.jsonl",
         GOOD + '{"text": "a", "label": {}}\n',
-        ": line 3: column 'label' is no label: '{}'",
+        ": line 3: column 'label' is no label, which is a text or a whole number: '{}'",
     ),
     (
         "a.jsonl",
@@ -248,6 +259,96 @@ def test_a_line_without_an_end_is_not_read_into_memory(
         path = write(tmp_path, name, "x" * 5000)
         with pytest.raises(DatasetError, match="line 1: is longer than 1000 characters"):
             read_table(str(path))
+
+
+BAD_LINE = '{"text": "", "label": "x"}\n'
+LATE = GOOD * 800 + BAD_LINE * 3
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"data.jsonl": LATE}, "data.jsonl: line 1601: column 'text' is empty (and 2 more bad"),
+        (
+            {"data.jsonl": GOOD, "eval.csv": "text,label\na,z\n"},
+            "eval.csv: line 2: the training data has no label 'z'",
+        ),
+        (
+            {"data/train.jsonl": GOOD, "data/test.csv": "text,label\na,z\n"},
+            "data/test.csv: line 2: the training data has no label 'z'",
+        ),
+        ({"data.jsonl": GOOD[:31] * 2}, "data.jsonl: has only the label 'x', and"),
+    ],
+)
+def test_everything_is_checked_before_it_is_sent(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    for name, text in files.items():
+        write(tmp_path, name, text)
+    data = str(tmp_path / next(iter(files)).partition("/")[0])
+    unseen = str(tmp_path / "eval.csv") if "eval.csv" in files else None
+    with pytest.raises(UsageError) as refused:
+        check_inputs(ClassifyOptions(model="scratch", data=data, eval=unseen))
+    assert f"{tmp_path}/{message}" in refused.value.message
+
+
+def test_of_large_files_the_first_rows_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "MOST_CHECKED", 100)
+    path = write(tmp_path, "a.jsonl", LATE)
+    check_inputs(ClassifyOptions(model="scratch", data=str(path)))
+    write(tmp_path, "a.jsonl", BAD_LINE * 3 + LATE)
+    with pytest.raises(
+        UsageError, match=r"line 1: .* \(and 2 more .*\); only the first 1,000 rows were"
+    ):
+        check_inputs(ClassifyOptions(model="scratch", data=str(path)))
+
+
+def test_pandas_unnamed_column_is_kept(tmp_path: Path) -> None:
+    table = read_table(str(write(tmp_path, "a.csv", ",text,label\n0,a,x\n")))
+    assert list(table.rows) == [{"": "0", "text": "a", "label": "x"}]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("text", ['{"text": "a", "label": 0.0}\n', "{oops}\n"])
+def test_skipping_is_no_hint_if_all_rows_are_bad(tmp_path: Path, text: str, skip: bool) -> None:
+    path = write(tmp_path, "a.jsonl", text * 3)
+    options = ClassifyOptions(model="scratch", data=str(path), skip_bad_records=skip)
+    with pytest.raises(UsageError, match=r"and 2 more") as refused:
+        check_inputs(options)
+    assert "--skip-bad-records" not in (refused.value.hint or "")
+    write(tmp_path, "a.jsonl", GOOD + text)
+    with pytest.raises(UsageError) as refused:
+        check_inputs(replace(options, skip_bad_records=False))
+    assert "--skip-bad-records" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_folder_of_parquet_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1 if large else 1 << 30)
+    arrow = pytest.importorskip("pyarrow")
+    names = ["data/train-00000-of-00002", "data/train-00001-of-00002", "data/test-00000-of-00001"]
+    (tmp_path / "hub/data").mkdir(parents=True)
+    (tmp_path / "spark").mkdir()
+    for number, name in enumerate(names):
+        table = arrow.Table.from_pylist([{**row, "n": number} for row in ROWS])
+        arrow.parquet.write_table(table, tmp_path / f"hub/{name}.parquet")
+        arrow.parquet.write_table(table, tmp_path / f"spark/part-{number}.parquet")
+    found = {}
+    for folder, split in (("hub", "train"), ("hub", EVAL), ("spark", "train")):
+        read = read_table(str(tmp_path / folder), split, mapped=tmp_path / "kept" / split)
+        assert isinstance(read.rows, list) is not large
+        found[folder, split] = [row["n"] for row in read.rows]
+    assert [*found.values()] == [[0, 0, 1, 1], [2, 2], [0, 0, 1, 1, 2, 2]]
+    assert not has_split(str(tmp_path / "spark"), EVAL)
+    arrow.parquet.write_table(
+        table.rename_columns(["text", "label", "m"]), tmp_path / "spark/part-9.parquet"
+    )
+    with pytest.raises(DatasetError, match=r"part-9\.parquet: has other columns"):
+        read_table(str(tmp_path / "spark"), mapped=tmp_path / "new")
 
 
 def test_bad_rows_are_skipped_if_asked(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.worker.runtime.events import (
     MARK,
+    NAMES,
     PREFIX,
     Events,
     mark_of,
@@ -35,6 +36,15 @@ def test_only_rank_0_prints_events_but_every_rank_its_errors() -> None:
     assert result == [("note", "from 0"), ("error", "of 0"), ("error", "of 1")]
     assert parsed[-1] is not None
     assert (parsed[-1]["rank"], parsed[-1]["hint"], parsed[-1]["lost_peer"]) == (1, "a hint", False)
+
+
+def test_events_name_the_users_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, names = io.StringIO(), {"data/train.csv": 'my "own"/a.csv'}
+    monkeypatch.setenv(NAMES, json.dumps(names))
+    Events(0, stream).error("data/train.csv: line 7: is empty")
+    found = parse_event(stream.getvalue())
+    assert found is not None
+    assert found["message"] == 'my "own"/a.csv: line 7: is empty'
 
 
 def test_step_events_are_limited_but_include_the_last() -> None:

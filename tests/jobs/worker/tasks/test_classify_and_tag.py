@@ -113,6 +113,7 @@ def test_several_labels_and_pairs(tmp_path: Path) -> None:
         {"text": "red", "other": "blue", "label": ["b"]},
     ]
     task = classify(tmp_path, rows, pair_column="other")
+    assert task.read(lambda _: None).columns == {"text": "text", "pair": "other"}
     loaded, samples = prepare(task)
     batch = task.collate([samples[n] for n in range(3)], loaded)
     assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]

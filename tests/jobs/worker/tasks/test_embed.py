@@ -109,6 +109,8 @@ def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[
     lines = Path(str(Embed.demo.data)).read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     anchors, subjects = [row["text"] for row in rows], sorted({row["label"] for row in rows})
+    config = json.loads((node / "out/model/config.json").read_text())
+    assert config["data_columns"] == {"text": "text"}, "for `predict --data`"
     vectors = predict(node / "out" / "model", [{"text": text} for text in (*anchors, *subjects)])
     own = torch.tensor([each["embedding"] for each in vectors])
 

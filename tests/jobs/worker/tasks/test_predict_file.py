@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -159,6 +160,26 @@ def test_each_format_holds_every_column(tmp_path: Path, models: Callable[[str], 
     )
     run(again, tmp_path / "parts")
     assert read_table(tmp_path / "b.parquet").schema.names == [*lines[0], "predicted_tags"]
+
+
+def test_the_columns_of_training_are_found(tmp_path: Path, models: Callable[[str], str]) -> None:
+    model, config = tmp_path / "model", {"data_columns": {"text": "review", "pair": "other"}}
+    shutil.copytree(models("classify"), model)
+    known = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**known, **config}))
+    rows = [{"text": "the tile", "review": row["text"], "other": "core"} for row in ROWS]
+    asked = PredictOptions(str(model), write(tmp_path / "in.jsonl", rows), "")
+    named = replace(asked, model=models("classify"), columns=config["data_columns"])
+    found = []
+    for number, options in enumerate((asked, named, replace(named, columns={}))):
+        output = tmp_path / f"{number}.jsonl"
+        run(replace(options, output=str(output)), tmp_path / "parts")
+        found.append(output.read_text())
+    assert found[0] == found[1] != found[2]
+    write(tmp_path / "in.jsonl", ROWS)
+    with pytest.raises(DatasetError, match="which column") as raised:
+        run(asked, tmp_path / "parts")
+    assert raised.value.hint == "name it with --pair-column"
 
 
 def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], str]) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jobs.worker.data.readers import read_table
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
-from jobs.worker.tasks.predict_file import Predicted, PredictOptions, _read_items
+from jobs.worker.tasks.predict_file import Predicted, PredictOptions, read_items
 
 Rows = list[dict[str, Any]]
 FOUND = {"labels": {"x": 0.5}}
@@ -40,7 +40,7 @@ rows = st.lists(
 def predict(source: Path, name: str) -> Rows:
     """Return the rows of the output file, as another library reads them."""
     table, output = read_table(str(source)), source.with_name(name)
-    items = _read_items(Classify, table, PredictOptions("", "", ""), [])
+    items = read_items(Classify, table, PredictOptions("", "", ""), [])
     saved = source.with_name("part.json")
     saved.write_text(json.dumps([FOUND] * len(items)))
     Predicted(table, {saved: items}, several=False).write(output, [], lambda _: None)

@@ -154,7 +154,7 @@ def test_wrong_records_are_named(tmp_path: Path, change: Change, message: str) -
         (b" \n", "is empty"),
         (b'{"data": [', "is not JSON: Expecting value (line 1, column 11)"),
         (b'{"data": []}\n\n]', "is not JSON: Extra data (line 3, column 1)"),
-        (b'{"data": "caf\xe9"}', "is not UTF-8 (byte 13)"),
+        (b'{"data": "caf\xe9"}', "is not UTF-8 (a byte 0xe9, which is 'é' in Windows-1252)"),
         ("{'data'}".encode("utf-16"), "is UTF-16, not UTF-8"),
         (gzip.compress(b"{}", mtime=0), "is compressed by gzip: unpack it first"),
         (b"PK\x03\x04\x14\0", "is a zip archive: unpack it first"),
@@ -195,8 +195,10 @@ def test_wrong_files_are_explained(tmp_path: Path, content: bytes, message: str)
 
 
 def test_hints_name_the_fix(tmp_path: Path) -> None:
-    def hint(change: Change) -> str | None:
-        content = document()
+    def hint(change: Change, *, has_good: bool = True) -> str | None:
+        content, good = document(), document()
+        question(good)["id"] = "good"
+        content["data"] += good["data"] * has_good
         change(content)
         with pytest.raises(DatasetError) as raised:
             read_dataset(write(tmp_path, content))
@@ -207,6 +209,9 @@ def test_hints_name_the_fix(tmp_path: Path) -> None:
     )
     assert hint(lambda c: question(c).update(answers=[])) == (
         'a question that has none needs "is_impossible": true; --skip-bad-records skips bad records'
+    )
+    assert hint(lambda c: question(c).update(answers=[]), has_good=False) == (
+        'a question that has none needs "is_impossible": true'
     )
     row = {"id": "q1", "context": "It.", "question": "?", "answers": {}}
     assert hint(lambda c: c.update(data=[row])) == (

@@ -1,0 +1,145 @@
+"""Odd files are read exactly, or refused in one line, by the check of `train` before anything is sent."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import Table, array
+from pyarrow.parquet import write_table
+
+from infra.errors import UsageError
+from jobs.train.request import check_inputs
+from jobs.worker.tasks import TASKS
+
+XY = "a{0}x\nb{0}y\n"
+GOOD = '{"text":"a","label":"x"}\n{"text":"b","label":"y"}\n'
+CONTROLS = "a\u2028\x85\x0b\x0c\x1cb"
+LABELED = [("a", "x"), ("b", "y")]
+
+
+def squad(**changes: Any) -> str:
+    asked = {
+        "id": "1",
+        "question": "Who?",
+        "answers": [{"text": "Ada", "answer_start": 0}],
+        **changes,
+    }
+    return json.dumps({"data": [{"paragraphs": [{"context": "Ada ran", "qas": [asked]}]}]})
+
+
+def parquet(**columns: Any) -> bytes:
+    names, file = [name.rstrip("_") for name in columns], io.BytesIO()
+    write_table(Table.from_arrays([*map(array, columns.values())], names=names), file)
+    return file.getvalue()
+
+
+READ: list[tuple[str, str | bytes, Any]] = [
+    ("crlf.csv", 'text,label\r\n"a\nb",x\r\n"c\r\nd",y\r\n', [("a\nb", "x"), ("c\r\nd", "y")]),
+    ("cr.csv", "text,label\ra,x\rb,y\r", LABELED),
+    ("mixed_ends.csv", "text,label\na,x\r\nb,y\r", LABELED),
+    ("bom.csv", '\ufeff"text","label"\n' + XY.format(","), LABELED),
+    ("blank_first.csv", "\n\ntext,label\n" + XY.format(","), LABELED),
+    ("pandas.csv", ",text,label\n0,a,x\n1,b,y\n", LABELED),
+    ("quote_inside.csv", 'text,label\n5" disk,x\nb,y\n', [('5" disk', "x"), ("b", "y")]),
+    ("huge.csv", f"text,label\n{'w' * 1_000_000},x\nb,y\n", [("w" * 1_000_000, "x"), ("b", "y")]),
+    ("controls.csv", f"text,label\n{CONTROLS},x\nb,y\n", [(CONTROLS, "x"), ("b", "y")]),
+    ("na_are_labels.csv", "text,label\na,nan\nb,NA\n", [("a", "nan"), ("b", "NA")]),
+    ("zeros.csv", "text,label\na,01\nb,1.0\n", [("a", "01"), ("b", "1.0")]),
+    ("backslash.tsv", "text\tlabel\na\\tb\tx\nc\ty\n", [("a\\tb", "x"), ("c", "y")]),
+    ("quoted_tab.tsv", 'text\tlabel\n"a\tb"\tx\nc\ty\n', [("a\tb", "x"), ("c", "y")]),
+    ("bom.jsonl", "\ufeff" + GOOD, LABELED),
+    ("big.jsonl", GOOD.replace('"x"', "9" * 25).replace('"y"', "1"), [("a", "9" * 25), ("b", "1")]),
+    ("nan_elsewhere.jsonl", GOOD.replace("}", ',"score":NaN}'), LABELED),
+    ("pairs.jsonl", GOOD.replace('"a"', '"\\ud83d\\ude00"'), [("😀", "x"), ("b", "y")]),
+    ("spaces.jsonl", GOOD.replace("text", " text").replace("label", "label "), LABELED),
+    ("bool.parquet", parquet(text=["a", "b"], label=[True, False]), [("a", "True"), ("b", "False")]),
+    ("crlf.conll", "a\tO\r\nb\tB-X\r\n \r\nc\tO\r\n", [["a", "b"], ["c"]]),
+    ("quote.conll", '"\tO\na\u00a0b\tB-X\n#\tO\n', [['"', "a\u00a0b", "#"]]),
+    ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
+    ("form_feed.txt", "one\x0ctwo\r\rthree\r", ["one\x0ctwo", "three"]),
+    ("plausible.json", squad(answers=[], is_impossible=True, plausible_answers=[{"text": "Ada"}]), 1),
+]  # fmt: skip
+REFUSED: list[tuple[str, str | bytes, str]] = [
+    ("two_marks.csv", "\ufeff\ufefftext,label\n" + XY.format(","), "which column?"),
+    ("escapes.csv", 'text,label\n"say \\"hi\\"",x\n', "line 2: is not CSV"),
+    ("single_quotes.csv", "text,label\n'a, b',x\nc,y\n", "line 2: has 3 columns"),
+    ("trailing.csv", "text,label,\na,x,\nb,y,\n", "line 1: needs a different name"),
+    ("excel.csv", "sep=;\ntext;label\na;x\n", "line 1: its columns are separated by ';'"),
+    ("pipe.csv", "text|label\n" + XY.format("|"), "line 1: its columns are separated by '|'"),
+    ("commas.csv", "text,label\na,x\n,\nb,y\n", "line 3: column 'text' is empty"),
+    ("open.csv", 'text,label\n"a,x\nb,y\n', "line 3: is not CSV: unexpected end"),
+    ("no_header.csv", "I like it,pos\nnot at all,neg\n", "which column? It has I like it, pos"),
+    ("utf16.tsv", ("text\tlabel\n" + XY.format("\t")).encode("utf-16"), "is UTF-16, not UTF-8"),
+    ("utf16_without_mark.txt", "some text\n".encode("utf-16-le"), "line 1: contains NUL bytes"),
+    ("utf32.csv", "text,label\n".encode("utf-32"), "is UTF-32"),
+    ("late.csv", b"text,label\n" + b"ok,x\n" * 20_000 + b"caf\xe9,y\n", "which is 'é' in Windows-1252"),
+    ("gzipped.csv", gzip.compress(b"text,label\n"), "is compressed by gzip"),
+    ("plain.csv.gz", "text,label\n", "is not gzip"),
+    ("lfs.csv", "version https://git-lfs.github.com/spec/v1\noid sha256:a\n", "which column?"),
+    ("marks.csv", "\ufeff", "is empty"),
+    ("short.tsv", "text\tlabel\na\tx\nb\nc\ty\n", "line 3: has 1 columns"),
+    ("array.jsonl", f"[{GOOD.replace('}', '},', 1)}]", "line 1: is not JSON"),
+    ("list.jsonl", json.dumps([{"text": "a", "label": "x"}]), "line 1: is not an object"),
+    ("pretty.jsonl", json.dumps({"text": "a", "label": "x"}, indent=1), "line 1: is not JSON"),
+    ("together.json", GOOD.replace("\n", ""), "is not JSON: Extra data"),
+    ("by_column.json", '{"text": ["a", "b"], "label": ["x", "y"]}', "column 'text' is not a text"),
+    ("split.json", '{"columns": ["text"], "data": [["a"]]}', "row 1: is not an object"),
+    ("twice.jsonl", GOOD + '{"text":"a","text":"c","label":"x"}\n', "line 3: is not JSON: an object has"),
+    ("twice.json", '[{"text":"a","text":"c","label":"x"}]', "is not JSON: an object has a name twice"),
+    ("inner_mark.jsonl", GOOD + "\ufeff" + GOOD, "line 3: is not JSON"),
+    ("digits.jsonl", GOOD + '{"text":"a","label":%s}\n' % ("9" * 5000), "line 3: is not JSON"),
+    ("deep.jsonl", GOOD + '{"text":' + "[" * 100_000 + "\n", "line 3: is not JSON"),
+    ("nested.jsonl", GOOD + '{"text":"a","label":[["x"]]}\n', "line 3: column 'label' is no label"),
+    ("twice.parquet", parquet(text=["a"], text_=["b"], label=["x"]), "two columns of the same name"),
+    ("bytes.parquet", parquet(text=[b"a"], label=["x"]), "row 1: column 'text' is not a text"),
+    ("numbers.parquet", parquet(text=["a"], label=[1.0]), "row 1: column 'label' is no label"),
+    ("none.parquet", parquet(text=[], label=[]), "has no rows"),
+    ("numbered.conll", "1\tHe\tO\n2\tran\tB-X\n\n1-2\tdu\t_\n1\tde\tO\n\n1\tNo\tO\n", "its first column numbers the words"),
+    ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
+    ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
+    ("blank.txt", "\n \n\t\n", "has no rows"),
+    ("bytes.json", squad(answers=[{"text": "ran", "answer_start": 5}]), "answer_start 5 does not point at"),
+    ("empty.json", squad(answers=[{"text": "", "answer_start": 0}]), "'text' is empty"),
+    ("start.json", squad(answers=[{"text": "Ada", "answer_start": "0"}]), "is not a whole number"),
+    ("number.json", squad(id=1), "'id' is not a text"),
+    ("nothing.json", squad(answers=None), "'answers' is not a list"),
+    ("twice_squad.json", squad().replace('"id"', '"id": "2", "id"'), "an object has a name twice"),
+]  # fmt: skip
+
+
+def options_for(path: Path, content: str | bytes) -> Any:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    names = {".conll": "tag", ".txt": "lm"}
+    task = "squad" if "paragraphs" in path.read_text(errors="ignore") else names.get(path.suffix)
+    return TASKS[task or "classify"].Options(model="scratch", data=str(path))
+
+
+@pytest.mark.parametrize(("name", "content", "wanted"), READ, ids=[each[0] for each in READ])
+def test_what_is_read_is_what_is_there(
+    tmp_path: Path, name: str, content: str | bytes, wanted: Any
+) -> None:
+    options = options_for(tmp_path / name, content)
+    check_inputs(options)
+    found = TASKS[options.task](options).read(lambda _: None).train
+    if options.task == "classify":
+        found = [(*each.texts, *each.labels) for each in found]
+    elif options.task == "tag":
+        found = [each.words for each in found]
+    assert (len(found) if options.task == "squad" else list(found)) == wanted
+
+
+@pytest.mark.parametrize(("name", "content", "said"), REFUSED, ids=[each[0] for each in REFUSED])
+def test_what_can_not_be_read_is_refused_in_a_line(
+    tmp_path: Path, name: str, content: str | bytes, said: str
+) -> None:
+    options = options_for(tmp_path / name, content)
+    with pytest.raises(UsageError) as refused:
+        check_inputs(options)
+    assert refused.value.message.startswith(f"{tmp_path / name}: ")
+    assert said in refused.value.message
+    assert "\n" not in refused.value.message

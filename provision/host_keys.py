@@ -43,9 +43,8 @@ def parse_console_host_keys(text: str, pinned: Sequence[str] = ()) -> tuple[str,
             block, is_cut = [], False
         elif _END in line:
             types, others = ({key.split()[0] for key in keys} for keys in (block or (), pinned))
-            last = (
-                tuple(block) if block and not (is_cut and pinned and not types & others) else last
-            )
+            if types and not (is_cut and others and types.isdisjoint(others)):
+                last = tuple(block or ())
             block = None
         elif block is not None:
             match = _KEY.search(line)

@@ -29,21 +29,28 @@ _KEY = re.compile(r"(?:^|\s)((?:ssh|ecdsa|sk)-[\w@.-]+) (AAAA[A-Za-z0-9+/]+={0,2
 _SCAN_TIMEOUT_S = 10
 
 
-def parse_console_host_keys(text: str) -> tuple[str, ...]:
+def parse_console_host_keys(text: str, pinned: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the host keys of the last complete block that cloud-init wrote to the console.
 
+    A block with a line that is no key, but without any key of a pinned type, may have lost that one.
     https://docs.cloud-init.io/en/latest/reference/modules.html#keys-to-console
     """
     last: tuple[str, ...] = ()
     block: list[str] | None = None
+    is_cut = False
     for line in text.splitlines():
         if _BEGIN in line:
-            block = []
+            block, is_cut = [], False
         elif _END in line:
-            last = tuple(block) if block else last
+            types, others = ({key.split()[0] for key in keys} for keys in (block or (), pinned))
+            if types and not (is_cut and others and types.isdisjoint(others)):
+                last = tuple(block or ())
             block = None
-        elif block is not None and (match := _KEY.search(line)):
-            block += filter(_is_complete, [" ".join(match.groups())])
+        elif block is not None:
+            match = _KEY.search(line)
+            key = " ".join(match.groups()) if match else ""
+            block += filter(_is_complete, [key])
+            is_cut |= not _is_complete(key)
     return last
 
 

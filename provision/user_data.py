@@ -54,7 +54,7 @@ _START_WARM = (
 
 # The SDKs take the region only from the environment, and give up on credentials after one second:
 # https://docs.aws.amazon.com/sdkref/latest/guide/feature-imds-credentials.html
-_ENVIRONMENT = """sed -Ei '/^AWS_((DEFAULT_)?REGION|METADATA_SERVICE_)/d' /etc/environment 2>/dev/null
+_ENVIRONMENT = r"""sed -Ei '/^AWS_((DEFAULT_)?REGION|METADATA_SERVICE_)/d;$a\' /etc/environment 2>/dev/null
 cat >>/etc/environment <<'_END_'
 AWS_REGION={region}
 AWS_DEFAULT_REGION={region}

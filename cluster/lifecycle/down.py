@@ -268,12 +268,10 @@ def _remove_all(
         limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else HELD_DEADLINE_S
 
         with ctx.perform(action):
-            if action.kind is ActionKind.DELETE_GUARDS:
-                # If this fails, the group, which records the schedule, must stay.
-                ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
-                continue
             try:
-                if action.kind is ActionKind.DELETE_PROFILES:
+                if action.kind is ActionKind.DELETE_GUARDS:
+                    ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
+                elif action.kind is ActionKind.DELETE_PROFILES:
                     ClusterProfile(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
                 else:
                     remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
@@ -285,7 +283,9 @@ def _remove_all(
                     # Others may attach something at any moment: try again after the rest is gone.
                     reason = str(error)
                     continue
-                if error_code(error) not in DENIED or set(action.ids) <= denied:
+                is_final = error_code(error) not in DENIED or set(action.ids) <= denied
+                # Without permission for the guard, the group, which records it, must stay.
+                if is_final or action.kind is ActionKind.DELETE_GUARDS:
                     raise
                 # A policy that requires our tag denies resources whose tags are gone: search again.
                 denied.update(action.ids)

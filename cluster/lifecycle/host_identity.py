@@ -55,8 +55,9 @@ def check_head_identity(ctx: Context, head: Node) -> str:
     id_ = head.instance.id
     known: tuple[str, ...] = ()
     why = "the console does not show it"
+    pinned = pinned_host_keys(ctx.files.known_hosts, id_)
     try:
-        known = _read_console_keys(ctx, id_)
+        known = _read_console_keys(ctx, id_, pinned)
     except ClientError:
         why = "no permission for GetConsoleOutput"
     if not known:
@@ -65,18 +66,17 @@ def check_head_identity(ctx: Context, head: Node) -> str:
             f"its host key was accepted on first contact: {why}; "
             f"`spr-cluster verify {ctx.flags}` looks again"
         )
-    pinned = pinned_host_keys(ctx.files.known_hosts, id_)
     check_pinned_keys(head.name, id_, pinned, known, ctx.files.known_hosts)
     _remember(ctx, CONSOLE, [id_])
     return "its host key matches its console"
 
 
-def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
+def _read_console_keys(ctx: Context, instance_id: str, pinned: Sequence[str]) -> tuple[str, ...]:
     """Return the host keys in the console output. Raises a ClientError only for a denial."""
     ec2 = ctx.clients.ec2
     try:
         answer = ec2.get_console_output(InstanceId=instance_id, Latest=True)
-        return parse_console_host_keys(answer.get("Output", ""))  # botocore has decoded it
+        return parse_console_host_keys(answer.get("Output", ""), pinned)  # botocore has decoded it
     except BotoCoreError:
         return ()
     except ClientError as error:
@@ -89,7 +89,7 @@ def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
 
     def posted() -> tuple[str, ...] | None:
         answer = ec2.get_console_output(InstanceId=instance_id)
-        return parse_console_host_keys(answer.get("Output", "")) or None
+        return parse_console_host_keys(answer.get("Output", ""), pinned) or None
 
     # Wait once per machine.
     limit = 0.0 if instance_id in verified_by(ctx.events) else _CONSOLE_DEADLINE_S

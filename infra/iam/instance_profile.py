@@ -125,8 +125,7 @@ def role_policy(spec: ClusterSpec, partition: str) -> dict[str, Any]:
     buckets = [f"arn:{partition}:s3:::{place.bucket}" for place in written]
     statements += [{**unfinished, "Resource": each} for each in buckets]
     statements += [s for place in read for s in allow_prefix(place, ("s3:GetObject",), partition)]
-    if spec.bucket_kms_key:
-        statements.append(allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey"))
+    statements += allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey")
     return {"Version": "2012-10-17", "Statement": statements}
 
 
@@ -147,11 +146,12 @@ def allow_prefix(
     return [objects, listing]
 
 
-def allow_key(key: str, *operations: str) -> dict[str, Any]:
-    """Return the statement that allows S3 to use a key for the role or user."""
+def allow_key(key: str | None, *operations: str) -> list[dict[str, Any]]:
+    """Return the statement, if there is a key, that allows its use through S3."""
     via = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com*"}}
     actions = [f"kms:{each}" for each in operations]
-    return {"Effect": "Allow", "Action": actions, "Resource": key, "Condition": via}
+    allowed = {"Effect": "Allow", "Action": actions, "Resource": key, "Condition": via}
+    return [allowed] if key else []
 
 
 def has_profile(found: Inventory) -> bool:

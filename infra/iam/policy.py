@@ -227,11 +227,7 @@ def build_policy(
             *([_pass("PassInstanceRole", instance_role, "ec2")] if instance_role else []),
             *(_guard(tagged, permissions_boundary) if second_guard else []),
             *(_bucket(bucket, tagged, permissions_boundary) if bucket else []),
-            *(
-                [{"Sid": "Decrypt", **allow_key(bucket_kms_key, "Decrypt")}]
-                if bucket_kms_key
-                else []
-            ),
+            *({"Sid": "Decrypt", **each} for each in allow_key(bucket_kms_key, "Decrypt")),
         ],
     }
 

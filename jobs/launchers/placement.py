@@ -53,7 +53,8 @@ class Placement:
     """Where the ranks run: ranks per node, and per rank computing threads, oneCCL's own threads, and CPUs.
 
     ``shares`` are by node, in rank order, and by local rank; empty if nothing is pinned. ``interface`` is
-    the network interface that has the nodes' private addresses. ``tcmalloc`` and ``iomp5`` are the paths
+    the network interface that has the nodes' private addresses; each rank chooses its own of several
+    names. ``tcmalloc`` and ``iomp5`` are the paths
     of libraries to preload.
     """
 
@@ -83,7 +84,7 @@ def plan_placement(
     """
     workers = _workers(options, backend)
     lay_out = _as_published if options.mode == "reference" else _share_out
-    interfaces = {name: _interface(name, fact, addresses[name]) for name, fact in facts.items()}
+    interfaces = [_interface(name, fact, addresses[name]) for name, fact in facts.items()]
     ppn, threads, shares, warnings = lay_out(facts, options, workers)
     return Placement(
         nproc_per_node=ppn,
@@ -92,7 +93,7 @@ def plan_placement(
         shares=shares,
         warnings=tuple(warnings),
         backend=backend,
-        interface=_common("network interface", interfaces),
+        interface=",".join(dict.fromkeys(interfaces)),
         tcmalloc=_common("tcmalloc", {name: fact.tcmalloc for name, fact in facts.items()}),
         iomp5=_common("libiomp5", {name: fact.iomp5 for name, fact in facts.items()}),
     )

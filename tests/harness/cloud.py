@@ -70,7 +70,9 @@ class SimulatedEngine(FakePodman):
         instance_id = _instance_of(name)
         fate = self.cloud.fate_of(instance_id) if self.cloud else ""
         image = spec.image.name if isinstance(spec.image, Path) else ""
-        user_data = gzip.decompress((spec.mounts[0].source / "user-data").read_bytes()).decode()
+        content = (spec.mounts[0].source / "user-data").read_bytes()
+        is_ours = content.startswith(b"\x1f\x8b")
+        user_data = (gzip.decompress(content) if is_ours else content).decode()
         faults = self.cloud.application.runtime.faults.now if self.cloud else Faults()
         rate = faults.disk.first_read_mib_s if image else None
         if self.cloud:

@@ -72,6 +72,20 @@ def test_an_interrupted_line_is_skipped() -> None:
     assert parse_console_host_keys(text) == (ECDSA,)
 
 
+@pytest.mark.parametrize("at", [0, 3, 11, 30, len(ED25519)])
+def test_a_block_whose_line_of_the_pinned_key_is_cut_tells_nothing(at: int) -> None:
+    """Without its type, the pinned key would look like that of somebody between."""
+    message = "[   12.4] EXT4-fs: mounted"
+    lines = [f"{ED25519[:at]}{message}", ED25519[at:]]
+    block = "\n".join([BEGIN, ECDSA, *lines, END])
+
+    whole = (ECDSA, ED25519)
+    assert parse_console_host_keys(block, (ED25519,)) == (() if at else whole)
+    # What it shows of the pinned type counts, and so does a block without a cut.
+    assert parse_console_host_keys(block, (make_key(),))[0] == ECDSA
+    assert parse_console_host_keys(f"{BEGIN}\n{ECDSA}\n{END}", (ED25519,)) == (ECDSA,)
+
+
 def test_keys_are_pinned_by_alias(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
     assert pinned_host_keys(file, "i-0a") == ()

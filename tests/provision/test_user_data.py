@@ -119,7 +119,7 @@ def environment_of(machine: Machine) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-@pytest.mark.parametrize("before", ["", 'PATH="/bin"\nAWS_REGION=of-the-image\n'])
+@pytest.mark.parametrize("before", ["", "A=b", 'PATH="/bin"\nAWS_REGION=of-the-image\n'])
 def test_every_session_of_a_node_knows_its_region(machine: Machine, before: str) -> None:
     if before:
         machine.path("/etc/environment").write_text(before)
@@ -130,7 +130,7 @@ def test_every_session_of_a_node_knows_its_region(machine: Machine, before: str)
     assert found["AWS_REGION"] == found["AWS_DEFAULT_REGION"] == "eu-central-1"
     text = machine.path("/etc/environment").read_text()
     assert text.count("AWS_REGION=") == 1
-    assert text.startswith(before.partition("\n")[0])
+    assert text.startswith(f"{line}\n" if (line := before.partition("\n")[0]) else "AWS_REGION=")
 
 
 class SlowMetadata(http.server.BaseHTTPRequestHandler):

@@ -187,6 +187,8 @@ class Application:
             answer = answer or _call_wsgi(self._service(environ, call), environ)
         except NotImplementedError as error:
             return error_reply(call, 400, "UnsupportedOperation", str(error))
+        except ValueError as error:  # moto does not find an element of a list
+            return error_reply(call, 404, "NoSuchEntity", str(error))
         if not call.action.startswith(READS):
             for backend in self._backends().values():
                 # Events without a delay happen before the response.

@@ -52,8 +52,9 @@ class BucketServer:
         if token and not profile:
             raise S3Error(400, "ExpiredToken", "The provided token has expired.")
         keys = self.sessions.keys_of(token) if profile else self._credentials
-        # With a region, only for it, as in China and in GovCloud.
-        if not is_signed_s3(environ, keys, region):
+        is_signed = is_signed_s3(environ, keys)
+        # A node's requests only for its own region, as in China and in GovCloud.
+        if not is_signed or (region and f"/{region}/s3/" not in environ["HTTP_AUTHORIZATION"]):
             raise S3Error(
                 403, "InvalidAccessKeyId", "The request is not signed with known credentials"
             )

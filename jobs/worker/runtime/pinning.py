@@ -22,7 +22,7 @@ from pathlib import Path
 
 from .cores import CoreShare, LocalCore, divide, group_by_node, read_cores, share_cores
 from .errors import PlacementError
-from .process import by_torchrun, read_local_place
+from .process import by_torchrun, choose_interface, read_local_place
 
 VARIABLE = "SPR_PLACEMENT"
 _NODES = Path("/sys/devices/system/node")
@@ -76,13 +76,14 @@ def read_plan(environ: Mapping[str, str]) -> RankPlacement | None:
 def take_place(
     environ: MutableMapping[str, str], count_threads: Callable[[], int]
 ) -> tuple[RankPlacement | None, RankPlacement]:
-    """Set the planned memory policy; return the plan and the actual placement.
+    """Set the network interface and the planned memory policy; return the plan and the actual placement.
 
     mpirun has pinned this rank already; under torchrun, the rank pins itself.
 
     The main thread must call it before starting others, which inherit its policy. Raises
     :class:`PlacementError` if they differ.
     """
+    choose_interface(environ)
     plan = _take_own_cores(environ) if by_torchrun(environ) else read_plan(environ)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)

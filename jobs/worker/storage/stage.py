@@ -101,8 +101,11 @@ def _list(s3: S3Client, text: str, url: S3Url, instead_of: ClientError | None = 
                 raise StagingError(f"{url}: {each['Key']!r} is no file name")
             found[name] = S3Object(S3Url(url.bucket, each["Key"]), each["ETag"], each["Size"])
     if not found:
+        # S3 denies access to a missing key, unless the caller may list the whole bucket.
+        first = s3.list_objects_v2(Bucket=url.bucket, Prefix=url.key, MaxKeys=1)
+        is_there = [each["Key"] for each in first.get("Contents", ())] == [url.key]
         missing: Any = {"Error": {"Code": "NoSuchKey"}}
-        raise instead_of or ClientError(missing, "ListObjectsV2")
+        raise instead_of if instead_of and is_there else ClientError(missing, "ListObjectsV2")
     return Source(text, found, True)
 
 

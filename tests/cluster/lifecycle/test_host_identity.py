@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import paramiko
 import pytest
 
 from cluster.lifecycle.host_identity import check_head_identity, verified_by
@@ -12,6 +13,7 @@ from infra.ec2.key_pair import generate_key_pair
 from infra.errors import HostKeyError, SprError
 from infra.files import write_private
 from provision.host_keys import pin_host_keys, pinned_host_keys
+from tests.harness.cloud import SimulatedEngine
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.harness.simulated_machines import host_key_of
 
@@ -73,6 +75,25 @@ def test_an_empty_console_is_reported(simulated_cloud: SimulatedCloud) -> None:
 
     said = "its host key was accepted on first contact: the console does not show it"
     assert any(said in note for note in simulated_cloud.progress.notes)
+    assert list(verified_by(simulated_cloud.ctx.events).values()) == ["first contact"]
+
+
+@pytest.mark.parametrize("latest", ["true", "false"])
+def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, latest: str
+) -> None:
+    simulated_cloud.faults(f"[console]\nlatest = {latest}\n")
+    of_another_type = paramiko.ECDSAKey.generate(bits=256)
+    whole = f"{of_another_type.get_name()} {of_another_type.get_base64()} root@fake"
+
+    def cut(pid: int, made: str) -> tuple[str, ...]:
+        (key,) = SimulatedEngine.host_keys(simulated_cloud.engine, pid, made)
+        return f"{key[:40]}[   12.3] random: crng init done", key[40:], whole
+
+    monkeypatch.setattr(simulated_cloud.engine, "host_keys", cut)
+
+    simulated_cloud.up(nodes=1)
+
     assert list(verified_by(simulated_cloud.ctx.events).values()) == ["first contact"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.errors import HostError, SprError, UsageError
+from infra.errors import HostError, UsageError
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import PlacementOptions
 from provision.facts import HostFacts
@@ -205,9 +205,9 @@ def test_the_published_numbers_can_not_be_changed() -> None:
         plan(R7IZ, mode="reference", ppn=4)
 
 
-def test_nodes_that_differ_in_their_interface_are_named() -> None:
-    with pytest.raises(SprError, match="network interface: node0: ens5, node1: eth0"):
-        plan(machine(2), machine(2, interface="eth0"))
+def test_nodes_may_differ_in_their_interfaces() -> None:
+    assert plan(machine(2), machine(2)).interface == "ens5"
+    assert plan(machine(2), machine(2, interface="eth0"), machine(2)).interface == "ens5,eth0"
 
 
 def test_an_address_that_no_interface_has_is_an_error() -> None:

@@ -52,7 +52,9 @@ JOB = """
 
 def start(node: Path, environ: dict[str, str], *argv: str) -> subprocess.Popen[str]:
     (node / "code/worker/toy.py").write_text(textwrap.dedent(JOB))
-    own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "SPR_BACKEND": "gloo"}
+    # Each node has one of the names.
+    interfaces = "ens5,lo,enp2s0" if "MASTER_ADDR" in environ else "lo"
+    own = {"GLOO_SOCKET_IFNAME": interfaces, "OMP_NUM_THREADS": "1", "SPR_BACKEND": "gloo"}
     return subprocess.Popen(
         [sys.executable, "-m", "worker.toy", *argv],
         cwd=node,

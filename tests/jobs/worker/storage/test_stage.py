@@ -234,10 +234,19 @@ def test_reasons_of_refusals(
         body = b"" if request.startswith("HEAD") else DENIED
         return ANSWER % (b"403 Forbidden", len(body), body)
 
+    # S3 says so of a missing key, unless the caller may list the whole bucket.
+    proxy.answer = lambda request: deny(request) if request.startswith("HEAD") else b""
+    put(bucket, b"a neighbor", "set/train.csv.gz")
+    with pytest.raises(StagingError, match=f"{URL}: NoSuchKey: no object and no folder"):
+        run()
+    put(bucket, b"not for the nodes")
+    with pytest.raises(StagingError, match=f"{URL}: AccessDenied: the nodes may not"):
+        run()
     proxy.answer = deny
     with pytest.raises(StagingError, match=f"{URL}: AccessDenied: the nodes may not") as caught:
         run()
     assert "--read-from" in str(caught.value.hint)
+    assert "that does not exist" in str(caught.value.hint)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -1,0 +1,50 @@
+"""`down` in an account whose automation attaches policies to every role, at any moment."""
+
+from __future__ import annotations
+
+import pytest
+from moto.iam.models import iam_backends
+
+from tests.cluster.cli.test_iam_policy import attach_foreign_policy
+from tests.harness.command_line import ApiCall, CommandLine
+
+NODES, GUARD = "spr-cluster-spr-us-east-1-s3", "spr-cluster-spr-us-east-1-end"
+OPTIONS = {NODES: ("--bucket", "s3://team-b"), GUARD: ("--second-guard",)}
+
+
+@pytest.mark.parametrize("times", [0, 2, 10_000])
+@pytest.mark.parametrize("role", OPTIONS)
+def test_the_rest_is_removed_and_the_role_tried_again(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, role: str, times: int
+) -> None:
+    monkeypatch.setattr("cluster.lifecycle.down.TERMINATE_DEADLINE_S", 60)
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    line.must("up", "--nodes", "1", *OPTIONS[role], "--yes")
+    attach_foreign_policy(role)
+    tries = 0
+
+    def attach(call: ApiCall) -> None:
+        nonlocal tries
+        if call.action == "iam:DeleteRole":
+            tries += 1
+            if tries <= times:
+                attach_foreign_policy(role)
+
+    line.call_log.before.append(attach)
+    result = line.run("down", "--yes")
+
+    if times < 10_000:
+        assert (result.code, tries) == (0, times + 1), result.err
+        assert line.cloud.left() == []
+        return
+    assert result.code == 1
+    assert "DeleteConflict" in result.message
+    assert tries > 2
+    assert line.cloud.left()[0] == role
+    assert not line.cloud.found()  # in EC2
+    # A later one finds it without anything else, and the name is free.
+    line.call_log.before.clear()
+    line.must("up", "--nodes", "1", *OPTIONS[role], "--yes")
+    line.must("down", "--yes")
+    assert line.cloud.left() == []
+    assert not iam_backends["123456789012"]["aws"].instance_profiles

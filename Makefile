@@ -63,6 +63,7 @@ test-quick: lint ## run the same checks without the embedded cloud
 test-full: prerequisites browser lint ## run everything, including large downloads and a real Kubernetes
 	@tests/e2e/kubernetes/build.sh
 	$(PYTEST)
+	$(PYTEST) tests/e2e --ignore=tests/e2e/kubernetes --base debian13
 
 .PHONY: aws-check
 aws-check: .venv/with-check ## compare the embedded cloud with real AWS, without cost: ARGS='--region us-east-1'

@@ -20,6 +20,7 @@ from moto.ec2.models import EC2Backend
 
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud
+from infra.local.machines.base_image import DEFAULT_BASE
 from tests.aws import Recorder, connect_moto, fake_aws
 from tests.harness import botocore_files
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
@@ -40,6 +41,10 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--base", default=DEFAULT_BASE, help="what the nodes of e2e tests start from")
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own

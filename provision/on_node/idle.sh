@@ -36,9 +36,10 @@ in_queue() {
     return 1
 }
 
-# Slurm starts one process per job on each of its nodes. Only the head knows the queue.
+# Slurm starts one process per job on each of its nodes, and slurmd a permanent one (cgroups version 2).
+# Only the head knows the queue.
 in_job() {
-    if pgrep -x slurmstepd >/dev/null; then return 0; fi
+    if pgrep -ax slurmstepd | grep -qv ' infinity$'; then return 0; fi
     on_head && timeout 20 squeue -h -o '%T|%r|%j' 2>/dev/null | in_queue
 }
 

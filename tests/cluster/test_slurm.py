@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -198,3 +199,35 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: s
         for process in (left, other, longer, session):
             process.kill()
             process.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("group", "ends"),
+    [
+        ("1:name=systemd:/system.slice/slurmd.service", True),
+        # With cgroups version 2, Debian's and Ubuntu's slurmd (--enable-multiple-slurmd) names it so:
+        # https://github.com/SchedMD/slurm/blob/slurm-23-11-4-1/src/plugins/cgroup/v2/cgroup_v2.c#L236
+        ("0::/system.slice/node0_slurmstepd.scope/job_7/step_0/user/task_0", True),
+        ("0::/user.slice/user-1000.slice/session-3.scope", False),
+    ],
+)
+def test_the_epilog_knows_a_jobs_processes_by_their_control_group(
+    tmp_path: Path, group: str, ends: bool
+) -> None:
+    machine = Machine.make(tmp_path)
+    machine.replace("setpriv")
+    script = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            file = Path("proc", str(process.pid), "cgroup")
+            (machine.path("/home/ubuntu") / file).parent.mkdir(parents=True)
+            (machine.path("/home/ubuntu") / file).write_text(f"{group}\n")
+            machine.replace("find", f"echo ./{file}")
+            job = f"export SLURM_JOB_ID=7 SLURM_JOB_UID={os.getuid() or 1}\ncd\n"
+            machine.shell(job + script, program="sh")
+            # The signal may take a moment.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5 if ends else 0)
+            assert (process.poll() == -9) is ends
+        finally:
+            process.kill()

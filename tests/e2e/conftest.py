@@ -144,9 +144,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cli(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+def cli(
+    programs: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[CommandLine]:
     """The command line on an embedded cloud that is removed afterwards, its base image aside."""
     command_line = CommandLine(tmp_path_factory.mktemp("home"), programs)
+    command_line.run("local", "reset", "--keep-base", "--base", pytestconfig.getoption("--base"))
     yield command_line
     command_line.run("local", "reset", "--keep-base", check=None)
 

@@ -155,9 +155,12 @@ def _same_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def session(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def session(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Session]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPR_CLUSTER_HOME", str(home))
+        reset(keep_base=True, base=pytestconfig.getoption("--base"))
         try:
             yield Session(tmp_path_factory.mktemp("session"))
         finally:

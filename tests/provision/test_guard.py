@@ -291,14 +291,30 @@ def test_the_first_check_starts_the_timeout(quiet: Machine) -> None:
     assert idle_for(quiet) < 60
 
 
+# With cgroups version 2, as on Ubuntu 24.04, it holds the control group of the jobs to come:
+# https://github.com/SchedMD/slurm/blob/slurm-23-11-4-1/src/plugins/cgroup/v2/cgroup_v2.c#L690
+_STEPD_OF_SLURMD = "655 /usr/sbin/slurmstepd infinity"
+
+
+def show_steps(machine: Machine, *processes: str) -> None:
+    lines = "\n".join(processes)
+    machine.replace("pgrep", f'[ "$*" = "-ax slurmstepd" ] && echo "{lines}"')
+
+
 @pytest.mark.parametrize("is_head", [True, False])
 def test_a_running_job_is_use_on_each_of_its_nodes(quiet: Machine, is_head: bool) -> None:
-    quiet.replace("pgrep", '[ "$*" = "-x slurmstepd" ]')
+    show_steps(quiet, _STEPD_OF_SLURMD, "812 slurmstepd: [7.batch]")
     if not is_head:
         quiet.replace("ip", "")
 
     assert check_idle(quiet) == []
     assert idle_for(quiet) < 60
+
+
+def test_a_process_that_slurmd_keeps_is_not_use(quiet: Machine) -> None:
+    show_steps(quiet, _STEPD_OF_SLURMD)
+
+    assert check_idle(quiet)[-1] == OFF
 
 
 def keep_job(machine: Machine, name: str, **files: str) -> None:

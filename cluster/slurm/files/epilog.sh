@@ -16,5 +16,5 @@ exit 0' "$SLURM_JOB_ID"
 # Jobs get whole nodes, so what is left of the user in slurmd's control group was this job's, without its
 # variables (`env -i`) and in a separate session (`setsid`).
 find /proc -maxdepth 1 -name '[1-9]*' -uid "$SLURM_JOB_UID" -printf '%p/cgroup\n' 2>/dev/null |
-    xargs -r grep -ls '/slurm' 2>/dev/null | cut -d/ -f3 | xargs -r kill -KILL 2>/dev/null
+    xargs -r grep -ls '[/_]slurm' 2>/dev/null | cut -d/ -f3 | xargs -r kill -KILL 2>/dev/null
 exit 0

@@ -101,12 +101,11 @@ class BaseImage:
 
 def ensure_base_image(podman: Podman, progress: Progress, base: str = DEFAULT_BASE) -> BaseImage:
     """Return the base image of the current recipe; build it if necessary (over a minute)."""
-    files = recipe(base)
-    reference = f"{REPOSITORY}:{recipe_hash(files)}"
+    reference = f"{REPOSITORY}:{recipe_hash(recipe(base))}"
     if not podman.images(reference):
         with progress.phase("embedded cloud: base image (once per machine)"), _alone(progress):
             if not podman.images(reference):
-                _build(podman, BASES[base], files, reference, progress)
+                _build(podman, base, reference, progress)
     return BaseImage(reference, podman.image_label(reference, DESCRIPTION_LABEL))
 
 
@@ -122,19 +121,13 @@ def _alone(progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(
-    podman: Podman,
-    wanted: Distribution,
-    files: dict[str, str],
-    reference: str,
-    progress: Progress,
-) -> None:
-    had = podman.images(wanted.image)
-    root, description = _fetch_root(podman, wanted, reference, progress)
+def _build(podman: Podman, base: str, reference: str, progress: Progress) -> None:
+    had = podman.images(BASES[base].image)
+    root, description = _fetch_root(podman, BASES[base], reference, progress)
     progress.note("configuring")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for file, text in files.items():
+            for file, text in recipe(base).items():
                 (Path(folder) / file).write_text(text)
             podman.call(
                 *("build", *_BUILD_OPTIONS, f"--label={DESCRIPTION_LABEL}={description}"),

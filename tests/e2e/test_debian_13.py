@@ -1,0 +1,48 @@
+"""The main job on Debian 13, whose Slurm, systemd, and sessions are like those of Ubuntu 24.04 on AWS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.wait import wait_until
+from tests.e2e.conftest import CommandLine, LiveCluster, podman
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def pair(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    cli = CommandLine(tmp_path_factory.mktemp("debian13"), programs)
+    cli.run("local", "reset", "--keep-base", "--base", "debian13")
+    yield LiveCluster(cli, cli.json("up", "--nodes", "2", "--cloud", "local"))
+    cli.run("local", "reset", "--keep-base", check=None)
+
+
+def test_the_main_job_runs(pair: LiveCluster, tmp_path: Path) -> None:
+    found = pair.cli.ssh("node1", ". /etc/os-release; echo $VERSION_CODENAME; sinfo --version")
+    assert found.split()[:2] == ["trixie", "slurm-wlm"]
+    argv = ("train", "squad", "--demo", "--epochs", "24", "--results", str(tmp_path))
+    result = pair.cli.json(*argv)
+    assert (result["world_size"], result["backend"]) == (2, "gloo")
+    assert result["f1"] >= 80
+    assert {rank["hostname"] for rank in result["ranks"]} == set(pair.hostnames)
+
+
+def test_shared_memory_outlives_the_last_session(pair: LiveCluster) -> None:
+    def ask(command: str) -> str:
+        """Run a command as root without a session."""
+        return podman("exec", pair.container("node1"), "sh", "-c", command).strip()
+
+    def read_state() -> str | None:
+        state = ask("loginctl show-user ubuntu --property=State --value 2>&1 || true")
+        return None if state in ("active", "closing") else state
+
+    pair.cli.ssh("node1", "echo kept > /dev/shm/of-a-job")
+    # With cgroups version 1, systemd in a container does not see a session's last process end.
+    ask("systemctl stop 'session-*.scope'")
+    # logind removes a user's shared memory 10 s after the last session.
+    wait_until("end of the user's sessions", read_state, deadline_s=30, every_s=0.5)
+    assert ask("cat /dev/shm/of-a-job || true") == "kept"

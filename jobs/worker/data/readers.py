@@ -542,6 +542,11 @@ def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: s
     there = ", ".join(table.columns)
     if asked is not None:
         raise DatasetError(f"{table.source}: has no column {asked!r}; it has {there}")
+    if len(table.columns) == 1 and flag != "--text-column":
+        raise DatasetError(
+            f"{table.source}: has one column, {there}, and two are needed",
+            hint="give CSV, JSON lines, or Parquet with a column for each",
+        )
     raise DatasetError(f"{table.source}: which column? It has {there}", hint=f"name it with {flag}")
 
 

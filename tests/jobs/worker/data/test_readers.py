@@ -154,7 +154,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "text\tlabel\na\tx\n", ": line 1: its columns are separated by '\\t', not ','"),
     ("a.tsv", "text,label\na,x\n", ": line 1: its columns are separated by ',', not '\\t'"),
     ("a.csv", "body,kind\na,b\n", ": which column? It has body, kind"),
-    ("a.csv", "text,kind\na,b\n", ": which column? It has text, kind"),
+    ("a.csv", "text,kind\na,b\n", ": has one column, text, and two are needed, kind"),
     ("a.csv", "text,label\n ,x\n", ": line 2: column 'text' is empty"),
     ("a.csv", "text,label\na,\n", ": line 2: column 'label' is empty"),
     (
@@ -175,7 +175,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.json", '{"data": 1}', ": is not a list of objects, nor "),
     ("a.json", "[]", ": has no rows"),
     ("a.json", "[1]", ": row 1: is not an object with a value for each column"),
-    ("a.json", '[{"text": "a"}]', ": which column? It has text"),
+    ("a.json", '[{"text": "a"}]', ": has one column, text, and two are needed"),
     ("a.jsonl", GOOD + "{oops}\n", ": line 3: is not JSON: "),
     ("a.jsonl", GOOD + "[1]\n", ": line 3: is not an object with a value for each column"),
     ("a.jsonl", GOOD + '{"label": "x"}\n', ": line 3: has no column 'text'"),

@@ -154,7 +154,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "text\tlabel\na\tx\n", ": line 1: its columns are separated by '\\t', not ','"),
     ("a.tsv", "text,label\na,x\n", ": line 1: its columns are separated by ',', not '\\t'"),
     ("a.csv", "body,kind\na,b\n", ": which column? It has body, kind"),
-    ("a.csv", "text,kind\na,b\n", ": has one column, text, and two are needed, kind"),
+    ("a.csv", "text,kind\na,b\n", ": which column? It has text, kind"),
     ("a.csv", "text,label\n ,x\n", ": line 2: column 'text' is empty"),
     ("a.csv", "text,label\na,\n", ": line 2: column 'label' is empty"),
     (

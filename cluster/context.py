@@ -120,7 +120,7 @@ class Context:
             what = "on this machine is damaged or not the right one"
             raise UsageError(
                 f"the cluster's key {what if key.exists() else 'is not on this machine'} ({key})",
-                hint="use the machine that made the cluster; "
+                hint="use the machine that made the cluster, or let `ssh --authorize` there add your key; "
                 f"`spr-cluster down {self.flags}` works from any machine",
             )
         # OpenSSH also refuses such a key.

@@ -42,17 +42,15 @@ class UsageError(SprError):
     exit_code = 2
 
 
-def how_to_install(extra: str) -> str:
-    """Return the commands that install an extra of pyproject.toml."""
-    install = f"install '.[{extra}]'"
-    return f"in spr-cluster's source folder: pip {install}; with pipx: pipx runpip spr-cluster {install}"
-
-
 class MissingExtraError(UsageError):
     """An optional Python package is not installed; ``extra`` of pyproject.toml installs it."""
 
     def __init__(self, message: str, extra: str) -> None:
-        super().__init__(message, hint=how_to_install(extra))
+        install = f"install '.[{extra}]'"
+        where = "in spr-cluster's source folder"
+        super().__init__(
+            message, hint=f"{where}: pip {install}; with pipx: pipx runpip spr-cluster {install}"
+        )
 
 
 class CloudError(SprError):

@@ -314,9 +314,7 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
     if stack and plan_input.image is None:
         find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, stack.ubuntu)
-    table = table_prices(TABLE_REGION, plan_input.spec.instance_types)
-    prices = _find_prices(ctx, plan, offers) if ctx.cloud.billed else table
-    plan_input = replace(plan_input, prices=prices)
+    plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
     plan = plan_up(plan_input)
     if plan.price and plan.buys and not ctx.cloud.billed:
         usd, left = plan.price.usd, plan_input.record.latest - ctx.now()
@@ -348,6 +346,8 @@ def _limit(ctx: Context, plan_input: PlanInput, plan: Plan) -> ClusterRecord:
 def _find_prices(ctx: Context, plan: Plan, offers: Sequence[Offer]) -> Prices:
     """Return the prices of the types that exist or are for sale here."""
     types = [machine.instance_type for machine in plan.keep] or [o.type.name for o in offers]
+    if not ctx.cloud.billed:
+        return table_prices(TABLE_REGION, types)
     prices = look_up_prices(ctx.cloud, ctx.clients, types, ctx.now())
     if any(offer.market == SPOT for offer in offers):
         return with_spot(prices, ctx.clients.ec2, ctx.now())

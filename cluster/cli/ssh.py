@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from cluster import user_ssh
 from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
 from cluster.console.output import has_terminal, say
 from cluster.console.parser import Parser, SubParsers, add_command
+from infra.ec2 import key_pair
 from infra.errors import UsageError
+from infra.files import read_text
+from provision.host import SSH_USER
+from provision.run_on_nodes import on_all
 
 _EXAMPLES = """\
   spr-cluster ssh                     a shell on the head node
@@ -21,7 +27,11 @@ _EXAMPLES = """\
   spr-cluster ssh -L 8888             a shell, and the node's port 8888 here
   spr-cluster ssh -L 8888 --no-shell  only the port, until Ctrl-C
   spr-cluster ssh --setup             names such as spr-node0 for ssh and scp
+  spr-cluster ssh --authorize ann.pub let a colleague log in
 """
+# The last line of the file may lack its end.
+AUTHORIZE = """# authorizing a key
+k={key} f=~/.ssh/authorized_keys; grep -qxF "$k" $f || printf '\\n%s\\n' "$k" >> $f"""
 # OpenSSH's exit code for its own errors; a remote command may also return it.
 NOT_CONNECTED = 255
 _NODE = re.compile(r"(node)?\d+")
@@ -44,6 +54,7 @@ def add_parser(subparsers: SubParsers) -> None:
         help="add one line to ~/.ssh/config, with which they know all nodes as NAME-node0",
     )
     setup("--remove-setup", action="store_true", help="remove that line")
+    setup("--authorize", metavar="FILE", help="add a colleague's public key on all nodes")
     parser.add_argument("node", nargs="?", default="node0", help="node0 (the head), node1, …")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="a command, after --")
 
@@ -87,7 +98,22 @@ def _set_up(*, remove: bool) -> int:
     return 0
 
 
+def _authorize(args: argparse.Namespace) -> int:
+    key = read_text(Path(args.authorize).expanduser()).strip()
+    key_pair.check_public(key, f"--authorize {args.authorize}")
+    ctx = open_cluster(args)
+    nodes = ctx.find_cluster().nodes
+    command = AUTHORIZE.format(key=shlex.quote(key))
+    on_all("authorizing the key", map(ctx.host_opener(), nodes), lambda host: host.run(command))
+    what = f"{key_pair.fingerprint(key)} {' '.join(key.split()[2:])}".rstrip()
+    ctx.events.record("authorized", what, resources=[node.instance.id for node in nodes])
+    say(f"{what} can log in: ssh {SSH_USER}@{nodes[0].address}, from an address of up --ssh-cidr")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.authorize:
+        return _authorize(args)
     if args.setup or args.remove_setup:
         return _set_up(remove=args.remove_setup)
     client = shutil.which("ssh")

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
+    load_ssh_public_key,
 )
 
 from infra.ec2 import tags
@@ -61,6 +62,16 @@ def read_public(path: Path) -> str:
     except (UsageError, ValueError, TypeError, UnsupportedAlgorithm):
         return ""
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def check_public(text: str, what: str) -> None:
+    """Raise :class:`UsageError` unless a text is one public key in OpenSSH's format."""
+    try:
+        load_ssh_public_key(text.encode() if text.isprintable() else b"")
+    except (ValueError, UnsupportedAlgorithm):
+        found = "this is a private key, which must not leave its machine; " * ("PRIVATE" in text)
+        why = f"{found}expected one public key in OpenSSH's format: ssh-ed25519 AAAA…"
+        raise UsageError(f"{what}: {why}") from None
 
 
 def import_key_pair(ec2: EC2Client, cluster: str, public: str, labels: Mapping[str, str]) -> None:

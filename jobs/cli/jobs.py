@@ -105,11 +105,8 @@ def _run_stored(args: argparse.Namespace) -> int:
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
         words += ["--cloud", "local"] if args.cloud == "local" else []
         lines.append(f"To get the results of one: {shlex.join(words)}")
-    emit(
-        args,
-        wrap("\n".join(lines)),
-        {"place": str(place), "jobs": [job.as_dict() for job in found]},
-    )
+    text = wrap("\n".join(lines))
+    emit(args, text, {"place": str(place), "jobs": [job.as_dict() for job in found]})
     return 0
 
 
@@ -140,16 +137,19 @@ def render(found: Sequence[JobSummary], now: datetime, expires: datetime | None 
 
 
 def _table(found: Sequence[JobSummary], now: datetime) -> str:
-    rows = [("JOB", "STATE", "NODES", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
-    rows += [_row(job, now) for job in found]
+    header = ("JOB", "OWNER", "STATE", "NODES", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")
+    rows = [header, *(_row(job, now) for job in found)]
+    if not any(job.owner for job in found):
+        rows = [(row[0], *row[2:]) for row in rows]
     return format_table(rows, ("ON DISK", "NODES", "TOOK"))
 
 
-def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, str, str]:
+def _row(job: JobSummary, now: datetime) -> tuple[str, ...]:
     ended = job.ended or (now if job.state == RUNNING else None)
     took = (ended - job.began).total_seconds() if ended and job.began else None
     return (
         job.job,
+        job.owner or "-",
         job.state if job.exit_code is None or job.state != FAILED else f"failed ({job.exit_code})",
         str(len(job.nodes) or "-"),
         f"{format_seconds(max(0.0, (now - job.began).total_seconds()))} ago" if job.began else "-",

@@ -57,6 +57,7 @@ def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int
         submitted=datetime.fromisoformat(record.when),
         ranks_per_node=record.placement.nproc_per_node,
         size_kib=sum(sizes.values()) >> 10,
+        owner=record.owner,
         has_model=any(f"output/model/{each}config.json" in sizes for each in ("", "adapter_")),
         checkpoint=newest(complete) or None,
         unfinished=record.resumable and "output/results.json" not in sizes,

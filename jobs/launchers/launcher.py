@@ -125,6 +125,7 @@ class JobSummary(JobEnd):
     """Why it is queued, in Slurm's or Kubernetes's words, such as ``Resources``."""
     ranks_per_node: int = 0
     command: str = ""
+    owner: str = ""
     fix: str = ""
     """How to fix the cause, if the launcher knows."""
     size_kib: int | None = None

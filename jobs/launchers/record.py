@@ -33,6 +33,8 @@ class CloudInfo:
     billed: bool | None = None
     usd_per_hour: float | None = None
     price_source: str = ""
+    owner: str = ""
+    """Who submits the job."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class JobRecord:
     exit_code: int | None = None
     state: str = ""
     bucket: str = ""
+    owner: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def ended_as(self, end: JobEnd) -> JobRecord:

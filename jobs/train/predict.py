@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infra.errors import JobError, UsageError, how_to_install
+from infra.errors import JobError, MissingExtraError, UsageError
 from infra.files import check_file, parse_object, read_object, read_text
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress
@@ -217,10 +217,8 @@ def _merge(
 
 def no_place_to_answer(error: UsageError) -> UsageError:
     """Return the error for a machine without PyTorch and without a cluster."""
-    return UsageError(
-        f"PyTorch is not installed here, and there is no cluster: {error.message}",
-        hint=f"to answer on this machine, {how_to_install('job')}",
-    )
+    why = f"PyTorch is not installed here, and there is no cluster: {error.message}"
+    return MissingExtraError(why, "job")
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from provision.stacks.load import DEFAULT_STACK, load_stack
 _NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-_NODE_LABEL = rf"([a-z0-9.-]{{1,253}}/)?{_WORD}=({_WORD})?"
+_NODE_LABEL = r"([a-z0-9.-]{1,253}/)?\w([\w.-]{0,61}\w)?=(\w([\w.-]{0,61}\w)?)?"
 _SIZE = r"[1-9][0-9]{0,8}(Mi|Gi|Ti|M|G|T)"
 # https://github.com/distribution/reference
 _IMAGE = r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,499}"

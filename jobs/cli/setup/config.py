@@ -180,18 +180,13 @@ def _write_new() -> None:
 
 
 def _ask(key: str, question: str, default: str) -> str:
-    """Ask until the answer is valid."""
-    while True:
-        text = ask_for(f"{question} [{default}]") or default
-        try:
-            if key in OPTIONS:
-                validate_options(**{key: OPTIONS[key].parse(text)})
-            elif text not in CLOUD_NAMES:
-                raise UsageError(f"expected {' or '.join(CLOUD_NAMES)}")
-        except UsageError as error:
-            say(error.message)
-        else:
-            return text
+    """Ask for an option of `up`. Raises :class:`UsageError` for an invalid answer."""
+    text = ask_for(f"{question} [{default}]") or default
+    if key in OPTIONS:
+        validate_options(**{key: OPTIONS[key].parse(text)})
+    elif text not in CLOUD_NAMES:
+        raise UsageError(f"--cloud {text}: expected {' or '.join(CLOUD_NAMES)}")
+    return text
 
 
 def render_new(name: str, cloud: str, nodes: str, idle: str, command: str) -> str:

@@ -25,6 +25,7 @@ from cluster.context import Context
 from cluster.local_files import home, utc_now
 from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
+from infra.aws.caller import short_owner
 from infra.aws.clients import connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
@@ -234,6 +235,7 @@ def open_job_context(
     types = (node.instance.instance_type for node in cluster.nodes)
     prices = look_up_prices(cloud, ctx.clients, types, now)
     info = describe_cloud(cloud, prices, cluster.head.instance.instance_type)
+    info = replace(info, owner=short_owner(ctx.clients.caller.owner))
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
     until_done = getattr(args, "until_done", False)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-LARGER_DISKS = (
-    "remove files, or make a new cluster with larger disks (`up --volume-gib`; it can't change)"
-)
+LARGER_DISKS = "remove files; only a new cluster can have larger disks (`up --volume-gib`)"
 
 
 class WorkerError(Exception):

@@ -96,6 +96,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
     return {
         "job": folder.name,
         "command": str(record.get("command", "")),
+        "owner": str(record.get("owner", "")),
         "queue": None if queue is None else queue.get(folder.name, []),
         "submitted": int((script if script.exists() else folder).stat().st_mtime),
         "begin": read(folder / "begin.json"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
+import shlex
+import subprocess
 import threading
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -15,9 +18,11 @@ from typing import Any
 import pytest
 
 from cluster.cli import status
+from cluster.cli.ssh import AUTHORIZE
 from cluster.local_files import ClusterFiles, cluster_names, home
 from infra.aws.api_time import API_TIME
 from infra.ec2.instances import label_instances
+from infra.ec2.key_pair import generate_key_pair
 from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
@@ -478,6 +483,51 @@ def test_the_cluster_is_found_where_this_machine_made_it(line: CommandLine) -> N
 
     assert parsed(line.run("status", "--name", "here", "--json"))["cloud"] == "local"
     assert line.must("down", "--name", "here").out == "Nothing left of cluster here.\n"
+
+
+def test_a_colleague_is_let_in_by_a_public_key(line: CommandLine, tmp_path: Path) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    reached: list[str] = []
+
+    def authorize(node: str, _: object) -> Result:
+        reached.append(node)
+        return Result(0, "", "")
+
+    for node in ("node0", "node1"):
+        line.stage(node, "authorizing a key", functools.partial(authorize, node))
+    key = generate_key_pair("ann@laptop")
+    (tmp_path / "ann.pub").write_text(key.public + "\n")
+
+    result = line.must("ssh", "--authorize", str(tmp_path / "ann.pub"))
+    assert sorted(reached) == ["node0", "node1"]
+    assert re.search(r"SHA256:\S+ ann@laptop can log in: ssh ubuntu@[\d.]+, ", result.err)
+    event = json.loads(line.must("events", "--json", "--tail", "1").out)["events"][0]
+    assert (event["event"], event["what"]) == ("authorized", result.err.partition(" can")[0])
+    assert len(event["resources"]) == 2
+
+    for text, wanted in (
+        (key.private, "this is a private key, which must not leave its machine; expected one"),
+        (f"{key.public}\n{key.public}", "expected one public key in OpenSSH's format"),
+        (f'command="id" {key.public}', "expected one public key in OpenSSH's format"),
+        ("ssh-ed25519 AAAA", "expected one public key in OpenSSH's format"),
+        ("", "expected one public key in OpenSSH's format"),
+    ):
+        (tmp_path / "wrong").write_text(text)
+        refused = line.run("ssh", "--authorize", str(tmp_path / "wrong"))
+        assert (refused.code, refused.message.partition(": ")[2][: len(wanted)]) == (2, wanted)
+    assert line.run("ssh", "--authorize", "none").code == 2
+    assert len(reached) == 2
+
+
+def test_an_authorized_key_is_added_once(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    file = tmp_path / ".ssh" / "authorized_keys"
+    file.write_text("ssh-rsa AAAA of the cluster")  # without an end
+    for key in ("ssh-ed25519 AAAB it's ann", "ssh-ed25519 AAAB it's ann", "ssh-ed25519 AAAC bob"):
+        command = AUTHORIZE.format(key=shlex.quote(key))
+        subprocess.run(["bash", "-c", command], env={"HOME": str(tmp_path)}, check=True)
+    lines = [text for text in file.read_text().split("\n") if text]
+    assert lines[1:] == ["ssh-ed25519 AAAB it's ann", "ssh-ed25519 AAAC bob"]
 
 
 def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(

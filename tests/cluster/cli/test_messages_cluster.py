@@ -28,7 +28,10 @@ from tests.infra.local.fakes import Endpoint
 _OWNER = "arn:aws:iam::123456789012:user/spr-cluster"
 _UP = "up --nodes 2 --yes"
 _NEW = "up --name other --nodes 2 --yes"
-_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down --name spr` works from any machine"
+_NO_KEY = (
+    "\n  → use the machine that made the cluster, or let `ssh --authorize` there add your key; "
+    "`spr-cluster down --name spr` works from any machine"
+)
 _OVER = (
     "the time to live of cluster 'spr' is over; its nodes are shutting down\n  → in two minutes, "
     "`spr-cluster up --name spr` creates a new one; to remove the rest: spr-cluster down "

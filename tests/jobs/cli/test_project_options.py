@@ -302,14 +302,17 @@ def test_a_new_file_starts_a_job() -> None:
 def test_each_answer_for_a_new_file_is_checked_before_the_next_question(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = ["Bert!", "bert", "azure", "local", "0", "3", "5", "", ""]
     monkeypatch.setattr("jobs.cli.setup.config.has_terminal", lambda: True)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*answers, ""])))
-    assert main(["config", "--init"]) == 0
-    said = capsys.readouterr().err
-    assert said.count("Name of the cluster?") == said.count("How many nodes?") == 2
-    assert "--name Bert!: expected at most 32" in said.partition("Which cloud")[0]
-    assert "expected aws or local" in said.partition("How many")[0]
+
+    def answer(*answers: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n" for text in answers)))
+        main(["config", "--init"])
+        return capsys.readouterr().err.partition("] ")[2]
+
+    assert answer("Bert!").startswith("spr-cluster: --name Bert!: expected at most 32")
+    assert "] spr-cluster: --cloud azure: expected aws or local" in answer("bert", "azure")
+    assert "] spr-cluster: --nodes 0: expected a whole number" in answer("bert", "local", "0")
+    assert answer("bert", "local", "3", "", "").startswith("Which cloud, aws or local")
     assert parse_toml((folder / "spr-cluster.toml").read_text(), "x")["cluster"] == {
         "name": "bert",
         "cloud": "local",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from infra.errors import CloudError
 from infra.s3_url import S3Location
+from jobs.cli import build_parser
+from jobs.cli.shared.chosen_job import open_job_context
 from jobs.launchers.launcher import Fetched
 from provision.host import Result
 from tests.harness.command_line import CommandLine
@@ -118,6 +121,21 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
     assert rows[12] == "3 earlier jobs: --all"
     assert max(map(len, rows[:13])) <= 80
     assert len(line.must("jobs", "--all").out.splitlines()) == 16
+
+
+def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
+    line.machines.staged.clear()
+    jobs = listed("squad-1", owner="ann", begin=_BEGUN, end=_DONE) + listed("squad-2", **_RUNS)
+    line.stage("node0", "listing the jobs", Result(0, jobs, ""))
+    rows = [row.split()[:3] for row in line.must("jobs").out.splitlines()[:3]]
+    assert rows == [
+        ["JOB", "OWNER", "STATE"],
+        ["squad-1", "ann", "succeeded"],
+        ["squad-2", "-", "running"],
+    ]
+    assert json.loads(line.must("jobs", "squad-1", "--json").out)["owner"] == "ann"
+    args = build_parser("run").parse_args(["run", "--name", "spr", "--", "true"])
+    assert open_job_context(args, datetime.now(timezone.utc)).cloud.owner == "spr-cluster"
 
 
 def test_on_a_terminal_no_word_of_a_cause_is_cut(
@@ -372,6 +390,6 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     assert nobody.code == 2
     assert nobody.message == (
         "PyTorch is not installed here, and there is no cluster: no cluster 'other' is "
-        "running in us-east-1\n  → to answer on this machine, in spr-cluster's source folder: pip "
+        "running in us-east-1\n  → in spr-cluster's source folder: pip "
         "install '.[job]'; with pipx: pipx runpip spr-cluster install '.[job]'"
     )

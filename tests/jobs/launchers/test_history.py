@@ -197,6 +197,7 @@ def test_unknown_lines_are_skipped() -> None:
         "expected_end": None,
         "waits_for": "",
         "fix": "",
+        "owner": "",
         "nodes": (),
         "attempt": 0,
         "ranks_per_node": 0,

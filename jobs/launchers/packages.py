@@ -206,13 +206,7 @@ def resolve(
                 raise UsageError(f"{packages.source}: {found.error}", hint=packages.hint)
             pins = _parse(preferred.read_text())
     new = {name: pin for name, pin in pins.items() if pin != f"{name}=={installed.get(name)}"}
-    return [
-        pin for name, pin in sorted(new.items()) if name not in kept and not _is_gpus(name, kept)
-    ]
-
-
-def _is_gpus(name: str, kept: Mapping[str, str]) -> bool:
-    return bool(kept and _GPU.fullmatch(name))
+    return [pin for name, pin in sorted(new.items()) if not _is_kept(name, kept)]
 
 
 def _without_stack(packages: PackageList, stack: Stack, kept: Mapping[str, str]) -> list[str]:
@@ -246,7 +240,9 @@ def parse_line(line: str) -> Requirement | None:
 
 
 def _is_kept(name: str, kept: Mapping[str, str]) -> bool:
-    return canonicalize_name(name) in kept or _is_gpus(canonicalize_name(name), kept)
+    """Return whether the stack has a package, or only torch for GPUs needs it."""
+    own = canonicalize_name(name)
+    return own in kept or bool(kept and _GPU.fullmatch(own))
 
 
 def _name(line: str) -> str:

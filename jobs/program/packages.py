@@ -35,16 +35,9 @@ _LOCAL = re.compile(
 )
 """A requirement that is a path, such as ``./lib``, ``a.whl``, or ``lib @ file:///lib``."""
 _PLACES = {"path", "file", "git", "url", "source", "index", "workspace"}
-_UNREAD = (
-    "pyproject.toml",
-    "setup.py",
-    "setup.cfg",
-    "environment.yml",
-    "environment.yaml",
-    "Pipfile",
-)
+_UNREAD = "pyproject.toml setup.py setup.cfg environment.yml environment.yaml Pipfile"
 _LISTS = re.compile(
-    r"^\[(tool\.poetry\.dependencies|packages)\]\n([^\[].*\n|\n)*?(?!python\b)[\w\"].*="
+    r"^\[(tool\.(poetry|pixi)\.(pypi-)?dependencies|packages)\]\n([^\[].*\n|\n)*?(?!python\b)[\w\"].*="
     r"|\binstall_requires\s*=\s*(?!None|\[\s*\])|^dependencies:",
     re.MULTILINE,
 )
@@ -129,7 +122,7 @@ def find_packages(given: str | None, root: Path, script: Path | None) -> Package
             python = python or found.python
             if found.lines or found.imports:
                 return replace(found, python=python)
-    for name in _UNREAD:
+    for name in _UNREAD.split():
         if _LISTS.search(read_text(root / name, "", errors="replace")):
             raise UsageError(
                 f"{root / name}: its dependencies are not read",
@@ -153,24 +146,23 @@ def _split_extras(given: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _read(path: Path, root: Path, extras: Sequence[str] = ()) -> PackageList | None:
-    is_lock = path.name == "uv.lock"
-    found = _Requirements(root, is_lock)
-    if is_lock or path.name == "pyproject.toml":
-        project = path.with_name("pyproject.toml")
-        content = _read_project(project) if project.is_file() else {}
-        wants = _dependencies(content, project, extras, is_locked=is_lock)
-        python = content.get("project", {}).get("requires-python", "")
-        if not is_lock:
-            found.add_project(content, wants, path)
-            return found.as_list(path.name, python=python)
-        found.add(_export(path.parent, content, extras), path)
-        return found.as_list(path.name, wants=wants, python=python)
-    if extras:
+    is_project = path.name in ("uv.lock", "pyproject.toml")
+    if extras and not is_project:
         raise UsageError(f"--packages {path.name}: only pyproject.toml and uv.lock have extras")
     if path.suffix == ".py":
         return _read_header(path, root)
-    found.read(path)
-    return found.as_list(path.name) if found.lines or found.imports else None
+    found, project = _Requirements(root, path.name == "uv.lock"), path.with_name("pyproject.toml")
+    if not is_project:
+        found.read(path)
+        return found.as_list(path.name) if found.lines or found.imports else None
+    content = _read_project(project) if project.is_file() else {}
+    wants = _dependencies(content, project, extras, is_locked=found.is_lock)
+    python = content.get("project", {}).get("requires-python", "")
+    if found.is_lock:
+        found.add(_export(path.parent, content, extras), path)
+        return found.as_list(path.name, wants=wants, python=python)
+    found.add_project(content, wants, path)
+    return found.as_list(path.name, python=python)
 
 
 def _read_header(script: Path, root: Path) -> PackageList | None:

@@ -37,7 +37,6 @@ TRAIN, EVAL = "train", "eval"
 _BLANKS = " \t\r\n"
 _EVAL_NAMES = ("validation", "eval", "dev", "test")
 _NO_OBJECT = "is not an object with a value for each column"
-_NUL_HINT = "save it as UTF-8, or copy it again"
 _FORMATS = "CSV, TSV, JSON, JSON lines, or Parquet, also gzipped"
 
 Row = Mapping[str, Any]
@@ -144,7 +143,9 @@ def _lines(source: str, file: TextIO) -> Iterator[tuple[int, str]]:
         if len(line) > LONGEST_LINE:
             raise DatasetError(f"{source}: line {number}: is longer than {LONGEST_LINE} characters")
         if "\0" in line:
-            raise DatasetError(f"{source}: line {number}: contains NUL bytes", hint=_NUL_HINT)
+            raise DatasetError(
+                f"{source}: line {number}: contains NUL bytes", hint="save it as UTF-8"
+            )
         if not line:
             return
         yield number, line

@@ -65,16 +65,14 @@ class Samples(Protocol):
 
 
 class Data(NamedTuple):
-    """The records for training and evaluation, with their sources.
-
-    ``columns`` are those that `predict` needs, by what they contain; the model's configuration keeps them.
-    """
+    """The records for training and evaluation, with their sources."""
 
     train: Sequence[Any]
     train_source: str
     eval: Sequence[Any]
     eval_source: str
     columns: Mapping[str, str] = MappingProxyType({})
+    """Those that `predict` needs, by what they contain; the model's configuration keeps them."""
 
 
 class Task(ABC, Generic[Own]):

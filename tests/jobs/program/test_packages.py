@@ -297,6 +297,7 @@ SOURCE = '[project]\nname = "a"\nversion = "1"\ndependencies = ["fork"]\n'
         ),
         ("pyproject.toml", SOURCE.replace("fork", "fork @ file:///x"), "file:///x: only folders"),
         ("pyproject.toml", '[tool.poetry.dependencies]\npython = "^3"\nfork = "^4"\n', "not read"),
+        ("pyproject.toml", '[tool.pixi.pypi-dependencies]\nfork = "*"\n', "not read"),
         ("Pipfile", '[packages]\nfork = "*"\n', "Pipfile: its dependencies are"),
         ("setup.py", "setup(install_requires=['fork'])\n", "setup.py: its dependencies are not"),
         ("environment.yml", "dependencies:\n- fork\n", "environment.yml: its dependencies are"),

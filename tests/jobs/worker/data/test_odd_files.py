@@ -99,7 +99,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("bytes.parquet", parquet(text=[b"a"], label=["x"]), "row 1: column 'text' is not a text"),
     ("numbers.parquet", parquet(text=["a"], label=[1.0]), "row 1: column 'label' is no label"),
     ("none.parquet", parquet(text=[], label=[]), "has no rows"),
-    ("numbered.conll", "1\tHe\tO\n2\tran\tB-X\n\n1-2\tdu\t_\n1\tde\tO\n\n1\tNo\tO\n", "its first column numbers the words"),
+    ("numbered.conll", "1\tHe\tO\n2\tran\tB-X\n\n1-2\tdu\t_\n1\tde\tO\n\n1\tNo\tO\n", "numbers the words"),
     ("no_tag.conll", "a\tO\nb\t\nc\tB-X\n", "column 'tags', word 2 is empty"),
     ("nul.conll", "a\tO\nb\0\tB-X\n", "line 2: contains NUL bytes"),
     ("blank.txt", "\n \n\t\n", "has no rows"),

@@ -156,7 +156,7 @@ def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: En
 
 def test_the_nodes_may_find_unfinished_uploads() -> None:
     spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b/results")
-    policy = parse_policy(json.dumps(role_policy(spec, "aws")), "the role's")
+    policy = parse_policy(role_policy(spec, "aws"), "the role's")
 
     for bucket, may in {"team-b": True, "team-c": False}.items():
         looks = Request("s3:ListBucketMultipartUploads", f"arn:aws:s3:::{bucket}", {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,14 +22,20 @@ def render_document(*statements: Mapping[str, Any]) -> str:
 
 
 def make_role(
-    iam: Any, name: str, rights: str, boundary: str | None, clock: Clock | None, **request: Any
+    iam: Any,
+    trust: Mapping[str, Any],
+    rights: Iterable[Mapping[str, Any]],
+    boundary: str | None,
+    clock: Clock | None,
+    **request: Any,
 ) -> None:
-    """Create a role, if it is missing, and set its rights, a policy as JSON."""
+    """Create a role, if it is missing, and set its rights."""
     if boundary:
         request["PermissionsBoundary"] = boundary
-    unless(EXISTS, lambda: iam.create_role(RoleName=name, **request))
-    policy = {"PolicyName": "spr-cluster", "PolicyDocument": rights}
-    when_settled(lambda: iam.put_role_policy(RoleName=name, **policy), clock)
+    trusted = render_document({"Action": "sts:AssumeRole", **trust})
+    unless(EXISTS, lambda: iam.create_role(AssumeRolePolicyDocument=trusted, **request))
+    policy = {"PolicyName": "spr-cluster", "PolicyDocument": render_document(*rights)}
+    when_settled(lambda: iam.put_role_policy(RoleName=request["RoleName"], **policy), clock)
 
 
 def when_settled(call: Callable[[], object], clock: Clock | None) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
-from infra.aws.roles import delete_role, make_role, render_document
+from infra.aws.roles import delete_role, make_role
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
@@ -83,18 +83,20 @@ class ClusterGuard:
         # The ARN here must be that of a schedule group:
         # https://docs.aws.amazon.com/scheduler/latest/UserGuide/cross-service-confused-deputy-prevention.html
         source = {"aws:SourceAccount": account, "aws:SourceArn": group}
+        ours = {f"aws:ResourceTag/{tags.CLUSTER}": self._cluster}
+        rights = {
+            "Action": "ec2:TerminateInstances",
+            "Condition": {"StringEquals": ours},
+            "Resource": f"arn:{partition}:ec2:{region}:{account}:instance/*",
+        }
         service = {"Service": "scheduler.amazonaws.com"}
         make_role(
             self._iam,
-            self._role,
-            _document(
-                "ec2:TerminateInstances",
-                {f"aws:ResourceTag/{tags.CLUSTER}": self._cluster},
-                Resource=f"arn:{partition}:ec2:{region}:{account}:instance/*",
-            ),
+            {"Principal": service, "Condition": {"StringEquals": source}},
+            [rights],
             self._boundary,
             self._clock,
-            AssumeRolePolicyDocument=_document("sts:AssumeRole", source, Principal=service),
+            RoleName=self._role,
             Description=f"Terminates machines of cluster {self._cluster} after their deadline",
             Tags=self._tags,
         )
@@ -195,7 +197,3 @@ def _is_too_early(error: Exception) -> bool:
     https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
     """
     return is_passing(error) or "to assume the role" in str(error)
-
-
-def _document(action: str, equals: dict[str, str], **more: Any) -> str:
-    return render_document({"Action": action, "Condition": {"StringEquals": equals}, **more})

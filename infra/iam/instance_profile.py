@@ -12,7 +12,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws.clients import DENIED, Clients, error_code, unless
-from infra.aws.roles import EXISTS, delete_role, make_role, render_document, when_settled
+from infra.aws.roles import EXISTS, delete_role, make_role, when_settled
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, Resource
 from infra.s3_url import S3Location, parse_s3_url
@@ -50,16 +50,13 @@ class ClusterProfile:
         iam, profile = self._iam, {"InstanceProfileName": self._name}
         labels: Any = tags.to_aws(tags.resource_tags(self._cluster, "s3"))
         unless(EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
-        service = {"Service": "ec2.amazonaws.com"}
         make_role(
             iam,
-            self._name,
-            role_policy(spec, self._clients.caller.arn.split(":")[1]),
+            {"Principal": {"Service": "ec2.amazonaws.com"}},
+            node_rights(spec, self._clients.caller.arn.split(":")[1]),
             spec.permissions_boundary,
             self._clock,
-            AssumeRolePolicyDocument=render_document(
-                {"Action": "sts:AssumeRole", "Principal": service}
-            ),
+            RoleName=self._name,
             Description=f"Lets the nodes of cluster {self._cluster} use its S3 prefixes",
             Tags=labels,
         )
@@ -70,28 +67,24 @@ class ClusterProfile:
     def remove(self) -> None:
         """Delete the role, then the profile."""
         iam, profile = self._iam, {"InstanceProfileName": self._name}
-        unless(
-            _MISSING,
-            lambda: iam.remove_role_from_instance_profile(**profile, RoleName=self._name),
-        )
+        leave = partial(iam.remove_role_from_instance_profile, **profile, RoleName=self._name)
+        unless(_MISSING, leave)
         delete_role(iam, self._name)
         unless(_MISSING, lambda: iam.delete_instance_profile(**profile))
 
 
-def role_policy(spec: ClusterSpec, partition: str) -> str:
+def node_rights(spec: ClusterSpec, partition: str) -> list[dict[str, Any]]:
     """Return what the nodes may do: all with objects below the bucket's prefix, and read elsewhere."""
-    written = [parse_s3_url(spec.bucket)] if spec.bucket else []
-    read = [parse_s3_url(url) for url in spec.read_from]
-    statements = [
-        statement for place in written for statement in allow_prefix(place, _WRITE, partition)
-    ]
-    # S3 can't limit this one to a prefix.
-    buckets = [f"arn:{partition}:s3:::{place.bucket}" for place in written]
-    unfinished = ["s3:ListBucketMultipartUploads"]
-    statements += [{"Action": unfinished, "Resource": each} for each in buckets]
-    statements += [s for place in read for s in allow_prefix(place, ("s3:GetObject",), partition)]
-    statements += allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey")
-    return render_document(*statements)
+    rights = allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey")
+    if spec.bucket:
+        place = parse_s3_url(spec.bucket)
+        rights += allow_prefix(place, _WRITE, partition)
+        # S3 can't limit this one to a prefix.
+        bucket = f"arn:{partition}:s3:::{place.bucket}"
+        rights.append({"Action": ["s3:ListBucketMultipartUploads"], "Resource": bucket})
+    for url in spec.read_from:
+        rights += allow_prefix(parse_s3_url(url), ("s3:GetObject",), partition)
+    return rights
 
 
 def allow_prefix(
@@ -99,11 +92,8 @@ def allow_prefix(
 ) -> list[dict[str, Any]]:
     """Return statements that allow actions on the objects below a prefix, and listing them."""
     bucket = f"arn:{partition}:s3:::{place.bucket}"
-    objects = {
-        "Effect": "Allow",
-        "Action": list(actions),
-        "Resource": f"{bucket}/{place.below('*').prefix}",
-    }
+    below = f"{bucket}/{place.below('*').prefix}"
+    objects = {"Effect": "Allow", "Action": list(actions), "Resource": below}
     listing: dict[str, Any] = {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket}
     if place.prefix:
         # With the slash: `results` is also the beginning of `results-of-others`.

@@ -1,13 +1,51 @@
-"""Deletion of IAM roles, whatever others have attached to them."""
+"""IAM roles that services of AWS assume: creation, and deletion whatever others have attached to them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from infra.aws.clients import unless
+from botocore.exceptions import ClientError
 
-_MISSING = {"NoSuchEntity"}
+from infra.aws.clients import error_code, is_passing, retry, unless
+from infra.wait import CONSISTENCY_DEADLINE_S, Clock
+
+EXISTS, _MISSING = {"EntityAlreadyExists"}, {"NoSuchEntity"}
+
+
+def render_document(*statements: Mapping[str, Any]) -> str:
+    """Return a policy that allows these statements, as JSON."""
+    allowed = [{"Effect": "Allow", **each} for each in statements]
+    return json.dumps({"Version": "2012-10-17", "Statement": allowed})
+
+
+def make_role(
+    iam: Any,
+    trust: Mapping[str, Any],
+    rights: Iterable[Mapping[str, Any]],
+    boundary: str | None,
+    clock: Clock | None,
+    **request: Any,
+) -> None:
+    """Create a role, if it is missing, and set its rights."""
+    if boundary:
+        request["PermissionsBoundary"] = boundary
+    trusted = render_document({"Action": "sts:AssumeRole", **trust})
+    unless(EXISTS, lambda: iam.create_role(AssumeRolePolicyDocument=trusted, **request))
+    policy = {"PolicyName": "spr-cluster", "PolicyDocument": render_document(*rights)}
+    when_settled(lambda: iam.put_role_policy(RoleName=request["RoleName"], **policy), clock)
+
+
+def when_settled(call: Callable[[], object], clock: Clock | None) -> None:
+    """Repeat a call while IAM does not see what was created seconds ago."""
+
+    def is_early(error: Exception) -> bool:
+        missing = isinstance(error, ClientError) and error_code(error) in _MISSING
+        return missing or is_passing(error)
+
+    retry(call, is_early, deadline_s=CONSISTENCY_DEADLINE_S, clock=clock)
 
 
 def delete_role(iam: Any, name: str) -> None:

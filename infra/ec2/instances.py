@@ -322,6 +322,4 @@ def terminate_instances(
 
 def label_instances(ec2: EC2Client, ids: Sequence[str], labels: dict[str, str]) -> None:
     """Set tags on machines."""
-    ec2.create_tags(
-        Resources=list(ids), Tags=[{"Key": key, "Value": value} for key, value in labels.items()]
-    )
+    ec2.create_tags(Resources=list(ids), Tags=tags.to_aws(labels))

@@ -70,14 +70,18 @@ def tag_specifications(
     resource_types: Iterable[str], tags: Mapping[str, str]
 ) -> list[TagSpecificationTypeDef]:
     """Return the request parameter that tags resources on creation."""
-    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
-    specs: list[Any] = [{"ResourceType": kind, "Tags": listed} for kind in resource_types]
+    specs: list[Any] = [{"ResourceType": kind, "Tags": to_aws(tags)} for kind in resource_types]
     return specs
 
 
 def cluster_filter(cluster: str) -> list[FilterTypeDef]:
     """Return the filter for all resources of a cluster."""
     return [{"Name": f"tag:{CLUSTER}", "Values": [cluster]}]
+
+
+def to_aws(tags: Mapping[str, str]) -> Any:
+    """Convert a dictionary to AWS's list of keys and values."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def from_aws(tags: Iterable[Mapping[str, Any]] | None) -> dict[str, str]:

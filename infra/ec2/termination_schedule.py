@@ -15,17 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
-from infra.aws.roles import delete_role
+from infra.aws.roles import delete_role, make_role
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
-
-T = TypeVar("T")
 
 AFTER = timedelta(minutes=10)
 """The time from a machine's deadline to its termination by the scheduler."""
@@ -34,7 +32,6 @@ COST = "free: one of 14 million free invocations a month for each node"
 _TAKEN = {"ConflictException"}
 # A group's deletion takes a while, and another deletion in the meantime is a conflict.
 _MISSING = {"ResourceNotFoundException", "NoSuchEntity", *_TAKEN}
-_POLICY = "terminate"
 _PARALLEL = 8
 
 
@@ -86,22 +83,23 @@ class ClusterGuard:
         # The ARN here must be that of a schedule group:
         # https://docs.aws.amazon.com/scheduler/latest/UserGuide/cross-service-confused-deputy-prevention.html
         source = {"aws:SourceAccount": account, "aws:SourceArn": group}
-        service = {"Service": "scheduler.amazonaws.com"}
-        request: dict[str, Any] = {
-            "RoleName": self._role,
-            "AssumeRolePolicyDocument": _document("sts:AssumeRole", source, Principal=service),
-            "Description": f"Terminates machines of cluster {self._cluster} after their deadline",
-            "Tags": self._tags,
+        ours = {f"aws:ResourceTag/{tags.CLUSTER}": self._cluster}
+        rights = {
+            "Action": "ec2:TerminateInstances",
+            "Condition": {"StringEquals": ours},
+            "Resource": f"arn:{partition}:ec2:{region}:{account}:instance/*",
         }
-        if self._boundary:
-            request["PermissionsBoundary"] = self._boundary
-        unless({"EntityAlreadyExists"}, lambda: self._iam.create_role(**request))
-        policy = _document(
-            "ec2:TerminateInstances",
-            {f"aws:ResourceTag/{tags.CLUSTER}": self._cluster},
-            Resource=f"arn:{partition}:ec2:{region}:{account}:instance/*",
+        service = {"Service": "scheduler.amazonaws.com"}
+        make_role(
+            self._iam,
+            {"Principal": service, "Condition": {"StringEquals": source}},
+            [rights],
+            self._boundary,
+            self._clock,
+            RoleName=self._role,
+            Description=f"Terminates machines of cluster {self._cluster} after their deadline",
+            Tags=self._tags,
         )
-        self._iam.put_role_policy(RoleName=self._role, PolicyName=_POLICY, PolicyDocument=policy)
         return f"arn:{partition}:iam::{account}:role/{self._role}"
 
     def _make_group(self) -> str | None:
@@ -115,8 +113,7 @@ class ClusterGuard:
 
     @property
     def _tags(self) -> Any:
-        labels = tags.resource_tags(self._cluster, "guard")
-        return [{"Key": key, "Value": value} for key, value in labels.items()]
+        return tags.to_aws(tags.resource_tags(self._cluster, "guard"))
 
     def _schedule(self, instance_id: str, expires: datetime, role: str) -> dict[str, Any]:
         partition = role.split(":")[1]
@@ -200,8 +197,3 @@ def _is_too_early(error: Exception) -> bool:
     https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
     """
     return is_passing(error) or "to assume the role" in str(error)
-
-
-def _document(action: str, equals: dict[str, str], **more: Any) -> str:
-    allow = {"Effect": "Allow", "Action": action, "Condition": {"StringEquals": equals}, **more}
-    return json.dumps({"Version": "2012-10-17", "Statement": [allow]})

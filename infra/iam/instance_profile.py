@@ -5,25 +5,21 @@ The profile is created first and deleted last, so that it shows that a role may 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, unless
-from infra.aws.roles import delete_role
+from infra.aws.clients import DENIED, Clients, error_code, unless
+from infra.aws.roles import EXISTS, delete_role, make_role, when_settled
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, Resource
 from infra.s3_url import S3Location, parse_s3_url
 from infra.spec import ClusterSpec
-from infra.wait import CONSISTENCY_DEADLINE_S, Clock
+from infra.wait import Clock
 
-T = TypeVar("T")
-
-_POLICY = "bucket"
-_EXISTS, _MISSING = {"EntityAlreadyExists"}, {"NoSuchEntity"}
+_MISSING = {"NoSuchEntity"}
 _RECORDED = ("spr-cluster:bucket", "spr-cluster:read-from")
 _WRITE = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
 
@@ -51,82 +47,44 @@ class ClusterProfile:
 
     def make(self, spec: ClusterSpec) -> None:
         """Create the profile and its role, or what is missing of them. The role gets its rights first."""
-        iam, profile, role = (
-            self._iam,
-            {"InstanceProfileName": self._name},
-            {"RoleName": self._name},
-        )
-        labels: Any = [
-            {"Key": key, "Value": value}
-            for key, value in tags.resource_tags(self._cluster, "s3").items()
-        ]
-        request: dict[str, Any] = {
-            **role,
-            "AssumeRolePolicyDocument": json.dumps(_TRUST),
-            "Description": f"Lets the nodes of cluster {self._cluster} use its S3 prefixes",
-            "Tags": labels,
-        }
-        if spec.permissions_boundary:
-            request["PermissionsBoundary"] = spec.permissions_boundary
-        document = json.dumps(role_policy(spec, self._clients.caller.arn.split(":")[1]))
-        unless(_EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
-        unless(_EXISTS, lambda: iam.create_role(**request))
-        self._settled(
-            lambda: iam.put_role_policy(**role, PolicyName=_POLICY, PolicyDocument=document)
+        iam, profile = self._iam, {"InstanceProfileName": self._name}
+        labels: Any = tags.to_aws(tags.resource_tags(self._cluster, "s3"))
+        unless(EXISTS, lambda: iam.create_instance_profile(**profile, Tags=labels))
+        make_role(
+            iam,
+            {"Principal": {"Service": "ec2.amazonaws.com"}},
+            node_rights(spec, self._clients.caller.arn.split(":")[1]),
+            spec.permissions_boundary,
+            self._clock,
+            RoleName=self._name,
+            Description=f"Lets the nodes of cluster {self._cluster} use its S3 prefixes",
+            Tags=labels,
         )
         # A profile holds one role, and this one can only be ours.
-        self._settled(
-            lambda: unless(
-                {"LimitExceeded"}, lambda: iam.add_role_to_instance_profile(**profile, **role)
-            )
-        )
-
-    def _settled(self, call: Callable[[], object]) -> None:
-        """Repeat a call while IAM does not see what was created seconds ago."""
-
-        def is_early(error: Exception) -> bool:
-            missing = isinstance(error, ClientError) and error_code(error) in _MISSING
-            return missing or is_passing(error)
-
-        retry(call, is_early, deadline_s=CONSISTENCY_DEADLINE_S, clock=self._clock)
+        add = partial(iam.add_role_to_instance_profile, **profile, RoleName=self._name)
+        when_settled(lambda: unless({"LimitExceeded"}, add), self._clock)
 
     def remove(self) -> None:
         """Delete the role, then the profile."""
         iam, profile = self._iam, {"InstanceProfileName": self._name}
-        unless(
-            _MISSING,
-            lambda: iam.remove_role_from_instance_profile(**profile, RoleName=self._name),
-        )
+        leave = partial(iam.remove_role_from_instance_profile, **profile, RoleName=self._name)
+        unless(_MISSING, leave)
         delete_role(iam, self._name)
         unless(_MISSING, lambda: iam.delete_instance_profile(**profile))
 
 
-_TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [
-        {
-            "Effect": "Allow",
-            "Principal": {"Service": "ec2.amazonaws.com"},
-            "Action": "sts:AssumeRole",
-        }
-    ],
-}
-
-
-def role_policy(spec: ClusterSpec, partition: str) -> dict[str, Any]:
+def node_rights(spec: ClusterSpec, partition: str) -> list[dict[str, Any]]:
     """Return what the nodes may do: all with objects below the bucket's prefix, and read elsewhere."""
-    written = [parse_s3_url(spec.bucket)] if spec.bucket else []
-    read = [parse_s3_url(url) for url in spec.read_from]
-    statements = [
-        statement for place in written for statement in allow_prefix(place, _WRITE, partition)
-    ]
-    # S3 can't limit this one to a prefix.
-    unfinished = {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"]}
-    buckets = [f"arn:{partition}:s3:::{place.bucket}" for place in written]
-    statements += [{**unfinished, "Resource": each} for each in buckets]
-    statements += [s for place in read for s in allow_prefix(place, ("s3:GetObject",), partition)]
-    statements += allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey")
-    return {"Version": "2012-10-17", "Statement": statements}
+    rights = allow_key(spec.bucket_kms_key, "Decrypt", "GenerateDataKey")
+    if spec.bucket:
+        place = parse_s3_url(spec.bucket)
+        rights += allow_prefix(place, _WRITE, partition)
+        # S3 can't limit this one to a prefix.
+        bucket = f"arn:{partition}:s3:::{place.bucket}"
+        rights.append({"Action": ["s3:ListBucketMultipartUploads"], "Resource": bucket})
+    for url in spec.read_from:
+        rights += allow_prefix(parse_s3_url(url), ("s3:GetObject",), partition)
+    return rights
 
 
 def allow_prefix(
@@ -134,11 +92,8 @@ def allow_prefix(
 ) -> list[dict[str, Any]]:
     """Return statements that allow actions on the objects below a prefix, and listing them."""
     bucket = f"arn:{partition}:s3:::{place.bucket}"
-    objects = {
-        "Effect": "Allow",
-        "Action": list(actions),
-        "Resource": f"{bucket}/{place.below('*').prefix}",
-    }
+    below = f"{bucket}/{place.below('*').prefix}"
+    objects = {"Effect": "Allow", "Action": list(actions), "Resource": below}
     listing: dict[str, Any] = {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket}
     if place.prefix:
         # With the slash: `results` is also the beginning of `results-of-others`.

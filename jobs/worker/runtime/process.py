@@ -6,12 +6,10 @@ Runs on Python 3.8.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -30,7 +28,6 @@ _MPIRUN = ("PMI_RANK", "PMI_SIZE")
 """Hydra (Intel MPI, MPICH) sets both in every process, whether it uses MPI or not."""
 _TORCHRUN = ("RANK", "WORLD_SIZE")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE")
-_SIOCGIFADDR = 0x8915  # netdevice(7)
 PLANNED = "SPR_PLANNED_RANKS"
 """The environment variable with the planned number of ranks, for a job that continues with fewer."""
 
@@ -82,18 +79,11 @@ def read_words(path: Path) -> list[str]:
 
 
 def choose_interface(environ: MutableMapping[str, str]) -> None:
-    """Of several network interfaces, keep the one that has this machine's address toward rank 0."""
-    names = environ.get("GLOO_SOCKET_IFNAME", "").split(",")
-    if len(names) < 2:
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((environ["MASTER_ADDR"], 1))  # sends nothing
-        own = socket.inet_aton(probe.getsockname()[0])
-        for name in names:
-            with suppress(OSError):
-                request = struct.pack("256s", name.encode())
-                if fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24] == own:
-                    environ.update(dict.fromkeys({*_INTERFACES} & environ.keys(), name))
+    """Of the network interfaces of all nodes, keep this machine's."""
+    here = {name for _, name in socket.if_nameindex()}
+    for variable in {*_INTERFACES} & environ.keys():
+        own = ",".join(name for name in environ[variable].split(",") if name in here)
+        environ[variable] = own or environ[variable]
 
 
 class LocalPlace(NamedTuple):

@@ -37,8 +37,7 @@ _RANGE = re.compile(r"(\d{1,15}) (\d{1,15})")
 _TRIES, _LONGEST_S = 6, 20.0
 """Failures in a row, without a byte between them, after which a part counts as failed."""
 _HINT = (
-    "`up --bucket s3://…` and `up --read-from s3://…` give a cluster's nodes access; S3 also denies access "
-    "to a name that does not exist"
+    "`up --bucket` and `up --read-from` give nodes access; S3 also denies names that do not exist"
 )
 _DENIED, _MISSING = ("403", "AccessDenied"), ("404", "NoSuchKey")
 

@@ -12,8 +12,9 @@ from typing import Any
 import boto3
 import pytest
 
+from infra.aws.roles import render_document
 from infra.iam.bucket_access import check_bucket
-from infra.iam.instance_profile import role_policy
+from infra.iam.instance_profile import node_rights
 from infra.local.api.s3 import S3Call, Storage
 from infra.local.policy import Request, parse_policy
 from infra.spec import build_spec
@@ -156,7 +157,7 @@ def test_a_bucket_of_another_account_is_mentioned(line: CommandLine, encrypt: En
 
 def test_the_nodes_may_find_unfinished_uploads() -> None:
     spec = build_spec(name="spr", ssh_cidrs=("192.0.2.1/32",), bucket="s3://team-b/results")
-    policy = parse_policy(json.dumps(role_policy(spec, "aws")), "the role's")
+    policy = parse_policy(render_document(*node_rights(spec, "aws")), "the role's")
 
     for bucket, may in {"team-b": True, "team-c": False}.items():
         looks = Request("s3:ListBucketMultipartUploads", f"arn:aws:s3:::{bucket}", {})

@@ -75,3 +75,15 @@ def test_machines_go_even_if_the_scheduler_can_not_be_asked(
     assert result.code == 1
     assert "no permission for ListSchedules" in result.err
     assert line.ids("pending", "running", "stopped") == []
+
+
+@pytest.mark.parametrize("option", [("--second-guard",), ("--bucket", "s3://team-b")])
+def test_a_role_that_iam_does_not_see_yet_is_waited_for(
+    line: CommandLine, option: tuple[str, ...]
+) -> None:
+    line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+    early = "code = 'NoSuchEntity'\nstatus = 404\ntimes = 2\n"
+    line.cloud.faults(f"[[error]]\naction = 'PutRolePolicy'\n{early}")
+
+    line.must("up", "--nodes", "1", *option, "--yes")
+    line.must("down", "--yes")

@@ -159,7 +159,7 @@ def test_each_machine_has_a_schedule_and_the_role_the_least_rights(
     assert trust["Condition"] == {
         "StringEquals": {"aws:SourceAccount": ACCOUNT, "aws:SourceArn": group}
     }
-    policy: Any = clients.iam.get_role_policy(RoleName=role["RoleName"], PolicyName="terminate")
+    policy: Any = clients.iam.get_role_policy(RoleName=role["RoleName"], PolicyName="spr-cluster")
     assert policy["PolicyDocument"]["Statement"] == [
         {
             "Effect": "Allow",

@@ -77,7 +77,9 @@ def test_a_schedule_for_an_unknown_machine_ends_none(cloud: FakeCloud) -> None:
 def test_a_removed_role_ends_none(cloud: FakeCloud) -> None:
     machine = run(cloud)
     guard(cloud, machine)
-    cloud.clients.iam.delete_role_policy(RoleName=f"{GROUP}-us-east-1-end", PolicyName="terminate")
+    cloud.clients.iam.delete_role_policy(
+        RoleName=f"{GROUP}-us-east-1-end", PolicyName="spr-cluster"
+    )
 
     cloud.clock.sleep(2 * 3600)
 
@@ -103,7 +105,7 @@ def test_it_refuses_what_aws_refuses(cloud: FakeCloud) -> None:
     assert refusal(scheduler.create_schedule, **other) == "ValidationException"
     role = f"{GROUP}-us-east-1-end"
     assert refusal(iam.delete_role, RoleName=role) == "DeleteConflict"
-    iam.delete_role_policy(RoleName=role, PolicyName="terminate")
+    iam.delete_role_policy(RoleName=role, PolicyName="spr-cluster")
     iam.delete_role(RoleName=role)
     assert refusal(scheduler.update_schedule, **request) == "ValidationException"
 

@@ -246,7 +246,7 @@ def test_reasons_of_refusals(
     with pytest.raises(StagingError, match=f"{URL}: AccessDenied: the nodes may not") as caught:
         run()
     assert "--read-from" in str(caught.value.hint)
-    assert "that does not exist" in str(caught.value.hint)
+    assert "that do not exist" in str(caught.value.hint)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -179,6 +180,40 @@ def test_unequal_nodes_sum_in_one_ring() -> None:
 
 def test_a_lost_rank_is_noticed_where_ranks_sum_by_node(tmp_path: Path) -> None:
     assert run_ranks(4, 2, "float32", str(tmp_path), "rank 3") == [0, 0, 0, 0]
+
+
+AGREE = """
+import json, sys, torch
+from jobs.worker.runtime.ranks import join
+from jobs.worker.fast.communication import Replica
+from jobs.worker.fast.compilation import FAST
+from tests.jobs.worker.fast.test_communication import IDS, small_model
+
+class Layers:
+    trouble = ""
+    def end(self, model, texts):
+        ended.append([step, texts])
+
+ended = []
+with join("gloo") as ranks:
+    model = small_model()
+    vars(model)[FAST] = Layers()
+    replica = Replica(model, torch.float32, ranks.control)
+    for step in range(6):
+        if (step, ranks.rank) == (2, 1):
+            vars(model)[FAST].trouble = "no compiler"
+        replica(torch.tensor(IDS[ranks.rank : ranks.rank + 1])).backward()
+    with open(f"{sys.argv[1]}/{ranks.rank}.json", "w") as file:
+        json.dump(ended, file)
+"""
+
+
+def test_all_ranks_leave_compiled_layers_before_the_same_step_if_one_has_to(tmp_path: Path) -> None:
+    assert run_ranks(2, 2, str(tmp_path), script=AGREE) == [0, 0]
+
+    # Rank 1 says so with its step 2, which starts as compiled as that of rank 0.
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [[3, ["", "no compiler"]]]
 
 
 COUNT = """

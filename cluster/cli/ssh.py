@@ -88,13 +88,10 @@ def _set_up(*, remove: bool) -> int:
     if remove:
         done = user_ssh.remove_include()
         say("~/.ssh/config is as before" if done else "there was nothing to remove")
-        return 0
-    done = user_ssh.add_include()
-    say(
-        "~/.ssh/config includes all nodes now. Try: ssh NAME-node0"
-        if done
-        else "~/.ssh/config includes all nodes already"
-    )
+    elif user_ssh.add_include():
+        say("~/.ssh/config includes all nodes now. Try: ssh NAME-node0")
+    else:
+        say("~/.ssh/config includes all nodes already")
     return 0
 
 

@@ -164,9 +164,7 @@ class TreeProgress:
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
         for phase in list(self._phases):
-            mark: RenderableType = self._spinner
-            if phase.end is not None:
-                mark = phase.mark
+            mark: RenderableType = self._spinner if phase.end is None else phase.mark
             note = f"\n[dim]{escape(phase.note)}[/]" if phase.note else ""
             mark = Padding(mark, (0, 0, 0, 2 * phase.depth))
             grid.add_row(mark, escape(phase.title) + note, format_seconds(phase.seconds))

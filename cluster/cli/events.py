@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -85,6 +86,8 @@ def _on_nodes(args: argparse.Namespace, files: ClusterFiles) -> list[Mapping[str
     try:
         ctx = open_cluster(args)
         found = describe_inventory(ctx.clients.ec2, args.name)
+        if found.record and not found.alive:
+            return [_ended(ctx.now(), str(found.record.options.get("bucket") or ""))]
         read = ask_head(ctx, found, lambda head: head.run(_READ).stdout, _HEAD_S)
     except (SprError, BotoCoreError, ClientError):
         return []
@@ -102,6 +105,12 @@ def _on_nodes(args: argparse.Namespace, files: ClusterFiles) -> list[Mapping[str
                 }
             )
     return said
+
+
+def _ended(now: datetime, bucket: str) -> Mapping[str, Any]:
+    what = "no machine is left: they powered off by themselves, or were ended elsewhere"
+    what += f"; its jobs: spr-cluster jobs {bucket}" if bucket else ""
+    return {"time": tags.render_time(now), "event": "ended", "what": what}
 
 
 def _bought_elsewhere(

@@ -14,10 +14,16 @@ from cluster.console.output import confirm, emit, printable, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
-from infra.errors import UsageError
+from infra.errors import NoClusterError, UsageError
 from infra.s3_url import parse_s3_url
 from infra.words import counted, parse_duration, spoken_time
-from jobs.cli.shared.chosen_job import add_job_options, is_stored, open_launcher, open_s3
+from jobs.cli.shared.chosen_job import (
+    add_job_options,
+    is_stored,
+    look_in_bucket,
+    open_launcher,
+    open_s3,
+)
 from jobs.cli.shared.job_display import JobDisplay, render_event
 from jobs.launchers.bucket import list_stored
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
@@ -73,7 +79,11 @@ def add_parser(subparsers: SubParsers) -> None:
 def run_jobs(args: argparse.Namespace) -> int:
     if is_stored(args.job):
         return _run_stored(args)
-    launcher, now = open_launcher(args), utc_now()
+    try:
+        launcher, now = open_launcher(args), utc_now()
+    except NoClusterError as error:
+        look_in_bucket(args, error)
+        return _run_stored(args)
     found = launcher.list_jobs()
     if args.job:
         job = choose_job(found, args.job, launcher.place)

@@ -12,7 +12,7 @@ from cluster.console.display import make_progress
 from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command
 from infra.aws.s3 import check_s3_location, connect_s3, push_folder
-from infra.errors import JobError, SprError, UsageError
+from infra.errors import JobError, NoClusterError, SprError, UsageError
 from infra.files import read_object
 from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Progress
@@ -22,6 +22,7 @@ from jobs.cli.shared.chosen_job import (
     add_results_option,
     choose_results,
     is_stored,
+    look_in_bucket,
     object_name,
     open_launcher,
     open_s3,
@@ -140,10 +141,14 @@ def run(args: argparse.Namespace) -> int:
     if args.results:
         check_writable(expand_home(args.results))
     if is_stored(args.job):
-        return _run_stored(args)
+        return run_stored(args)
     target = open_push_target(args)
     progress = make_progress()
-    launcher, found = _find_job(args, progress)
+    try:
+        launcher, found = _find_job(args, progress)
+    except NoClusterError as error:
+        look_in_bucket(args, error, one=True)
+        return run_stored(args)
     if found.state == RUNNING:
         say(f"{found.job} is still running; fetching its output so far")
     results = choose_results(args, found.job)
@@ -158,9 +163,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_stored(args: argparse.Namespace) -> int:
+def run_stored(args: argparse.Namespace) -> int:
     """Fetch a job from S3; no cluster is needed."""
-    refused = [flag for flag in ("name", "push_to", "context", "claim") if getattr(args, flag)]
+    names = ("name", "push_to", "context", "claim")
+    refused = [flag for flag in names if getattr(args, flag, None)]
     if refused:
         option = refused[0].replace("_", "-")
         raise UsageError(f"--{option}: the job is read from {args.job}: omit it")
@@ -172,7 +178,7 @@ def _run_stored(args: argparse.Namespace) -> int:
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
     with progress.phase(f"Fetch {job}"):
-        choice = {"all_checkpoints": args.all_checkpoints}
+        choice = {"all_checkpoints": getattr(args, "all_checkpoints", False)}
         fetched = fetch_stored(s3, place, sizes, results, progress.note, **choice)
     for line in fetched.said:
         say(line)
@@ -186,6 +192,8 @@ def _find_job(args: argparse.Namespace, progress: Progress) -> tuple[Launcher, J
     try:
         launcher = open_launcher(args, progress)
         return launcher, choose_job(launcher.list_jobs(), args.job, launcher.place)
+    except NoClusterError:
+        raise
     except SprError as error:
         if url := _find_url(args):
             hint = f"the job is also in S3: spr-cluster fetch {url}"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.cli.chosen_cluster import (
     add_cluster_options,
@@ -21,8 +21,9 @@ from cluster.cli.chosen_cluster import (
     open_context,
 )
 from cluster.console.display import make_progress
+from cluster.console.output import say
 from cluster.context import Context
-from cluster.local_files import home, utc_now
+from cluster.local_files import home, remembered_cloud, utc_now
 from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.clients import connect
@@ -30,13 +31,18 @@ from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
 from infra.cost.prices import Prices
 from infra.ec2.inventory import describe_inventory
-from infra.errors import MissingExtraError, UsageError
-from infra.files import parse_as, read_text
+from infra.errors import MissingExtraError, NoClusterError, UsageError
+from infra.files import parse_as, read_object, read_text
+from infra.project_file import read_project_file
+from infra.s3_url import parse_s3_url
+from infra.spec import DEFAULT_NAME
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
 from jobs.cli.shared.when_done import keep_nodes, require_limit
+from jobs.launchers.bucket import list_stored
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher, SubmittedJob
-from jobs.launchers.launcher import NAME, Launcher
+from jobs.launchers.launcher import NAME, Launcher, choose_job
+from jobs.launchers.plan import RECORD
 from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import CloudInfo
@@ -105,6 +111,30 @@ def open_s3(args: argparse.Namespace, progress: Progress) -> S3Client:
     if args.cloud == "local":
         return connect(open_cloud("local", args.region or DEFAULT_REGION, progress)).s3
     return connect_s3()
+
+
+def look_in_bucket(args: argparse.Namespace, error: NoClusterError, *, one: bool = False) -> None:
+    """Make ``args.job`` the URL of a job, or of all, that a cluster which is gone has stored.
+
+    The bucket is that of the cluster's record, of spr-cluster.toml, or of the newest job's record here.
+    With ``one``, the default is the newest job. Raises ``error`` if no bucket is known.
+    """
+    table = read_project_file().table("cluster")
+    paths = Path("results").glob(f"{args.job or '*'}/job/{RECORD}")
+    known = [read_object(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
+    ours = [each for each in known if not args.named or each.get("cluster") == args.name]
+    record: dict[str, Any] = next((each for each in reversed(ours) if each.get("bucket")), {})
+    of_file = table.get("bucket", "") if table.get("name", DEFAULT_NAME) == args.name else ""
+    bucket = error.bucket or of_file or str(record.get("bucket", ""))
+    if not bucket:
+        raise error
+    say(f"{error.message}; looking in {bucket}")
+    made_in = (remembered_cloud(args.name) or (record.get("cloud"),))[0]
+    args.cloud = args.cloud or ("local" if made_in == "local" else None)
+    if one and not args.job:
+        stored = list_stored(open_s3(args, Silent()), parse_s3_url(bucket))
+        args.job = choose_job(stored, None, f"in {bucket}").job
+    args.name, args.job = None, "/".join(filter(None, (bucket.rstrip("/"), args.job)))
 
 
 def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> Launcher:

@@ -281,7 +281,9 @@ def run_gc(args: argparse.Namespace) -> int:
         command = f"spr-cluster down --yes --name {each.name} --cloud {cloud.name}"
         say(f"Not removed, because somebody else made it: {command} --region {each.region}")
     if rest and not args.json:
-        kept = [f"{c.name} ({_why_kept(c, now)})" for c in rest]
+        why = {"kept image": "a kept image"}
+        new = "new: `up` may still be buying its nodes"
+        kept = [f"{c.name} ({why.get(c.state(now), new)})" for c in rest]
         print(f"Not removed: {', '.join(kept)}; --all removes them")
     if failed:
         lines = "".join(f"\n  {c.name} ({c.region}): {reason}" for c, reason in failed)
@@ -312,11 +314,6 @@ def _remove_all(
                 raise
             failed.append((cluster, reason))
     return failed
-
-
-def _why_kept(cluster: Overview, now: datetime) -> str:
-    is_image = cluster.state(now) == "kept image"
-    return "a kept image" if is_image else "new: `up` may still be buying its nodes"
 
 
 def _is_wanted(cluster: Overview, now: datetime, *, unfinished: bool) -> bool:

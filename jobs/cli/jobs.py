@@ -105,6 +105,7 @@ def _run_stored(args: argparse.Namespace) -> int:
     with progress.phase(f"List {place}"):
         found = list_stored(open_s3(args, progress), place)
     shown = found if args.all else newest(found)
+    result: dict[str, object] = {"place": str(place), "jobs": [job.as_dict() for job in found]}
     lines = [render(shown, utc_now()) if found else f"No jobs in {place}."]
     if hidden := len(found) - len(shown):
         lines.append(f"{counted(hidden, 'earlier job')}: --all")
@@ -115,7 +116,8 @@ def _run_stored(args: argparse.Namespace) -> int:
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
         words += ["--cloud", "local"] if args.cloud == "local" else []
         lines.append(f"To get the results of one: {shlex.join(words)}")
-    emit(args, "\n".join(lines), {"place": str(place), "jobs": [job.as_dict() for job in found]})
+        result |= found[-1].as_dict() if is_one else {}
+    emit(args, "\n".join(lines), result)
     return 0
 
 

@@ -31,11 +31,10 @@ from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
 from infra.cost.prices import Prices
 from infra.ec2.inventory import describe_inventory
-from infra.errors import MissingExtraError, NoClusterError, UsageError
+from infra.errors import MissingExtraError, NoClusterError, SprError, UsageError
 from infra.files import parse_as, read_object, read_text
 from infra.project_file import read_project_file
 from infra.s3_url import parse_s3_url
-from infra.spec import DEFAULT_NAME
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
 from jobs.cli.shared.when_done import keep_nodes, require_limit
@@ -113,19 +112,20 @@ def open_s3(args: argparse.Namespace, progress: Progress) -> S3Client:
     return connect_s3()
 
 
-def look_in_bucket(args: argparse.Namespace, error: NoClusterError, *, one: bool = False) -> None:
-    """Make ``args.job`` the URL of a job, or of all, that a cluster which is gone has stored.
+def look_in_bucket(args: argparse.Namespace, error: SprError, *, one: bool = False) -> None:
+    """Make ``args.job`` the URL of the stored job, or of all, if a cluster is gone or lacks the job.
 
-    The bucket is that of the cluster's record, of spr-cluster.toml, or of the newest job's record here.
-    With ``one``, the default is the newest job. Raises ``error`` if no bucket is known.
+    The bucket is that of the cluster's record, of spr-cluster.toml, or of a job's record here. With
+    ``one``, the default is the newest job. Raises ``error`` if no bucket is known.
     """
-    table = read_project_file().table("cluster")
     paths = Path("results").glob(f"{args.job or '*'}/job/{RECORD}")
     known = [read_object(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
-    ours = [each for each in known if not args.named or each.get("cluster") == args.name]
-    record: dict[str, Any] = next((each for each in reversed(ours) if each.get("bucket")), {})
-    of_file = table.get("bucket", "") if table.get("name", DEFAULT_NAME) == args.name else ""
-    bucket = error.bucket or of_file or str(record.get("bucket", ""))
+    record: dict[str, Any] = next((each for each in reversed(known) if each.get("bucket")), {})
+    bucket = str(record.get("bucket", "")) if args.name else ""
+    if isinstance(error, NoClusterError):
+        bucket = error.bucket or read_project_file().table("cluster").get("bucket") or bucket
+    elif not args.job:  # the newest job may be on the cluster
+        bucket = ""
     if not bucket:
         raise error
     say(f"{error.message}; looking in {bucket}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from moto import mock_aws
 from infra.aws.s3 import connect_s3
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord, record_tags
-from infra.errors import JobError
+from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location
 from infra.spec import ClusterSpec
 from jobs.__main__ import main
@@ -192,6 +193,9 @@ def test_without_its_cluster_a_job_is_found_in_the_bucket(
     said = capsys.readouterr()
     assert shown in said.out
     assert "no cluster 'spr' is running in us-east-1; looking in s3://results/team" in said.err
+    if words == ["jobs", "squad-1"]:
+        assert main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == "succeeded", "Job.state needs it"
 
 
 def test_without_any_bucket_the_cluster_is_missing(
@@ -205,3 +209,20 @@ def test_without_any_bucket_the_cluster_is_missing(
     assert "its jobs are in s3://results/team: spr-cluster jobs s3://results/team" in (
         capsys.readouterr().err
     )
+
+
+def test_a_job_that_a_new_cluster_lacks_is_found_in_the_bucket(
+    s3: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: argparse.Namespace, _: object) -> None:
+        args.name = name
+        raise UsageError("there is no job squad-1 on cluster 'spr'")
+
+    monkeypatch.setattr("jobs.cli.results.fetch.open_launcher", fail)
+    write_record("spr")
+    name: str | None = "spr"
+    assert main(["fetch", "squad-1"]) == 0
+    assert "there is no job squad-1 on cluster 'spr'; looking in" in capsys.readouterr().err
+    assert main(["fetch", "--last"]) == 2
+    name = None  # such as: which cluster?
+    assert main(["fetch", "squad-1"]) == 2

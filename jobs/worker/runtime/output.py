@@ -136,7 +136,9 @@ def last_words(output: Path, rank: int) -> str:
         while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.1)
-        text = _log_of(output, rank).read_bytes()[-_TAIL:].decode(errors="replace")
+        with _log_of(output, rank).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
     printed = [_RANK.sub("", line) for line in text.splitlines() if not line.startswith(PREFIX)]

@@ -11,7 +11,7 @@ from cluster.local_files import nearest_cluster, utc_now
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import describe_inventory
-from infra.errors import SprError, UsageError
+from infra.errors import NoClusterError, SprError, UsageError
 from infra.plan.planner import is_connected, rank_instances
 from infra.words import counted, spoken_day
 from provision.host import Host
@@ -174,20 +174,23 @@ def find_cluster(
     found = describe_inventory(ec2, name, ("instances", "security_groups"))
     record = found.record
     jump = record.options["jump"] if record else None
+    bucket = (record.options.get("bucket") if record else None) or ""
     nodes = rank_nodes((i for i in found.instances if i.state == "running"), jump)
     has_head = bool(nodes) and nodes[0].instance.role == HEAD
     if not has_head and record and record.is_over(now or utc_now()):
-        raise UsageError(
+        raise NoClusterError(
             f"the nodes of cluster {name!r} shut down at the end of its time to live, "
             f"{spoken_day(record.expires)}, with all jobs, checkpoints, and models on them",
             hint=f"`spr-cluster up --name {name}{place}` creates new ones; "
             f"`spr-cluster down --name {name}{place}` removes the rest",
+            bucket=bucket,
         )
     if not nodes:
-        raise UsageError(
+        raise NoClusterError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",
             hint=f"`spr-cluster up --name {name}{place}` creates one; "
             "--name, --cloud, and --region choose another",
+            bucket=bucket,
         )
     if not has_head:
         wanted = record.nodes if record else None
@@ -201,7 +204,7 @@ def find_cluster(
     wanted = record.nodes if record else len(nodes)
     if not record:
         return Cluster(name, nodes, wanted, place)
-    bucket, proxy = (record.options.get(key) or "" for key in ("bucket", "proxy"))
+    proxy = record.options.get("proxy") or ""
     near = [word for node in nodes for word in (node.name, node.private_ip)]
     environment = proxy_environment(proxy, ec2.meta.region_name, near)
     return Cluster(name, nodes, wanted, place, record.expires, bucket, environment)

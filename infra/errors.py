@@ -2,7 +2,8 @@
 
     SprError                    exit code 1: a failure outside our control
     ├── UsageError              exit code 2: usage error; nothing changed
-    │   └── MissingExtraError   an optional Python package is not installed
+    │   ├── MissingExtraError   an optional Python package is not installed
+    │   └── NoClusterError      no cluster of that name is running
     ├── CloudError              a call to AWS or the embedded cloud failed
     │   └── NoCapacityError     EC2 refused every purchase offer
     ├── DeadlineError           a wait timed out
@@ -51,6 +52,15 @@ class MissingExtraError(UsageError):
         super().__init__(
             message, hint=f"{where}: pip {install}; with pipx: pipx runpip spr-cluster {install}"
         )
+
+
+class NoClusterError(UsageError):
+    """No cluster of that name is running. ``bucket`` is where it stored its jobs, as far as EC2 knows."""
+
+    def __init__(self, message: str, hint: str, bucket: str = "") -> None:
+        stored = f"its jobs are in {bucket}: spr-cluster jobs {bucket}; " if bucket else ""
+        super().__init__(message, hint=f"{stored}{hint}")
+        self.bucket = bucket
 
 
 class CloudError(SprError):

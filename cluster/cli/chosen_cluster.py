@@ -29,7 +29,7 @@ from infra.aws.cloud import (
     open_aws_cloud,
 )
 from infra.ec2.inventory import Inventory
-from infra.errors import SprError, UsageError
+from infra.errors import NoClusterError, SprError, UsageError
 from infra.spec import AUTO, DEFAULT_NAME, parse_ssh_cidr
 from infra.wait import Progress, Silent
 
@@ -155,15 +155,15 @@ def open_place(cloud: str, region: str | None, progress: Progress, *, buys: bool
         return open_cloud(cloud, chosen, progress, buys=buys)
 
 
-def _unknown_cluster(name: str) -> UsageError:
+def _unknown_cluster(name: str) -> NoClusterError:
     elsewhere = "AWS credentials find clusters made on other machines: `aws configure`"
     if known := known_clusters() if name != DEFAULT_NAME else _clusters_with_key():
-        return UsageError(
+        return NoClusterError(
             f"this machine knows no cluster {name!r}{nearest_cluster(name)}",
             hint=f"it knows {_list_places(known)}; {elsewhere}",
         )
     named = "" if name == DEFAULT_NAME else f" --name {name}"
-    return UsageError(
+    return NoClusterError(
         "no cluster yet",
         hint=f"`spr-cluster up --nodes 2{named}` creates one on AWS, and `spr-cluster up --nodes 2"
         f"{named} --cloud local` one in containers on this machine, without an account; {elsewhere}",

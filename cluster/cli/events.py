@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -66,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
             events += _bought_elsewhere(args, events)
         except SprError as error:
             say(f"machines that another computer bought are not listed: {error}")
-    events = sorted([*events, *_on_nodes(args, files)], key=lambda e: str(e["time"]))
+    had_nodes = any(event["event"] == "bought" for event in events)
+    events += _on_nodes(args, files, had_nodes=had_nodes)
+    events.sort(key=lambda event: str(event["time"]))
     last = slice(-(args.tail or 0), None)
     none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
 
@@ -78,13 +81,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _on_nodes(args: argparse.Namespace, files: ClusterFiles) -> list[Mapping[str, Any]]:
+def _on_nodes(
+    args: argparse.Namespace, files: ClusterFiles, *, had_nodes: bool
+) -> list[Mapping[str, Any]]:
     """Return what the nodes did by themselves; nothing if there is no head, or if it does not answer."""
     if not files.key.exists():
         return []
     try:
         ctx = open_cluster(args)
         found = describe_inventory(ctx.clients.ec2, args.name)
+        if had_nodes and found.record and not found.alive:
+            return [_ended(ctx.now(), str(found.record.options.get("bucket") or ""))]
         read = ask_head(ctx, found, lambda head: head.run(_READ).stdout, _HEAD_S)
     except (SprError, BotoCoreError, ClientError):
         return []
@@ -102,6 +109,12 @@ def _on_nodes(args: argparse.Namespace, files: ClusterFiles) -> list[Mapping[str
                 }
             )
     return said
+
+
+def _ended(now: datetime, bucket: str) -> Mapping[str, Any]:
+    what = "no machine is left: they powered off by themselves, or were ended elsewhere"
+    what += f"; its jobs: spr-cluster jobs {bucket}" if bucket else ""
+    return {"time": tags.render_time(now), "event": "ended", "what": what}
 
 
 def _bought_elsewhere(

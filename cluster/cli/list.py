@@ -281,7 +281,10 @@ def run_gc(args: argparse.Namespace) -> int:
         command = f"spr-cluster down --yes --name {each.name} --cloud {cloud.name}"
         say(f"Not removed, because somebody else made it: {command} --region {each.region}")
     if rest and not args.json:
-        print(f"Not removed (use --all): {', '.join(c.name for c in rest)}")
+        why = {"kept image": "a kept image"}
+        new = "new: `up` may still be buying its nodes"
+        kept = [f"{c.name} ({why.get(c.state(now), new)})" for c in rest]
+        print(f"Not removed: {', '.join(kept)}; --all removes them")
     if failed:
         lines = "".join(f"\n  {c.name} ({c.region}): {reason}" for c, reason in failed)
         raise SprError(f"{len(failed)} of {counted(len(wanted), 'cluster')} not removed:{lines}")

@@ -13,14 +13,16 @@ from typing import Any
 from cluster.console.display import PlainProgress, TreeProgress, make_progress
 from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command, positive_int
-from infra.errors import JobError, SprError, UsageError
+from infra.errors import JobError, NoClusterError, SprError, UsageError
 from infra.files import read_object
 from infra.wait import Progress, wait_until
+from jobs.cli.results.fetch import run_stored
 from jobs.cli.shared.chosen_job import (
     add_job_options,
     add_results_option,
     choose_results,
     find_access,
+    look_in_bucket,
     open_job_context,
     open_kubernetes,
     open_launcher,
@@ -101,7 +103,11 @@ def run_attach(args: argparse.Namespace) -> int:
             for line in launcher.fetch(found.job, results, progress.note).missing:
                 say(line)
     else:
-        context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
+        try:
+            context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
+        except NoClusterError as error:
+            look_in_bucket(args, error, one=True)
+            return run_stored(args)
         listed = list_jobs(context.open_host(context.cluster.head))
         found = _choose(listed, args, f"on cluster {context.cluster.name}")
         results = choose_results(args, found.job)

@@ -14,10 +14,16 @@ from cluster.console.output import confirm, emit, printable, say, wrap
 from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
-from infra.errors import UsageError
+from infra.errors import NoClusterError, UsageError
 from infra.s3_url import parse_s3_url
 from infra.words import counted, parse_duration, spoken_time
-from jobs.cli.shared.chosen_job import add_job_options, is_stored, open_launcher, open_s3
+from jobs.cli.shared.chosen_job import (
+    add_job_options,
+    is_stored,
+    look_in_bucket,
+    open_launcher,
+    open_s3,
+)
 from jobs.cli.shared.job_display import JobDisplay, render_event
 from jobs.launchers.bucket import list_stored
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher
@@ -73,7 +79,11 @@ def add_parser(subparsers: SubParsers) -> None:
 def run_jobs(args: argparse.Namespace) -> int:
     if is_stored(args.job):
         return _run_stored(args)
-    launcher, now = open_launcher(args), utc_now()
+    try:
+        launcher, now = open_launcher(args), utc_now()
+    except NoClusterError as error:
+        look_in_bucket(args, error)
+        return _run_stored(args)
     found = launcher.list_jobs()
     if args.job:
         job = choose_job(found, args.job, launcher.place)
@@ -95,6 +105,7 @@ def _run_stored(args: argparse.Namespace) -> int:
     with progress.phase(f"List {place}"):
         found = list_stored(open_s3(args, progress), place)
     shown = found if args.all else newest(found)
+    result: dict[str, object] = {"place": str(place), "jobs": [job.as_dict() for job in found]}
     lines = [render(shown, utc_now()) if found else f"No jobs in {place}."]
     if hidden := len(found) - len(shown):
         lines.append(f"{counted(hidden, 'earlier job')}: --all")
@@ -105,8 +116,8 @@ def _run_stored(args: argparse.Namespace) -> int:
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
         words += ["--cloud", "local"] if args.cloud == "local" else []
         lines.append(f"To get the results of one: {shlex.join(words)}")
-    text = wrap("\n".join(lines))
-    emit(args, text, {"place": str(place), "jobs": [job.as_dict() for job in found]})
+        result |= found[-1].as_dict() if is_one else {}
+    emit(args, wrap("\n".join(lines)), result)
     return 0
 
 

@@ -244,7 +244,7 @@ def read_output_dir(given: str | None, sent: SentFolders, files: Iterable[str]) 
     path = os.path.normpath(given)
     place = os.path.normpath(f"{sent.subfolder}/{path}")
     names = [*files, *(sent.project.names or () if sent.project else ())]
-    data = [each.place for each in sent.folders if each.shared]
+    data = [each.target.removeprefix("work/") for each in sent.folders if each.shared]
     if path.startswith(("/", "..")) or path == ".":
         raise UsageError(f"--output-dir {given}: expected a folder in the working folder")
     if any(f"{name}/".startswith(f"{place}/") for name in names):

@@ -55,11 +55,6 @@ class JobFolder:
     names: tuple[str, ...] | None = None
 
     @property
-    def place(self) -> str:
-        """Its path in the project."""
-        return self.target.removeprefix("work/")
-
-    @property
     def shared(self) -> bool:
         return self.names is None
 

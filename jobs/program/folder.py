@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import stat
 import subprocess
@@ -19,6 +18,7 @@ from infra.project_file import PROJECT_FILE, find_project_file
 from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
 from jobs.launchers.plan import JobFolder
+from jobs.program.plan import name_largest
 from jobs.worker.storage.ownership import describe
 
 IGNORE_FILE = ".sprignore"
@@ -30,7 +30,9 @@ _ENOUGH = 1 << 20
 _GIT_S = 60
 _NO_TREE = re.compile("not a git repository|must be run in a work tree")
 # What git ignores and nobody misses.
-_NOT_MISSED = re.compile(r"(^|/)(\.|__pycache__/|node_modules/|[^/]+\.egg-info/)|^results/|\.pyc$")
+_NOT_MISSED = re.compile(
+    r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
+)
 
 
 def find_project(folder: Path) -> Path | None:
@@ -75,7 +77,7 @@ def choose_folders(
     if root is None:
         return SentFolders(data=found)
     subfolder = here.resolve().relative_to(root.resolve()).as_posix() if given is None else "."
-    without = tuple(each.place for each in found)
+    without = tuple(each.target.removeprefix("work/") for each in found)
     return SentFolders(read_project(root, max_bytes=max_bytes, without=without), found, subfolder)
 
 
@@ -132,43 +134,24 @@ def describe_left_out(sent: SentFolders, files: Iterable[str]) -> str:
     """Return a line on what jobs lack of the project, largest first; "" for nothing."""
     if not sent.project:
         return ""
-    root, instead = sent.project.root, {*files, *(each.place for each in sent.data)}
-    sizes = {
-        name: _measure(root / name) for name in _ignored(root) if name.strip("/") not in instead
-    }
-    shown = [
-        f"{name} (ignored by git, {format_size(size)})"
-        for name, size in sorted(sizes.items(), key=lambda each: -each[1])
-    ]
-    links = [
-        name for name in sent.project.names or () if name not in instead and _leads_out(root, name)
-    ]
-    shown += [f"{name} (a link to {(root / name).readlink()})" for name in links]
-    hint = f"--data-dir sends a folder, --files a file, and {IGNORE_FILE} hides this note"
-    return f"not sent: {describe(shown)}; {hint}" if shown else ""
-
-
-def _ignored(root: Path) -> set[str]:
-    """Return what git ignores and somebody may miss; a folder that it ignores as a whole ends in a slash."""
-    words = ("ls-files", "-z", "--others", "--ignored", "--directory")
-    found = {*_git(root, *words, "--exclude-standard", may_lack=True).split("\0")[:-1]}
-    if found and (root / IGNORE_FILE).is_file():
-        found -= {*_git(root, *words, f"--exclude-from={root / IGNORE_FILE}").split("\0")}
-    return {
-        name
-        for name in found
-        if not _NOT_MISSED.search(name) and not (root / name / "pyvenv.cfg").exists()
-    }
-
-
-def _measure(path: Path) -> int:
-    return sum(each.lstat().st_size for each in (path, *path.rglob("*")) if not each.is_dir())
-
-
-def _leads_out(root: Path, name: str) -> bool:
-    path = root / name
-    is_inside = path.exists() and path.resolve().is_relative_to(root.resolve())
-    return path.is_symlink() and not is_inside
+    root, sizes = sent.project.root, dict[str, int]()
+    words = ("ls-files", "-z", "--others", "--ignored", "--directory", "--exclude-standard")
+    for name in _git(root, *words, may_lack=True).split("\0")[:-1]:
+        if not _NOT_MISSED.search(name):
+            each = [path for path in (root / name, *(root / name).rglob("*")) if not path.is_dir()]
+            sizes[name] = sum(path.lstat().st_size for path in each)
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    shown = {name: f"ignored by git, {format_size(sizes[name])}" for name in largest}
+    for name in sent.project.names or ():
+        path = root / name
+        if path.is_symlink() and not (
+            path.exists() and path.resolve().is_relative_to(root.resolve())
+        ):
+            shown[name] = f"a link to {path.readlink()}"
+    instead = {*files, *(each.target.removeprefix("work/") for each in sent.data)}
+    lines = [f"{name} ({why})" for name, why in shown.items() if name.strip("/") not in instead]
+    hint = "--data-dir sends a folder, --files a file"
+    return f"not sent: {describe(lines)}; {hint}" if lines else ""
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -275,15 +258,9 @@ def read_urls(given: Sequence[str], sent: SentFolders) -> tuple[tuple[str, str],
 
 
 def _too_large(root: Path, sizes: dict[str, int], max_bytes: int) -> UsageError:
-    parts: dict[str, int] = {}
-    for name, size in sizes.items():
-        top = name.partition("/")[0]
-        parts[top] = parts.get(top, 0) + size
-    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-    shown = ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
     total = f"{counted(len(sizes), 'file')}, {format_size(sum(sizes.values()))}"
     return UsageError(
-        f"{root}: {total} exceed {format_size(max_bytes)}; the largest: {shown}",
+        f"{root}: {total} exceed {format_size(max_bytes)}; the largest: {name_largest(sizes)}",
         hint=f"list what jobs don't need in {IGNORE_FILE}, send data once with --data-dir, or send all "
         f"with --large-files (the project is the folder of {PROJECT_FILE} or the git repository)",
     )

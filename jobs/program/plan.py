@@ -127,15 +127,20 @@ def _expand(given: str, folder: Path, project: Path) -> Iterable[tuple[str, Path
                 yield (place / file.relative_to(root)).as_posix(), file.resolve()
 
 
-def _too_large(files: ProgramFiles) -> UsageError:
+def name_largest(sizes: Mapping[str, int]) -> str:
+    """Return the largest top folders and files of some paths with their sizes."""
     parts: dict[str, int] = {}
-    for name, path in files.files.items():
+    for name, size in sizes.items():
         top = name.partition("/")[0]
-        parts[top] = parts.get(top, 0) + path.stat().st_size
+        parts[top] = parts.get(top, 0) + size
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-    sizes = ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
+    return ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
+
+
+def _too_large(files: ProgramFiles) -> UsageError:
+    largest = name_largest({name: path.stat().st_size for name, path in files.files.items()})
     return UsageError(
-        f"{files} for every node exceed {format_size(MAX_BYTES)}; the largest: {sizes}",
+        f"{files} for every node exceed {format_size(MAX_BYTES)}; the largest: {largest}",
         hint="name fewer with --files, or send them with --large-files",
     )
 

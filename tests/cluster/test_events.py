@@ -205,6 +205,21 @@ def test_context_and_log_have_the_same_time_and_command(simulated_cloud: Simulat
     assert os.fspath(ctx.events.path) == os.fspath(ctx.files.events)
 
 
+def test_that_the_nodes_have_ended_by_themselves_is_shown(line: CommandLine) -> None:
+    clients = connect(line.open_cloud("aws", None, None))
+    clients.s3.create_bucket(Bucket="results")
+    line.must("up", "--nodes", "1", "--yes", "--bucket", "s3://results/team")
+    bought = [e for e in EventLog(ClusterFiles.of("spr").events).read() if e["event"] == "bought"]
+    assert "ended: " not in line.must("events").out
+    clients.ec2.terminate_instances(InstanceIds=bought[0]["resources"])
+
+    shown = " ".join(line.must("events").out.split())
+    assert "ended: no machine is left" in shown
+    assert "its jobs: spr-cluster jobs s3://results/team" in shown
+    line.must("down", "--yes")
+    assert "no machine is left" not in line.must("events").out
+
+
 def test_a_replacement_by_another_computer_is_listed_from_its_tags(line: CommandLine) -> None:
     line.must("up", "--nodes", "1", "--yes")
     log = ClusterFiles.of("spr").events

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command
 from infra.aws.s3 import check_s3_location, connect_s3, push_folder
 from infra.errors import JobError, SprError, UsageError
-from infra.files import read_object
 from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Progress
 from infra.words import counted
@@ -22,13 +20,13 @@ from jobs.cli.shared.chosen_job import (
     add_results_option,
     choose_results,
     is_stored,
+    look_in_bucket,
     object_name,
     open_launcher,
     open_s3,
 )
 from jobs.launchers.bucket import fetch_stored, find_stored
-from jobs.launchers.launcher import RUNNING, JobSummary, Launcher, choose_job
-from jobs.launchers.plan import RECORD, own_folder
+from jobs.launchers.launcher import RUNNING, choose_job
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
 
@@ -140,10 +138,15 @@ def run(args: argparse.Namespace) -> int:
     if args.results:
         check_writable(expand_home(args.results))
     if is_stored(args.job):
-        return _run_stored(args)
+        return run_stored(args)
     target = open_push_target(args)
     progress = make_progress()
-    launcher, found = _find_job(args, progress)
+    try:
+        launcher = open_launcher(args, progress)
+        found = choose_job(launcher.list_jobs(), args.job, launcher.place)
+    except SprError as error:
+        look_in_bucket(args, error, one=True)
+        return run_stored(args)
     if found.state == RUNNING:
         say(f"{found.job} is still running; fetching its output so far")
     results = choose_results(args, found.job)
@@ -158,9 +161,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_stored(args: argparse.Namespace) -> int:
+def run_stored(args: argparse.Namespace) -> int:
     """Fetch a job from S3; no cluster is needed."""
-    refused = [flag for flag in ("name", "push_to", "context", "claim") if getattr(args, flag)]
+    names = ("name", "push_to", "context", "claim")
+    refused = [flag for flag in names if getattr(args, flag, None)]
     if refused:
         option = refused[0].replace("_", "-")
         raise UsageError(f"--{option}: the job is read from {args.job}: omit it")
@@ -172,34 +176,10 @@ def _run_stored(args: argparse.Namespace) -> int:
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
     with progress.phase(f"Fetch {job}"):
-        choice = {"all_checkpoints": args.all_checkpoints}
+        choice = {"all_checkpoints": getattr(args, "all_checkpoints", False)}
         fetched = fetch_stored(s3, place, sizes, results, progress.note, **choice)
     for line in fetched.said:
         say(line)
     known: dict[str, Any] = {**found.as_dict(), "results": str(results), "pushed_to": None}
     emit(args, f"{job} ({found.state}): {results}/", known)
     return 0
-
-
-def _find_job(args: argparse.Namespace, progress: Progress) -> tuple[Launcher, JobSummary]:
-    """Find the job on its cluster. If it or the cluster is gone, the error says where else it is."""
-    try:
-        launcher = open_launcher(args, progress)
-        return launcher, choose_job(launcher.list_jobs(), args.job, launcher.place)
-    except SprError as error:
-        if url := _find_url(args):
-            hint = f"the job is also in S3: spr-cluster fetch {url}"
-            error.hint = f"{hint}\n  → {error.hint}" if error.hint else hint
-        raise
-
-
-def _find_url(args: argparse.Namespace) -> str:
-    """Return a job's URL in S3, as its record on this machine says; "" if it does not."""
-    folder = expand_home(args.results) if args.results else Path("results", args.job or "")
-    with suppress(UsageError):
-        record = read_object(own_folder(folder) / RECORD, optional=True)
-        more = record.get("more")
-        bucket = record.get("bucket") or (more.get("bucket") if isinstance(more, dict) else None)
-        if bucket and record.get("job") == args.job:
-            return f"{bucket}/{args.job}"
-    return ""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.cli.chosen_cluster import (
     add_cluster_options,
@@ -21,8 +21,9 @@ from cluster.cli.chosen_cluster import (
     open_context,
 )
 from cluster.console.display import make_progress
+from cluster.console.output import say
 from cluster.context import Context
-from cluster.local_files import home, utc_now
+from cluster.local_files import home, remembered_cloud, utc_now
 from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.caller import short_owner
@@ -31,13 +32,17 @@ from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
 from infra.cost.prices import Prices
 from infra.ec2.inventory import describe_inventory
-from infra.errors import MissingExtraError, UsageError
-from infra.files import parse_as, read_text
+from infra.errors import MissingExtraError, NoClusterError, SprError, UsageError
+from infra.files import parse_as, read_object, read_text
+from infra.project_file import read_project_file
+from infra.s3_url import parse_s3_url
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
 from jobs.cli.shared.when_done import keep_nodes, require_limit
+from jobs.launchers.bucket import list_stored
 from jobs.launchers.kubernetes.launcher import KubernetesLauncher, SubmittedJob
-from jobs.launchers.launcher import NAME, Launcher
+from jobs.launchers.launcher import NAME, Launcher, choose_job
+from jobs.launchers.plan import RECORD
 from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import CloudInfo
@@ -106,6 +111,31 @@ def open_s3(args: argparse.Namespace, progress: Progress) -> S3Client:
     if args.cloud == "local":
         return connect(open_cloud("local", args.region or DEFAULT_REGION, progress)).s3
     return connect_s3()
+
+
+def look_in_bucket(args: argparse.Namespace, error: SprError, *, one: bool = False) -> None:
+    """Make ``args.job`` the URL of the stored job, or of all, if a cluster is gone or lacks the job.
+
+    The bucket is that of the cluster's record, of spr-cluster.toml, or of a job's record here. With
+    ``one``, the default is the newest job. Raises ``error`` if no bucket is known.
+    """
+    paths = Path("results").glob(f"{args.job or '*'}/job/{RECORD}")
+    known = [read_object(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
+    record: dict[str, Any] = next((each for each in reversed(known) if each.get("bucket")), {})
+    bucket = str(record.get("bucket", "")) if args.name else ""
+    if isinstance(error, NoClusterError):
+        bucket = error.bucket or read_project_file().table("cluster").get("bucket") or bucket
+    elif not args.job:  # the newest job may be on the cluster
+        bucket = ""
+    if not bucket:
+        raise error
+    say(f"{error.message}; looking in {bucket}")
+    made_in = (remembered_cloud(args.name) or (record.get("cloud"),))[0]
+    args.cloud = args.cloud or ("local" if made_in == "local" else None)
+    if one and not args.job:
+        stored = list_stored(open_s3(args, Silent()), parse_s3_url(bucket))
+        args.job = choose_job(stored, None, f"in {bucket}").job
+    args.name, args.job = None, "/".join(filter(None, (bucket.rstrip("/"), args.job)))
 
 
 def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> Launcher:

@@ -151,22 +151,17 @@ def _insert(words: Sequence[str], at: int, found: Rendered) -> CommandWords:
 def _place(words: Sequence[str], project: ProjectFile, build_parser: BuildParser) -> Rendered:
     """Return the options that say which cluster it is, unless the user named another one."""
     table = {key: value for key, value in project.table("cluster").items() if key in _PLACE}
-    parser = build_parser("status")
-    found = _Options(parser_of(parser, "status"), project, ("cluster",)).render(table)
-    typed, _ = parser.parse_known_args(["status", *_typed_place(words)])
+    status = parser_of(build_parser("status"), "status")
+    found = _Options(status, project, ("cluster",)).render(table)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--name", "--cloud"):
+        parser.add_argument(name, nargs="?")
+    typed, _ = parser.parse_known_args(words[1 : _end(words)])
     if typed.name not in (None, table.get("name")):
         return {}
     if typed.cloud not in (None, table.get("cloud", "aws")):
         found.pop("--region", None)
     return found
-
-
-def _typed_place(words: Sequence[str]) -> Iterator[str]:
-    for at, word in enumerate(words[: _end(words)]):
-        if word in ("--name", "--cloud") and at + 1 < len(words):
-            yield f"{word}={words[at + 1]}"
-        elif word.startswith(("--name=", "--cloud=")):
-            yield word
 
 
 def _find_job(words: Sequence[str], project: ProjectFile) -> str:

@@ -23,9 +23,9 @@ from pathlib import Path
 from ..runtime.errors import PlacementError, WorkerError
 from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
-from ..runtime.output import keep_log, last_words, state_folder
+from ..runtime.output import COPIER, keep_log, last_words, state_folder
 from ..runtime.pinning import take_place
-from ..runtime.process import explain_signal, leave, read_identity, read_local_place, read_words
+from ..runtime.process import SENDERS, leave, read_identity, read_local_place, read_words
 from .terminal import wait_for_session
 
 _NO_PROGRAM = 127
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_packages(environ, args.packages, args.imports.split(":"))
         output = Path(environ["SPR_OUTPUT"])
         _start(output)
-        copier = 0 if args.terminal else keep_log(output, identity.rank, append=True)
+        if not args.terminal:
+            keep_log(output, identity.rank, append=True)
         if args.output_dir:
             link_output(Path(args.folder, args.output_dir), output)
     except WorkerError as error:
@@ -75,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked = _note_stops()
             code = wait_for_session(program, args.folder, environ, asked)
         else:
-            code, asked = _run(program, args.folder, environ, Heartbeat(identity, events), copier)
-            _end_rest(0 if code or asked else GRACE_S, asked, events, copier)
+            code, asked = _run(program, args.folder, environ, Heartbeat(identity, events))
+            _end_rest(0 if code or asked else GRACE_S, asked, events)
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -163,11 +164,7 @@ def link_output(link: Path, output: Path) -> None:
 
 
 def _run(
-    program: Sequence[str],
-    folder: str,
-    environ: dict[str, str],
-    heartbeat: Heartbeat,
-    copier: int,
+    program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
 ) -> tuple[int, list[int]]:
     """Return the program's exit code, as a shell would, and the signals that asked it to stop."""
     # All orphans of the program become children of this process, even those of `env -i setsid`.
@@ -183,16 +180,16 @@ def _run(
         pid, status = os.wait()
     is_killed = os.WIFSIGNALED(status)
     code = child.returncode = 128 + os.WTERMSIG(status) if is_killed else os.WEXITSTATUS(status)
-    if code == 0 and (heartbeat.is_first or _find_rest(copier)):
+    if code == 0 and (heartbeat.is_first or _find_rest()):
         heartbeat.stay()
     heartbeat.stop(goodbye=code == 0 or bool(asked))
     return code, asked
 
 
-def _end_rest(grace_s: float, asked: Sequence[int], events: Events, copier: int) -> None:
+def _end_rest(grace_s: float, asked: Sequence[int], events: Events) -> None:
     """Wait for processes that the program left running; then name and kill them."""
     until = time.monotonic() + grace_s
-    while (left := _find_rest(copier)) and time.monotonic() < until and not asked:
+    while (left := _find_rest()) and time.monotonic() < until and not asked:
         time.sleep(_POLL_S)
     if left and grace_s:
         named = ", ".join(f"{pid} ({words[:80]})" for pid, words in left.items())
@@ -202,19 +199,20 @@ def _end_rest(grace_s: float, asked: Sequence[int], events: Events, copier: int)
         for each in left:
             _kill(each, signal.SIGKILL)
         time.sleep(_POLL_S)
-        left = _find_rest(copier)
+        left = _find_rest()
 
 
-def _find_rest(copier: int) -> dict[int, str]:
-    """Return the command lines of this process's children, but the log's copier, by process ID."""
+def _find_rest() -> dict[int, str]:
+    """Return the command lines of this process's children by process ID, without its log's copier."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z" and int(stat.parent.name) != copier:
+            if int(parent) == os.getpid() and state != "Z":
                 words = (stat.parent / "cmdline").read_bytes().decode(errors="replace")
                 shown = "".join(each if each.isprintable() else " " for each in words)
-                found[int(stat.parent.name)] = shown.strip()
+                if not shown.startswith(" ".join(COPIER)):
+                    found[int(stat.parent.name)] = shown.strip()
     return found
 
 
@@ -243,7 +241,7 @@ def _end_with_parent() -> None:
 
 def _describe(name: str, code: int) -> str:
     if code > 128:
-        return f"{name} was ended by signal {code - 128}{explain_signal(code - 128)}"
+        return f"{name} was ended by signal {code - 128}{SENDERS.get(code - 128, '')}"
     return f"{name} ended with exit code {code}"
 
 

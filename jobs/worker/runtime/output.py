@@ -35,6 +35,7 @@ CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results
 FLUSH_SECONDS = 5.0
 """Minimum time between writes of metrics: a killed process loses at most this much, a checkpoint none."""
 
+COPIER = ("tee", "-a")
 _TAIL = 1 << 16
 _RANK = re.compile(r"\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |$)")
@@ -105,11 +106,11 @@ def _log_of(output: Path, rank: int) -> Path:
     return state_folder(output) / LOGS / f"rank-{rank}.log"
 
 
-def keep_log(output: Path, rank: int, *, append: bool) -> int:
-    """Copy all further output of this process to ``logs/rank-N.log``; return the copying process, or 0.
+def keep_log(output: Path, rank: int, *, append: bool) -> None:
+    """Copy all further output of this process to ``logs/rank-N.log``.
 
-    It outlives this process, so that a crash's last lines are kept. If the folder can't be written,
-    there is no log; :func:`prepare_output` reports the error.
+    A separate process copies it and outlives this one, so that a crash's last lines are kept. If the
+    folder can't be written, there is no log; :func:`prepare_output` reports the error.
     """
     path = _log_of(output, rank)
     with suppress(OSError):
@@ -125,8 +126,6 @@ def keep_log(output: Path, rank: int, *, append: bool) -> int:
         copier.stdin.close()
         # It ends last, so nothing waits for it, about which Popen would warn.
         copier.returncode = 0
-        return copier.pid
-    return 0
 
 
 def last_words(output: Path, rank: int) -> str:
@@ -137,7 +136,9 @@ def last_words(output: Path, rank: int) -> str:
         while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.1)
-        text = _log_of(output, rank).read_bytes()[-_TAIL:].decode(errors="replace")
+        with _log_of(output, rank).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
     printed = [_RANK.sub("", line) for line in text.splitlines() if not line.startswith(PREFIX)]
@@ -155,9 +156,7 @@ def _start_copier(path: Path) -> subprocess.Popen[bytes]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        return subprocess.Popen(
-            ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True
-        )
+        return subprocess.Popen([*COPIER, str(path)], stdin=subprocess.PIPE, start_new_session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

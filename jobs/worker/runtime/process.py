@@ -22,6 +22,8 @@ from .errors import BackendError, first_line
 
 STOPPED = 128 + signal.SIGTERM
 """143: the exit code of a run that stopped cleanly on request."""
+SENDERS = {9: ", usually because its node ran out of memory"}
+"""Why processes are killed by a signal."""
 ABORT_SECONDS = 0.5
 """Time for this rank's last output to pass through mpirun before all ranks end."""
 _MPIRUN = ("PMI_RANK", "PMI_SIZE")
@@ -134,11 +136,6 @@ def listen() -> Iterator[StopRequest]:
         signal.signal(signal.SIGTERM, before)
     if request.stop:
         signal.raise_signal(signal.SIGTERM)
-
-
-def explain_signal(number: int) -> str:
-    """Return the usual sender of a signal that ended a process, as the end of a sentence; "" if unknown."""
-    return ", usually because its node ran out of memory" if number == signal.SIGKILL else ""
 
 
 def leave(code: int) -> None:

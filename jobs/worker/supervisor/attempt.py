@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..runtime.process import STOPPED, explain_signal
+from ..runtime.process import SENDERS, STOPPED
 from . import commands
 from .commands import NODE_FAIL, SlurmJob
 from .deadline import DeadlineWatch
@@ -263,8 +263,8 @@ def describe_killed(killed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rank that mpirun reported as killed before any rank did; {} for none. Pure."""
     if "signal" not in killed:
         return {}
-    number = int(killed["signal"].partition(" ")[0])
-    message = f"killed by signal {killed['signal']}{explain_signal(number)}"
+    why = SENDERS.get(int(killed["signal"].partition(" ")[0]), "")
+    message = f"killed by signal {killed['signal']}{why}"
     return {"rank": killed["rank"], "host": killed["node"], "message": message, "lost_peer": True}
 
 

@@ -337,7 +337,8 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(
     result = line.must("gc", "--yes")
 
     assert "No forgotten clusters." in result.out
-    assert "Not removed (use --all): kept, unfinished" in result.out
+    why = "unfinished (new: `up` may still be buying its nodes)"
+    assert f"Not removed: kept (a kept image), {why}; --all removes them" in result.out
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["kept", "unfinished"]
     assert line.cloud.left() == []

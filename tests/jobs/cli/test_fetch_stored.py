@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from moto import mock_aws
 
 from infra.aws.s3 import connect_s3
-from infra.errors import JobError
+from infra.ec2 import tags
+from infra.ec2.cluster_record import ClusterRecord, record_tags
+from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location
+from infra.spec import ClusterSpec
 from jobs.__main__ import main
 from jobs.launchers.bucket import fetch_stored
 from tests.jobs.context import SUBMITTED, ended
 
+HOUR = timedelta(hours=1)
 URL = "s3://results/team/squad-1"
 STORED = {
     "job.json": replace(SUBMITTED, more={"bucket": "s3://results/team"}).render(),
@@ -136,10 +143,86 @@ def test_a_changing_file_is_noticed_and_nothing_is_kept(s3: Any, tmp_path: Path)
     assert names(tmp_path / "out") == set()
 
 
-def test_without_its_cluster_a_jobs_record_says_where_it_is(
+_BUCKET = "s3://results/team"
+
+
+def write_file(_: Any) -> None:
+    Path("spr-cluster.toml").write_text(f'[cluster]\nname = "spr"\nbucket = "{_BUCKET}"\n')
+
+
+def write_record(_: Any) -> None:
+    folder = Path("results/squad-1/job")
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(
+        replace(SUBMITTED, cluster="spr", cloud="aws", bucket=_BUCKET).render()
+    )
+
+
+def leave_group(name: str) -> None:
+    """As the nodes do when they end by themselves: the security group has the cluster's record."""
+    spec = ClusterSpec(name=name, nodes=1, bucket=_BUCKET, ssh_cidrs=("10.0.0.0/8",))
+    now = datetime.now(timezone.utc)
+    record = ClusterRecord(spec.model_dump(), now, now + HOUR, now + 2 * HOUR)
+    labels = {tags.CLUSTER: name, **record_tags(spec, record)}
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    group = ec2.create_security_group(GroupName=name, Description="x")["GroupId"]
+    ec2.create_tags(Resources=[group], Tags=[{"Key": k, "Value": v} for k, v in labels.items()])
+
+
+@pytest.mark.parametrize("names_it", [write_file, write_record, leave_group])
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["fetch", "squad-1"], "squad-1 (succeeded): results/squad-1/"),
+        (["fetch", "--last"], "squad-1 (succeeded): results/squad-1/"),
+        (["attach"], "squad-1 (succeeded): results/squad-1/"),
+        (["attach", "squad-1"], "squad-1 (succeeded): results/squad-1/"),
+        (["jobs"], "To get the results of one: spr-cluster fetch s3://results/team/squad-1"),
+        (["jobs", "squad-1"], "squad-1  succeeded"),
+    ],
+)
+def test_without_its_cluster_a_job_is_found_in_the_bucket(
+    s3: Any,
+    names_it: Callable[[str], None],
+    words: list[str],
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names_it("spr")
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert shown in said.out
+    assert "no cluster 'spr' is running in us-east-1; looking in s3://results/team" in said.err
+    if words == ["jobs", "squad-1"]:
+        assert main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == "succeeded", "Job.state needs it"
+
+
+def test_without_any_bucket_the_cluster_is_missing(
     s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["fetch", URL])
-    capsys.readouterr()
+    for words in (["fetch", "--last"], ["attach"], ["jobs"]):
+        assert main(words) == 2
+        assert "no cluster 'spr' is running" in capsys.readouterr().err
+    leave_group("spr")
+    assert main(["logs"]) == 2
+    assert "its jobs are in s3://results/team: spr-cluster jobs s3://results/team" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_job_that_a_new_cluster_lacks_is_found_in_the_bucket(
+    s3: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: argparse.Namespace, _: object) -> None:
+        args.name = name
+        raise UsageError("there is no job squad-1 on cluster 'spr'")
+
+    monkeypatch.setattr("jobs.cli.results.fetch.open_launcher", fail)
+    write_record("spr")
+    name: str | None = "spr"
+    assert main(["fetch", "squad-1"]) == 0
+    assert "there is no job squad-1 on cluster 'spr'; looking in" in capsys.readouterr().err
+    assert main(["fetch", "--last"]) == 2
+    name = None  # such as: which cluster?
     assert main(["fetch", "squad-1"]) == 2
-    assert f"the job is also in S3: spr-cluster fetch {URL}" in capsys.readouterr().err

@@ -147,6 +147,7 @@ _GLOO = (
     [
         ("", "", False),
         ("no such file\n\n", "no such file", False),
+        (f"{'x' * 99}\n" * 9999 + "the last\n", "the last", False),
         (
             "step 1\rstep 2\nTraceback (most recent call last):\n  x\nKeyError: 'a'\n",
             "KeyError: 'a'",

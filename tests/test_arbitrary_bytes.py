@@ -627,6 +627,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             Path(name).mkdir(parents=True)
         CLOUD.root.chmod(0o700)
         Path("model/config.json").write_text("{}")
+        Path("model/vocab.txt").touch()
         yield folder
 
 

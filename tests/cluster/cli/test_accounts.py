@@ -24,7 +24,7 @@ _ADDRESSED = (
     "extend 2h",
     "repair --yes",
     "up --yes",
-    "plan",
+    "up --dry-run",
     "ssh",
     "verify",
 )

@@ -106,17 +106,6 @@ def test_a_lock_for_json(capsys: pytest.CaptureFixture[str], index: PackageIndex
     assert result["resolved"]["torch"] == "2.13.0+cpu"
 
 
-def test_the_earlier_name_of_the_command(
-    capsys: pytest.CaptureFixture[str], index: PackageIndex
-) -> None:
-    now = run(capsys, "stacks", "check", "mine", "--lock")
-
-    assert run(capsys, "stacks", "lock", "mine")[:2] == now[:2]
-    with pytest.raises(SystemExit):
-        run(capsys, "stacks", "--help")
-    assert "\n    lock" not in capsys.readouterr().out
-
-
 def test_a_lock_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str], index: PackageIndex
 ) -> None:

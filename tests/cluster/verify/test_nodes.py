@@ -70,7 +70,12 @@ DEFECTS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
         *("mtu", "fail", "ens5: 1500"),
     ),
     (said("", check_lifetime), "time to live", "fail", "the timer that shuts it down does not run"),
-    (said("1900003600", check_lifetime), "time to live", "fail", "2030-03-17 18:46:40 UTC"),
+    (
+        said("1900003600 1900003600 0", check_lifetime),
+        "time to live",
+        "fail",
+        "2030-03-17 18:46:40 UTC",
+    ),
     ({"network": {"interfaces": {}}}, "mtu", "fail", "no interface has 172.31.0.11"),
 )
 

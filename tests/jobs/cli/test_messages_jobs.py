@@ -100,11 +100,6 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--results /dev/null/x: /dev/null is not a folder",
     ),
     (
-        "train squad --demo --fabric efa",
-        "--fabric: this option is gone; the nodes use TCP, with ENA Express if their type has it "
-        "(EFA is not supported)" + f.help_of("train squad"),
-    ),
-    (
         "train squad --trial-seconds 3",
         "unknown option '--trial-seconds'" + f.help_of("train squad"),
     ),

@@ -67,7 +67,9 @@ class NodePython:
 
     @property
     def options(self) -> tuple[str, ...]:
-        platform = f"x86_64-manylinux_{self.glibc.replace('.', '_')}"
+        # The newest that uv knows; a newer C library, such as Debian 13's, also runs its wheels.
+        minor = min(int(self.glibc.split(".")[1]), 40)
+        platform = f"x86_64-manylinux_2_{minor}"
         return ("--python-version", self.version, "--python-platform", platform)
 
 

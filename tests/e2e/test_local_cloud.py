@@ -23,6 +23,8 @@ from jobs.__main__ import main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+# 2: with a warning. A container can't set its host name, which podman has set.
+_FIRST_BOOT = "cloud-init status --wait || [ $? = 2 ]"
 USER_DATA = """\
 #cloud-config
 write_files:
@@ -176,7 +178,7 @@ def pair(home: Path, session: Session) -> list[Machine]:
 
 def test_user_data_is_applied_and_cloud_init_is_done(pair: list[Machine]) -> None:
     for machine in pair:
-        assert machine.ssh("cloud-init status --wait").endswith("status: done")
+        assert machine.ssh(_FIRST_BOOT).endswith("status: done")
         assert machine.ssh("cat /etc/greeting; ls /ran") == "hello/ran"
         assert machine.ssh("systemctl is-system-running --wait") == "running"
         assert machine.ssh("sudo whoami") == "root"
@@ -225,7 +227,7 @@ def test_clones_of_an_image_have_different_identities(
     key = "cat /etc/ssh/ssh_host_ed25519_key.pub | cut -d' ' -f2"
     assert clone.ssh(key) != parent.ssh(key)
     assert clone.ssh("hostname") != parent.ssh("hostname")
-    assert clone.ssh("cloud-init status --wait").endswith("status: done")
+    assert clone.ssh(_FIRST_BOOT).endswith("status: done")
     assert clone.ssh("test -e /etc/pip.conf && echo here") == "here"
 
     ec2.terminate_instances(InstanceIds=[clone.id])

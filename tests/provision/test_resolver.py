@@ -12,6 +12,7 @@ import pytest
 from infra.errors import SprError
 from provision.stacks.lock import Pinned
 from provision.stacks.sources import (
+    NodePython,
     PipConfiguration,
     Resolver,
     Sources,
@@ -34,7 +35,9 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
         yield index
 
 
-def resolve(index: PackageIndex, *texts: str, target: Target = TARGET) -> dict[str, str]:
+def resolve(
+    index: PackageIndex, *texts: str, target: Target | NodePython = TARGET
+) -> dict[str, str]:
     resolver = find_resolver(isolated=True)
     found = resolver.resolve(texts, target, Sources((index.url,)), 60)
     assert found.error == ""
@@ -89,6 +92,16 @@ def test_wheels_run_on_the_c_library_of_the_release(
     found = resolve(index, "math", "binding", target=Target(release, python))
 
     assert found == {"math": newest, "binding": "1.0"}
+
+
+@pytest.mark.parametrize(("glibc", "newest"), [("2.39", "3.9"), ("2.41", "3.10"), ("2.99", "3.10")])
+def test_uv_resolves_for_nodes_whose_c_library_it_does_not_know(
+    index: PackageIndex, glibc: str, newest: str
+) -> None:
+    for minor in (39, 40):
+        index.add("math", f"3.{minor % 30}", f"py3-none-manylinux_2_{minor}_x86_64")
+
+    assert resolve(index, "math", target=NodePython("3.13.5", glibc)) == {"math": newest}
 
 
 def test_the_best_version_of_all_indexes_is_chosen(index: PackageIndex) -> None:

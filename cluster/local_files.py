@@ -290,6 +290,8 @@ class EventLog:
 
 def describe_failure(error: BaseException) -> str:
     """Return an exception's message, or its type if it has none."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     return str(getattr(error, "message", "") or error) or type(error).__name__
 
 

@@ -47,8 +47,12 @@ PROGRAMS = {
 NEW_PATHS = {"jobs/worker/tasks/score.py", "cluster/cli/zones.py"}
 """Files that a page lets the reader create."""
 FOREIGN_OPTIONS = {
+    "--flag": "any",
     "--hash": "of pip",
+    "--index-url": "of pip",
     "--no-": "a part of one",
+    "--no-X": "any that cancels one",
+    "--no-detach": "such a one",
     "--no-requeue": "of sbatch",
     "--profile": "of the AWS CLI",
     "--trial-seconds": "of the worker",

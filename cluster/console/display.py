@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from cluster.console.output import terminal_width
 from infra.wait import Progress
@@ -164,7 +165,9 @@ class TreeProgress:
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
         for phase in list(self._phases):
-            mark: RenderableType = self._spinner if phase.end is None else phase.mark
+            mark: RenderableType = self._spinner
+            if phase.end is not None:
+                mark = Text.from_markup(phase.mark)
             note = f"\n[dim]{escape(phase.note)}[/]" if phase.note else ""
             mark = Padding(mark, (0, 0, 0, 2 * phase.depth))
             grid.add_row(mark, escape(phase.title) + note, format_seconds(phase.seconds))

@@ -170,7 +170,10 @@ def _failure(end: JobSummary, output: JobOutput, hint: str) -> JobError:
 def run_wait(args: argparse.Namespace) -> int:
     progress = make_progress()
     launcher = open_launcher(args, progress)
-    chosen = choose_several(launcher.list_jobs(), args.job, launcher.place, every=args.all)
+    listed = launcher.list_jobs()
+    chosen = choose_several(listed, args.job, launcher.place, every=args.all)
+    # Otherwise `run --detach … && wait && …` would continue after a job that failed quickly.
+    chosen = chosen or ([] if args.all else [*listed[-1:]])
     done = [_wait_for(launcher, job.job, args.timeout, progress) for job in chosen]
     rows = [job.as_dict() for job in done]
     fetch = {job.job: f"spr-cluster fetch {job.job} {launcher.flags}".rstrip() for job in done}

@@ -222,7 +222,8 @@ def run_logs(args: argparse.Namespace) -> int:
     printer = LogPrinter(found.job, show, utc_now() - since if since else None)
     launcher.read_log(found, printer.take, args.rank, follow=args.follow)
     if args.rank and not printer.has_shown:
-        say(f"rank {args.rank} has printed nothing (in training, only rank 0 prints progress)")
+        yet = " so far" if found.is_active else ""
+        say(f"rank {args.rank} has printed nothing{yet} (in training, only rank 0 prints progress)")
     return 0
 
 

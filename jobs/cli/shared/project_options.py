@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -170,7 +171,11 @@ def _find_job(words: Sequence[str], project: ProjectFile) -> str:
     name = words[1] if len(words) > 1 else ""
     if name in jobs or name.startswith("-") or name in TASKS:
         return name if name in jobs else ""
-    if words[0] == "run" and name and jobs and (near := nearest(name, jobs)):
+    near = nearest(name, jobs)
+    # A single word that is no program here, either.
+    is_job = len(words) == 2 and not (Path(name).exists() or shutil.which(name))
+    if words[0] == "run" and name and jobs and (near or is_job):
+        near = near or f"; it has {', '.join(jobs)}"
         raise UsageError(
             f"{project.path} has no job {name!r}{near}",
             hint=f"to run a program of that name: spr-cluster run -- {shlex.join(words[1:])}",

@@ -540,7 +540,7 @@ def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: s
     for name in known if asked is None else (asked, asked.strip()):
         if name in table.columns or name in stripped:
             return name if name in table.columns else stripped[name]
-    there = ", ".join(table.columns)
+    there = ", ".join(name or "one without a name" for name in table.columns)
     if asked is not None:
         raise DatasetError(f"{table.source}: has no column {asked!r}; it has {there}")
     if len(table.columns) == 1 and flag != "--text-column":

@@ -59,6 +59,18 @@ def prefix_of(mark: str) -> str:
     return f"{PREFIX}{mark} " if mark else PREFIX
 
 
+def _names() -> dict[str, str]:
+    found: dict[str, str] = json.loads(os.environ.get(NAMES, "{}"))
+    return found
+
+
+def name_files(text: str) -> str:
+    """Return a text with the user's names of the data files."""
+    for path, name in _names().items():
+        text = text.replace(path, name)
+    return text
+
+
 class Events:
     """Prints one rank's events; ranks other than 0 print only errors and warnings."""
 
@@ -71,7 +83,7 @@ class Events:
     ) -> None:
         self.rank = rank
         self._mark = mark
-        self._names: dict[str, str] = json.loads(os.environ.get(NAMES, "{}"))
+        self._names = _names()
         self._stream = stream
         self._clock = clock
         self._last_step: float | None = None

@@ -27,6 +27,7 @@ from ..data.mapped import PROBLEM
 from ..data.readers import Table, choose_column, read_records, read_table
 from ..data.records import refusal, require_text, skip_note
 from ..runtime.errors import DatasetError, TrainingError, first_line
+from ..runtime.events import name_files
 from ..runtime.output import replacing
 from ..training.text_task import Row, TextTask
 
@@ -106,7 +107,7 @@ def predict_file(
     config = loaded.model.config
     several = getattr(config, "problem_type", "") == "multi_label_classification"
     rows = Predicted(table, blocks, several).write(output, skipped, report)
-    note = skip_note(skipped) if skipped else None
+    note = name_files(skip_note(skipped)) if skipped else None
     written = {"rows": rows, "skipped": len(skipped), "skip_note": note}
     return {"task": task.name, **written, "rows_per_second": speed}
 

@@ -107,8 +107,8 @@ def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
     if total < FEW_STEPS and options.max_steps is None:
         enough = min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
         context.events.note(
-            f"{total} steps are few to learn from (less than {FEW_STEPS}): --epochs "
-            f"{enough}, a smaller --batch-size, or fewer ranks give more"
+            f"{total} {'steps are' if total > 1 else 'step is'} few to learn from (less than {FEW_STEPS}): "
+            f"--epochs {enough}, a smaller --batch-size, or fewer ranks give more"
         )
 
 

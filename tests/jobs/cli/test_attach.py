@@ -159,10 +159,11 @@ def test_wait_gives_up(line: CommandLine, head: Head) -> None:
     assert (result.code, result.message) == (1, "job squad-1 timed out after 1 s")
 
 
-def test_wait_for_nothing(line: CommandLine, head: Head) -> None:
+def test_wait_ends_with_the_newest_job_if_none_runs(line: CommandLine, head: Head) -> None:
     head.over = True
-    assert line.must("wait").out == "No job is running or queued.\n"
-    assert json.loads(line.must("wait", "--json").out) == {"job": None}
+    assert "Job squad-1 succeeded." in line.must("wait").out
+    assert json.loads(line.must("wait", "--json").out)["job"] == "squad-1"
+    assert line.must("wait", "--all").out == "No job is running or queued.\n"
 
 
 def read(line: CommandLine, *lines: str) -> list[str]:

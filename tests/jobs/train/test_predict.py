@@ -308,4 +308,4 @@ def test_a_jobs_file_comes_home(
     # The model that was fetched from the head is not sent to it again.
     copied = [each for each in head.commands if "# distributing a folder" in each]
     assert len(copied) == is_on_head
-    assert all("cp -rl /home/ubuntu/spr-jobs/squad-1/output/model model" in each for each in copied)
+    assert all("cp -r /home/ubuntu/spr-jobs/squad-1/output/model model" in each for each in copied)

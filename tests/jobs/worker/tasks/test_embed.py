@@ -173,7 +173,7 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path, pooling: dict[
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("question\nwhy", {}, "which column? It has question"),
+        ("question\nwhy", {}, "has one column, question, and two are needed"),
         ("query,positive,negative\nwhy,because,", {}, "line 2: column 'negative' is empty"),
         ("query,answer\nwhy,because\nhow,because", {}, "all its pairs have the same second text"),
         ("query,answer\nwhy,so", {"negative_column": "bad"}, "has no column 'bad'"),

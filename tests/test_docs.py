@@ -9,7 +9,9 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
+import botocore.session
 import pytest
+from botocore import xform_name
 
 from infra.local.faults import parse_faults
 from infra.spec import OPTIONS as SPEC_OPTIONS
@@ -46,6 +48,17 @@ PROGRAMS = {
 """Messages that name one of them may have its options."""
 NEW_PATHS = {"jobs/worker/tasks/score.py", "cluster/cli/zones.py"}
 """Files that a page lets the reader create."""
+AWS_SERVICES = (
+    "account",
+    "ec2",
+    "iam",
+    "kms",
+    "s3api",
+    "scheduler",
+    "service-quotas",
+    "ssm",
+    "sts",
+)
 FOREIGN_OPTIONS = {
     "--flag": "any",
     "--hash": "of pip",
@@ -179,6 +192,35 @@ def test_options_in_pages_help_and_hints_exist() -> None:
         if not is_elsewhere(option, where)
     }
     assert not unknown
+
+
+@cache
+def aws_calls() -> dict[str, set[str]]:
+    """Return the calls of the AWS command line in pages and messages, with their options."""
+    texts = [page.read_text() for page in PAGES]
+    for path in (each for folder in FOLDERS for each in (ROOT / folder).rglob("*.py")):
+        texts += [text for _, text in strings_of(ast.parse(path.read_text()))]
+    found: dict[str, set[str]] = {}
+    for text in texts:
+        for call, options in re.findall(
+            rf"\baws ((?:{'|'.join(AWS_SERVICES)}) [a-z][a-z-]+)((?:\s+--[a-z-]+(?:\s+[^\s`-]\S*)?)*)",
+            text,
+        ):
+            found.setdefault(call, set()).update(re.findall(r"--([a-z-]+)", options))
+    return found
+
+
+def test_every_call_of_the_aws_command_line_exists() -> None:
+    assert len(aws_calls()) >= 10
+    session = botocore.session.get_session()
+    for call, options in aws_calls().items():
+        service, name = call.split()
+        model = session.get_service_model(service.removesuffix("api"))
+        names = {xform_name(each, "-"): each for each in model.operation_names}
+        assert name in names, call
+        shape = model.operation_model(names[name]).input_shape
+        known = {xform_name(each, "-") for each in (shape.members if shape else ())}
+        assert options <= {*known, "region", "profile", "query", "output"}, (call, options - known)
 
 
 def paths_in(commands: Iterable[str]) -> Iterator[str]:

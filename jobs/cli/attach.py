@@ -73,7 +73,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "wait",
-        "Wait until a job ends, without showing its output. The exit code is 0 if it succeeded, else 1.",
+        "Wait until a job ends, without showing its output. If none is queued or running, the newest one\n"
+        "counts. The exit code is 0 if it succeeded, else 1.",
         _WAIT_EXAMPLES,
         run=run_wait,
     )

@@ -200,7 +200,8 @@ sudo mkdir -p /etc/ssh/sshd_config.d /etc/profile.d
 echo "SetEnv SHLVL=1 PATH=$venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" |
     sudo tee /etc/ssh/sshd_config.d/00-spr-cluster.conf >/dev/null
 echo "PATH=$venv/bin:\$PATH" | sudo tee /etc/profile.d/spr-cluster.sh >/dev/null
-sudo systemctl reload ssh
+# Not a reload: where a socket of systemd starts sshd, that could not listen again.
+sudo systemctl try-restart ssh
 
 echo "@step checking versions"
 check

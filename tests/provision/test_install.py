@@ -169,7 +169,7 @@ def test_the_digest_is_written_last(node: Machine) -> None:
 
 
 def test_the_environment_is_first_on_the_path_of_commands_and_logins(node: Machine) -> None:
-    assert "systemctl reload ssh" in run_script(node, make_stack())
+    assert "systemctl try-restart ssh" in run_script(node, make_stack())
 
     (setting,) = node.path("/etc/ssh/sshd_config.d/00-spr-cluster.conf").read_text().splitlines()
     assert setting.split()[:2] == ["SetEnv", "SHLVL=1"]

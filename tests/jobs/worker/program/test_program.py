@@ -224,9 +224,10 @@ def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> Non
         wait_until("its end", partial(_has_ended, pid), deadline_s=10, every_s=0.02)
 
 
-@pytest.mark.parametrize("daemon", ["sleep 60", "env -i setsid sh -c 'sleep 61 & sleep 62'"])
+@pytest.mark.parametrize("daemon", ["sleep 6071", "env -i setsid sh -c 'sleep 6072 & sleep 6073'"])
 def test_what_a_program_leaves_running_is_named_and_killed(node: Path, daemon: str) -> None:
     """It may hold the output, and mpirun would wait for that."""
+    # No other test sleeps that long: all processes of this machine are searched.
     source = Path(node, "code/worker/program/__main__.py")
     text = source.read_text()
     assert "GRACE_S = 30.0" in text
@@ -242,9 +243,9 @@ def test_what_a_program_leaves_running_is_named_and_killed(node: Path, daemon: s
     found = parse_event(said)
     assert found is not None
     assert "warning: rank 3 on " in found["text"]
-    assert re.search(r"which are killed: \d+ \((sh -c )?sleep 6\d", found["text"]), found["text"]
+    assert re.search(r"which are killed: \d+ \((sh -c )?sleep 607\d", found["text"]), found["text"]
     assert pid not in found["text"]
-    assert not subprocess.run(["pgrep", "-fx", "sleep 6[0-2]"], capture_output=True).stdout
+    assert not subprocess.run(["pgrep", "-fx", "sleep 607[1-3]"], capture_output=True).stdout
 
 
 def _has_ended(pid: int) -> bool | None:

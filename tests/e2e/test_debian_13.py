@@ -17,8 +17,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 def pair(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     cli = CommandLine(tmp_path_factory.mktemp("debian13"), programs)
     cli.run("local", "reset", "--keep-base", "--base", "debian13")
-    yield LiveCluster(cli, cli.json("up", "--nodes", "2", "--cloud", "local"))
-    cli.run("local", "reset", "--keep-base", check=None)
+    try:
+        yield LiveCluster(cli, cli.json("up", "--nodes", "2", "--cloud", "local"))
+    finally:
+        cli.run("local", "reset", "--keep-base", check=None)
 
 
 def test_the_main_job_runs(pair: LiveCluster, tmp_path: Path) -> None:

@@ -114,9 +114,9 @@ class ClusterFiles:
             # A damaged file must not stop `down`.
             with suppress(UsageError):
                 text = read_text(path, "")
-                mended = re.sub(rf'"[^"]*/(?=({names})")', lambda _: here, text)
-                if mended != text:
-                    write_private(path, mended)
+                corrected = re.sub(rf'"[^"]*/(?=({names})")', lambda _: here, text)
+                if corrected != text:
+                    write_private(path, corrected)
 
     @contextmanager
     def lock(self, command: str = "") -> Iterator[None]:

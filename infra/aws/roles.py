@@ -1,4 +1,4 @@
-"""IAM roles that services of AWS assume: creation, and deletion whatever others have attached to them."""
+"""IAM roles that services of AWS assume: creation, and deletion together with all attached policies."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _FETCHED = f"results/*-{'[0-9]' * 8}-{'[0-9]' * 6}-*/"
 _ENOUGH = 1 << 20
 _GIT_S = 60
 _NO_TREE = re.compile("not a git repository|must be run in a work tree")
-# What git ignores and nobody misses.
+# Ignored by git, and of no use to a job.
 _NOT_MISSED = re.compile(
     r"(^|/)(\.|__pycache__/|node_modules/|v?env/|\S+\.egg-info/)|^results/|\.pyc$"
 )

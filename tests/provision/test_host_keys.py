@@ -74,7 +74,7 @@ def test_an_interrupted_line_is_skipped() -> None:
 
 @pytest.mark.parametrize("at", [0, 3, 11, 30, len(ED25519)])
 def test_a_block_whose_line_of_the_pinned_key_is_cut_tells_nothing(at: int) -> None:
-    """Without its type, the pinned key would look like that of somebody between."""
+    """Without its type, the pinned key would look intercepted."""
     message = "[   12.4] EXT4-fs: mounted"
     lines = [f"{ED25519[:at]}{message}", ED25519[at:]]
     block = "\n".join([BEGIN, ECDSA, *lines, END])

@@ -783,7 +783,7 @@ def test_every_part_of_a_policy_fits_into_a_managed_policy_and_they_are_whole_to
 def test_a_boundary_bounds_every_role_that_the_policy_can_give_rights(
     line: CommandLine, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """Without the condition on both calls, whoever has the policy could make an administrator."""
+    """Without the condition on both calls, a user with the policy could make an administrator."""
     place = parse_s3_url("s3://team-b/results")
     policy = build_policy(
         instance_types=_TYPES[:1], second_guard=True, bucket=place, permissions_boundary=_BOUNDARY

@@ -44,6 +44,11 @@ class Context:
     allow: Callable[[str], bool] = lambda _question: False
     """Asks the user whether to open SSH to this machine's new address."""
 
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self.files.folder.name
+
     @cached_property
     def access(self) -> Access:
         return Access(self)

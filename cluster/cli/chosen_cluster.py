@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from cluster.console.options import JsonRequest, Request, option
 from cluster.console.output import ask, ask_for, confirm, has_terminal, say
-from cluster.console.parser import add_json_option
 from cluster.context import Context
 from cluster.local_files import (
     ClusterFiles,
@@ -34,52 +34,52 @@ from infra.spec import AUTO, DEFAULT_NAME, parse_ssh_cidr
 from infra.wait import Progress, Silent
 
 CLOUD_NAMES = ("aws", "local")
-NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
-CONFIGURED_REGION = "AWS_REGION, else your AWS configuration"
-MADE_THERE = (
-    "where the cluster was made, or aws",
-    f"where this machine made the cluster, else {CONFIGURED_REGION}",
-)
+_CLOUD = "aws, or local: the embedded cloud on this machine (default: {})"
+_CONFIGURED = "AWS_REGION, else your AWS configuration"
 
 
-def add_cluster_options(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
-    """``--name`` of an existing cluster, ``--cloud``, ``--region``, and usually ``--json``."""
-    parser.add_argument("--name", help=NAME_HELP)
-    add_cloud_options(parser, *MADE_THERE, json=json)
+@dataclass(frozen=True, kw_only=True)
+class CloudRequest(JsonRequest):
+    """A request to a cloud."""
+
+    cloud: str | None = option(_CLOUD.format("aws"), choices=CLOUD_NAMES)
+    region: str | None = option(f"AWS region (default: {_CONFIGURED})")
 
 
-def add_cloud_options(
-    parser: argparse.ArgumentParser,
-    cloud: str = "aws",
-    region: str = CONFIGURED_REGION,
-    *,
-    json: bool = True,
-) -> None:
-    """``--cloud`` and ``--region``, with descriptions of their defaults, and ``--json``."""
-    parser.add_argument(
-        "--cloud",
-        choices=CLOUD_NAMES,
-        help=f"aws, or local: the embedded cloud on this machine (default: {cloud})",
+@dataclass(frozen=True, kw_only=True)
+class ClusterRequest(CloudRequest):
+    """A request about an existing cluster."""
+
+    name: str | None = option(
+        "the cluster's name (default: the only cluster that this machine knows, or spr)"
     )
-    parser.add_argument("--region", help=f"AWS region (default: {region})")
-    if json:
-        add_json_option(parser)
+    cloud: str | None = option(
+        _CLOUD.format("where the cluster was made, or aws"), choices=CLOUD_NAMES
+    )
+    region: str | None = option(
+        f"AWS region (default: where this machine made the cluster, else {_CONFIGURED})"
+    )
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user chose the cluster by its name."""
+        return self.name is not None
 
 
-def choose_cluster(args: argparse.Namespace) -> str:
+def choose_cluster(request: ClusterRequest, *, yes: bool = False) -> str:
     """Return the named cluster, else the only one whose key this machine has, else ``spr``.
 
     Raises :class:`UsageError` for an invalid name, or if the choice would be a guess: among several
     clusters without ``spr``, or any without ``spr`` if ``--yes`` prevents a question.
     """
-    if args.name is not None:
-        ClusterFiles.of(args.name)
-        return str(args.name)
-    known = _clusters_with_key(getattr(args, "cloud", None))
+    if request.name is not None:
+        ClusterFiles.of(request.name)
+        return request.name
+    known = _clusters_with_key(request.cloud)
     names = list(known)
     if DEFAULT_NAME in names or not names:
         return DEFAULT_NAME
-    if getattr(args, "yes", False):
+    if yes:
         raise UsageError(
             "--yes needs --name: a cluster is never guessed without asking",
             hint=f"this machine knows {_list_places(known)}",
@@ -99,31 +99,30 @@ def _clusters_with_key(cloud: str | None = None) -> dict[str, tuple[str, str]]:
 
 
 def open_chosen_cloud(
-    args: argparse.Namespace,
+    request: ClusterRequest,
+    name: str,
     *,
     progress: Progress | None = None,
     must_exist: bool = True,
     buys: bool = False,
 ) -> Cloud:
-    """Choose the cluster; return the cloud from the options, else the one in which it was created.
+    """Return the cloud from the options, else the one in which the cluster was made.
 
     Raises :class:`UsageError` if the cluster must exist, is unknown, and there are no credentials to search.
     """
-    args.named = getattr(args, "named", args.name is not None)
-    args.name = choose_cluster(args)
-    place = remembered_cloud(args.name)
+    place = remembered_cloud(name)
     made_in, region = place or ("aws", None)
-    name = args.cloud or made_in
-    region = args.region or (region if name == made_in else None)
-    is_unknown = must_exist and not (place or args.cloud or args.region)
+    chosen = request.cloud or made_in
+    region = request.region or (region if chosen == made_in else None)
+    is_unknown = must_exist and not (place or request.cloud or request.region)
     try:
-        cloud = open_place(name, region, progress or Silent(), buys=buys)
+        cloud = open_place(chosen, region, progress or Silent(), buys=buys)
         if not is_unknown or has_credentials(cloud):
             return cloud
     except MissingCredentialsError:
         if not is_unknown:
             raise
-    raise _unknown_cluster(args.name)
+    raise _unknown_cluster(name)
 
 
 def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
@@ -174,42 +173,43 @@ def _list_places(known: Mapping[str, tuple[str, str]]) -> str:
     return " and ".join(f"{name} ({' '.join(place)})" for name, place in known.items())
 
 
-def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context:
-    """Return the chosen cluster's context.
+def open_context(request: Request, name: str, cloud: Cloud, **more: Any) -> Context:
+    """Return the context of a cluster.
 
     Raises :class:`UsageError` if this machine created the cluster in another account.
     """
-    files = ClusterFiles.of(args.name)
+    files = ClusterFiles.of(name)
     files.follow_move()
-    given = {"allow": ask, "command": args.verb, **more}
+    given = {"allow": ask, "command": request.verb, **more}
     ctx = Context(cloud=cloud, clients=connect(cloud), files=files, **given)
-    _check_account(ctx, args)
+    _check_account(ctx, request.words)
     return ctx
 
 
 def open_cluster(
-    args: argparse.Namespace, progress: Progress | None = None, **more: Any
+    request: ClusterRequest, progress: Progress | None = None, *, yes: bool = False, **more: Any
 ) -> Context:
-    """Choose the cluster and its cloud; return its context."""
-    cloud = open_chosen_cloud(args, progress=progress)
-    return open_context(args, cloud, progress=progress or Silent(), **more)
+    """Choose the cluster and its cloud; return its context. With ``yes``, no cluster is guessed."""
+    name = choose_cluster(request, yes=yes)
+    cloud = open_chosen_cloud(request, name, progress=progress)
+    return open_context(request, name, cloud, progress=progress or Silent(), **more)
 
 
-def may_follow(args: argparse.Namespace) -> Callable[[str], bool]:
+def may_follow(ssh_cidr: str | None) -> Callable[[str], bool]:
     """Return the ``allow`` of a command that sets the SSH rule: yes, unless --ssh-cidr omits ``auto``."""
-    return lambda _: args.ssh_cidr is None or AUTO in parse_ssh_cidr(args.ssh_cidr)
+    return lambda _: ssh_cidr is None or AUTO in parse_ssh_cidr(ssh_cidr)
 
 
-def _check_account(ctx: Context, args: argparse.Namespace) -> None:
-    account, profile = remembered_account(args.name)
-    is_there = remembered_cloud(args.name) == (ctx.cloud.name, ctx.cloud.region)
+def _check_account(ctx: Context, words: Sequence[str]) -> None:
+    account, profile = remembered_account(ctx.name)
+    is_there = remembered_cloud(ctx.name) == (ctx.cloud.name, ctx.cloud.region)
     if not (account and is_there) or account == ctx.clients.caller.account:
         return
     now = f" (profile {name})" if (name := find_profile(ctx.cloud.session)) else ""
     was = f" (profile {profile})" if profile else ""
-    command = f"AWS_PROFILE={shlex.quote(profile)} spr-cluster {shlex.join(args.words)}"
+    command = f"AWS_PROFILE={shlex.quote(profile)} spr-cluster {shlex.join(words)}"
     raise UsageError(
-        f"cluster {args.name!r} was made in AWS account {account}{was}, but these credentials belong to "
+        f"cluster {ctx.name!r} was made in AWS account {account}{was}, but these credentials belong to "
         f"account {ctx.clients.caller.account}{now}",
         hint=command if profile else f"use credentials of account {account}: set AWS_PROFILE",
     )
@@ -226,7 +226,7 @@ def record_failure(ctx: Context, failure: BaseException) -> BaseException:
         ctx.events.record("error", describe_failure(error))
         return error
     ctx.events.record("error", error.message, hint=error.hint)
-    log = f"spr-cluster events --name {ctx.files.folder.name} shows what was done and why"
+    log = f"spr-cluster events --name {ctx.name} shows what was done and why"
     error.hint = f"{error.hint}\n  → {log}" if error.hint else log
     return error
 
@@ -237,15 +237,15 @@ def find_other_owner(caller: Caller, found: Inventory) -> str:
     return "" if not owner or is_same_owner(owner, caller.owner) else owner
 
 
-def confirm_owner(ctx: Context, args: argparse.Namespace, found: Inventory) -> bool:
-    """Ask before changing somebody else's cluster; ``--yes`` with ``--name`` confirms.
+def confirm_owner(ctx: Context, found: Inventory, *, sure: bool) -> bool:
+    """Ask before changing somebody else's cluster, unless the user is ``sure``: ``--yes`` with ``--name``.
 
     Returns whether the user was asked. Raises :class:`UsageError` if the answer is no.
     """
     owner = find_other_owner(ctx.clients.caller, found)
-    if not owner or (args.yes and args.named):
+    if not owner or sure:
         return False
-    name = ctx.files.folder.name
+    name = ctx.name
     whose = f"cluster {name!r} belongs to {owner}, not to {ctx.clients.caller.owner}"
     if not has_terminal():
         raise UsageError(whose, hint=f"--yes with --name {name} confirms")

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import shlex
+from dataclasses import dataclass
 from datetime import timedelta
 
 from cluster.cli.chosen_cluster import (
-    add_cluster_options,
+    ClusterRequest,
     confirm_owner,
     find_other_owner,
     open_cluster,
     record_failure,
 )
 from cluster.console.display import make_progress
+from cluster.console.options import YES, argument, switch
 from cluster.console.output import confirm, emit, say, wrap
-from cluster.console.parser import SubParsers, add_command, add_yes_option
+from cluster.console.parser import Parser, add_command
 from cluster.context import Context
 from cluster.lifecycle.deadline import describe_lifetime, extend
 from cluster.lifecycle.down import Removed, down
@@ -38,9 +39,27 @@ _EXTEND_EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class DownRequest(ClusterRequest):
+    """The options of `down`."""
+
+    keep_image: bool = switch(
+        "keep the image and its snapshot, so a later `up` with this stack starts from it"
+    )
+    yes: bool = switch("remove without asking", flags=YES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtendRequest(ClusterRequest):
+    """The options of `extend`."""
+
+    time: str = argument("how much longer: 90m, 2h, 1d")
+    yes: bool = switch("with --name: do not ask, even if somebody else made the cluster", flags=YES)
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "down",
         "Remove a cluster: its nodes, image, snapshots, groups, and keys. `down` finds them by their\n"
         "tags, so it works from any machine and in any unfinished state. At the end, it checks EC2 for\n"
@@ -48,75 +67,65 @@ def add_parser(subparsers: SubParsers) -> None:
         "job is running, or if results exist only on the nodes.",
         _DOWN_EXAMPLES,
         run=run_down,
+        options=DownRequest,
     )
-    add_cluster_options(parser)
-    parser.add_argument(
-        "--keep-image",
-        action="store_true",
-        help="keep the image and its snapshot, so a later `up` with this stack starts from it",
-    )
-    add_yes_option(parser, "remove without asking")
-    parser = add_command(
-        subparsers,
+    add_command(
+        parent,
         "extend",
         "Extend the time to live of a cluster, on its nodes and in its tags.",
         _EXTEND_EXAMPLES,
         run=run_extend,
+        options=ExtendRequest,
     )
-    parser.add_argument("time", help="how much longer: 90m, 2h, 1d")
-    add_cluster_options(parser)
-    text = "with --name: do not ask, even if somebody else made the cluster"
-    add_yes_option(parser, text)
 
 
-def _down(ctx: Context, args: argparse.Namespace, approved: Inventory | None) -> Removed:
-    try:
-        approve = functools.partial(confirm_owner, ctx, args) if args.yes else lambda _: None
-        keep = args.keep_image
-        return down(ctx, args.name, keep_image=keep, approve=approve, approved=approved)
-    except UsageError:
-        # Not confirmed, so there is nothing to record.
-        raise
-    except BaseException as failure:
-        raise record_failure(ctx, failure) from None
+def run_down(request: DownRequest) -> int:
+    ctx = open_cluster(request, make_progress(), yes=request.yes)
+    sure = request.yes and request.is_named
+    removed = remove_cluster(ctx, yes=request.yes, sure=sure, keep_image=request.keep_image)
+    kept = removed.kept
+    text = f"Kept: {kept}" if kept else f"Nothing left of cluster {ctx.name}."
+    if not kept and not removed.ids:
+        text = _describe_nothing(ctx)
+    emit(request, text, {"cluster": ctx.name, "removed": removed.ids, "kept": kept.ids()})
+    return 0
 
 
-def _confirm(ctx: Context, args: argparse.Namespace) -> Inventory:
+def remove_cluster(ctx: Context, *, yes: bool, sure: bool, keep_image: bool = False) -> Removed:
+    """Remove a cluster and verify that nothing is left; ask first, unless the user said ``yes``.
+
+    One of somebody else is removed without asking only if the user is ``sure``: see :func:`confirm_owner`.
+    """
+    with ctx.files.lock(ctx.command):
+        approved = None if yes else _confirm(ctx)
+        approve = functools.partial(confirm_owner, ctx, sure=sure) if yes else lambda _: None
+        with ctx.progress.phase(f"Remove cluster {ctx.name}"):
+            try:
+                return down(
+                    ctx, ctx.name, keep_image=keep_image, approve=approve, approved=approved
+                )
+            except UsageError:
+                # Not confirmed, so there is nothing to record.
+                raise
+            except BaseException as failure:
+                raise record_failure(ctx, failure) from None
+
+
+def _confirm(ctx: Context) -> Inventory:
     """Ask if the cluster costs money or is somebody else's, or if jobs or results would be lost.
 
     Returns the inventory that the user saw.
     """
-    name = args.name
-    found = describe_inventory(ctx.clients.ec2, name)
+    found = describe_inventory(ctx.clients.ec2, ctx.name)
     losses = find_losses(ctx, found)
     billed = bool(found and ctx.cloud.billed)
     asks = billed or bool(losses.found) or bool(find_other_owner(ctx.clients.caller, found))
     lost = [*losses.describe(ctx.flags)]
-    for line in ([f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []) + lost:
+    for line in ([f"Cluster {ctx.name} in {ctx.cloud.region}: {found}"] if asks else []) + lost:
         say(line)
-    if not confirm_owner(ctx, args, found) and asks:
+    if not confirm_owner(ctx, found, sure=False) and asks:
         confirm("Remove everything?", yes=False, about=" ".join(lost))
     return found
-
-
-def remove_cluster(ctx: Context, args: argparse.Namespace) -> Removed:
-    """Remove a cluster and verify that nothing is left; ask first, unless ``--yes`` was given."""
-    with ctx.files.lock(ctx.command):
-        approved = None if args.yes else _confirm(ctx, args)
-        with ctx.progress.phase(f"Remove cluster {args.name}"):
-            return _down(ctx, args, approved)
-
-
-def run_down(args: argparse.Namespace) -> int:
-    progress = make_progress()
-    ctx = open_cluster(args, progress)
-    removed = remove_cluster(ctx, args)
-    kept = removed.kept
-    text = f"Kept: {kept}" if kept else f"Nothing left of cluster {args.name}."
-    if not kept and not removed.ids:
-        text = _describe_nothing(ctx)
-    emit(args, text, {"cluster": args.name, "removed": removed.ids, "kept": kept.ids()})
-    return 0
 
 
 def _describe_nothing(ctx: Context) -> str:
@@ -132,15 +141,16 @@ def _describe_nothing(ctx: Context) -> str:
     return f"{text}\n{wrap(key)}"
 
 
-def run_extend(args: argparse.Namespace) -> int:
-    more = parse_duration(args.time, "extend")
+def run_extend(request: ExtendRequest) -> int:
+    more = parse_duration(request.time, "extend")
     if not timedelta(minutes=1) <= more <= LONGEST_TTL:
-        raise UsageError(f"extend {args.time}: expected from 1m to 30d")
-    ctx = open_cluster(args, make_progress())
-    with ctx.files.lock(args.verb):
-        record = extend(ctx, args.name, more, functools.partial(confirm_owner, ctx, args))
+        raise UsageError(f"extend {request.time}: expected from 1m to 30d")
+    ctx = open_cluster(request, make_progress(), yes=request.yes)
+    sure = request.yes and request.is_named
+    with ctx.files.lock(request.verb):
+        record = extend(ctx, ctx.name, more, functools.partial(confirm_owner, ctx, sure=sure))
     ends = describe_lifetime(record, ctx.now())
-    text = wrap(f"Nodes of cluster {args.name} shut down automatically {ends}")
+    text = wrap(f"Nodes of cluster {ctx.name} shut down automatically {ends}")
     times = {"expires": render_time(record.expires), "latest": render_time(record.latest)}
-    emit(args, text, {"cluster": args.name, **times})
+    emit(request, text, {"cluster": ctx.name, **times})
     return 0

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
+from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import make_console, make_progress
+from cluster.console.options import switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from cluster.context import Context
 from cluster.lifecycle.host_identity import FIRST_CONTACT, check_head_identity, verified_by
 from cluster.nodes import Cluster
@@ -43,9 +43,21 @@ _MAX_SHOWN = 4
 PROGRAMS = ("spr-cluster ", "aws ")
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class VerifyRequest(ClusterRequest):
+    """The options of `verify`."""
+
+    bandwidth: bool = switch(
+        "skip the bandwidth test, which takes a second", default=True, flags=("--no-bandwidth",)
+    )
+    judge_hardware: bool = switch(
+        "compare containers with the machine type they stand for, AMX included"
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "verify",
         "Check each node over the SSH path that jobs use: AMX, cores, memory, clock, power settings,\n"
         "software, and disk. Then check the network between the nodes: names, ports, SSH, latency, and\n"
@@ -53,32 +65,24 @@ def add_parser(subparsers: SubParsers) -> None:
         "how to fix problems. Changes nothing. The exit code is 1 if a check failed, else 0.",
         _EXAMPLES,
         run=run,
-    )
-    add_cluster_options(parser)
-    parser.add_argument(
-        "--no-bandwidth", action="store_true", help="skip the bandwidth test, which takes a second"
-    )
-    parser.add_argument(
-        "--judge-hardware",
-        action="store_true",
-        help="compare containers with the machine type they stand for, AMX included",
+        options=VerifyRequest,
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: VerifyRequest) -> int:
     progress = make_progress()
-    ctx = open_cluster(args, progress)
+    ctx = open_cluster(request, progress)
     cluster = ctx.find_cluster()
     cluster.require_connected()
-    expected = build_expected(ctx, cluster, judge=args.judge_hardware)
-    with progress.phase(f"Verify cluster {args.name}"):
+    expected = build_expected(ctx, cluster, judge=request.judge_hardware)
+    with progress.phase(f"Verify cluster {ctx.name}"):
         if verified_by(ctx.events).get(cluster.head.instance.id) == FIRST_CONTACT:
             progress.note(check_head_identity(ctx, cluster.head))
         report = verify_cluster(
-            cluster, expected, ctx.host_opener(), progress, bandwidth=not args.no_bandwidth
+            cluster, expected, ctx.host_opener(), progress, bandwidth=request.bandwidth
         )
     table = render_results(report.results, len(expected.addresses))
-    emit(args, f"{table}\n{summarize(report, expected)}", as_dict(ctx, expected, report))
+    emit(request, f"{table}\n{summarize(report, expected)}", as_dict(ctx, expected, report))
     if report.verdict is Verdict.FAIL:
         raise SprError(describe_failures(report.results))
     return 0

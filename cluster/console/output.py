@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -11,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
+from cluster.console.options import Request
 from infra.errors import UsageError
 
 # A command in backticks, or an spr-cluster command with its options.
@@ -67,16 +67,16 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
     return filled.replace(_NO_BREAK, " ")
 
 
-def emit(args: argparse.Namespace, text: str | Callable[[], str], data: object) -> None:
+def emit(request: Request, text: str | Callable[[], str], data: object) -> None:
     """Print a command's result: with ``--json`` the data, otherwise the text, unless it is empty.
 
-    Pass a function if rendering the text may fail: ``--json`` does not call it. A caller's ``args.sink``
+    Pass a function if rendering the text may fail: ``--json`` does not call it. The request's ``sink``
     receives the data, and nothing is printed.
     """
-    if "sink" in args:
-        args.sink(data)
+    if request.sink is not None:
+        request.sink(data)
         return
-    shown = json.dumps(data) if args.json else text if isinstance(text, str) else text()
+    shown = json.dumps(data) if request.json else text if isinstance(text, str) else text()
     if shown:
         print(shown)
 

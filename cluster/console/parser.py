@@ -1,19 +1,21 @@
-"""The argument parser of all commands: one-line errors, and help that fits the terminal."""
+"""The parser of all commands: one-line errors, and help that fits the terminal."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import re
+import shutil
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
+from cluster.console.options import REST, Option, as_type, opposite, options_of
 from infra.errors import UsageError
 
-SubParsers = Any
-# Positional arguments that are the words of another parser or program.
-_NOT_OURS = (argparse.PARSER, argparse.REMAINDER)
+_HELP_AT = 24
+"""The column at which the texts of options begin."""
 
 
 class Command(NamedTuple):
@@ -23,76 +25,85 @@ class Command(NamedTuple):
     help: str = ""
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps paragraphs at the terminal's width; leaves indented lines, such as examples, unchanged."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts: list[str] = []
-        paragraph: list[str] = []
-        for line in [*text.rstrip().splitlines(), ""]:
-            if line and not line.startswith(" "):
-                paragraph.append(line)
-                continue
-            if paragraph:
-                joined = " ".join(paragraph)
-                parts.append(textwrap.fill(joined, width, break_on_hyphens=False))
-                paragraph = []
-            # Keep an example's command on one line; its comment moves below if both don't fit.
-            command, *comment = re.split(r"(?<=\S)\s{2,}", line, maxsplit=1)
-            fits = len(line) <= width or not comment
-            parts += [line] if fits else [command, f"      {comment[0]}"]
-        return "\n".join(parts).rstrip("\n")
-
-
 def positive_int(text: str) -> int:
-    """Parse a whole number of at least 1; a ``type`` for argparse."""
+    """Parse a whole number of at least 1. Raises ``ValueError``."""
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+        raise ValueError(f"{text!r}: expected a whole number of at least 1")
     return int(text)
-
-
-def opposite(flag: str) -> str:
-    """Return the option that cancels an earlier switch: ``--no-detach`` for ``--detach``, and vice versa."""
-    return flag.replace("--no-", "--", 1) if flag.startswith("--no-") else f"--no-{flag[2:]}"
-
-
-def add_json_option(parser: argparse.ArgumentParser, what: str = "the result") -> None:
-    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON on stdout")
-
-
-def add_yes_option(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--yes", "-y", action="store_true", help=what)
 
 
 class Parser(argparse.ArgumentParser):
     """Reports mistakes in one line instead of the full usage, and can hide expert options from the help."""
 
-    _for_experts: Collection[argparse.Action] = ()
-    _shows_all = False
+    def __init__(self, prog: str, description: str = "", epilog: str = "", **more: Any) -> None:
+        super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False, **more)
+        self.options: list[Option] = []
+        self.children: dict[str, Parser] = {}
+        self.help_line = ""
+        self._heading = "commands"
+        self._below: Any = None
+        self._shows_all = False
 
-    def hide_from_help(self, names: Collection[str]) -> None:
-        """Show these options, named by ``dest``, only in ``--help --advanced``; they work as usual."""
-        self._for_experts = [action for action in self._actions if action.dest in names]
-        self.add_argument("--advanced", action="help", help=argparse.SUPPRESS)
+    def expect(self, metavar: str, heading: str, *, required: bool = True) -> None:
+        """Say what the subcommands are that :func:`add_command` adds."""
+        self._heading = heading
+        self._below = self.add_subparsers(prog=self.prog, metavar=metavar, required=required)
+
+    def add_child(self, name: str, description: str, epilog: str) -> Parser:
+        """Add a subcommand and return its parser."""
+        if self._below is None:
+            self.expect("COMMAND", "commands")
+        child: Parser = self._below.add_parser(name, description=description, epilog=epilog)
+        self.children[name] = child
+        return child
+
+    def add(self, options: Iterable[Option]) -> None:
+        """Add options and arguments. Those that are not given have no value in the result."""
+        groups: dict[str, Any] = {"": self}
+        for each in options:
+            self.options.append(each)
+            how: dict[str, Any] = {"metavar": each.metavar, "nargs": each.takes}
+            how["action"] = "append" if each.repeats else "store"
+            if each.is_switch:
+                how = {"action": "store_const", "const": each.const}
+            else:
+                how |= {"type": as_type(each.parse), "choices": each.choices or None}
+                how |= {"const": each.const} if each.const is not None else {}
+            how |= {"dest": each.name} | ({"required": True} if each.required else {})
+            if not each.flags:
+                del how["dest"]
+                how |= {"metavar": each.metavar or each.name}
+            if each.excludes not in groups:
+                groups[each.excludes] = self.add_mutually_exclusive_group()
+            add = groups[each.excludes].add_argument
+            add(*(each.flags or (each.name,)), default=argparse.SUPPRESS, **how)
+        if any(each.for_experts for each in self.options):
+            self.add_argument("--advanced", action="help")
 
     def format_help(self) -> str:
         """Return the help; without ``--advanced``, it says how many options are hidden."""
-        if self._shows_all or not self._for_experts:
-            return super().format_help()
-        texts, epilog = [action.help for action in self._for_experts], self.epilog
-        more = f"`--help --advanced` shows {len(texts)} more options for experts."
-        self.epilog = f"{more}\n\n{epilog}"
-        for action in self._for_experts:
-            action.help = argparse.SUPPRESS
-        try:
-            return super().format_help()
-        finally:
-            self.epilog = epilog
-            for action, text in zip(self._for_experts, texts, strict=True):
-                action.help = text
+        width = max(40, shutil.get_terminal_size().columns - 2)
+        shown = [each for each in self.options if not each.is_hidden]
+        usual = [each for each in shown if self._shows_all or not each.for_experts]
+        epilog = self.epilog or ""
+        if hidden := len(shown) - len(usual):
+            epilog = f"`--help --advanced` shows {hidden} more options for experts.\n\n{epilog}"
+        parts = [fill(self.format_usage().strip(), width), fill(self.description or "", width)]
+        rows = [(name, each.help_line) for name, each in self.children.items() if each.help_line]
+        parts += [_list_rows(f"{self._heading}:", rows, width)] if rows else []
+        for section in dict.fromkeys(each.section for each in usual):
+            rows = [(each.shown, each.help) for each in usual if each.section == section]
+            parts.append(_list_rows(f"{section or 'options'}:", rows, width))
+        return "\n\n".join(part for part in (*parts, fill(epilog, width)) if part) + "\n"
+
+    def format_usage(self) -> str:
+        if self.usage:
+            return f"usage: {self.usage}\n"
+        words = [each.shown for each in self.options if each.required]
+        words += ["[options]"] if any(each.flags for each in self.options) else []
+        words += [_usage(each) for each in self.options if not each.flags]
+        words += ["COMMAND"] if self.children else []
+        return f"usage: {' '.join([self.prog, *words])}\n"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown options here, where similar names are known."""
@@ -106,12 +117,10 @@ class Parser(argparse.ArgumentParser):
 
     def _cancel_switches(self, words: Any) -> Any:
         """Return the words without switches that an opposite follows, such as those of spr-cluster.toml."""
-        if words is None or any(each.nargs in _NOT_OURS for each in self._actions):
+        if words is None or self.children or any(each.takes == REST for each in self.options):
             return words
         end = words.index("--") if "--" in words else len(words)
-        switches = {
-            name for each in self._actions if each.nargs == 0 for name in each.option_strings
-        }
+        switches = {name for each in self.options if each.is_switch for name in each.flags}
         found: list[str] = []
         for word in words[:end]:
             if opposite(word) in switches:
@@ -121,8 +130,8 @@ class Parser(argparse.ArgumentParser):
         return [*found, *words[end:]]
 
     def _nearest(self, word: str) -> str:
-        known = [name for action in self._actions for name in action.option_strings]
-        names = [name.lstrip("-") for name in known if name.startswith("--")]
+        flags = [flag for each in self.options if not each.is_hidden for flag in each.flags]
+        names = [flag.lstrip("-") for flag in (*flags, "--help") if flag.startswith("--")]
         given = word.partition("=")[0].lstrip("-")
         near = [name for name in names if given and name.startswith(given)]
         near = near or difflib.get_close_matches(given, names, n=1)
@@ -132,25 +141,83 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"{self.prog} --help")
 
 
+def fill(text: str, width: int) -> str:
+    """Wrap paragraphs; leave indented lines, such as examples, unchanged."""
+    parts: list[str] = []
+    paragraph: list[str] = []
+    for line in [*text.rstrip().splitlines(), ""]:
+        if line and not line.startswith(" "):
+            paragraph.append(line)
+            continue
+        if paragraph:
+            parts.append(textwrap.fill(" ".join(paragraph), width, break_on_hyphens=False))
+            paragraph = []
+        # Keep an example's command on one line; its comment moves below if both don't fit.
+        command, *comment = re.split(r"(?<=\S)\s{2,}", line, maxsplit=1)
+        fits = len(line) <= width or not comment
+        parts += [line] if fits else [command, f"      {comment[0]}"]
+    return "\n".join(parts).rstrip("\n")
+
+
+def _list_rows(title: str, rows: Collection[tuple[str, str]], width: int) -> str:
+    """Return a section of the help: names, and their texts beside them."""
+    at = min(_HELP_AT, max(len(name) for name, _ in rows) + 4)
+    lines = [title]
+    for name, text in rows:
+        wrapped = textwrap.wrap(" ".join(text.split()), width - at, break_on_hyphens=False)
+        beside = len(name) + 4 <= at
+        first = wrapped.pop(0) if beside and wrapped else ""
+        lines.append(f"  {name:<{at - 2}}{first}".rstrip())
+        lines += [f"{'':<{at}}{line}" for line in wrapped]
+    return "\n".join(lines)
+
+
+def _usage(each: Option) -> str:
+    name = each.shown
+    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ...", REST: "..."}.get(
+        str(each.takes), name
+    )
+
+
 def add_command(
-    subparsers: SubParsers,
+    parent: Parser,
     name: str,
     description: str,
     examples: str,
     help_: str | None = None,
-    run: Callable[[argparse.Namespace], int] | None = None,
+    run: Callable[[Any], int] | None = None,
+    options: type[Any] | None = None,
+    more: Iterable[Option] = (),
 ) -> Parser:
     """Return a command's parser, with examples at the end of its help.
 
-    A subcommand is listed only with ``help_``. Omit ``run`` for a command that only has subcommands.
+    ``run`` gets an instance of ``options``, a dataclass. Its ``given`` has the values of those in ``more``
+    that the user gave. A subcommand is listed only with ``help_``.
     """
-    parser: Parser = subparsers.add_parser(
-        name,
-        **({"help": help_} if help_ else {}),
-        description=description,
-        epilog=f"examples:\n{examples}",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parent.add_child(name, description, f"examples:\n{examples}")
+    parser.help_line = help_ or ""
     parser.set_defaults(verb=name, **({"run": run} if run else {}))
+    if options is not None and run is not None:
+        parser.add([*options_of(options), *more])
+        parser.set_defaults(run=_Bound(options, run))
     return parser
+
+
+class _Bound(NamedTuple):
+    """A command's dataclass of options, and the function that runs it."""
+
+    options: type[Any]
+    run: Callable[[Any], int]
+
+    def __call__(self, parsed: argparse.Namespace) -> int:
+        """Run the command. This is the only function that reads a parsed command line."""
+        values = {name: _as_value(value) for name, value in vars(parsed).items() if name != "run"}
+        known = {each.name for each in fields(self.options)}
+        own = {name: value for name, value in values.items() if name in known}
+        if "given" in known:
+            own["given"] = {name: value for name, value in values.items() if name not in known}
+        return self.run(self.options(**own))
+
+
+def _as_value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

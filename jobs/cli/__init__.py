@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from importlib import import_module
 
 from cluster.cli import GROUPS as CLUSTER_GROUPS
-from cluster.console.parser import Command, HelpFormatter, Parser
+from cluster.console.options import Option
+from cluster.console.parser import Command, Parser
 
 _JOBS = {
     "train": Command("jobs.cli.train", "train on all nodes"),
@@ -74,20 +74,17 @@ def _render_commands() -> str:
     return "\n\n".join(parts)
 
 
-def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+def build_parser(command: str | None = None) -> Parser:
     """Return the parser with one command's options; without a command, only what ``--help`` needs."""
     parser = Parser(
-        prog="spr-cluster",
+        "spr-cluster",
         usage="spr-cluster COMMAND [options]",
         description=_DESCRIPTION,
         epilog=f"{_render_commands()}\n\n{_EPILOG}",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add(
+        [Option("version", "print the version and exit", ("--version",), takes=0, const=True)]
+    )
     if command is not None:
-        subparsers = parser.add_subparsers(
-            metavar="COMMAND", help=argparse.SUPPRESS, prog="spr-cluster"
-        )
-        import_module(COMMANDS[command].module).add_parser(subparsers)
+        import_module(COMMANDS[command].module).add_parser(parser)
     return parser

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _describe(words: Sequence[str]) -> int:
     """Print the version, or the list of commands."""
     parser = build_parser()
-    if parser.parse_args(words).version:
+    if "version" in parser.parse_args(words):
         print(f"spr-cluster {version('spr-cluster')}")
         return 0
     parser.print_help()

@@ -7,18 +7,18 @@ Nothing asks a question or prints to stdout; progress goes to stderr.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.console.parser import opposite
+from cluster.console.options import Option as KnownOption
+from cluster.console.options import opposite
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
 from jobs.cli import build_parser
-from jobs.cli.shared.project_options import options_of
+from jobs.cli.shared.project_options import all_options
 from jobs.invoke import invoke
 from jobs.launchers.plan import own_folder
 
@@ -214,24 +214,29 @@ def _render(command: str, options: Mapping[str, Option]) -> Iterator[str]:
     """Return options as words of a command line, whose parser checks them."""
     # A job of spr-cluster.toml may be a training.
     commands = ("run", "train") if command == "run" else (command,)
-    known = {f: action for name in commands for f, action in options_of(build_parser(name))}
+    known = {
+        flag: each
+        for name in commands
+        for each in all_options(build_parser(name))
+        for flag in each.flags
+    }
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
-        action = known.get(flag)
-        if action is None:
-            yield flag  # refused there; its value may be a secret
-        elif isinstance(action, argparse._HelpAction):
+        option = known.get(flag)
+        if flag in ("--help", "--advanced"):
             raise UsageError(f"{name}: not in Python", hint=f"spr-cluster {command} {flag}")
+        if option is None:
+            yield flag  # refused there; its value may be a secret
         elif value is True:
             yield flag
-        elif value is False and action.nargs == 0:
+        elif value is False and option.is_switch:
             yield opposite(flag)
         elif value is not None and value is not False:
-            yield from (f"{flag}={word}" for word in _split(action, value))
+            yield from (f"{flag}={word}" for word in _split(option, value))
 
 
 def _split(
-    action: argparse.Action, value: Value | Sequence[Value] | Mapping[str, str | None]
+    option: KnownOption, value: Value | Sequence[Value] | Mapping[str, str | None]
 ) -> list[str]:
     """Return an option's words: several if it can be repeated, else one with commas."""
     if isinstance(value, Mapping):
@@ -240,4 +245,4 @@ def _split(
         words = [str(each) for each in value]
     else:
         return [str(value)]
-    return words if isinstance(action, argparse._AppendAction) else [",".join(words)]
+    return words if option.repeats else [",".join(words)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.console.output import say
 from infra.aws.api_time import API_TIME
@@ -17,7 +16,6 @@ from jobs.cli import COMMANDS, build_parser
 if TYPE_CHECKING:
     from jobs.cli.shared.project_options import CommandWords
 
-_POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
 # Names that other tools use.
 _SYNONYMS = {
     "help": "--help",
@@ -38,15 +36,13 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
     """
     found = _add_project(words)
     with found.explaining():
-        args = build_parser(found.words[0]).parse_args(found.words)
-        if sink is not None:
-            args.sink, args.json = sink, True
-        # A hint may repeat them, but never a variable's value.
-        args.words = [*_without_values(words)]
+        # A hint may repeat the words, but never a variable's value.
+        more: dict[str, Any] = {"words": (*_without_values(words),)}
+        more |= {"sink": sink, "json": True} if sink is not None else {}
+        command, request = build_parser(found.words[0]).parse(found.words, **more)
         API_TIME.on_offset = say
         try:
-            _refuse_empty(args)
-            return int(args.run(args))
+            return command.run(request)
         except Exception as error:
             translated = _translate(error)
             if translated is None or translated is error:
@@ -72,20 +68,12 @@ def _add_project(words: Sequence[str]) -> CommandWords:
     options = import_module("jobs.cli.shared.project_options")
     project = import_module("infra.project_file")
     found: CommandWords = options.CommandWords([*words])
-    if words[0] in options.READERS and project.find_project_file().exists():
+    if project.find_project_file().exists():
         file = project.read_project_file()
         found = options.apply_project(words, file, build_parser)
         if found.origins and file.path.is_absolute():
             say(f"options from {file.path}")
     return found
-
-
-def _refuse_empty(args: argparse.Namespace) -> None:
-    """Refuse an empty value: it is usually an unset shell variable and must not mean the default."""
-    for key, value in vars(args).items():
-        if value == "":
-            name = key if key in _POSITIONAL else f"--{key.replace('_', '-')}"
-            raise UsageError(f"{name} is empty", hint="give it a value, or omit it")
 
 
 def _translate(error: Exception) -> SprError | None:

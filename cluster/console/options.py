@@ -1,4 +1,4 @@
-"""Options as data: a command's dataclass is its command line, its keys in spr-cluster.toml, and its Python API."""
+"""Options as data: a dataclass is a command line, keys of spr-cluster.toml, and keywords in Python."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class Option:
     @property
     def is_switch(self) -> bool:
         return self.takes == 0
+
+    @property
+    def is_number(self) -> bool:
+        return self.parse in (int, float) or self.parse.__name__.endswith("_int")
 
     @property
     def shown(self) -> str:

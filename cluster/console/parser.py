@@ -7,11 +7,11 @@ import difflib
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
-from cluster.console.options import REST, Option, as_type, opposite, options_of
+from cluster.console.options import REST, Option, Request, as_type, opposite, options_of
 from infra.errors import UsageError
 
 _HELP_AT = 24
@@ -38,7 +38,13 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str = "", epilog: str = "", **more: Any) -> None:
         super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False, **more)
         self.options: list[Option] = []
+        self.actions: dict[str, argparse.Action] = {}
+        """What argparse knows of them, by their names, for argcomplete."""
         self.children: dict[str, Parser] = {}
+        self.request: type[Any] = Request
+        """What its options become."""
+        self.run: Callable[[Any], int] = lambda _: 0
+        self.set_defaults(leaf=self)
         self.help_line = ""
         self._heading = "commands"
         self._below: Any = None
@@ -48,6 +54,12 @@ class Parser(argparse.ArgumentParser):
         """Say what the subcommands are that :func:`add_command` adds."""
         self._heading = heading
         self._below = self.add_subparsers(prog=self.prog, metavar=metavar, required=required)
+
+    def walk(self) -> Iterator[Parser]:
+        """Yield this parser and those of all subcommands."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
 
     def add_child(self, name: str, description: str, epilog: str) -> Parser:
         """Add a subcommand and return its parser."""
@@ -76,7 +88,8 @@ class Parser(argparse.ArgumentParser):
             if each.excludes not in groups:
                 groups[each.excludes] = self.add_mutually_exclusive_group()
             add = groups[each.excludes].add_argument
-            add(*(each.flags or (each.name,)), default=argparse.SUPPRESS, **how)
+            flags = each.flags or (each.name,)
+            self.actions[each.name] = add(*flags, default=argparse.SUPPRESS, **how)
         if any(each.for_experts for each in self.options):
             self.add_argument("--advanced", action="help")
 
@@ -104,6 +117,25 @@ class Parser(argparse.ArgumentParser):
         words += [_usage(each) for each in self.options if not each.flags]
         words += ["COMMAND"] if self.children else []
         return f"usage: {' '.join([self.prog, *words])}\n"
+
+    def parse(self, words: Sequence[str], **more: Any) -> tuple[Parser, Any]:
+        """Parse a command line; return the command's parser and its request, which also gets ``more``.
+
+        Raises :class:`UsageError`.
+        """
+        parsed = vars(self.parse_args(words))
+        leaf: Parser = parsed.pop("leaf")
+        for each in leaf.options:
+            # It is usually an unset shell variable, and must not mean the default.
+            if parsed.get(each.name) == "":
+                name = each.flags[0] if each.flags else each.shown
+                raise UsageError(f"{name} is empty", hint="give it a value, or omit it")
+        parsed = {name: tuple(v) if isinstance(v, list) else v for name, v in parsed.items()}
+        known = {each.name for each in fields(leaf.request)}
+        own = {name: value for name, value in parsed.items() if name in known}
+        if "given" in known:
+            own["given"] = {name: value for name, value in parsed.items() if name not in known}
+        return leaf, leaf.request(**{"verb": leaf.prog.split()[-1], **own, **more})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown options here, where similar names are known."""
@@ -196,28 +228,7 @@ def add_command(
     """
     parser = parent.add_child(name, description, f"examples:\n{examples}")
     parser.help_line = help_ or ""
-    parser.set_defaults(verb=name, **({"run": run} if run else {}))
     if options is not None and run is not None:
+        parser.request, parser.run = options, run
         parser.add([*options_of(options), *more])
-        parser.set_defaults(run=_Bound(options, run))
     return parser
-
-
-class _Bound(NamedTuple):
-    """A command's dataclass of options, and the function that runs it."""
-
-    options: type[Any]
-    run: Callable[[Any], int]
-
-    def __call__(self, parsed: argparse.Namespace) -> int:
-        """Run the command. This is the only function that reads a parsed command line."""
-        values = {name: _as_value(value) for name, value in vars(parsed).items() if name != "run"}
-        known = {each.name for each in fields(self.options)}
-        own = {name: value for name, value in values.items() if name in known}
-        if "given" in known:
-            own["given"] = {name: value for name, value in values.items() if name not in known}
-        return self.run(self.options(**own))
-
-
-def _as_value(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

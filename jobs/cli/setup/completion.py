@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import argcomplete
 from argcomplete.completers import FilesCompleter, SuppressCompleter
 from argcomplete.shell_integration import shellcode
 
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.options import Option, Request, argument
+from cluster.console.parser import Parser, add_command
 from cluster.local_files import cluster_names
 from infra.instance_types import INSTANCE_TYPES
 from jobs.cli import COMMANDS, build_parser
@@ -27,20 +28,27 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class CompletionRequest(Request):
+    """The options of `completion`."""
+
+    shell: str = argument("the shell that you use", choices=SHELLS)
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "completion",
         "Print a script that completes commands, options, and the names of clusters, jobs, stacks,\n"
         "and instance types in your shell.",
         _EXAMPLES,
         run=run,
+        options=CompletionRequest,
     )
-    parser.add_argument("shell", choices=SHELLS, help="the shell that you use")
 
 
-def run(args: argparse.Namespace) -> int:
-    print(shellcode(["spr-cluster"], shell=args.shell))
+def run(request: CompletionRequest) -> int:
+    print(shellcode(["spr-cluster"], shell=request.shell))
     return 0
 
 
@@ -50,26 +58,22 @@ def complete() -> None:
     command = words[1] if len(words) > 1 and words[1] in COMMANDS else None
     parser = build_parser(command)
     if command is None:
-        subparsers = parser.add_subparsers()
         for name in [name for name, each in COMMANDS.items() if each.help]:
-            subparsers.add_parser(name)
-    else:
-        _add_completers(parser)
+            parser.add_child(name, "", "")
+    for each in parser.walk():
+        for option in each.options:
+            if completer := _find_completer(option):
+                setattr(each.actions[option.name], "completer", completer)  # noqa: B010 - argcomplete's
     argcomplete.autocomplete(parser, default_completer=SuppressCompleter())
 
 
-def _add_completers(parser: argparse.ArgumentParser) -> None:
-    """Attach completers of existing names to the options of every subcommand."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                _add_completers(child)
-            continue
-        names = _COMPLETERS.get(action.dest)
-        if names is not None and not action.choices:
-            setattr(action, "completer", _completer(names))  # noqa: B010 - argcomplete's own attribute
-        elif action.dest in _PATHS or (action.metavar and "PATH" in str(action.metavar)):
-            setattr(action, "completer", FilesCompleter())  # noqa: B010
+def _find_completer(option: Option) -> Any:
+    """Return the completer of existing names, or of files, for an option."""
+    names = _COMPLETERS.get(option.name)
+    if names is not None and not option.choices:
+        return _completer(names)
+    is_path = option.name in _PATHS or "PATH" in (option.metavar or "")
+    return FilesCompleter() if is_path else None
 
 
 def _completer(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
@@ -93,7 +97,7 @@ _COMPLETERS: dict[str, Callable[[], Iterable[str]]] = {
     "cluster": cluster_names,
     "stack": stack_names,
     "stacks": stack_names,
-    "instance_type": lambda: INSTANCE_TYPES,
+    "instance_types": lambda: INSTANCE_TYPES,
     "job": _job_names,
     "resume": _job_names,
 }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib import import_module
@@ -13,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import CLOUD_NAMES
+from cluster.cli.doctor import DoctorRequest
 from cluster.cli.spec_options import read_spec_options
+from cluster.cli.up import UpRequest
+from cluster.console.options import REST, JsonRequest, Option, Request, argument, switch
 from cluster.console.output import ask_for, emit, has_terminal, say
-from cluster.console.parser import SubParsers, add_command, add_json_option
+from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, ProjectFile, read_project_file
 from infra.spec import OPTIONS, ClusterOptions, parse_ssh_cidr, validate_options
 from infra.words import render_duration
-from jobs.cli.shared.job_options import read_options
+from jobs.cli.shared.job_options import TaskRequest, VariableRequest
 from jobs.cli.shared.project_options import apply_project, file_options, parser_of
+from jobs.cli.train import TrainCommand
 from jobs.program.plan import check_variables
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import DEFAULT_STACK, Changes, load_stack
@@ -35,39 +38,40 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class ConfigRequest(JsonRequest):
+    """The options of `config`."""
+
+    init: bool = switch("ask five questions, and write a new file", excludes="way")
+    schema: bool = switch("print the file's JSON schema, for editors", excludes="way")
+    command: tuple[str, ...] = argument(
+        "up, run NAME, train TASK, or another, with options", (), takes=REST
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "config",
         "Show every option of a command with its value and origin: the command line, a line of\n"
         "spr-cluster.toml in this folder or above, or the default.",
         _EXAMPLES,
         run=run,
-    )
-    add_json_option(parser)
-    way = parser.add_mutually_exclusive_group()
-    way.add_argument("--init", action="store_true", help="ask five questions, and write a new file")
-    way.add_argument(
-        "--schema", action="store_true", help="print the file's JSON schema, for editors"
-    )
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        help="up, run NAME, train TASK, or another, with options",
+        options=ConfigRequest,
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.schema:
+def run(request: ConfigRequest) -> int:
+    if request.schema:
         print(json.dumps(build_schema(), indent=2))
-    elif args.init:
+    elif request.init:
         _write_new()
     else:
         project = read_project_file()
-        settings = list(describe_settings(args.command or ["up"], project))
-        if not args.command:
+        settings = list(describe_settings(request.command or ["up"], project))
+        if not request.command:
             settings += _describe_jobs(project)
-        emit(args, _render(settings), [asdict(each) for each in settings])
+        emit(request, _render(settings), [asdict(each) for each in settings])
     return 0
 
 
@@ -88,19 +92,19 @@ def describe_settings(words: Sequence[str], project: ProjectFile) -> Iterator[Se
         raise UsageError(f"unknown command {words[0]!r}", hint="such as: spr-cluster config up")
     found = apply_project(words, project, build_parser)
     with found.explaining():
-        args = build_parser(found.words[0]).parse_args(found.words)
-        _check(args)
-    names = [found.words[0], *([args.task] if "task" in args else [])]
+        command, request = build_parser(found.words[0]).parse(found.words)
+        _check(request)
     typed = {word.partition("=")[0] for word in words}
-    for flag, action in file_options(parser_of(build_parser(names[0]), *names)).items():
-        value, origin = getattr(args, action.dest, None), "default"
+    given = {**vars(request), **getattr(request, "given", {})}
+    for flag, option in file_options(command.options).items():
+        value, origin = given.get(option.name), "default"
         if flag in typed:
             origin = "flag"
         elif flag in found.origins:
             value, origin = found.origins[flag].value, found.origins[flag].where
-        elif value in (None, []) or action.default is argparse.SUPPRESS:
-            value = _default_of(flag, action, args)
-        if flag == "--env" and isinstance(value, list):  # never a value
+        elif value in (None, ()):
+            value = _default_of(option.name, request)
+        if flag == "--env" and isinstance(value, tuple):  # never a value
             value = [word.partition("=")[0] for word in value]
         yield Setting(flag[2:], _plain(value), origin)
 
@@ -113,28 +117,30 @@ def _describe_jobs(project: ProjectFile) -> Iterator[Setting]:
                 yield replace(each, key=f"jobs.{name}.{each.key}")
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check(request: Request) -> None:
     """Raise :class:`UsageError` for a value that a command would refuse."""
-    if args.verb == "up":
-        given = {"name": args.name} if args.name else {}
-        validate_options(**given, **read_spec_options(args))
-        load_stack(args.stack or DEFAULT_STACK)
-        if args.ssh_cidr is not None:
-            parse_ssh_cidr(args.ssh_cidr)
-    elif args.verb == "run":
-        check_variables(args.env)
-    elif "task" in args and args.verb == args.task:
-        read_options(args, getattr(args, "preset", None))
+    if isinstance(request, UpRequest):
+        given = {"name": request.name} if request.name else {}
+        read = read_spec_options(request.given)
+        validate_options(**given, **read)
+        load_stack(read.get("stack") or DEFAULT_STACK)
+        if request.ssh_cidr is not None:
+            parse_ssh_cidr(request.ssh_cidr)
+    elif isinstance(request, TrainCommand):
+        request.read_options(request.preset)
+    elif isinstance(request, TaskRequest):
+        request.read_options()
+    elif isinstance(request, VariableRequest):
+        check_variables(request.env)
 
 
-def _default_of(flag: str, action: argparse.Action, args: argparse.Namespace) -> Any:
+def _default_of(name: str, request: Request) -> Any:
     """Return the value that an omitted option has; ``None`` if it depends on the cluster."""
-    if "task" in args and action.dest in vars(TASKS[args.task].Options()):
-        return getattr(TASKS[args.task].Options(), action.dest)
-    keys = [key for key, option in OPTIONS.items() if option.flag == flag]
-    fits = keys and keys[0] != "bake" and OPTIONS[keys[0]].const is None
-    if args.verb in ("up", "doctor") and fits:
-        return ClusterOptions.model_fields[keys[0]].default
+    if isinstance(request, TaskRequest):
+        return getattr(TASKS[request.task].Options(), name, None)
+    fits = name in OPTIONS and name != "bake" and OPTIONS[name].const is None
+    if fits and isinstance(request, UpRequest | DoctorRequest):
+        return ClusterOptions.model_fields[name].default
     return None
 
 
@@ -205,15 +211,15 @@ def render_new(name: str, cloud: str, nodes: str, idle: str, command: str) -> st
 def build_schema() -> dict[str, Any]:
     """Return the file's JSON schema, from the parsers of the commands."""
     build_parser = import_module("jobs.cli").build_parser
-    cluster = _properties(parser_of(build_parser("up"), "up"))
+    cluster = _properties(parser_of(build_parser("up"), "up").options)
     program = {
         "command": {"type": ["string", "array"], "description": "the program and its arguments"}
     }
-    program |= _properties(parser_of(build_parser("run"), "run"))
+    program |= _properties(parser_of(build_parser("run"), "run").options)
     jobs = [_object(program, required=["command"])]
     for task, each in TASKS.items():
         first = {"task": {"const": task, "description": each.help}}
-        properties = _properties(parser_of(build_parser("train"), "train", task))
+        properties = _properties(parser_of(build_parser("train"), "train", task).options)
         jobs.append(_object(first | properties, required=["task"]))
     stack = Changes.model_json_schema()
     return {
@@ -233,19 +239,21 @@ def _object(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {**properties}, "additionalProperties": False, **more}
 
 
-def _properties(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    return {flag[2:]: _property(flag, action) for flag, action in file_options(parser).items()}
+def _properties(options: Iterable[Option]) -> dict[str, Any]:
+    return {flag[2:]: _property(flag, each) for flag, each in file_options(options).items()}
 
 
-def _property(flag: str, action: argparse.Action) -> dict[str, Any]:
-    about = {"description": action.help} if action.help else {}
-    if action.nargs == 0:
+def _property(flag: str, option: Option) -> dict[str, Any]:
+    about = {"description": option.help} if option.help else {}
+    if option.is_switch:
         return {"type": "boolean", **about}
-    kind = "number" if action.type is float else "string" if action.type is None else "integer"
+    kind = "string"
+    if option.is_number:
+        kind = "number" if option.parse is float else "integer"
     if flag == "--env":
         texts = {"type": "object", "additionalProperties": {"type": "string"}}
         return {"anyOf": [texts, {"type": "array", "items": {"type": "string"}}], **about}
-    if isinstance(action, argparse._AppendAction) or action.metavar in ("TYPES", "RANGES"):
+    if option.is_list or option.repeats:
         return {"anyOf": [{"type": kind}, {"type": "array", "items": {"type": kind}}], **about}
-    choices = {"enum": list(action.choices)} if action.choices is not None else {}
+    choices = {"enum": list(option.choices)} if option.choices else {}
     return {"type": kind, **choices, **about}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module, resources
 
-from cluster.console.parser import SubParsers, add_command
-from jobs.cli.shared.project_options import parser_of
+from cluster.console.options import REST, Option, Request, switch
+from cluster.console.parser import Parser, add_command
 
 _EXAMPLES = """\
   spr-cluster docs --agent
@@ -15,18 +15,25 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class DocsRequest(Request):
+    """The options of `docs`."""
+
+    agent: bool = switch("print the guide", required=True)
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "docs",
         "Print a guide for programs that drive this tool: rules, all commands and options, and JSON.",
         _EXAMPLES,
         run=run,
+        options=DocsRequest,
     )
-    parser.add_argument("--agent", action="store_true", required=True, help="print the guide")
 
 
-def run(_: argparse.Namespace) -> int:
+def run(_: DocsRequest) -> int:
     print(render_guide())
     return 0
 
@@ -46,16 +53,17 @@ def _commands() -> Iterator[str]:
         if command.help:
             yield f"\n`{name}`: {command.help}\n"
             yield from (
-                f"    {line}" for line in _usages(parser_of(table.build_parser(name), name))
+                f"    {' '.join([each.prog, *map(_usage, each.options)])}"
+                for each in table.build_parser(name).children[name].walk()
+                if each.options
             )
 
 
-def _usages(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield a command's usage in one line, and those of its subcommands."""
-    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not below:
-        words = " ".join(parser.format_usage().split())
-        yield words.removeprefix("usage: ").replace(" [-h]", "", 1)
-    for action in below:
-        for sub in action.choices.values():
-            yield from _usages(sub)
+def _usage(option: Option) -> str:
+    """Return an option as in a usage line."""
+    if not option.flags:
+        return (
+            "..." if option.takes == REST else f"[{option.shown}]" if option.takes else option.shown
+        )
+    shown = option.shown.split(", ")[0]
+    return shown if option.required else f"[{shown}]"

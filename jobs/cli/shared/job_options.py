@@ -1,23 +1,23 @@
-"""Options that several commands share: placement, queue, training, and trials."""
+"""Options that several commands share: placement, queue, training, variables, and trials."""
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from cluster.cli.chosen_cluster import ClusterRequest
+from cluster.console.options import Option, Request, option, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, SubParsers, add_command, positive_int
+from cluster.console.parser import Parser, add_command, positive_int
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
 from infra.words import parse_duration
-from jobs.cli.shared.when_done import add_end_options, with_ends
+from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
 from jobs.launchers.launcher import QUEUED
-from jobs.launchers.placement import NodeShape
 from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launchers.queue.job_output import how_to_come_back
 from jobs.launchers.queue.session import DetachedError
@@ -26,16 +26,17 @@ from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
 from jobs.train.trackers import find_hub_token
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.options import TrainOptions, flag
+from jobs.worker.training.options import TrainOptions, defined_options, flag
 
-Run = Callable[[argparse.Namespace], int]
 _HIDDEN = {"output", "trial_seconds", "resume"}
 _SECONDS, _MAX_SECONDS = 20, 3600
 # Options without effect in a trial.
-_WITHOUT_EFFECT = _HIDDEN | {
-    *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
-    *("learning_rate", "warmup_ratio"),
-}
+WITHOUT_EFFECT = frozenset(
+    {
+        *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
+        *("learning_rate", "warmup_ratio"),
+    }
+)
 _FOR_EXPERTS = frozenset(
     {
         *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
@@ -45,250 +46,224 @@ _FOR_EXPERTS = frozenset(
 """Training options whose defaults suit nearly every job; the usual help omits them."""
 
 
-def add_placement_options(
-    group: argparse._ArgumentGroup, ppn: str = "one per NUMA node", *, backend: bool = True
-) -> None:
-    """Add ``--nodes``, ``--ppn``, ``--placement``, ``--ccl-workers``, and ``--backend``.
-
-    ``ppn`` describes the default of ``--ppn``.
-    """
-    add = group.add_argument
-    add("--nodes", type=positive_int, metavar="N", help="number of nodes (default: all)")
-    add("--ppn", type=positive_int, metavar="N", help=f"ranks per node (default: {ppn})")
-    add(
-        "--placement",
-        choices=PLACEMENTS,
-        default="auto",
-        help="auto: each rank on its own cores; reference: the published recipe's numbers, which "
-        "start more threads than there are cores (default: auto)",
-    )
-    add(
-        "--ccl-workers",
-        type=positive_int,
-        metavar="N",
-        help="cores per rank for oneCCL's workers instead of computing (default: 1)",
-    )
-    if backend:
-        add(
-            "--backend",
-            choices=("auto", "ccl", "gloo"),
-            default="auto",
-            help="communication backend of the ranks; ccl reserves cores (default: the stack's)",
-        )
-
-
-def add_shape_options(group: argparse._ArgumentGroup, texts: Mapping[str, str]) -> None:
-    """Add options for the fields of :class:`NodeShape` that ``texts`` describe."""
-    add = group.add_argument
-    for name, text in texts.items():
-        default = getattr(NodeShape(), name)
-        option, help_ = flag(name.removesuffix("_gib")), f"{text} (default: {default})"
-        add(option, dest=name, type=positive_int, default=default, metavar="N", help=help_)
-
-
-def read_shape(args: argparse.Namespace) -> NodeShape:
-    """Return the value of :func:`add_shape_options`. Raises :class:`UsageError` for one out of range."""
-    names = {each.name for each in fields(NodeShape)}
-    return NodeShape(**{name: value for name, value in vars(args).items() if name in names})
-
-
-def add_task_command(
-    jobs: SubParsers, task: str, description: str, examples: str, run: Run
-) -> Parser:
-    """Return the parser of a task; ``{task}`` in the texts is its name."""
-    about, more = (text.replace("{task}", task) for text in (description, examples))
-    parser = add_command(jobs, task, about, more, TASKS[task].help, run)
-    parser.set_defaults(task=task)
-    return parser
-
-
-def add_tasks(
-    parser: Parser, description: str, examples: str, run: Run
-) -> list[tuple[str, Parser]]:
-    """Add a subcommand for each task; return the tasks with their parsers."""
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    return [(task, add_task_command(jobs, task, description, examples, run)) for task in TASKS]
-
-
-def add_training_options(parser: Parser, task: str, *more_for_experts: str) -> None:
-    """Add ``--demo`` and a task's training options.
-
-    The usual help omits the task's advanced options and those in ``more_for_experts``.
-    """
-    parser.add_argument(
-        "--demo", action="store_true", help="train a small new model on the bundled sample"
-    )
-    TASKS[task].Options.add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
-    parser.hide_from_help(_FOR_EXPERTS | {*more_for_experts})
-
-
-def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
-    """Add ``--retries`` with this default, ``--detach``, and options for the job's end."""
-    group.add_argument(
-        "--retries",
-        type=int,
-        choices=range(11),
-        default=retries,
-        metavar="N",
-        help="run again up to N times after the loss of a rank or node; a training job resumes from "
-        f"its last checkpoint (default: {retries})",
-    )
-    group.add_argument(
-        "-v", "--verbose", action="store_true", help="show the mpirun command (it is in job.json)"
-    )
-    group.add_argument(
-        "--detach", action="store_true", help="return without following the job; see `attach`"
-    )
-    group.add_argument(
-        "--bucket",
-        type=bucket_url,
-        metavar="URL",
-        help="store the job's inputs, checkpoints, and results below this prefix in S3, as JOB; `none` "
-        "stores nothing (default: that of `up --bucket`)",
-    )
-    group.add_argument(
-        "--until-done",
-        action="store_true",
-        help="keep the nodes after the cluster's time to live until this job has ended, at most as long as "
-        "the cluster's --max-hours and --max-cost allow",
-    )
-    add_end_options(group)
-
-
-def add_max_time(group: argparse._ArgumentGroup) -> None:
-    """Add ``--max-time``."""
-    group.add_argument(
-        "--max-time",
-        type=max_time,
-        metavar="DURATION",
-        help="longest time from the job's first start, with its restarts, such as 90m, 8h, or 2d; then its "
-        "ranks get SIGTERM and two minutes to save a checkpoint, and the job fails (default: no limit)",
-    )
-
-
-def max_time(text: str) -> timedelta:
-    """Parse the value of ``--max-time``; a ``type`` for argparse."""
-    try:
-        found = parse_duration(text, "")
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(error.message.strip()) from None
+def limit_of_time(text: str) -> timedelta:
+    """Parse the value of ``--max-time``. Raises :class:`UsageError`."""
+    found = parse_duration(text, "")
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected more than 0")
+        raise UsageError(f"{text!r}: expected more than 0")
     return found
 
 
 def bucket_url(text: str) -> str:
-    """Parse ``s3://BUCKET/PREFIX``, or ``none``; a ``type`` for argparse."""
-    try:
-        return text if text == "none" else check_prefixes((text,), "")[0]
-    except (UsageError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error).strip()) from None
+    """Parse ``s3://BUCKET/PREFIX``, or ``none``. Raises :class:`UsageError`."""
+    return text if text == "none" else check_prefixes((text,), "")[0]
 
 
-def add_variable_options(add: Callable[..., Any]) -> None:
-    """Add ``--env`` and ``--env-file``, which :func:`read_variable_options` reads."""
-    add(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="environment variable for the ranks; without a value, this machine's. It goes to the nodes in "
+@dataclass(frozen=True, kw_only=True)
+class PlacementRequest(Request):
+    """Where ranks run."""
+
+    nodes: int | None = option(
+        "number of nodes (default: all)", parse=positive_int, metavar="N", section="placement"
+    )
+    ppn: int | None = option(
+        "ranks per node (default: one per NUMA node)",
+        parse=positive_int,
+        metavar="N",
+        section="placement",
+    )
+    placement: str = option(
+        "auto: each rank on its own cores; reference: the published recipe's numbers, which start "
+        "more threads than there are cores (default: auto)",
+        "auto",
+        choices=PLACEMENTS,
+        section="placement",
+        for_experts=True,
+    )
+    ccl_workers: int | None = option(
+        "cores per rank for oneCCL's workers instead of computing (default: 1)",
+        parse=positive_int,
+        metavar="N",
+        section="placement",
+        for_experts=True,
+    )
+
+    @property
+    def placement_options(self) -> PlacementOptions:
+        return PlacementOptions(self.placement, self.ppn, self.ccl_workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariableRequest(Request):
+    """Environment variables for the ranks."""
+
+    env: tuple[str, ...] = option(
+        "environment variable for the ranks; without a value, this machine's. It goes to the nodes in "
         "a private file, never into a command line, log, or record; repeatable",
+        (),
+        repeats=True,
+        metavar="NAME[=VALUE]",
     )
-    add("--env-file", action="append", default=[], metavar="FILE", help="file of NAME=VALUE lines")
-    add(
-        "--hub-token",
-        action="store_true",
-        help="send this machine's Hugging Face login as HF_TOKEN, like --env, for private and gated models",
+    env_file: tuple[str, ...] = option("file of NAME=VALUE lines", (), repeats=True, metavar="FILE")
+    hub_token: bool = switch(
+        "send this machine's Hugging Face login as HF_TOKEN, like --env, for private and gated models"
+    )
+
+    def read_variables(self) -> tuple[str, ...]:
+        """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
+        read = [word for path in self.env_file for word in read_variables(expand_home(path))]
+        token = [f"HF_TOKEN={find_hub_token()}"] if self.hub_token else []
+        return check_variables([*token, *read, *self.env])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultsRequest(Request):
+    """Where a job's results go."""
+
+    results: str | None = option("local folder (default: results/JOB)", metavar="DIR")
+
+    def results_folder(self, kind: str, now: datetime) -> Path:
+        """Return the folder of ``--results``, by default ``results/JOB``."""
+        return expand_home(self.results) if self.results else Path("results", new_job_id(kind, now))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueRequest(EndRequest):
+    """A job in a cluster's queue."""
+
+    retries: int | None = option(
+        "run again up to N times after the loss of a rank or node; a training job resumes from its "
+        "last checkpoint (default: 1 for training, 0 for programs)",
+        parse=int,
+        choices=tuple(range(11)),
+        metavar="N",
+        section="queue",
+    )
+    verbose: bool = switch(
+        "show the mpirun command (it is in job.json)", flags=("-v", "--verbose"), section="queue"
+    )
+    detach: bool = switch("return without following the job; see `attach`", section="queue")
+    bucket: str | None = option(
+        "store the job's inputs, checkpoints, and results below this prefix in S3, as JOB; `none` "
+        "stores nothing (default: that of `up --bucket`)",
+        parse=bucket_url,
+        metavar="URL",
+        section="queue",
+    )
+    until_done: bool = switch(
+        "keep the nodes after the cluster's time to live until this job has ended, at most as long as "
+        "the cluster's --max-hours and --max-cost allow",
+        section="queue",
+    )
+    max_time: timedelta | None = option(
+        "longest time from the job's first start, with its restarts, such as 90m, 8h, or 2d; then its "
+        "ranks get SIGTERM and two minutes to save a checkpoint, and the job fails (default: no limit)",
+        parse=limit_of_time,
+        metavar="DURATION",
+        section="queue",
     )
 
 
-def read_variable_options(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
-    read = [word for path in args.env_file for word in read_variables(expand_home(path))]
-    token = [f"HF_TOKEN={find_hub_token()}"] if args.hub_token else []
-    return check_variables([*token, *read, *args.env])
-
-
-def detachable(run: Run) -> Run:
-    """Wrap a command that follows a job; with ``--detach``, it prints how to reattach instead."""
-    follow = with_ends(run)
-
-    def run_or_leave(args: argparse.Namespace) -> int:
-        try:
-            return follow(args)
-        except DetachedError as detached:
-            job, text = detached.job, how_to_come_back(detached.job, detached.flags)
-            emit(args, text, {"job": job, "state": QUEUED})
-            return 0
-
-    return run_or_leave
-
-
-def read_placement(args: argparse.Namespace) -> PlacementOptions:
-    """Return the values of :func:`add_placement_options`."""
-    return PlacementOptions(args.placement, args.ppn, args.ccl_workers)
-
-
-def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOptions:
-    """Return the training options of a new job. Raises :class:`UsageError` for one out of range."""
-    if args.demo and preset:
-        raise UsageError("--demo and --preset can't be used together")
-    if args.demo and getattr(args, "data", None):
-        raise UsageError("--demo and --data can't be used together")
-    task = TASKS[args.task]
-    base: TrainOptions = task.demo if args.demo else task.Options()
-    base = PRESETS[preset].as_options(base) if preset else base
-    if args.demo and "dataset" in args:
-        nothing: dict[str, Any] = {"data": None}
-        base = replace(base, **nothing)
-    for key in ("data", "eval"):
-        if getattr(args, key, None):
-            setattr(args, key, str(expand_home(getattr(args, key))))
+def follow_or_leave(request: QueueRequest, run: Callable[[OnCluster], int]) -> int:
+    """Run a command that submits a job, to its end; with ``--detach``, print how to reattach instead."""
     try:
-        return base.changed_by(args)
+        return follow_to_end(request, run, detach=request.detach)
+    except DetachedError as detached:
+        job, text = detached.job, how_to_come_back(detached.job, detached.flags)
+        emit(request, text, {"job": job, "state": QUEUED})
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRequest(Request):
+    """A task and its options."""
+
+    demo: bool = switch("train a small new model on the bundled sample")
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The training options that the user gave, by name."""
+
+    @property
+    def task(self) -> str:
+        return self.verb
+
+    def read_options(self, preset: str | None = None) -> TrainOptions:
+        """Return the training options of a new job. Raises :class:`UsageError` for one out of range."""
+        if self.demo and preset:
+            raise UsageError("--demo and --preset can't be used together")
+        if self.demo and self.given.get("data"):
+            raise UsageError("--demo and --data can't be used together")
+        task = TASKS[self.task]
+        base: TrainOptions = task.demo if self.demo else task.Options()
+        base = PRESETS[preset].as_options(base) if preset else base
+        if self.demo and "dataset" in self.given:
+            nothing: dict[str, Any] = {"data": None}
+            base = replace(base, **nothing)
+        paths = {key: self.given[key] for key in ("data", "eval") if self.given.get(key)}
+        given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
+        return change_options(base, given)
+
+
+def change_options(base: TrainOptions, given: Mapping[str, Any]) -> TrainOptions:
+    """Return options changed by those that the user gave. Raises :class:`UsageError`."""
+    try:
+        return replace(base, **given)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def refuse_own_settings(args: argparse.Namespace, more: Iterable[str]) -> None:
-    """Raise :class:`UsageError` for a training option, or one of ``more``, beside ``--recipe reference``."""
-    refused = sorted({each.name for each in fields(TASKS["squad"].Options)} & vars(args).keys())
-    refused += [name for name in more if getattr(args, name)]
-    if refused:
-        raise UsageError(
-            f"{', '.join(map(flag, refused))}: --recipe reference is the published command, with its "
-            "own settings",
-            hint="use --preset and --nodes to choose among those, or --recipe fast with these options",
-        )
+def task_options(task: str, without: Collection[str] = ()) -> Iterator[Option]:
+    """Yield a task's training options, from the fields of its dataclass."""
+    for each in defined_options(TASKS[task].Options):
+        if each.name in _HIDDEN or each.name in without:
+            continue
+        known, text = each.metadata, each.metadata["help"]
+        how: dict[str, Any] = {"takes": 0, "const": True}
+        if known["kind"] is not bool:
+            several = known["several"]
+            how = {"parse": known["kind"], "metavar": known["metavar"], "is_list": bool(several)}
+            how["choices"] = () if several else known["choices"] or ()
+            if each.default is not None and each.name != "model":
+                text += f" (default: {each.default})"
+        experts = each.name in _FOR_EXPERTS
+        flags = (flag(each.name),)
+        yield Option(each.name, text, flags, section="training", for_experts=experts, **how)
 
 
-def results_folder(args: argparse.Namespace, kind: str, now: datetime) -> Path:
-    """Return the folder of ``--results``, by default ``results/JOB``."""
-    return expand_home(args.results) if args.results else Path("results", new_job_id(kind, now))
-
-
-def add_trial_options(
-    parser: Parser, trials: argparse._ArgumentGroup, task: str, *without: str
+def add_tasks(
+    parser: Parser,
+    description: str,
+    examples: str,
+    run: Callable[[Any], int],
+    options: type[TaskRequest],
+    without: Collection[str] = (),
 ) -> None:
-    """Add ``--seconds`` and ``--demo`` to a group, and the training options that affect a trial."""
-    text = f"seconds of measured training per trial (default: {_SECONDS})"
-    trials.add_argument("--seconds", type=int, default=_SECONDS, help=text)
-    trials.add_argument("--demo", action="store_true", help="try the job of `train TASK --demo`")
-    add_variable_options(trials.add_argument)
-    group = parser.add_argument_group("training")
-    TASKS[task].Options.add_arguments(group, without=_WITHOUT_EFFECT | {*without})
-    parser.hide_from_help(_FOR_EXPERTS)
+    """Add a subcommand for each task; ``{task}`` in the texts is its name."""
+    parser.expect("JOB", "jobs")
+    for task, each in TASKS.items():
+        about, more = (text.replace("{task}", task) for text in (description, examples))
+        add_command(parser, task, about, more, each.help, run, options, task_options(task, without))
 
 
-def check_seconds(seconds: int) -> None:
-    """Raise :class:`infra.errors.UsageError` if no trial can be that long."""
-    if not 1 <= seconds <= _MAX_SECONDS:
-        raise UsageError(f"--seconds {seconds} is out of range: 1 to {_MAX_SECONDS}")
+@dataclass(frozen=True, kw_only=True)
+class TrialRequest(ClusterRequest, TaskRequest, VariableRequest):
+    """Short trials of a training job."""
+
+    seconds: int = option(
+        f"seconds of measured training per trial (default: {_SECONDS})",
+        _SECONDS,
+        parse=int,
+        section="trials",
+    )
+    demo: bool = switch("try the job of `train TASK --demo`", section="trials")
+
+    def check_seconds(self) -> None:
+        """Raise :class:`infra.errors.UsageError` if no trial can be that long."""
+        if not 1 <= self.seconds <= _MAX_SECONDS:
+            raise UsageError(f"--seconds {self.seconds} is out of range: 1 to {_MAX_SECONDS}")
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Parse ``1,2,4`` into distinct numbers; a ``type`` for argparse."""
+    """Parse ``1,2,4`` into distinct numbers. Raises ``ValueError``."""
     if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers such as 1,2,4")
+        raise ValueError(f"{text!r}: expected whole numbers such as 1,2,4")
     return tuple(dict.fromkeys(map(int, text.split(","))))

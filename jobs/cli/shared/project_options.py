@@ -7,40 +7,31 @@ so what is typed wins.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.console.parser import opposite
+from cluster.cli.chosen_cluster import ClusterRequest
+from cluster.console.options import Option, opposite, options_of
+from cluster.console.parser import Parser
 from infra.errors import UsageError
 from infra.project_file import ProjectFile
 from infra.words import nearest
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import is_url
 
-BuildParser = Callable[[str], argparse.ArgumentParser]
-_BUYS = ("up", "doctor")
-_ON_CLUSTER = frozenset(
-    {
-        *("status", "verify", "repair", "ssh", "cp", "extend", "down", "events", "train", "run"),
-        *("jobs", "top", "attach", "logs", "wait", "cancel", "fetch", "bench", "tune", "scaling"),
-    }
-)
-READERS = _ON_CLUSTER | {*_BUYS}
-"""The commands that the file can give options."""
-_WITH_TASK = ("train", "tune", "scaling")
+BuildParser = Callable[[str], Parser]
+_JOB_COMMANDS = ("run", "train", "tune", "scaling")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
 _NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume"})
-# An option that takes several values, separated by commas, has a plural as its metavar: TYPES, IDS.
-_SEVERAL = re.compile(r"[A-Z]+S")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)$")
 _LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
@@ -96,21 +87,21 @@ def apply_project(
     if not project.content or not words or {"-h", "--help"} & {*words[: _end(words)]}:
         return CommandWords([*words])
     command = words[0]
-    if command in _BUYS:
-        parser = parser_of(build_parser(command), command)
-        options = _Options(parser, project, ("cluster",))
+    parser = build_parser(command).children[command]
+    if any(each.name == "instance_types" for each in parser.options):
+        options = _Options(parser.options, project, ("cluster",))
         table = project.table("cluster")
-        return _insert(words, 1, options.render(table, strict=command != "doctor"))
-    if command in ("run", *_WITH_TASK):
+        return _insert(words, 1, options.render(table, strict=command == "up"))
+    if command in _JOB_COMMANDS:
         named = _name_first(words, build_parser)
         if job := _find_job(named, project):
             words, given = _expand_job(named, job, project, build_parser)
             at = 1 if words[0] == "run" else 2
-            return _insert(words, at, {**_place(words, project, build_parser), **given})
+            return _insert(words, at, {**_place(words, project), **given})
         words = words if command == "run" else named
-    if command in _ON_CLUSTER:
-        has_task = command in _WITH_TASK and len(words) > 1 and not words[1].startswith("-")
-        return _insert(words, 1 + has_task, _place(words, project, build_parser))
+    if any(issubclass(each.request, ClusterRequest) for each in parser.walk()):
+        has_task = bool(parser.children) and len(words) > 1 and not words[1].startswith("-")
+        return _insert(words, 1 + has_task, _place(words, project))
     return CommandWords([*words])
 
 
@@ -118,20 +109,17 @@ def _name_first(words: Sequence[str], build_parser: BuildParser) -> Sequence[str
     """Return the words with that of a task, job, or program before the command's options."""
     at, commands = 1, ("run", "train") if words[0] == "run" else (words[0],)
     if words[1:] and words[1].startswith("-"):
-        options = [each for name in commands for each in options_of(build_parser(name))]
-        valued = {flag for flag, action in options if action.nargs != 0}
+        options = [each for name in commands for each in all_options(build_parser(name))]
+        valued = {flag for each in options if not each.is_switch for flag in each.flags}
         while at < _end(words) and words[at].startswith("-"):
             at += 2 if words[at] in valued else 1
     return [words[0], words[at], *words[1:at], *words[at + 1 :]] if at < _end(words) else words
 
 
-def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    """Yield the options of a command and its subcommands, by flag."""
-    for action in parser._actions:
-        yield from ((flag, action) for flag in action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from options_of(below)
+def all_options(parser: Parser) -> Iterator[Option]:
+    """Yield the options of a command and its subcommands."""
+    for each in parser.walk():
+        yield from each.options
 
 
 def _end(words: Sequence[str]) -> int:
@@ -149,20 +137,23 @@ def _insert(words: Sequence[str], at: int, found: Rendered) -> CommandWords:
     return CommandWords([*words[:at], *new, *words[at:]], origins, frozenset(typed))
 
 
-def _place(words: Sequence[str], project: ProjectFile, build_parser: BuildParser) -> Rendered:
+def _place(words: Sequence[str], project: ProjectFile) -> Rendered:
     """Return the options that say which cluster it is, unless the user named another one."""
     table = {key: value for key, value in project.table("cluster").items() if key in _PLACE}
-    status = parser_of(build_parser("status"), "status")
-    found = _Options(status, project, ("cluster",)).render(table)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--name", "--cloud"):
-        parser.add_argument(name, nargs="?")
-    typed, _ = parser.parse_known_args(words[1 : _end(words)])
-    if typed.name not in (None, table.get("name")):
+    found = _Options(options_of(ClusterRequest), project, ("cluster",)).render(table)
+    if _typed("--name", words) not in (None, table.get("name")):
         return {}
-    if typed.cloud not in (None, table.get("cloud", "aws")):
+    if _typed("--cloud", words) not in (None, table.get("cloud", "aws")):
         found.pop("--region", None)
     return found
+
+
+def _typed(flag: str, words: Sequence[str]) -> str | None:
+    """Return the value that the user gave an option."""
+    end = _end(words)
+    values = [after for word, after in pairwise(words[:end]) if word == flag]
+    values += [word.partition("=")[2] for word in words[:end] if word.startswith(f"{flag}=")]
+    return values[-1] if values else None
 
 
 def _find_job(words: Sequence[str], project: ProjectFile) -> str:
@@ -205,17 +196,17 @@ def _expand_job(
             meant = nearest(value, TASKS) if isinstance(value, str) else ""
             raise UsageError(f"{at}: task = {value!r}: one of {', '.join(TASKS)}{meant}")
         command = "train" if command == "run" else command
-        parser = parser_of(build_parser("train"), "train", value)
-        found = _Options(parser, project, ("jobs", name)).render(table)
+        options = parser_of(build_parser("train"), "train", value).options
+        found = _Options(options, project, ("jobs", name)).render(table)
         if command != "train":
-            known = file_options(parser_of(build_parser(command), command, value))
+            known = file_options(parser_of(build_parser(command), command, value).options)
             found = {flag: each for flag, each in found.items() if flag in known}
         return [command, value, *typed], found
     if command != "run":
         raise UsageError(f"{at}: [jobs.{name}] is a command", hint=f"spr-cluster run {name}")
     program = _split_command(value, at)
-    parser = parser_of(build_parser("run"), "run")
-    found = _Options(parser, project, ("jobs", name)).render(table)
+    options = parser_of(build_parser("run"), "run").options
+    found = _Options(options, project, ("jobs", name)).render(table)
     # Such a job starts in the file's folder, wherever it is typed.
     root = str(project.root)
     found = {"--folder": ([f"--folder={root}"], Origin(where, "folder", root)), **found}
@@ -234,33 +225,26 @@ def _split_command(value: object, where: str) -> list[str]:
     raise UsageError(f'{where}: command = {value!r}: expected text such as "python train.py"')
 
 
-def parser_of(parser: argparse.ArgumentParser, *names: str) -> argparse.ArgumentParser:
+def parser_of(parser: Parser, *names: str) -> Parser:
     """Return the parser of a command or of its subcommand."""
     for name in names:
-        below = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        parser = below.choices[name]
+        parser = parser.children[name]
     return parser
 
 
-def file_options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def file_options(options: Iterable[Option]) -> dict[str, Option]:
     """Return the options that a file may set, by flag."""
-    actions = [action for action in parser._actions if action.dest not in _NEVER]
-    return {
-        flag: action
-        for action in actions
-        if action.help != argparse.SUPPRESS
-        for flag in action.option_strings
-        if flag.startswith("--")
-    }
+    shown = [each for each in options if each.name not in _NEVER and not each.is_hidden]
+    return {flag: each for each in shown for flag in each.flags if flag.startswith("--")}
 
 
 class _Options:
     """Renders a table of the file as words for a parser."""
 
     def __init__(
-        self, parser: argparse.ArgumentParser, project: ProjectFile, table: tuple[str, ...]
+        self, options: Iterable[Option], project: ProjectFile, table: tuple[str, ...]
     ) -> None:
-        self._known, self._project, self._table = file_options(parser), project, table
+        self._known, self._project, self._table = file_options(options), project, table
 
     def render(self, table: Mapping[str, Any], *, strict: bool = True) -> Rendered:
         """Return words and origin by flag. Unknown keys are errors if ``strict``, and else left out."""
@@ -276,42 +260,39 @@ class _Options:
                     f"{where}: unknown key {key!r} in [{'.'.join(self._table)}]{meant}"
                 )
             words = self._words(flag, key, value, where)
-            names = self._known[flag].option_strings
+            names = self._known[flag].flags
             flags = (*names, *map(opposite, names))
             found[flag] = (words, Origin(where, key, value, flags))
         return found
 
     def _words(self, flag: str, key: str, value: Any, where: str) -> list[str]:
-        action, shown = self._known[flag], f"{where}: {key} = {_shown(value)}"
+        option, shown = self._known[flag], f"{where}: {key} = {_shown(value)}"
         if flag == "--env" and isinstance(value, dict):
             return [f"--env={word}" for word in self._variables(value)]
         if flag == "--tag" and isinstance(value, dict):
             value = [f"{name}={text}" for name, text in value.items()]
-        if action.nargs == 0:
+        if option.is_switch:
             if not isinstance(value, bool):
                 raise UsageError(f"{shown}: expected true or false")
             return [flag] if value else []
-        is_list = isinstance(action, argparse._AppendAction)
         if value == [] and flag == "--outputs":
             return [f"{flag}="]
         values = value if isinstance(value, list) else [value]
-        if isinstance(value, list) and not is_list:
-            if action.type not in (None, str) or not _SEVERAL.fullmatch(str(action.metavar)):
+        if isinstance(value, list) and not option.repeats:
+            if not option.is_list:
                 raise UsageError(f"{shown}: expected one value")
             values = [",".join(map(str, value))]
         for each in values:
             if isinstance(each, bool) or not isinstance(each, str | int | float):
-                raise UsageError(
-                    f"{shown}: expected {'text' if action.type is None else 'a number'}"
-                )
+                raise UsageError(f"{shown}: expected {'a number' if option.is_number else 'text'}")
             if each == "":
                 raise UsageError(f"{shown}: the value is empty")
-        return [f"{flag}={self._path(action, str(each))}" for each in values]
+        return [f"{flag}={self._path(option, str(each))}" for each in values]
 
-    def _path(self, action: argparse.Action, value: str) -> str:
+    def _path(self, option: Option, value: str) -> str:
         """Return a path of the project as seen from the working folder."""
         root = self._project.root
-        kind = str(action.metavar or "")
+        kind = str(option.metavar or "")
         if is_url(value) or root == Path.cwd() or not {"PATH", "DIR", "FILE"} & {*kind.split("|")}:
             return value
         is_name = "NAME" in kind or not (kind == "DIR" or (root / value).exists())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import subprocess
@@ -13,8 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from cluster.cli.chosen_cluster import confirm_owner
+from cluster.cli.chosen_cluster import ClusterRequest, confirm_owner
 from cluster.cli.down import remove_cluster
+from cluster.console.options import option, switch
 from cluster.console.output import say
 from cluster.context import Context
 from cluster.lifecycle.deadline import raise_latest
@@ -33,71 +33,76 @@ from jobs.worker.supervisor.attempt import SUCCEEDED
 
 # Slurm may still be cleaning up an ended job's nodes, for at most its `KillWait`.
 _LEAVES_QUEUE_S = 60.0
-Command = Callable[[argparse.Namespace], int]
+OnCluster = Callable[[Context, JobContext], None]
+"""Is called when a command knows its cluster."""
 
 
-def add_end_options(group: argparse._ArgumentGroup) -> None:
-    """Add ``--on-finish`` and ``--down-when-done`` for :func:`with_ends`, and ``--until-done``."""
-    group.add_argument(
-        "--on-finish",
+@dataclass(frozen=True, kw_only=True)
+class EndRequest(ClusterRequest):
+    """Actions after a job has ended."""
+
+    on_finish: str | None = option(
+        "when the job has ended and its results are here, run this shell command on this machine (with "
+        "--detach: on the head), with SPR_JOB, SPR_STATE (succeeded, failed, or cancelled), "
+        "SPR_RESULTS, and SPR_CLUSTER in its environment",
         metavar="COMMAND",
-        help="when the job has ended and its results are here, run this shell command on this "
-        "machine (with --detach: on the head), with SPR_JOB, SPR_STATE (succeeded, failed, or "
-        "cancelled), SPR_RESULTS, and SPR_CLUSTER in its environment",
+        section="queue",
     )
-    group.add_argument(
-        "--down-when-done",
-        action="store_true",
-        help="when the job has ended and its results are here, remove the cluster without asking; it "
-        "stays if anything would be lost with it, such as a checkpoint or another job. With --detach, the "
-        "nodes end by themselves when the job is in its bucket; `down` or `gc` removes the free rest",
+    down_when_done: bool = switch(
+        "when the job has ended and its results are here, remove the cluster without asking; it stays if "
+        "anything would be lost with it, such as a checkpoint or another job. With --detach, the nodes "
+        "end by themselves when the job is in its bucket; `down` or `gc` removes the free rest",
+        section="queue",
     )
 
+    @property
+    def pushes(self) -> bool:
+        """Whether the results also go to S3."""
+        return False
 
-def with_ends(run: Command) -> Command:
-    """Wrap a command that follows a job, to run these actions afterward."""
 
-    def run_to_the_end(args: argparse.Namespace) -> int:
-        if args.on_finish is None and not args.down_when_done:
-            return run(args)
-        if getattr(args, "detach", False):
-            # The nodes do both: see provision.on_node.keeper and the job's supervisor.
-            if args.down_when_done:
-                args.on_cluster = _require_own(args)
-            return run(args)
-        begun: list[Ends] = []
+def follow_to_end(
+    request: EndRequest, run: Callable[[OnCluster], int], *, detach: bool = False
+) -> int:
+    """Run a command that follows a job, and these actions afterward; return the exit code.
 
-        def begin(ctx: Context, job: JobContext) -> None:
-            ends = Ends(args, ctx, job)
-            ends.announce()
-            begun.append(ends)
+    The command calls what it gets when it knows its cluster.
+    """
+    if request.on_finish is None and not request.down_when_done:
+        return run(lambda _ctx, _job: None)
+    if detach:
+        # The nodes do both: see provision.on_node.keeper and the job's supervisor.
+        return run(lambda ctx, _: _require_own(ctx, request))
+    begun: list[Ends] = []
 
-        args.on_cluster = begin
+    def begin(ctx: Context, job: JobContext) -> None:
+        ends = Ends(request, ctx, job)
+        ends.announce()
+        begun.append(ends)
+
+    try:
         try:
-            try:
-                code = run(args)
-            except Exception as failure:
-                for ends in begun:
-                    ends.finish(failure)
-                raise
-            return max([code, *(ends.finish() for ends in begun)])
-        except KeyboardInterrupt:
+            code = run(begin)
+        except Exception as failure:
             for ends in begun:
-                ends.say_interrupted()
+                ends.finish(failure)
             raise
+        return max([code, *(ends.finish() for ends in begun)])
+    except KeyboardInterrupt:
+        for ends in begun:
+            ends.say_interrupted()
+        raise
 
-    return run_to_the_end
+
+def _require_own(ctx: Context, request: EndRequest) -> None:
+    """Check that the user may end the cluster, if it is to end."""
+    if request.down_when_done:
+        confirm_owner(ctx, _find(ctx), sure=request.is_named)
 
 
-def _require_own(args: argparse.Namespace) -> Callable[[Context, JobContext], None]:
-    """Return a check that the user may end the cluster, for when it is known."""
-
-    def check(ctx: Context, _: JobContext) -> None:
-        kinds = ("instances", "security_groups")
-        found = describe_inventory(ctx.clients.ec2, args.name, kinds)
-        confirm_owner(ctx, argparse.Namespace(yes=True, named=args.named), found)
-
-    return check
+def _find(ctx: Context) -> Inventory:
+    """Return the cluster's inventory, with its owner and head."""
+    return describe_inventory(ctx.clients.ec2, ctx.name, ("instances", "security_groups"))
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class Limit:
 
 def require_limit(ctx: Context) -> Limit:
     """Return the cluster's limit for ``--until-done``. Raises :class:`UsageError` if it has none."""
-    name = ctx.files.folder.name
+    name = ctx.name
     record = describe_inventory(ctx.clients.ec2, name, ("security_groups",)).record
     if record is None or record.bound is None:
         raise UsageError(
@@ -134,7 +139,7 @@ def keep_nodes(
     """Move the end of the nodes to the limit, if there is one, and say what that can cost."""
     if limit is None:
         return
-    raise_latest(ctx, ctx.files.folder.name, limit.latest)
+    raise_latest(ctx, ctx.name, limit.latest)
     until = spoken_time(limit.latest, ctx.now())
     hours = max(0.0, (limit.latest - limit.before).total_seconds() / 3600)
     cost = (
@@ -147,20 +152,20 @@ def keep_nodes(
 class Ends:
     """The actions after a command's job on a cluster has ended."""
 
-    args: argparse.Namespace
+    request: EndRequest
     ctx: Context
     job: JobContext
     is_removing: bool = False
 
     def announce(self) -> None:
         """Announce the actions; ask now for approval if the cluster is somebody else's."""
-        if not self.args.down_when_done:
+        if not self.request.down_when_done:
             return
-        found = self._find()
-        confirm_owner(self.ctx, argparse.Namespace(yes=True, named=self.args.named), found)
-        where = "here and in S3" if getattr(self.args, "push_to", None) else "here"
+        found = _find(self.ctx)
+        confirm_owner(self.ctx, found, sure=self.request.is_named)
+        where = "here and in S3" if self.request.pushes else "here"
         say(
-            f"Cluster {self.args.name} will be removed when the job has ended and its results are {where}."
+            f"Cluster {self.ctx.name} will be removed when the job has ended and its results are {where}."
         )
         losses = find_losses(self.ctx, found).found
         ended = Losses(tuple(loss for loss in losses if loss[0] not in ACTIVE))
@@ -171,9 +176,9 @@ class Ends:
         """After Ctrl-C, say what will not be done, and which command does it."""
         attach = ["spr-cluster", "attach"]
         text, then = "--on-finish was not run", "run it"
-        if self.args.on_finish:
-            attach += ["--on-finish", self.args.on_finish]
-        if self.args.down_when_done:
+        if self.request.on_finish:
+            attach += ["--on-finish", self.request.on_finish]
+        if self.request.down_when_done:
             attach += ["--down-when-done"]
             text, then = self._stays, "remove it"
         text += f"\n  to {then} at the job's end: {shlex.join(attach)} {self.ctx.flags}"
@@ -188,11 +193,11 @@ class Ends:
         An action that fails is added to the job's ``failure``, or raised as an error.
         """
         code, undone = 0, []
-        if self.args.on_finish and self.job.outcome.is_home:
+        if self.request.on_finish and self.job.outcome.is_home:
             code = self._run_command()
-        elif self.args.on_finish:
+        elif self.request.on_finish:
             undone.append("--on-finish was not run: the results are not here")
-        if self.args.down_when_done:
+        if self.request.down_when_done:
             undone += self._remove(failure)
         if undone and isinstance(failure, SprError):
             failure.hint = _join(failure.hint, *undone)
@@ -202,15 +207,15 @@ class Ends:
 
     def _run_command(self) -> int:
         """Run the command of ``--on-finish``; its failure is shown and gives exit code 1."""
-        outcome, command = self.job.outcome, self.args.on_finish
+        outcome, command = self.job.outcome, self.request.on_finish or ""
         names = {
             "SPR_JOB": outcome.job,
             "SPR_STATE": outcome.state,
             "SPR_RESULTS": str((outcome.results or Path()).absolute()),
-            "SPR_CLUSTER": self.args.name,
+            "SPR_CLUSTER": self.ctx.name,
         }
         # Its output must not mix with our JSON.
-        stdout = sys.__stderr__ if self.args.json else None
+        stdout = sys.__stderr__ if self.request.json else None
         done = subprocess.run(
             ["sh", "-c", command], env={**os.environ, **names}, stdout=stdout, check=False
         )
@@ -225,16 +230,14 @@ class Ends:
             if reasons is not None:
                 return [*reasons, f"{self._stays}; to remove it: {self._down}"]
             self.is_removing = True
-            answered = {"yes": True, "named": True, "keep_image": False}
-            args = argparse.Namespace(**{**vars(self.args), **answered})
-            remove_cluster(replace(self.ctx, command="down"), args)
+            remove_cluster(replace(self.ctx, command="down"), yes=True, sure=True)
         except Exception as error:
             problem = error if isinstance(error, SprError) else translate_boto_error(error)
             if problem is None:
                 raise
             hints = [problem.hint] if problem.hint else []
             return [f"`down` failed: {problem.message}", *hints, f"to try again: {self._down}"]
-        say(f"Nothing left of cluster {self.args.name}.")
+        say(f"Nothing left of cluster {self.ctx.name}.")
         return []
 
     def _why_stays(self, failure: Exception | None) -> list[str] | None:
@@ -253,7 +256,7 @@ class Ends:
 
     def _find_losses(self, outcome: Outcome) -> Losses:
         """Return what removing the cluster would lose, once this job has left the queue."""
-        found = self._find()
+        found = _find(self.ctx)
         own = {(what, outcome.job) for what in ACTIVE}
         asked: list[Losses] = []
 
@@ -265,11 +268,6 @@ class Ends:
             wait_until("the job's end", ask, deadline_s=_LEAVES_QUEUE_S, clock=self.ctx.clock)
         return asked[-1]
 
-    def _find(self) -> Inventory:
-        """Return the cluster's inventory, with its owner and head."""
-        kinds = ("instances", "security_groups")
-        return describe_inventory(self.ctx.clients.ec2, self.args.name, kinds)
-
     @property
     def _down(self) -> str:
         return f"spr-cluster down {self.ctx.flags}"
@@ -277,7 +275,7 @@ class Ends:
     @property
     def _stays(self) -> str:
         """The note that the cluster remains, with its cost."""
-        text, cloud = f"cluster {self.args.name} stays", self.job.cloud
+        text, cloud = f"cluster {self.ctx.name} stays", self.job.cloud
         if not cloud.billed:
             return text
         if cloud.usd_per_hour is None:

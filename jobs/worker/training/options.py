@@ -195,7 +195,7 @@ class TrainOptions:
     def to_argv(self) -> list[str]:
         """Return the arguments from which :meth:`parse` restores this value."""
         argv = []
-        for each in _in_order_of_help(type(self)):
+        for each in defined_options(type(self)):
             value = getattr(self, each.name)
             if value is True:
                 argv.append(flag(each.name))
@@ -209,7 +209,7 @@ class TrainOptions:
         cls, parser: argparse._ActionsContainer, without: Container[str] = frozenset()
     ) -> None:
         """Add these options to a parser; :meth:`changed_by` reads them back."""
-        for each in _in_order_of_help(cls):
+        for each in defined_options(cls):
             if each.name in without:
                 continue
             known, how = each.metadata, dict[str, Any](action="store_true")
@@ -271,8 +271,8 @@ class TextOptions(TrainOptions):
         return self.model
 
 
-def _in_order_of_help(options: type[TrainOptions]) -> list[Field[Any]]:
-    """Return a task's own options before those of every task."""
+def defined_options(options: type[TrainOptions]) -> list[Field[Any]]:
+    """Return the fields of a task's options: its own before those of every task."""
     *own, every = [each for each in options.__mro__ if issubclass(each, TrainOptions)]
     names = [name for each in (*reversed(own), every) for name in vars(each)["__annotations__"]]
     known = {each.name: each for each in fields(options)}

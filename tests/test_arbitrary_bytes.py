@@ -46,7 +46,7 @@ from jobs.top.live import read_recording
 from jobs.top.screen import render as render_screen
 from jobs.train import predict as asking
 from jobs.train.predict import read_context
-from jobs.train.request import TrainRequest, check_inputs
+from jobs.train.request import TrainRequest, check_inputs, spec_of
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import apply_tuned, read_results
 from jobs.train.tuned import TuningKey, TuningResult, read_tuned, render_tuned
@@ -246,7 +246,7 @@ def read_head_tuned() -> None:
     found = read_tuned(head("tuned.json"), TUNED.key)
     if found:
         request = TrainRequest(
-            SquadOptions(), Path("out"), may_tune=frozenset({"placement", "batch_size"})
+            spec_of(SquadOptions()), Path("out"), may_tune=frozenset({"placement", "batch_size"})
         )
         apply_tuned(found, request, 2)
 

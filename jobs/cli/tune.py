@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.worker.spec import PlacementOptions
+
 import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +44,6 @@ from jobs.experiments.tune import (
     estimate_minutes,
     tune,
 )
-from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.tuned import TuningResult
 

@@ -20,9 +20,9 @@ from jobs.experiments.step_model import (
 )
 from jobs.experiments.tune import TrialResult, TrialSeries, all_failed, open_trials
 from jobs.launchers.files import save_on_head
-from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.queue.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, require_able_stack
+from jobs.worker.spec import PlacementOptions
 from provision.host import Host
 
 FOLDER = "spr-scaling"
@@ -117,7 +117,8 @@ def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
     Raises :class:`JobError` if none succeeds. Ctrl-C stops the current trial.
     """
     require_able_stack(context.stack, f"scaling {request.training.options.task}")
-    training = replace(request.training, nodes=request.nodes[-1])
+    training = request.training
+    training = training.change(training.options, training.placement, request.nodes[-1])
     series = open_trials(context, "scaling", training, request.seconds, lambda _: None)
     placement = _same_everywhere(series.session, training)
     measured = [_measure(series, request, placement, nodes) for nodes in request.nodes]

@@ -9,12 +9,13 @@ from infra.ec2.tags import render_time
 from infra.errors import JobError, UsageError
 from jobs.launchers.launcher import CANCELLED
 from jobs.launchers.placement import even_splits, no_ccl_workers
-from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.launchers.plan import new_job_id
 from jobs.launchers.queue.job_output import Event, explain
 from jobs.launchers.queue.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest, require_able_stack
 from jobs.train.train import plan_training
 from jobs.train.tuned import TuningResult, save_tuned, tuning_key
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.training.options import TrainOptions
 from provision.facts import HostFacts
@@ -149,13 +150,9 @@ class TrialSeries:
         """
         progress = self.session.context.progress
         with progress.phase(title):
-            request = replace(
-                self.training,
-                options=replace(options, trial_seconds=self.seconds),
-                placement=placement,
-                nodes=nodes or self.training.nodes,
-            )
-            done = self._run(request)
+            nodes = nodes or self.training.spec.resources.nodes
+            trial = replace(options, trial_seconds=self.seconds)
+            done = self._run(self.training.change(trial, placement, nodes))
             speed = done.samples_per_second
             progress.note(f"failed: {done.failure}" if speed is None else f"{speed:.1f} samples/s")
             return done
@@ -163,7 +160,7 @@ class TrialSeries:
     def _run(self, request: TrainRequest) -> TrialResult:
         plan = replace(plan_training(request, self.session.context.stack), results=None)
         try:
-            placed = self.session.plan_placement(plan.placement, plan.backend)
+            placed = self.session.plan_placement(request.placement, plan.backend)
         except UsageError as error:
             return TrialResult(failure=error.message)
         plan = replace(plan, resume_command=())

@@ -65,13 +65,15 @@ def build_launch(
     """Return the command that starts a job on nodes of ``cluster``; its placement covers all of them."""
     shares = placement.shares or ((),) * len(cluster.nodes)
     program = (f"{VENV}/bin/python", "-m", plan.module)
-    planned = len(cluster.first(plan.nodes).nodes)
-    if plan.elastic and plan.elastic > planned:
+    planned = len(cluster.first(plan.spec.resources.nodes).nodes)
+    least = plan.spec.recovery.least_nodes
+    if least > planned:
         raise UsageError(
-            f"--elastic {plan.elastic}: the job starts on {counted(planned, 'node')}",
+            f"--elastic {least}: the job starts on {counted(planned, 'node')}",
             hint="it is the minimum number of nodes to continue with after a loss",
         )
     return Launch(
+        spec=plan.spec,
         folder=paths.root,
         head=cluster.head.name,
         mpirun=f"{VENV}/bin/mpirun",
@@ -88,15 +90,7 @@ def build_launch(
         ccl=placement.backend == "ccl",
         exports={**MPIRUN_ENV, **_IN_QUEUE},
         setup=ccl_setup(stack) if plan.backend == "ccl" else (),
-        retries=plan.retries,
         planned_nodes=max(planned, plan.planned_nodes),
-        least_nodes=plan.elastic or 0,
-        stage=plan.stage,
-        until_done=plan.until_done,
-        bucket=f"{plan.bucket}/{paths.job_id}" if plan.bucket else "",
-        down_when_done=plan.down_when_done,
-        max_time_s=plan.max_time.total_seconds() if plan.max_time else 0.0,
-        on_finish=plan.on_finish,
     )
 
 
@@ -184,12 +178,13 @@ def ccl_setup(stack: Stack) -> tuple[str, ...]:
 def render_batch_script(launch: Launch, paths: JobPaths) -> str:
     """Return the script that the queue runs on the job's first node."""
     # A job that began on a larger cluster continues on this one.
-    least, most = launch.least_nodes, min(launch.planned_nodes, len(launch.pinning))
+    recovery = launch.spec.recovery
+    least, most = recovery.least_nodes, min(launch.planned_nodes, len(launch.pinning))
     return _SCRIPT.format(
         job=paths.job_id,
         venv=VENV,
         nodes=f"{least}-{most}" if 0 < least < most else most,
-        requeue="requeue" if launch.retries else "no-requeue",
+        requeue="requeue" if recovery.retries else "no-requeue",
         root=shlex.quote(paths.root),
         code=shlex.quote(paths.code),
         mark=mark_of(paths.job_id),

@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeVar
 
 from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
-from jobs.launchers.plan import PlacementOptions
 from jobs.worker.runtime.cores import CoreShare, divide, group_by_node, share_cores
+from jobs.worker.spec import PlacementOptions
 from provision.facts import Cpu, HostFacts
 
 

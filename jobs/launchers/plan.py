@@ -7,16 +7,16 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from threading import get_ident
 from typing import Any
 
 from infra.words import counted, format_size
+from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor.launch import BEGIN, END
 
-PLACEMENTS = ("auto", "reference")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
@@ -26,18 +26,6 @@ SITE = "site"
 """In a job's folder: the metadata and console scripts of the project itself."""
 CHECKPOINT_SECONDS = 120
 """Time to save a checkpoint after a request to stop: a large model needs gigabytes."""
-
-
-@dataclass(frozen=True)
-class PlacementOptions:
-    """The user's choices about placement; ``None`` derives a value from the nodes.
-
-    ``mode`` is one of :data:`PLACEMENTS`.
-    """
-
-    mode: str = "auto"
-    nproc_per_node: int | None = None
-    ccl_workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +97,8 @@ class JobPlan:
     module: str
     argv: tuple[str, ...]
     backend: str
+    spec: JobSpec = field(default_factory=JobSpec)
+    """What the user asked for."""
     title: str = "Run"
     """What the job does, for the progress display: ``Train`` becomes ``Train on 4 nodes``."""
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
@@ -120,9 +110,6 @@ class JobPlan:
     """What to install beside the stack's packages."""
     sends: str = ""
     """The user's files, such as ``2 files, 3.4 MiB``, for the progress display."""
-    placement: PlacementOptions = field(default_factory=PlacementOptions)
-    nodes: int | None = None
-    """How many nodes of the cluster to use; ``None`` uses all of them."""
     env: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
     """The user's ``NAME=VALUE`` words: sent in a private file, and removed when the job ends."""
@@ -138,28 +125,10 @@ class JobPlan:
     """Fetch the workers' output folders too, each into a folder named after its node."""
     resume_command: tuple[str, ...] = ()
     """The command that resumes this kind of job, up to the job's ID; empty if it can't be resumed."""
-    resumed_job: str = ""
-    """The ID of the job to resume; its files are already on the head."""
-    retries: int = 0
-    """How often the job may restart after losing a rank or a node."""
-    elastic: int | None = None
-    """Minimum number of nodes to continue with after a loss; ``None``: as many as before."""
     retry_argv: tuple[str, ...] = ()
     """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
     planned_nodes: int = 0
     """How many nodes the job began with, if it continues on fewer: they share its samples per step."""
-    stage: tuple[tuple[str, str], ...] = ()
-    """Data that every node reads from S3 itself: URLs, and their places in the job's folder."""
-    bucket: str = ""
-    """The S3 URL below which the job's folder is stored; "" for none."""
-    until_done: bool = False
-    """Keeps the nodes after the cluster's deadline until it has ended."""
-    down_when_done: bool = False
-    """Powers the nodes off when it has ended and its folder is in the bucket."""
-    max_time: timedelta | None = None
-    """How long it may take from its first start, with its restarts."""
-    on_finish: str = ""
-    """A shell command to run on the head when it has ended."""
 
 
 @cache

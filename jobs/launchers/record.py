@@ -16,8 +16,9 @@ from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_object, read_text
 from jobs.launchers.launcher import JobEnd, parse_end
 from jobs.launchers.placement import Placement
-from jobs.launchers.plan import RECORD, JobPaths, PlacementOptions, own_folder
+from jobs.launchers.plan import RECORD, JobPaths, own_folder
 from jobs.worker.runtime.output import new_file
+from jobs.worker.spec import PlacementOptions
 from provision.host import Host
 
 

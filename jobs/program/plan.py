@@ -12,8 +12,9 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.files import check_file, read_text
 from infra.words import counted, format_size
-from jobs.launchers.plan import JobFolder, JobPlan, PackageList, PlacementOptions
+from jobs.launchers.plan import JobFolder, JobPlan, PackageList
 from jobs.program.packages import OwnPackage
+from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
 
@@ -160,27 +161,22 @@ class ProgramRequest:
     ``env`` holds ``NAME=VALUE`` words for the program. The placement reserves cores for ``backend``.
     """
 
-    command: tuple[str, ...]
+    spec: JobSpec
     files: ProgramFiles
     results: Path
     folders: tuple[JobFolder, ...] = ()
     packages: PackageList | None = None
     own: OwnPackage = field(default_factory=OwnPackage)
     """The project as a package."""
-    stage: tuple[tuple[str, str], ...] = ()
-    """S3 URLs and their places in the job's folder."""
     output_dir: str = ""
     """A folder in the working folder that stands for the output folder."""
     outputs: tuple[str, ...] | None = None
     """Patterns of the files in the project's folder that are results; ``None``: all new and changed ones."""
     subfolder: str = "."
     """The program's working folder in the project."""
-    placement: PlacementOptions = field(default_factory=PlacementOptions)
-    nodes: int | None = None
     env: tuple[str, ...] = ()
     backend: str = "auto"
     kind: str = "run"
-    retries: int = 0
     is_interactive: bool = False
     """Whether the program runs on the user's terminal."""
 
@@ -258,20 +254,17 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
     return JobPlan(
         kind=request.kind,
         module="worker.program",
-        argv=(*argv, "--", *request.command),
+        spec=request.spec,
+        argv=(*argv, "--", *request.spec.work.program),
         backend=backend,
         files=files,
         variables=request.env,
         folders=request.folders,
-        stage=request.stage,
         packages=request.packages,
         sends=str(request.files) if request.files.files else "",
-        placement=request.placement,
-        nodes=request.nodes,
         env={"SPR_BACKEND": backend},
         results=request.results,
-        retries=request.retries,
-        command=request.command,
+        command=request.spec.work.program,
         details={
             "files": len(request.files.files),
             "bytes": request.files.size,

@@ -7,16 +7,17 @@ local folder. It runs like any program of ``run``; its results are converted to 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.files import read_object
-from jobs.launchers.plan import JobPlan, PlacementOptions
+from jobs.launchers.plan import JobPlan
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
 from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
+from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work
 from jobs.worker.training.options import TrainOptions
 from provision.install import EXAMPLES
 from provision.stacks.compatibility import training_flags
@@ -122,7 +123,7 @@ class ReferenceRequest:
 
     preset: Preset
     results: Path
-    nodes: int | None = None
+    spec: JobSpec = field(default_factory=JobSpec)
     script: Path | None = None
     smoke: bool = False
 
@@ -169,12 +170,11 @@ def plan_reference(request: ReferenceRequest, stack: Stack, nodes: int) -> JobPl
     argv = reference_argv(stack, request.preset, nodes, f"../output/{OUTPUT}", script)
     if request.smoke:
         argv = ("sh", "-c", _FOR_A_MINUTE, str(SMOKE_SECONDS), *argv)
+    resources = Resources(nodes, reference_placement(request.preset, nodes))
     program = ProgramRequest(
-        command=argv,
+        replace(request.spec, work=Work(program=argv), resources=resources),
         files=files,
         results=request.results,
-        placement=reference_placement(request.preset, nodes),
-        nodes=nodes,
         # A single process needs no core for oneCCL.
         backend="gloo" if nodes * launch.ppn == 1 else "auto",
         kind="squad",
@@ -225,7 +225,7 @@ def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str,
         seen["timed out"] |= line == "@smoke over"
         context.on_log(line)
 
-    nodes = len(context.cluster.first(request.nodes).nodes)
+    nodes = len(context.cluster.first(request.spec.resources.nodes).nodes)
     plan = plan_reference(request, context.stack, nodes)
     done = run_job(replace(context, on_log=listen), lambda _: plan).record
     if request.smoke:

@@ -10,7 +10,7 @@ from typing import Any
 from infra.errors import UsageError
 from jobs.launchers.kubernetes.image import sample_in_image
 from jobs.launchers.kubernetes.request import CLAIM_PATH, PodOptions
-from jobs.launchers.plan import JobPlan, PlacementOptions
+from jobs.launchers.plan import JobPlan
 from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
 from jobs.reference.plan import OUTPUT, SCRIPT, Preset, locate_script, reference_argv
 from jobs.train.request import (
@@ -21,6 +21,7 @@ from jobs.train.request import (
     require_able_stack,
 )
 from jobs.train.train import plan_options, plan_training
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import NO_CACHE, SCRATCH, TextOptions, TrainOptions, flag
 from provision.stacks.stack import Stack

@@ -22,7 +22,7 @@ from infra.wait import Progress
 from infra.words import counted
 from jobs.launchers.files import upload_archive, worker_files
 from jobs.launchers.launcher import JobSummary, choose_job
-from jobs.launchers.plan import JobPaths, JobPlan, PlacementOptions
+from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.session import JobContext, JobSession, run_job
 from jobs.train.request import (
@@ -36,6 +36,7 @@ from jobs.train.train import read_results
 from jobs.worker.data.readers import READERS, choose_column, first_rows
 from jobs.worker.runtime.errors import DatasetError, WorkerError
 from jobs.worker.runtime.events import NAMES
+from jobs.worker.spec import JobSpec
 from jobs.worker.tasks import find_task
 from jobs.worker.tasks.predict_file import WRITERS, PredictOptions, predict_file, read_items
 from jobs.worker.training.options import S3, is_url
@@ -232,9 +233,7 @@ class PredictRequest:
     results: Path
     model: Path | None = None
     job: str | None = None
-    nodes: int | None = None
-    placement: PlacementOptions = field(default_factory=PlacementOptions)
-    retries: int = 0
+    spec: JobSpec = field(default_factory=JobSpec)
 
     @property
     def name(self) -> str:
@@ -335,8 +334,10 @@ def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") ->
     backend, target = stack.choose_backend(options.backend), f"output/{request.name}"
     there = replace(options, model="model", data=place, output=target, backend=backend)
     argv = (json.dumps(asdict(there)),)
+    storage = replace(request.spec.storage, stage=((data, place),) if is_url(data) else ())
     return JobPlan(
         kind="predict",
+        spec=replace(request.spec, storage=storage),
         module="worker.tasks.predict_file",
         argv=argv,
         retry_argv=(*argv, "--resume"),
@@ -344,10 +345,6 @@ def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") ->
         title="Predict",
         files=files,
         head_folders={"model": on_head} if on_head else {},
-        stage=((data, place),) if is_url(data) else (),
         env={"HF_HUB_OFFLINE": "1", NAMES: json.dumps({place: data})},
-        placement=request.placement,
-        nodes=request.nodes,
         results=request.results,
-        retries=request.retries,
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
 
 from infra.errors import UsageError
 from infra.files import check_file, check_folder
 from infra.s3_url import parse_s3_url
-from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.record import require_own_results
 from jobs.worker.data.readers import READERS
 from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import SCRATCH, TrainOptions, flag, is_url
 from provision.stacks.compatibility import OLDEST_PYTHON, OLDEST_TORCH, runs_tasks
@@ -37,21 +37,37 @@ Own = TypeVar("Own", bound=TrainOptions)
 class TrainRequest:
     """A training run, with local paths; ``results`` receives its output."""
 
-    options: TrainOptions
+    spec: JobSpec
     results: Path
-    placement: PlacementOptions = field(default_factory=PlacementOptions)
     may_tune: frozenset[str] = frozenset()
     """Values that the user left to `tune`: ``placement``, ``batch_size``."""
-    nodes: int | None = None
-    """How many nodes of the cluster to use; ``None`` uses all of them."""
-    retries: int = 0
-    """How often the job may restart after losing a rank or a node."""
-    elastic: int | None = None
-    """Minimum number of nodes to continue with after a loss."""
     env: tuple[str, ...] = ()
     """``NAME=VALUE`` words for the ranks."""
     hub_token: bool = False
     """Whether the login of the hub among them is this machine's, which a resumed job takes again."""
+
+    @property
+    def options(self) -> TrainOptions:
+        work = self.spec.work
+        options: TrainOptions = TASKS[work.task].Options(**work.options)
+        return options
+
+    @property
+    def placement(self) -> PlacementOptions:
+        return self.spec.resources.placement
+
+    def change(
+        self, options: TrainOptions, placement: PlacementOptions, nodes: int | None
+    ) -> TrainRequest:
+        """Return the request with other options, and other ranks on other nodes."""
+        resources = Resources(nodes, placement)
+        spec = replace(self.spec, work=spec_of(options).work, resources=resources)
+        return replace(self, spec=spec)
+
+
+def spec_of(options: TrainOptions, **parts: Any) -> JobSpec:
+    """Return a training job as a value; ``parts`` are its other fields."""
+    return JobSpec(Work(options.task, asdict(options)), **parts)
 
 
 def check_inputs(options: TrainOptions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.session import JobContext, JobSession, run_job
 from jobs.launchers.record import JobRecord, read_record
-from jobs.train.request import check_results, require_able_stack
+from jobs.train.request import check_results, require_able_stack, spec_of
 from jobs.train.trackers import find_hub_token, tracker_packages, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
+from jobs.worker.spec import JobSpec, Resources
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions
 
@@ -40,8 +41,8 @@ class ResumeRequest:
     job: str | None
     results: Path | None = None
     changes: Mapping[str, Any] | None = None
-    nproc_per_node: int | None = None
-    retries: int = 0
+    spec: JobSpec = field(default_factory=JobSpec)
+    """The choices of the resumed run; its work and its number of nodes are the job's."""
     env: tuple[str, ...] = ()
     """``NAME=VALUE`` words for the ranks; those of the interrupted job are gone."""
     bucket: S3Location | None = None
@@ -86,7 +87,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     words = with_login(record, request.env, log)
     request = replace(request, env=tracker_variables(report_to, words))
     nodes = len(cluster.nodes)
-    if nodes > record.nnodes and request.nproc_per_node is None:
+    if nodes > record.nnodes and request.spec.resources.placement.nproc_per_node is None:
         log(f"using {counted(record.nnodes, 'node')} of {nodes}, as before")
         nodes = record.nnodes
     plan = plan_again(record, request, nodes, found.job)
@@ -98,7 +99,8 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         require_steps_left(step, said, record, options_again(record, request))
     _warn_missing(record, request, log)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
-    return replace(plan, results=results, resumed_job=found.job)
+    recovery = replace(plan.spec.recovery, resumed_job=found.job)
+    return replace(plan, results=results, spec=replace(plan.spec, recovery=recovery))
 
 
 def with_login(
@@ -144,7 +146,8 @@ def _restore(session: JobSession, bucket: S3Location, job: str) -> None:
 
 def describe_fewer(record: JobRecord, plan: JobPlan) -> str:
     """Return a line about a job that continues with fewer ranks than it began with."""
-    now = (plan.nodes or 0) * (plan.placement.nproc_per_node or 0)
+    resources = plan.spec.resources
+    now = (resources.nodes or 0) * (resources.placement.nproc_per_node or 0)
     before = counted(record.nnodes * record.placement.nproc_per_node, "rank")
     return (
         f"the job began with {before} and continues with {now}, on the same samples per step; "
@@ -208,7 +211,7 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     """
     before = record.placement.nproc_per_node
     ranks = record.nnodes * before
-    per_node = request.nproc_per_node or before
+    per_node = request.spec.resources.placement.nproc_per_node or before
     planned, uneven = divmod(ranks, per_node)
     if nodes > planned or uneven:
         fitting, rest = divmod(ranks, nodes)
@@ -221,13 +224,20 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
             f"{record.nnodes}`), or start a new job without --resume",
         )
     options = options_again(record, request)
-    plan = plan_options(options, offline=False)
-    plan = replace(plan, env=record.env, packages=tracker_packages(options.report_to))
-    placement = replace(record.options, nproc_per_node=per_node)
-    plan = replace(plan, retries=request.retries, variables=request.env)
     stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
-    planned = planned if nodes < planned else 0
-    return replace(plan, placement=placement, nodes=nodes, planned_nodes=planned, stage=stage)
+    spec = replace(
+        request.spec,
+        work=spec_of(options).work,
+        resources=Resources(nodes, replace(record.options, nproc_per_node=per_node)),
+        storage=replace(request.spec.storage, stage=stage),
+    )
+    return replace(
+        plan_options(spec, options, offline=False),
+        env=record.env,
+        packages=tracker_packages(options.report_to),
+        variables=request.env,
+        planned_nodes=planned if nodes < planned else 0,
+    )
 
 
 def options_of(record: JobRecord) -> TrainOptions:

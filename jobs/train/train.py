@@ -24,6 +24,7 @@ from jobs.train.request import (
 from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.runtime.events import NAMES
+from jobs.worker.spec import JobSpec
 from jobs.worker.training.options import BASE_MODEL, TrainOptions
 from provision.stacks.stack import Stack
 
@@ -69,7 +70,10 @@ def read_results(done: JobResult) -> dict[str, Any]:
 def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     """Return the plan of a new training job. Pure, except that it checks for a local model."""
     options = request.options
-    plan = plan_options(options_on_nodes(options, stack), offline=not needs_hub(options))
+    on_nodes = options_on_nodes(options, stack)
+    storage = replace(request.spec.storage, stage=staged_data(options))
+    spec = replace(request.spec, storage=storage)
+    plan = plan_options(spec, on_nodes, offline=not needs_hub(options))
     model = local_model(options)
     return replace(
         plan,
@@ -79,7 +83,6 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
             **({BASE_MODEL: str(model.absolute())} if model else {}),
         },
         files=data_files(options),
-        stage=staged_data(options),
         packages=tracker_packages(options.report_to),
         variables=request.env,
         details={
@@ -87,11 +90,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
             **name_variables(request.env),
             **({"hub_token": True} if request.hub_token else {}),
         },
-        placement=request.placement,
-        nodes=request.nodes,
         results=request.results,
-        retries=request.retries,
-        elastic=request.elastic,
     )
 
 
@@ -110,10 +109,11 @@ def task_of(job: str) -> str:
     return job.partition("-")[0]
 
 
-def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
+def plan_options(spec: JobSpec, options: TrainOptions, *, offline: bool) -> JobPlan:
     """Return the plan of a new or resumed run, with options for the nodes."""
     return JobPlan(
         kind=options.task,
+        spec=spec,
         module="worker.tasks",
         argv=(options.task, *options.to_argv()),
         retry_argv=(options.task, *replace(options, resume=True).to_argv()),
@@ -131,7 +131,7 @@ def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
     if not request.may_tune:
         return request
     context = session.context
-    facts = list(session.facts().values())[: request.nodes]
+    facts = list(session.facts().values())[: request.spec.resources.nodes]
     found = read_tuned(session.head, tuning_key(context.stack, request, facts))
     if found is None:
         return request
@@ -144,7 +144,8 @@ def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
 def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple[TrainRequest, str]:
     """Return the request with a saved result applied, and a line for the user; "" for no change."""
     flags = []
-    options, placement = request.options, request.placement
+    options, resources = request.options, request.spec.resources
+    placement = resources.placement
     if "placement" in request.may_tune:
         placement = replace(
             placement, nproc_per_node=found.nproc_per_node, ccl_workers=found.ccl_workers or None
@@ -159,4 +160,4 @@ def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple
             samples = found.batch_size * placement.nproc_per_node * nodes
             flags.append(f"(a global batch of {samples} samples)")
     line = f"{' '.join(flags)} from `spr-cluster tune` of {found.day}; --no-tuned ignores it"
-    return replace(request, options=options, placement=placement), line if flags else ""
+    return request.change(options, placement, resources.nodes), line if flags else ""

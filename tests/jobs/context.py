@@ -15,11 +15,12 @@ from cluster.nodes import Cluster
 from infra.ec2 import tags
 from infra.plan.planner import mesh_digest
 from jobs.launchers.placement import Placement
-from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobPaths, new_job_id
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import JobRecord
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.events import parse_event
+from jobs.worker.spec import JobSpec, PlacementOptions
 from jobs.worker.supervisor.attempt import choose_cause
 from jobs.worker.supervisor.launch import SECRETS, build_argv, parse_launch
 from provision.stacks.load import load_stack
@@ -161,6 +162,17 @@ def sent_variables(head: FakeHost, paths: JobPaths = PATHS) -> list[str]:
     """The variables that came with a job's submission."""
     found: list[str] = json.loads(head.files.get(f"{paths.root}/{SECRETS}.new", b"[]"))
     return found
+
+
+def job_spec(**flat: Any) -> JobSpec:
+    """A job's value from the names of its parts' fields, such as ``nodes`` and ``retries``."""
+    spec = JobSpec()
+    for part in ("work", "resources", "storage", "recovery", "ending"):
+        value = getattr(spec, part)
+        own = {name: flat.pop(name) for name in [*flat] if name in vars(value)}
+        spec = replace(spec, **{part: replace(value, **own)})
+    assert not flat
+    return spec
 
 
 def job_context(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.worker.spec import PlacementOptions
+
 import argparse
 import re
 from datetime import datetime
@@ -19,7 +21,7 @@ from jobs.cli.shared.job_options import (
 from jobs.launchers.kubernetes.manifests import AMX_LABEL, HUB_TOKEN, Rendered, render
 from jobs.launchers.kubernetes.request import CLAIM_PATH, JOB_KINDS, TRAIN_JOB, Claim, PodOptions
 from jobs.launchers.launcher import check_forms
-from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.launchers.plan import new_job_id
 from jobs.reference.plan import PRESETS
 from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
 from provision.stacks.load import DEFAULT_STACK, load_stack

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.worker.spec import PlacementOptions
+
 import argparse
 import shlex
 import shutil
@@ -22,7 +24,7 @@ from jobs.cli.shared.job_options import (
 )
 from jobs.launchers.kubernetes.manifests import Rendered
 from jobs.launchers.mpirun import warn_ignored
-from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.launchers.plan import new_job_id
 from jobs.launchers.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.reference.plan import PRESETS
 from jobs.train.elsewhere import plan_for_script

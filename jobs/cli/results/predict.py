@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.worker.spec import PlacementOptions
+
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +20,6 @@ from infra.files import check_folder
 from infra.words import counted
 from jobs.cli.shared.chosen_job import add_results_option, open_job_context
 from jobs.cli.shared.job_options import add_queue_options, detachable, results_folder
-from jobs.launchers.plan import PlacementOptions
 from jobs.train.predict import (
     Prediction,
     PredictRequest,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.worker.spec import PLACEMENTS, PlacementOptions
+
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +20,7 @@ from infra.s3_url import check_prefixes
 from infra.words import parse_duration
 from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
 from jobs.launchers.launcher import QUEUED
-from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id
+from jobs.launchers.plan import new_job_id
 from jobs.launchers.queue.job_output import how_to_come_back
 from jobs.launchers.queue.session import DetachedError
 from jobs.program.plan import check_variables, read_variables

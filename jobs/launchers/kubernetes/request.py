@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.launchers.placement import NodeShape, Placement, Preload, place_on
-from jobs.launchers.plan import PlacementOptions
+from jobs.worker.spec import PlacementOptions
 
 
 @dataclass(frozen=True)

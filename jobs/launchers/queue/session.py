@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
@@ -29,7 +29,6 @@ from jobs.launchers.plan import (
     STOP_SECONDS,
     JobPaths,
     JobPlan,
-    PlacementOptions,
     new_job_id,
     own_folder,
 )
@@ -44,6 +43,7 @@ from jobs.launchers.queue.job_output import (
 )
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
@@ -75,18 +75,8 @@ class JobContext:
     outcome: Outcome = field(default_factory=Outcome)
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
-    bucket: str = ""
-    """The S3 URL below which the nodes store a job's folder; "" for none."""
-    until_done: bool = False
-    """Keep the nodes after the cluster's deadline until the job has ended."""
     keep_nodes: Callable[[], None] = lambda: None
-    """Moves the nodes' end for ``until_done``; called when the job is about to be submitted."""
-    down_when_done: bool = False
-    """Power the nodes off when the job has ended and is stored, without this process."""
-    max_time: timedelta | None = None
-    """How long a job may take from its first start."""
-    on_finish: str = ""
-    """A command that the head runs when the job has ended."""
+    """Moves the nodes' end for a job that may run until it is done; called just before its submission."""
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
 
@@ -167,8 +157,8 @@ class JobSession:
             send_folders(self.head, plan.folders, key, self.paths, ssh_config, note)
 
     def _send_files(self, plan: JobPlan, record: str = "") -> None:
-        if plan.resumed_job:
-            files.check_bucket(self.head, self.paths, plan.bucket)
+        if plan.spec.recovery.resumed_job:
+            files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "")
             return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
@@ -176,8 +166,8 @@ class JobSession:
         sent |= {RECORD: record.encode()} if record else {}
         files.place_files(self.head, self.paths, sent)
         files.place_head_folders(self.head, self.paths, plan.head_folders)
-        files.check_stage(self.head, self.paths, plan.stage)
-        files.check_bucket(self.head, self.paths, plan.bucket)
+        files.check_stage(self.head, self.paths, plan.spec.storage.stage)
+        files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "")
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
@@ -211,7 +201,9 @@ class JobSession:
         try:
             # The folders are sent while the nodes are inspected and get the files.
             pool = ThreadPoolExecutor(1)
-            inspecting = pool.submit(self.plan_placement, plan.placement, plan.backend)
+            inspecting = pool.submit(
+                self.plan_placement, plan.spec.resources.placement, plan.backend
+            )
             sending = pool.submit(send_files, inspecting)
             try:
                 self._send_folders(plan)
@@ -237,7 +229,7 @@ class JobSession:
 
     def _withdraw(self, plan: JobPlan) -> bool:
         """Remove a job that was not submitted; return whether that is certain."""
-        if plan.resumed_job:
+        if plan.spec.recovery.resumed_job:
             return True
         self.head.close()  # after Ctrl-C, a command may still run in the connection
         with suppress(SprError):
@@ -287,9 +279,9 @@ class JobSession:
     def show_estimate(self, plan: JobPlan) -> None:
         """Say how long the same command took before, with a warning if the nodes shut down earlier."""
         context, cluster = self.context, self.context.cluster
-        if cluster.expires is None or plan.resumed_job:
+        if cluster.expires is None or plan.spec.recovery.resumed_job:
             return
-        asked = shlex.join(_argv(plan)), len(cluster.first(plan.nodes).nodes)
+        asked = shlex.join(_argv(plan)), len(cluster.first(plan.spec.resources.nodes).nodes)
         done = [
             job
             for job in list_jobs(self.head)
@@ -317,17 +309,20 @@ class JobSession:
             argv=argv,
             mpirun=render_command(self.launch(plan, placement), cluster.head.private_ip),
             nodes=tuple(node.as_dict() for node in cluster.nodes),
-            nnodes=len(cluster.first(plan.nodes).nodes),
+            nnodes=len(cluster.first(plan.spec.resources.nodes).nodes),
             placement=placement,
-            options=plan.placement,
+            options=plan.spec.resources.placement,
             env=plan.env,
             resumable=bool(plan.resume_command),
             gather_output=plan.gather_output,
             stack=stack.name,
             packages=stack.python_packages,
-            bucket=plan.bucket,
+            bucket=plan.spec.storage.bucket or "",
             when=context.now.isoformat(timespec="seconds"),
-            more={**plan.details, **({"stage": plan.stage} if plan.stage else {})},
+            more={
+                **plan.details,
+                **({"stage": plan.spec.storage.stage} if plan.spec.storage.stage else {}),
+            },
         )
 
     def bring_home(self, results: Path) -> None:
@@ -386,21 +381,22 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     """
     with context.progress.phase("Prepare the job"):
         session = open_session(context)
-        plan = build_plan(session)
-        plan = _with_ending(plan, context)
-        session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
+        plan = _with_bucket(build_plan(session), context.cluster)
+        session.paths = JobPaths(
+            plan.spec.recovery.resumed_job or new_job_id(plan.kind, context.now)
+        )
         context.progress.note(session.paths.job_id)
         session.show_estimate(plan)
         context.keep_nodes()
         record = session.start(plan)
-        if plan.down_when_done:
+        if plan.spec.ending.down_when_done:
             context.on_log(
-                f"when the job has ended and is in {plan.bucket}, all nodes power off; if it can't be "
-                "stored, they wait until their time to live and grace are over"
+                f"when the job has ended and is in {plan.spec.storage.bucket}, all nodes power off; if it "
+                "can't be stored, they wait until their time to live and grace are over"
             )
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
-    nodes = len(context.cluster.first(plan.nodes).nodes)
+    nodes = len(context.cluster.first(plan.spec.resources.nodes).nodes)
     with _job_phase(context, f"{plan.title} on {counted(nodes, 'node')}"):
         result = session.follow(plan, record)
         _show_failure(result.end)
@@ -410,21 +406,17 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     return result
 
 
-def _with_ending(plan: JobPlan, context: JobContext) -> JobPlan:
-    """Return the plan with its bucket and what happens at its end. Raises :class:`UsageError`."""
-    if context.down_when_done and not context.bucket:
+def _with_bucket(plan: JobPlan, cluster: Cluster) -> JobPlan:
+    """Return the plan with the cluster's bucket, unless it has its own. Raises :class:`UsageError`."""
+    spec = plan.spec
+    bucket = cluster.bucket if spec.storage.bucket is None else spec.storage.bucket
+    if spec.ending.down_when_done and not bucket:
         raise UsageError(
             "--detach --down-when-done needs a bucket: without one, the results would end with the nodes",
             hint="create the cluster with `up --bucket s3://…`, or omit --detach and keep this machine on",
         )
-    return replace(
-        plan,
-        bucket=context.bucket,
-        until_done=context.until_done,
-        down_when_done=context.down_when_done,
-        on_finish=context.on_finish,
-        max_time=context.max_time,
-    )
+    storage = replace(spec.storage, bucket=bucket.rstrip("/"))
+    return replace(plan, spec=replace(spec, storage=storage))
 
 
 def attach(context: JobContext, job: str, results: Path) -> JobEnd:

@@ -47,7 +47,9 @@ def main() -> int:
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )
     size = _LOG.stat().st_size
-    deadline = DeadlineWatch(launch.until_done, max_time_s=launch.max_time_s)
+    deadline = DeadlineWatch(
+        launch.spec.ending.until_done, max_time_s=launch.spec.ending.max_time_s
+    )
     watches = LogWatch(_LOG, size), NoticeWatch(job.drained_nodes)
     attempt = Attempt(launch, job, *watches, deadline=deadline)
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 0
@@ -150,7 +152,7 @@ def _write_end(content: dict[str, object], head: HeadFolder) -> None:
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:
     """Write on the head when and where this attempt runs; return the content."""
-    if 0 < launch.retries < job.attempt:
+    if 0 < launch.spec.recovery.retries < job.attempt:
         job.keep_from_requeueing()
     last, now = head.read(BEGIN) if job.attempt > 1 else {}, time.time()
     if job.attempt > 1:

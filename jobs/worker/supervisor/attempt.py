@@ -194,7 +194,12 @@ def conclude(
     cause = find_cause(attempt)
     is_lost = code != STOPPED or attempt.stopping
     own_fault = bool(cause) and not cause.get("lost_peer")
-    if is_lost and not last and attempt.job.attempt <= attempt.launch.retries and not own_fault:
+    if (
+        is_lost
+        and not last
+        and attempt.job.attempt <= attempt.launch.spec.recovery.retries
+        and not own_fault
+    ):
         return None
     return _end(FAILED, int(cause.get("exit_code", code)), cause)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..runtime.cores import CoreShare, cpu_mask
 from ..runtime.output import CHECKPOINTS as _CHECKPOINTS
 from ..runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from ..runtime.process import PLANNED, VARIABLES
+from ..spec import JobSpec, parse_spec
 from ..storage.ownership import STATE
 
 CHECKPOINTS = f"{STATE}/{_CHECKPOINTS}"
@@ -32,6 +34,7 @@ class Launch:
     before mpirun. ``head`` is the name of the node that keeps the job's log and results.
     """
 
+    spec: JobSpec
     folder: str
     head: str
     mpirun: str
@@ -46,24 +49,14 @@ class Launch:
     setup: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     """The program of later attempts, if different: it resumes instead of starting over."""
-    retries: int = 0
-    """How often the job may restart after losing a rank or a node."""
     planned_nodes: int = 0
     """Number of nodes to start with."""
-    least_nodes: int = 0
-    """Minimum number of nodes to continue with after a loss; 0 for all."""
-    stage: tuple[tuple[str, str], ...] = ()
-    """Data to bring to every node first: S3 URLs, and their places in the job's folder."""
-    until_done: bool = False
-    """Whether the job may keep the nodes after the cluster's deadline."""
-    bucket: str = ""
-    """The S3 URL of the job's folder; "" for none."""
-    down_when_done: bool = False
-    """Whether the nodes power off when the job has ended and is stored."""
-    max_time_s: float = 0.0
-    """How long the job may take from its first start; 0 for no limit."""
-    on_finish: str = ""
-    """A shell command to run on the head when the job has ended."""
+
+    @property
+    def bucket(self) -> str:
+        """The S3 URL of the job's folder; "" for none."""
+        below = self.spec.storage.bucket
+        return f"{below}/{Path(self.folder).name}" if below else ""
 
     def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
         """Return the launch of an attempt; with ``again``, it resumes the earlier one."""
@@ -83,8 +76,8 @@ def parse_launch(text: str) -> Launch:
         name: tuple(CoreShare(tuple(s["cpus"]), tuple(s["workers"]), s["numa"]) for s in shares)
         for name, shares in content["pinning"].items()
     }
-    stage = tuple((url, target) for url, target in content["stage"])
-    return Launch(**{**content, **words, "pinning": pinning, "stage": stage})
+    spec = parse_spec(content["spec"])
+    return Launch(**{**content, **words, "pinning": pinning, "spec": spec})
 
 
 def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:

@@ -34,7 +34,7 @@ def stage_data(attempt: Attempt, head: HeadFolder) -> int:
     All attempts use the same version, because ranks with different data would not train together.
     """
     launch, job = attempt.launch, attempt.job
-    if not launch.stage:
+    if not launch.spec.storage.stage:
         return 0
     versions = head.read(VERSIONS) or _find_versions(launch, job.nodes[0])
     if not versions:
@@ -52,7 +52,7 @@ def stage_data(attempt: Attempt, head: HeadFolder) -> int:
 def _find_versions(launch: Launch, here: str) -> dict[str, str]:
     """Return the present version of each URL; nothing, after saying why, if one can't be read."""
     found = {}
-    for url, _ in launch.stage:
+    for url, _ in launch.spec.storage.stage:
         words = [sys.executable, "-m", _MODULE, "--check", url]
         known = json.loads(ask(words, _CHECK_S) or '{"message": "the check of the data failed"}')
         if "message" in known:
@@ -69,7 +69,7 @@ def _render(launch: Launch, name: str, versions: Mapping[str, str]) -> str:
         f"cd {shlex.quote(launch.folder)}",
         f"export PYTHONPATH=code {MARK}={shlex.quote(mark)}",
     ]
-    for url, target in launch.stage:
+    for url, target in launch.spec.storage.stage:
         words = ["--node", name, "--expect", versions[url], url, target]
         lines.append(shlex.join([sys.executable, "-m", _MODULE, *words]))
     return " && ".join(lines)

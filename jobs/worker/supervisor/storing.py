@@ -141,7 +141,7 @@ class Storing:
 
     def run_command(self, state: object) -> None:
         """Run the user's command on the head, with its output in the log."""
-        if not self.launch.on_finish:
+        if not self.launch.spec.ending.on_finish:
             return
         folder = self.launch.folder
         known = {"SPR_JOB": Path(folder).name, "SPR_STATE": str(state)}
@@ -149,7 +149,9 @@ class Storing:
         known["SPR_CLUSTER"] = str(self.head.read(_RECORD).get("cluster", ""))
         variables = [f"{name}={value}" for name, value in known.items()]
         limit = ["timeout", "-k", "5", str(_COMMAND_S)]
-        words = shlex.join([*limit, "env", *variables, "sh", "-c", self.launch.on_finish])
+        words = shlex.join(
+            [*limit, "env", *variables, "sh", "-c", self.launch.spec.ending.on_finish]
+        )
         script = f"cd {shlex.quote(folder)} && {words} 2>&1"
         printed, why = run_bounded(self._on_head(script), _COMMAND_S + 30)
         if printed:

@@ -16,11 +16,12 @@ from infra.errors import JobError, UsageError
 from jobs.cli.tune import add_parser, build_scaling_request, choose_nodes, render_scaling
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
-from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobPaths, new_job_id
 from jobs.launchers.record import CloudInfo
-from jobs.train.request import TrainRequest
+from jobs.train.request import TrainRequest, spec_of
 from jobs.worker.fast.communication import BUCKET_MB
 from jobs.worker.fast.compilation import choose_compilation
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, ended, event, job_context, make_hosts, mpirun_line
@@ -67,7 +68,7 @@ def scaling_hosts(
 
 
 def scaling_request(folder: Path, **more: Any) -> ScalingRequest:
-    training = TrainRequest(replace(DEMO, batch_size=12), folder)
+    training = TrainRequest(spec_of(replace(DEMO, batch_size=12)), folder)
     return replace(ScalingRequest(training, (1, 2, 3), weak=False, seconds=7), **more)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from infra.errors import HostError, JobError
 from jobs.experiments.tune import Trial, TrialGrid, TrialResult, TuneRequest, tune
-from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
-from jobs.train.request import TrainRequest
+from jobs.launchers.plan import JobPaths, new_job_id
+from jobs.train.request import TrainRequest, spec_of
 from jobs.train.train import train
 from jobs.train.tuned import FILE, TuningResult
 from jobs.worker.tasks.squad.task import DEMO
@@ -63,7 +63,7 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
 def run(
     hosts: dict[str, FakeHost], grid: TrialGrid, log: list[str] | None = None
 ) -> tuple[TuningResult, dict[Trial, TrialResult]]:
-    training = TrainRequest(DEMO, Path("results"), PlacementOptions())
+    training = TrainRequest(spec_of(DEMO), Path("results"))
     return tune(
         job_context(hosts, log=log),
         TuneRequest(training, grid, 7),
@@ -80,7 +80,7 @@ def next_train(hosts: dict[str, FakeHost], folder: Path, *left_open: str) -> tup
     ]
     train(
         job_context(hosts, log=log),
-        TrainRequest(DEMO, folder, PlacementOptions(), frozenset(left_open)),
+        TrainRequest(spec_of(DEMO), folder, frozenset(left_open)),
     )
     return mpirun_line(head), log
 
@@ -223,7 +223,7 @@ def test_every_trial_gets_the_variables_which_the_one_before_removed(
         plain(content, path, *mode)
 
     monkeypatch.setattr(hosts["node0"], "put", note)
-    training = TrainRequest(DEMO, Path("x"), env=("HF_TOKEN=hf_secret",))
+    training = TrainRequest(spec_of(DEMO), Path("x"), env=("HF_TOKEN=hf_secret",))
 
     tune(
         job_context(hosts),
@@ -245,7 +245,7 @@ def test_a_trial_is_the_training_job_itself() -> None:
     options = replace(DEMO, dtype="fp32", max_length=128, stride=32)
     tune(
         job_context(hosts),
-        TuneRequest(TrainRequest(options, Path("x")), TrialGrid((1,), None, (4,)), 7),
+        TuneRequest(TrainRequest(spec_of(options), Path("x")), TrialGrid((1,), None, (4,)), 7),
         on_plan=lambda _: None,
     )
     script = mpirun_line(hosts["node0"], TRIALS)

@@ -20,6 +20,7 @@ from tests.jobs.context import (
     ended,
     event,
     job_context,
+    job_spec,
     listed,
     make_hosts,
 )
@@ -98,7 +99,7 @@ def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_ta
     context = replace(context, cluster=replace(context.cluster, expires=ends))
 
     plan = JobPlan("squad", "worker.tasks", (), "gloo", command=SUBMITTED.argv)
-    open_session(context).show_estimate(replace(plan, resumed_job="squad-2"))
+    open_session(context).show_estimate(replace(plan, spec=job_spec(resumed_job="squad-2")))
     assert len(log) == 1
     open_session(context).show_estimate(plan)
 

@@ -15,15 +15,16 @@ import pytest
 
 from jobs.launchers.mpirun import build_launch, render_batch_script, render_command, warn_ignored
 from jobs.launchers.placement import Placement, plan_placement
-from jobs.launchers.plan import JobPaths, JobPlan, PlacementOptions
+from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch
 from jobs.worker.supervisor.nodes import PACK
 from provision.facts import HostFacts
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 from tests.golden import check_golden
-from tests.jobs.context import whole_cluster
+from tests.jobs.context import job_spec, whole_cluster
 from tests.jobs.launchers.topologies import machine
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -112,7 +113,7 @@ def test_the_script_carries_the_launch_through_the_shell() -> None:
 
 
 def test_only_a_job_that_may_run_again_is_requeued() -> None:
-    plan = replace(make_plan("gloo"), retries=2, retry_argv=("--resume",))
+    plan = replace(make_plan("gloo"), spec=job_spec(retries=2), retry_argv=("--resume",))
     command = build_launch(
         plan, place(machine(2), backend="gloo"), PATHS, whole_cluster().first(1), UPSTREAM
     )
@@ -261,7 +262,7 @@ def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
 
 def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
     placement, cluster = place(machine(2), backend="gloo"), whole_cluster().first(1)
-    plan = replace(make_plan("gloo"), bucket="s3://data/team")
+    plan = replace(make_plan("gloo"), spec=job_spec(bucket="s3://data/team"))
     launch = build_launch(plan, placement, PATHS, cluster, UPSTREAM)
     assert launch.bucket == f"s3://data/team/{PATHS.job_id}"
     assert parse_launch(launch.render().decode()).bucket == launch.bucket

@@ -6,7 +6,7 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.launchers.placement import NodeShape, Preload, place_on
-from jobs.launchers.plan import PlacementOptions
+from jobs.worker.spec import PlacementOptions
 
 
 def test_the_usable_cores_of_each_numa_node_are_shared_among_its_ranks() -> None:

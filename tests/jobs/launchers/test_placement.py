@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from infra.errors import HostError, UsageError
 from jobs.launchers.placement import Placement, plan_placement
-from jobs.launchers.plan import PlacementOptions
+from jobs.worker.spec import PlacementOptions
 from provision.facts import HostFacts
 from tests.jobs.launchers.topologies import from_rows, interleaved, machine
 

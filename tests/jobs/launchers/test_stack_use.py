@@ -7,8 +7,9 @@ import pytest
 from infra.errors import UsageError
 from jobs.launchers.mpirun import build_launch
 from jobs.launchers.placement import plan_placement
-from jobs.launchers.plan import JobPaths, JobPlan, PlacementOptions
+from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.train.request import require_able_stack
+from jobs.worker.spec import PlacementOptions
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack, environment_lookup
 from tests.jobs.context import whole_cluster

@@ -22,6 +22,7 @@ from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.launch import Launch
 from provision.host import Result, TextSink
 from tests.fakes import StandInHost, marked, run_here
+from tests.jobs.context import job_spec
 from tests.jobs.launchers import fake_slurm
 
 NODES = ("node0", "node1", "node2")
@@ -266,9 +267,9 @@ def submit(
         "ccl": False,
         "exports": {},
         "planned_nodes": nodes,
-        "least_nodes": least,
-        **more,
     }
+    values |= {name: more.pop(name) for name in values.keys() & more.keys()}
+    values["spec"] = job_spec(least_nodes=least, **more)
     SlurmLauncher(head).submit(Launch(**values), paths)
     return paths
 

@@ -19,10 +19,11 @@ import pytest
 
 from infra.errors import HostError, HostsError, JobError, NoAnswerError, UsageError
 from jobs.cli.run import add_parser, build_request
-from jobs.launchers.plan import JobFolder, JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobFolder, JobPaths, new_job_id
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord, read_job_id
 from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
+from jobs.worker.spec import PlacementOptions, Resources
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import (
@@ -30,6 +31,7 @@ from tests.jobs.context import (
     event,
     interrupt,
     job_context,
+    job_spec,
     make_hosts,
     mpirun_line,
     sent_variables,
@@ -64,7 +66,9 @@ def start(
 
 
 def program_request(results: Path, *command: str, **more: Any) -> ProgramRequest:
-    return replace(ProgramRequest(command or ("hostname",), ProgramFiles({}), results), **more)
+    names = {"nodes", "placement", "retries"} & more.keys()
+    spec = job_spec(program=command or ("hostname",), **{name: more.pop(name) for name in names})
+    return replace(ProgramRequest(spec, ProgramFiles({}), results), **more)
 
 
 def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
@@ -296,9 +300,9 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
         *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--ccl-workers=2"),
         *("--backend=ccl", "--", "python", "x.py", "--nodes", "9", "--", "-v"),
     )
-    assert asked.command == ("python", "x.py", "--nodes", "9", "--", "-v")
-    assert (asked.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
-    assert asked.placement == PlacementOptions("auto", 4, 2)
+    assert asked.spec.work.program == ("python", "x.py", "--nodes", "9", "--", "-v")
+    assert (asked.spec.resources.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
+    assert asked.spec.resources.placement == PlacementOptions("auto", 4, 2)
     assert list(asked.files.files) == ["x.py"]
     assert asked.results == RESULTS
     assert typed("hostname").command == ("hostname",)
@@ -345,7 +349,7 @@ def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(
     add_parser(parser.add_subparsers())
     argv = ["run", "--pty", "--folder=none", "--", "bash"]
     request = build_request(parser.parse_args(argv), RESULTS)
-    assert (request.nodes, request.placement.nproc_per_node) == (1, 1)
+    assert request.spec.resources == Resources(1, PlacementOptions(nproc_per_node=1))
 
 
 def test_a_terminal_needs_an_ssh_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
 from jobs.cli.shared.job_display import render_result
 from jobs.cli.train import add_parser, build_reference, build_request, follow_stack
-from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobPaths, new_job_id
 from jobs.reference.plan import (
     _FOR_A_MINUTE,
     PRESETS,
@@ -29,6 +29,7 @@ from jobs.reference.plan import (
     train_reference,
 )
 from jobs.train.request import TrainRequest
+from jobs.worker.spec import JobSpec, PlacementOptions, Resources
 from provision.stacks.load import load_stack, stack_names
 from provision.stacks.stack import Stack
 from tests.fakes import FakeHost
@@ -131,7 +132,7 @@ def test_a_smoke_run_is_a_minute_on_one_node(tmp_path: Path) -> None:
     assert planned.command[3:5] == ("60", "env")
     assert (planned.nodes, planned.backend) == (1, "gloo")
     # Its stack's OMP_NUM_THREADS=24 is for two processes on a node.
-    assert planned.placement == PlacementOptions("auto", 1)
+    assert planned.spec.resources.placement == PlacementOptions("auto", 1)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_results_are_converted_to_our_format(tmp_path: Path, script: Path) -> No
 def test_results_without_an_evaluation(tmp_path: Path, script: Path) -> None:
     trained = {key: value for key, value in ALL_RESULTS.items() if key.startswith("train")}
     hosts = script_hosts({"train_results.json": trained})
-    result = go(hosts, ReferenceRequest(BERT, tmp_path, nodes=1, script=script))
+    result = go(hosts, ReferenceRequest(BERT, tmp_path, JobSpec(resources=Resources(1)), script))
     assert (result["f1"], result["world_size"], result["dtype"]) == (None, 2, "fp32")
     assert "published recipe: not evaluated" in render_result(result, tmp_path)
 

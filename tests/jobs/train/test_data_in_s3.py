@@ -11,13 +11,13 @@ import pytest
 from infra.errors import UsageError
 from infra.files import parse_as
 from jobs.launchers.kubernetes.request import PodOptions
-from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.record import JobRecord
 from jobs.program.folder import choose_folders, read_urls
 from jobs.train.elsewhere import plan_for_script, plan_in_pods
-from jobs.train.request import TrainRequest, check_inputs, staged_data
+from jobs.train.request import TrainRequest, check_inputs, spec_of, staged_data
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import plan_training
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.tasks.squad.task import SquadOptions
 from jobs.worker.training.options import TextOptions
@@ -29,7 +29,7 @@ DATA, EVAL = "s3://my-data/set/reviews.csv.gz", "s3://my-data/dev"
 
 
 def plan_of(options: TextOptions) -> TrainRequest:
-    return TrainRequest(options, Path("results"))
+    return TrainRequest(spec_of(options), Path("results"))
 
 
 def test_nodes_stage_what_the_options_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_nodes_stage_what_the_options_name(tmp_path: Path, monkeypatch: pytest.M
     options = ClassifyOptions(data=DATA, eval=EVAL, model="scratch")
     check_inputs(options)
     plan = plan_training(plan_of(options), STACK)
-    assert plan.stage == ((DATA, "data/train.csv.gz"), (EVAL, "data/eval"))
+    assert plan.spec.storage.stage == ((DATA, "data/train.csv.gz"), (EVAL, "data/eval"))
     assert not [name for name in plan.files if name.startswith("data")]
     assert {"--data=data/train.csv.gz", "--eval=data/eval"} <= {*plan.argv}
     assert plan.env["HF_HUB_OFFLINE"] == "1"
@@ -91,11 +91,11 @@ def test_resumed_job_stages_its_data_again() -> None:
         argv=("python", "-m", plan.module, *plan.argv),
         nnodes=3,
         options=PlacementOptions("auto", 1, None),
-        more={"stage": plan.stage},
+        more={"stage": plan.spec.storage.stage},
     )
     read = parse_as(JobRecord, record.render(), "job.json")
     again = plan_again(read, ResumeRequest("classify", None), 3, PATHS.job_id)
-    assert again.stage == ((DATA, "data/train.csv.gz"),)
+    assert again.spec.storage.stage == ((DATA, "data/train.csv.gz"),)
 
 
 def test_programs_find_data_under_their_last_name(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from jobs.train.predict import (
     predict_on_nodes,
     read_context,
 )
+from jobs.worker.spec import JobSpec, Recovery, Resources
 from jobs.worker.tasks.predict_file import PredictOptions
 from provision.host import Result
 from provision.stacks.load import load_stack
@@ -265,7 +266,7 @@ def test_rows_are_checked_before_anything_starts(
 
 def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: Path) -> None:
     options = PredictOptions("", "s3://my-data/rows.csv.gz", "out.parquet", {"text": "review"})
-    request = PredictRequest(options, tmp_path, retries=1)
+    request = PredictRequest(options, tmp_path, spec=JobSpec(recovery=Recovery(1)))
     plan = plan_prediction(
         request, load_stack("upstream"), "/home/ubuntu/spr-jobs/a-1/output/model"
     )
@@ -300,7 +301,9 @@ def test_a_jobs_file_comes_home(
     )
     output = tmp_path / "new" / "out.csv"
     options = PredictOptions("", rows_in(tmp_path), str(output))
-    request = PredictRequest(options, tmp_path / "results", model, nodes=2)
+    request = PredictRequest(
+        options, tmp_path / "results", model, spec=JobSpec(resources=Resources(2))
+    )
     assert predict_on_nodes(job_context(hosts), request)["rows"] == 1
     assert output.read_text() == "answer\nDelft\n"
     assert not (tmp_path / "results/predictions.csv").exists()

@@ -14,7 +14,7 @@ import pytest
 from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location
 from jobs.launchers.launcher import JobSummary
-from jobs.launchers.plan import JobPaths, PlacementOptions
+from jobs.launchers.plan import JobPaths
 from jobs.launchers.record import JobRecord
 from jobs.train.resume import (
     ResumeRequest,
@@ -24,6 +24,7 @@ from jobs.train.resume import (
     resume,
 )
 from jobs.worker.runtime.process import PLANNED
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.tasks.squad.task import DEMO
 from jobs.worker.training.options import BASE_MODEL
 from tests.fakes import FakeHost
@@ -33,6 +34,7 @@ from tests.jobs.context import (
     SUBMITTED,
     event,
     job_context,
+    job_spec,
     listed,
     make_hosts,
     mpirun_line,
@@ -139,7 +141,16 @@ def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> 
     hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
     changes = {"learning_rate": 1e-5}
 
-    run(hosts, ResumeRequest("squad", PATHS.job_id, tmp_path, changes, nproc_per_node=1))
+    run(
+        hosts,
+        ResumeRequest(
+            "squad",
+            PATHS.job_id,
+            tmp_path,
+            changes,
+            spec=job_spec(placement=PlacementOptions(nproc_per_node=1)),
+        ),
+    )
 
     assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.new_script].decode()
 
@@ -194,7 +205,12 @@ def test_more_ranks_or_an_uneven_share_are_refused(
 ) -> None:
     hosts = hosts_with(replace(RECORD, nnodes=nnodes), listed(PATHS.job_id, "step-000001"))
     with pytest.raises(UsageError, match=message) as caught:
-        run(hosts, ResumeRequest("squad", None, nproc_per_node=ppn))
+        run(
+            hosts,
+            ResumeRequest(
+                "squad", None, spec=job_spec(placement=PlacementOptions(nproc_per_node=ppn))
+            ),
+        )
     assert caught.value.hint == hint
 
 
@@ -207,7 +223,12 @@ def test_fewer_ranks_share_the_samples_of_all(
 ) -> None:
     placement = replace(RECORD.placement, nproc_per_node=before)
     record = replace(RECORD, nnodes=nnodes, placement=placement)
-    plan = plan_again(record, ResumeRequest("squad", None, nproc_per_node=ppn), nodes, "squad-1")
+    plan = plan_again(
+        record,
+        ResumeRequest("squad", None, spec=job_spec(placement=PlacementOptions(nproc_per_node=ppn))),
+        nodes,
+        "squad-1",
+    )
     assert (plan.nodes, plan.planned_nodes) == (nodes, planned)
     assert plan.placement.nproc_per_node == (ppn or before)
 

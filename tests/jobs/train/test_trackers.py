@@ -12,7 +12,7 @@ from cluster.console.parser import Parser
 from infra.errors import UsageError
 from jobs.cli.train import add_parser, build_request, build_resume
 from jobs.launchers.plan import PackageList
-from jobs.train.request import TrainRequest
+from jobs.train.request import TrainRequest, spec_of
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.trackers import tracker_packages, tracker_variables
 from jobs.train.train import plan_training
@@ -95,7 +95,7 @@ def test_clients_are_installed_beside_the_stack() -> None:
 
     assert lines("auto") == lines("none") == []
     assert lines("mlflow,tensorboard") == ["mlflow-skinny", "tensorboard"]
-    request = TrainRequest(replace(DEMO, report_to="wandb"), Path("results"))
+    request = TrainRequest(spec_of(replace(DEMO, report_to="wandb")), Path("results"))
     plan = plan_training(request, load_stack("upstream"))
     assert plan.packages == tracker_packages("wandb")
     assert "--report-to=wandb" in plan.argv

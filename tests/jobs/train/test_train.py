@@ -14,10 +14,10 @@ import pytest
 from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
 from jobs.cli.train import add_parser, build_request
-from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.queue.session import DetachedError
-from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
+from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes, spec_of
 from jobs.train.train import plan_training, train
+from jobs.worker.spec import PlacementOptions, Recovery, Resources
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.options import BASE_MODEL
 from provision.stacks.load import load_stack
@@ -47,7 +47,9 @@ def run(
 ) -> Any:
     return train(
         job_context(hosts, events=events, log=log, verbose=True),
-        TrainRequest(DEMO, results, placement or PlacementOptions()),
+        TrainRequest(
+            spec_of(DEMO, resources=Resources(None, placement or PlacementOptions())), results
+        ),
     )
 
 
@@ -89,7 +91,7 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
 
 def test_variables_go_to_the_ranks_in_a_file_and_nowhere_else(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
-    request = TrainRequest(DEMO, tmp_path, env=("HF_TOKEN=hf_secret",))
+    request = TrainRequest(spec_of(DEMO), tmp_path, env=("HF_TOKEN=hf_secret",))
 
     train(job_context(hosts), request)
 
@@ -153,7 +155,7 @@ def test_ctrl_c_leaves_the_job_to_the_cluster(tmp_path: Path, closed: bool) -> N
 def test_a_detached_job_is_submitted_and_not_followed(tmp_path: Path) -> None:
     hosts = make_hosts([])
     with pytest.raises(DetachedError) as caught:
-        train(replace(job_context(hosts), detach=True), TrainRequest(DEMO, tmp_path))
+        train(replace(job_context(hosts), detach=True), TrainRequest(spec_of(DEMO), tmp_path))
     assert (caught.value.job, caught.value.flags) == (PATHS.job_id, "--name bert")
     assert "# submitting a job" in hosts["node0"].commands[-1]
     assert json.loads((tmp_path / "job/job.json").read_text())["state"] == ""
@@ -190,7 +192,7 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     assert (sent.backend, sent.ipex) == ("ccl", True)
     assert options_on_nodes(SquadOptions(backend="gloo"), load_stack("intel")).backend == "gloo"
     assert data_files(options)["model"] == model
-    request = TrainRequest(options, tmp_path / "out")
+    request = TrainRequest(spec_of(options), tmp_path / "out")
     assert plan_training(request, load_stack("intel")).env[BASE_MODEL] == str(model)
 
 
@@ -282,7 +284,7 @@ def test_training_can_use_some_nodes_whichever_are_free(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
     hosts["node0"].answers[:0] = [("cat .*/end.json", ended(nodes=["node2"]))]
 
-    train(job_context(hosts), TrainRequest(DEMO, tmp_path, nodes=1))
+    train(job_context(hosts), TrainRequest(spec_of(DEMO, resources=Resources(1)), tmp_path))
 
     script = hosts["node0"].files[PATHS.new_script].decode()
     assert "#SBATCH --nodes=1\n" in script
@@ -294,7 +296,7 @@ def test_training_can_use_some_nodes_whichever_are_free(tmp_path: Path) -> None:
 
 def test_a_second_attempt_of_a_training_job_resumes(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
-    train(job_context(hosts), TrainRequest(DEMO, tmp_path, retries=2))
+    train(job_context(hosts), TrainRequest(spec_of(DEMO, recovery=Recovery(2)), tmp_path))
     script = hosts["node0"].files[PATHS.new_script].decode()
     assert '"retries": 2' in script
     assert "#SBATCH --requeue\n" in script

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.launchers.plan import PlacementOptions
-from jobs.train.request import TrainRequest
+from jobs.train.request import TrainRequest, spec_of
 from jobs.train.train import apply_tuned
 from jobs.train.tuned import (
     FILE,
@@ -23,6 +22,7 @@ from jobs.train.tuned import (
     save_tuned,
     tuning_key,
 )
+from jobs.worker.spec import PlacementOptions, Resources
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
@@ -35,7 +35,9 @@ BOTH = frozenset({"placement", "batch_size"})
 
 def key(options: SquadOptions = DEMO, stack: str = "upstream", **more: Any) -> TuningKey:
     facts = more.pop("facts", [machine(32), machine(32)])
-    request = TrainRequest(options, Path("results"), PlacementOptions(**more))
+    request = TrainRequest(
+        spec_of(options, resources=Resources(None, PlacementOptions(**more))), Path("results")
+    )
     return tuning_key(load_stack(stack), request, facts)
 
 
@@ -110,7 +112,7 @@ def test_machines_are_described_whatever_their_order() -> None:
 
 
 def request(may_tune: frozenset[str]) -> TrainRequest:
-    return TrainRequest(DEMO, Path("results"), PlacementOptions(), may_tune)
+    return TrainRequest(spec_of(DEMO), Path("results"), may_tune)
 
 
 def test_train_uses_the_tuned_placement_and_logs_it() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infra.errors import UsageError
 from jobs.launchers.kubernetes.request import PodSize, place_pod
 from jobs.launchers.placement import NodeShape, Placement, Preload
-from jobs.launchers.plan import PlacementOptions
+from jobs.worker.spec import PlacementOptions
 from tests.jobs.launchers.kubernetes.rendering import KINDS, rendered
 from tests.jobs.launchers.kubernetes.test_manifests import pod_of
 

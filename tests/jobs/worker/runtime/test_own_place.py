@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from infra.errors import UsageError
 from jobs.launchers.kubernetes.request import place_pod
 from jobs.launchers.placement import NodeShape, Preload
-from jobs.launchers.plan import PlacementOptions
 from jobs.worker.runtime.cores import LocalCore, read_cores
 from jobs.worker.runtime.pinning import format_cpus, share_out
+from jobs.worker.spec import PlacementOptions
 
 CPUS = sorted(os.sched_getaffinity(0))
 _RANK = """

@@ -1,0 +1,103 @@
+"""A job as one value: any front end makes it, and every place and node gets it unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PLACEMENTS = ("auto", "reference")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job computes: a task with its options, or a program with its arguments.
+
+    ``options`` are all of the task's options, by name, with the paths of the machine that submits the job.
+    """
+
+    task: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    program: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """The user's choices about placement; ``None`` derives a value from the nodes.
+
+    ``mode`` is one of :data:`PLACEMENTS`.
+    """
+
+    mode: str = "auto"
+    nproc_per_node: int | None = None
+    ccl_workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The nodes and cores of a job."""
+
+    nodes: int | None = None
+    """How many nodes of the cluster to use; ``None`` uses all of them."""
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A job's data in S3."""
+
+    stage: tuple[tuple[str, str], ...] = ()
+    """Data that every node reads itself: URLs, and their places in the job's folder."""
+    bucket: str | None = ""
+    """The URL below which the job's folder is stored; ``None`` for the cluster's, "" for none."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How a job continues after a loss."""
+
+    retries: int = 0
+    """How often it may restart after losing a rank or a node."""
+    least_nodes: int = 0
+    """Minimum number of nodes to continue with after a loss; 0 for as many as before."""
+    resumed_job: str = ""
+    """The ID of the job to resume; its files are already on the head."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What ends a job, and what follows its end."""
+
+    until_done: bool = False
+    """Keeps the nodes after the cluster's deadline until it has ended."""
+    down_when_done: bool = False
+    """Powers the nodes off when it has ended and its folder is in the bucket."""
+    max_time_s: float = 0.0
+    """How long it may take from its first start, with its restarts; 0 for no limit."""
+    on_finish: str = ""
+    """A shell command to run on the head when it has ended."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job, as the user asked for it."""
+
+    work: Work = field(default_factory=Work)
+    resources: Resources = field(default_factory=Resources)
+    storage: Storage = field(default_factory=Storage)
+    recovery: Recovery = field(default_factory=Recovery)
+    ending: Ending = field(default_factory=Ending)
+
+
+def parse_spec(content: Mapping[str, Any]) -> JobSpec:
+    """Return the value of which ``dataclasses.asdict`` made the content, also by way of JSON."""
+    work = {**content["work"], "program": tuple(content["work"]["program"])}
+    stage = tuple((url, target) for url, target in content["storage"]["stage"])
+    resources = content["resources"]
+    return JobSpec(
+        Work(**work),
+        Resources(resources["nodes"], PlacementOptions(**resources["placement"])),
+        Storage(**{**content["storage"], "stage": stage}),
+        Recovery(**content["recovery"]),
+        Ending(**content["ending"]),
+    )

@@ -31,7 +31,7 @@ BuildParser = Callable[[str], Parser]
 _JOB_COMMANDS = ("run", "train", "tune", "scaling")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
-_NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume"})
+_NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume", "to", "apply"})
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)$")
 _LOCAL = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\$))")
@@ -141,6 +141,9 @@ def _place(words: Sequence[str], project: ProjectFile) -> Rendered:
     """Return the options that say which cluster it is, unless the user named another one."""
     table = {key: value for key, value in project.table("cluster").items() if key in _PLACE}
     found = _Options(options_of(ClusterRequest), project, ("cluster",)).render(table)
+    # Only a cluster has a name, a cloud, and a region.
+    if _typed("--to", words) not in (None, "cluster"):
+        return {}
     if _typed("--name", words) not in (None, table.get("name")):
         return {}
     if _typed("--cloud", words) not in (None, table.get("cloud", "aws")):

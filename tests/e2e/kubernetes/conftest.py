@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from jobs.launchers.kubernetes.api import KubernetesApi
+from jobs.launchers.kubernetes.resources import core_path
 from kubernetes.client import CoreV1Api
 
-from jobs.launchers.kubernetes.api import KubernetesApi
 from jobs.launchers.kubernetes.manifests import Manifest
-from jobs.launchers.kubernetes.resources import core_path
 from tests.e2e.kubernetes.control_plane import BINARIES, PROGRAMS, ControlPlane, running, wait_for
 from tests.e2e.kubernetes.operator import make_pods
 from tests.harness.command_line import CommandResult

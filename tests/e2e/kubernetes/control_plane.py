@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-
-from infra.wait import SystemClock, wait_until
 from jobs.launchers.kubernetes.api import KubernetesApi, connect
 from jobs.launchers.kubernetes.errors import KubernetesError
+
+from infra.wait import SystemClock, wait_until
 from jobs.launchers.kubernetes.manifests import Manifest
 from tests.jobs.worker.training.test_run import free_port
 

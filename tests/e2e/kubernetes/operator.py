@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
 
-from kubernetes.client import CustomObjectsApi
-
 from jobs.launchers.kubernetes.api import KubernetesApi
 from jobs.launchers.kubernetes.errors import KubernetesError
-from jobs.launchers.kubernetes.manifests import Manifest
 from jobs.launchers.kubernetes.resources import core_path
+from kubernetes.client import CustomObjectsApi
+
+from jobs.launchers.kubernetes.manifests import Manifest
 
 _LABEL = "training.kubeflow.org/job-name"
 _EVERY_S = 0.2

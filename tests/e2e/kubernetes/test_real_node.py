@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs.launchers.kubernetes.resources import core_path
 
 from jobs.__main__ import main
-from jobs.launchers.kubernetes.resources import core_path
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks.squad.task import DEMO
 from tests.e2e.kubernetes.conftest import MARKS, Space

@@ -159,7 +159,7 @@ def test_examples_fit_into_80_columns(command: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["train squad", "tune tag", "scaling squad", "render slurm squad", "k8s submit squad"],
+    ["train squad", "tune tag", "scaling squad", "render slurm squad"],
 )
 def test_options_for_experts_are_in_the_advanced_help(
     capsys: pytest.CaptureFixture[str], command: str

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.harness.command_line import CommandResult
 from tests.jobs.cli.test_main import run
-from tests.jobs.launchers.kubernetes.scenes import K8s
+
+K8s = Callable[..., CommandResult]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -11,10 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
+from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.cli.ssh import NOT_CONNECTED, run_client
+from cluster.console.options import argument, switch
 from cluster.console.output import say
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from infra.errors import SprError, UsageError
 
 _EXAMPLES = """\
@@ -45,34 +45,40 @@ def parse_place(text: str) -> Place:
     return Place(f"node{int(match[1])}", match[2]) if match else Place("", os.path.expanduser(text))  # noqa: PTH111
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class CopyRequest(ClusterRequest):
+    """The options of `cp`."""
+
+    recursive: bool = switch("copy folders", flags=("-r", "--recursive"))
+    source: str = argument("PATH, or NODE:PATH", metavar="SOURCE")
+    target: str = argument("the same; one of both is on a node", metavar="TARGET")
+    json: bool = False
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "cp",
-        "Copy files to a node or from it. A copy that was interrupted continues where it was; files that\n"
-        "are there already are skipped.",
+        "Copy files to a node or from it. An interrupted copy continues where it was.",
         _EXAMPLES,
         run=run,
+        options=CopyRequest,
     )
-    add_cluster_options(parser, json=False)
-    parser.add_argument("-r", "--recursive", action="store_true", help="copy folders")
-    parser.add_argument("source", metavar="SOURCE", help="PATH, or NODE:PATH")
-    parser.add_argument("target", metavar="TARGET", help="the same; one of both is on a node")
 
 
-def run(args: argparse.Namespace) -> int:
-    source, target = parse_place(args.source), parse_place(args.target)
+def run(request: CopyRequest) -> int:
+    source, target = parse_place(request.source), parse_place(request.target)
     if bool(source.node) == bool(target.node):
         raise UsageError(
             "exactly one of SOURCE and TARGET must be on a node",
             hint="such as: spr-cluster cp data.csv node0:",
         )
     if not source.node:
-        _require_source(Path(source.path), recursive=args.recursive)
-    ctx = open_cluster(args)
+        _require_source(Path(source.path), recursive=request.recursive)
+    ctx = open_cluster(request)
     ctx.find_cluster().node(source.node or target.node)
     ctx.require_key()
-    argv = build_argv(source, target, ctx.files.ssh_config, recursive=args.recursive)
+    argv = build_argv(source, target, ctx.files.ssh_config, recursive=request.recursive)
     code = run_client(argv)
     if code == NOT_CONNECTED and ctx.access.repair_rule():
         code = run_client(argv)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.cli.chosen_cluster import (
-    MADE_THERE,
-    NAME_HELP,
-    add_cloud_options,
+    ClusterRequest,
     choose_cluster,
     open_chosen_cloud,
     open_cluster,
 )
+from cluster.console.options import argument, option
 from cluster.console.output import emit, say, wrap
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from cluster.local_files import ClusterFiles, EventLog, nearest_cluster, remembered_cloud
 from cluster.slurm.job_queue import NoAnswer, ask_head
 from infra.aws.clients import connect
@@ -38,58 +37,62 @@ _HEAD_S = 3.0
 _READ = "cat ~/spr-jobs/.events.jsonl 2>/dev/null || true"
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class EventsRequest(ClusterRequest):
+    """The options of `events`."""
+
+    cluster: str | None = argument("instead of --name", None, metavar="NAME")
+    tail: int | None = option("only the last N events", parse=int, metavar="N")
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "events",
-        "Show what commands on this machine did to a cluster, and why: plans, purchases, replaced\n"
-        "nodes, abandoned zones, and errors. The log survives `down`. Machines that another computer\n"
-        "bought are listed from their tags, and what the nodes did by themselves if the head answers.\n"
-        "Times are in UTC.",
+        "Show what commands on this machine did to a cluster, and why; the log survives `down`. Also\n"
+        "lists machines that another computer bought, and what the nodes did by themselves if the head\n"
+        "answers. Times are in UTC.",
         _EXAMPLES,
         run=run,
+        options=EventsRequest,
     )
-    parser.add_argument("cluster", nargs="?", metavar="NAME", help=NAME_HELP)
-    parser.add_argument("--name", help="the cluster's name, as for other commands")
-    parser.add_argument("--tail", type=int, metavar="N", help="only the last N events")
-    add_cloud_options(parser, *MADE_THERE)
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.tail is not None and args.tail < 1:
-        raise UsageError(f"--tail {args.tail}: expected a whole number of at least 1")
-    name = args.cluster or choose_cluster(args)
+def run(request: EventsRequest) -> int:
+    if request.tail is not None and request.tail < 1:
+        raise UsageError(f"--tail {request.tail}: expected a whole number of at least 1")
+    name = request.cluster or choose_cluster(request)
+    request = replace(request, name=name)
     files = ClusterFiles.of(name)
     events: list[Mapping[str, Any]] = [*EventLog(files.events).read()]
-    args.name = name
-    if args.region or args.cloud or (remembered_cloud(name) or ("local",))[0] == "aws":
+    if request.region or request.cloud or (remembered_cloud(name) or ("local",))[0] == "aws":
         try:
-            events += _bought_elsewhere(args, events)
+            events += _bought_elsewhere(request, name, events)
         except SprError as error:
             say(f"machines that another computer bought are not listed: {error}")
     had_nodes = any(event["event"] == "bought" for event in events)
-    events += _on_nodes(args, files, had_nodes=had_nodes)
+    events += _on_nodes(request, files, had_nodes=had_nodes)
     events.sort(key=lambda event: str(event["time"]))
-    last = slice(-(args.tail or 0), None)
+    last = slice(-(request.tail or 0), None)
     none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
 
     def render() -> str:
         lines = [wrap(_line(event), indent=_INDENT) for event in _without_begun(events)[last]]
         return "\n".join(lines) or none
 
-    emit(args, render, {"cluster": name, "events": events[last]})
+    emit(request, render, {"cluster": name, "events": events[last]})
     return 0
 
 
 def _on_nodes(
-    args: argparse.Namespace, files: ClusterFiles, *, had_nodes: bool
+    request: ClusterRequest, files: ClusterFiles, *, had_nodes: bool
 ) -> list[Mapping[str, Any]]:
     """Return what the nodes did by themselves; nothing if there is no head, or if it does not answer."""
     if not files.key.exists():
         return []
     try:
-        ctx = open_cluster(args)
-        found = describe_inventory(ctx.clients.ec2, args.name)
+        ctx = open_cluster(request)
+        found = describe_inventory(ctx.clients.ec2, ctx.name)
         if had_nodes and found.record and not found.alive:
             return [_ended(ctx.now(), str(found.record.options.get("bucket") or ""))]
         read = ask_head(ctx, found, lambda head: head.run(_READ).stdout, _HEAD_S)
@@ -118,11 +121,12 @@ def _ended(now: datetime, bucket: str) -> Mapping[str, Any]:
 
 
 def _bought_elsewhere(
-    args: argparse.Namespace, events: Sequence[Mapping[str, Any]]
+    request: ClusterRequest, name: str, events: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Return events for the machines that the log does not mention, with the reason in their tags."""
     logged = {id_ for event in events for id_ in event.get("resources") or ()}
-    found = describe_inventory(connect(open_chosen_cloud(args)).ec2, args.name, ("instances",))
+    ec2 = connect(open_chosen_cloud(request, name)).ec2
+    found = describe_inventory(ec2, name, ("instances",))
     return [
         {
             "time": tags.render_time(instance.launch_time),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
-from cluster.cli.chosen_cluster import add_cloud_options, open_cloud
+from cluster.cli.chosen_cluster import CloudRequest, open_cloud
 from cluster.console.display import make_progress
+from cluster.console.options import option, switch
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from infra.aws.clients import connect
 from infra.errors import SprError, UsageError
 from infra.iam.dry_runs import judge
@@ -30,10 +31,9 @@ _EXAMPLES = """\
   aws iam create-policy --policy-name spr-cluster \\
       --policy-document file://policy.json
   spr-cluster iam-policy --instance-type r7iz.metal-16xl,c7i.xlarge
-  spr-cluster iam-policy --push-to s3://my-models/squad
-  spr-cluster iam-policy --bucket s3://my-results/team
   spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
 """
+_PREFIX = "s3://BUCKET/PREFIX"
 _LIMITS = {
     "simulation": "It cannot evaluate your organization's policies with conditions, nor the policies "
     "of keys and buckets.",
@@ -42,93 +42,78 @@ _LIMITS = {
 }
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class PolicyRequest(CloudRequest):
+    """The options of `iam-policy`."""
+
+    instance_type: str | None = option(
+        "types that can be bought: a,b,c (default: all types with AMX in the tool's table, and those that "
+        "bake images)",
+        metavar="TYPES",
+    )
+    kms_key: str | None = option(
+        "also allow this customer-managed key, if it is the account's default for EBS. For spot machines, "
+        "the role AWSServiceRoleForEC2Spot may also need a grant (aws kms create-grant)",
+        metavar="ARN",
+    )
+    push_to: str | None = option(
+        "also allow `train` and `fetch` to store models there", metavar=_PREFIX
+    )
+    second_guard: bool = switch("also allow what `up --second-guard` creates")
+    bucket: str | None = option(
+        "also allow what `up --bucket` creates, and reading the results there", metavar=_PREFIX
+    )
+    bucket_kms_key: str | None = option(
+        "also allow reading results that are encrypted with this key", metavar="ARN"
+    )
+    permissions_boundary: str | None = option(
+        "with --bucket or --second-guard: only roles with this permissions boundary can be created",
+        metavar="ARN",
+    )
+    instance_profile: str | None = option(
+        "also allow passing this role to EC2, for an `up --instance-profile` whose profile has it; with its "
+        "path: team/nodes",
+        metavar="ROLE",
+    )
+    part: int | None = option(
+        "print only this part, for options that exceed IAM's limit of 6,144 characters",
+        parse=int,
+        metavar="N",
+    )
+    check: bool = switch(
+        "print which of these permissions your AWS credentials are missing; the exit code is 1 if any are"
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "iam-policy",
         "Print the minimal IAM policy that this tool requires, as JSON. It allows buying only the types in\n"
         "--instance-type, and only machines and disks with this tool's tag. EC2 resources can be changed or\n"
-        "deleted only if they have that tag.",
+        "deleted only if they have that tag. --bucket and --second-guard permit creating roles with any\n"
+        "permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.",
         _EXAMPLES,
         run=run,
+        options=PolicyRequest,
     )
-    parser.add_argument(
-        "--instance-type",
-        metavar="TYPES",
-        help="types that can be bought, separated by commas (default: all types with AMX in the "
-        "tool's table, and those that bake images)",
-    )
-    parser.add_argument(
-        "--kms-key",
-        metavar="ARN",
-        help="also allow using this customer-managed key, if it is the account's default for EBS. For spot "
-        "machines, EC2's role AWSServiceRoleForEC2Spot may also need a grant on it (aws kms create-grant)",
-    )
-    parser.add_argument(
-        "--push-to",
-        metavar="s3://BUCKET/PREFIX",
-        help="also allow `train` and `fetch` to store models there",
-    )
-    parser.add_argument(
-        "--second-guard",
-        action="store_true",
-        help="also allow what `up --second-guard` creates. This permits creating roles with any permissions, "
-        "if their names begin with spr-cluster-; --permissions-boundary limits them",
-    )
-    parser.add_argument(
-        "--bucket",
-        metavar="s3://BUCKET/PREFIX",
-        help="also allow what `up --bucket` creates, and reading the results there. This permits creating "
-        "roles with any permissions, if their names begin with spr-cluster-; --permissions-boundary limits "
-        "them",
-    )
-    parser.add_argument(
-        "--bucket-kms-key",
-        metavar="ARN",
-        help="also allow reading results that are encrypted with this key, as for `up --bucket-kms-key`",
-    )
-    parser.add_argument(
-        "--permissions-boundary",
-        metavar="ARN",
-        help="with --bucket or --second-guard: only roles with this permissions boundary can be created",
-    )
-    parser.add_argument(
-        "--instance-profile",
-        metavar="ROLE",
-        help="also allow passing this role to EC2, for an `up --instance-profile` whose profile has it (aws "
-        "iam get-instance-profile shows the role; put its path before the name: team/nodes)",
-    )
-    parser.add_argument(
-        "--part",
-        type=int,
-        metavar="N",
-        help="print only this part. IAM limits a policy to 6,144 characters, so many options make several "
-        "parts: attach a policy for each",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="print which of the policy's permissions these AWS credentials are missing; creates nothing; "
-        "the exit code is 1 if any are missing",
-    )
-    add_cloud_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: PolicyRequest) -> int:
     policy = build_policy(
-        parse_s3_url(args.push_to) if args.push_to else None,
-        parse_types(args.instance_type),
-        parse_key(args.kms_key, "--kms-key"),
-        second_guard=args.second_guard,
-        bucket=_parse_bucket(args),
-        bucket_kms_key=parse_key(args.bucket_kms_key, "--bucket-kms-key"),
-        permissions_boundary=args.permissions_boundary,
-        instance_role=parse_role(args.instance_profile),
+        parse_s3_url(request.push_to) if request.push_to else None,
+        parse_types(request.instance_type),
+        parse_key(request.kms_key, "--kms-key"),
+        second_guard=request.second_guard,
+        bucket=_parse_bucket(request),
+        bucket_kms_key=parse_key(request.bucket_kms_key, "--bucket-kms-key"),
+        permissions_boundary=request.permissions_boundary,
+        instance_role=parse_role(request.instance_profile),
     )
-    if args.check:
-        _check(args, policy)
+    if request.check:
+        _check(request, policy)
     else:
-        print(render_policy(_choose_part(split_policy(policy), args.part)))
+        print(render_policy(_choose_part(split_policy(policy), request.part)))
     return 0
 
 
@@ -145,18 +130,19 @@ def _choose_part(parts: Sequence[dict[str, Any]], number: int | None) -> dict[st
     return parts[(number or 1) - 1]
 
 
-def _parse_bucket(args: argparse.Namespace) -> S3Location | None:
-    if args.permissions_boundary and not (args.bucket or args.second_guard):
+def _parse_bucket(request: PolicyRequest) -> S3Location | None:
+    if request.permissions_boundary and not (request.bucket or request.second_guard):
         raise UsageError(
             "--permissions-boundary: it is for the roles of --bucket and --second-guard"
         )
-    return parse_s3_url(check_prefixes((args.bucket,), "--bucket")[0]) if args.bucket else None
+    bucket = request.bucket
+    return parse_s3_url(check_prefixes((bucket,), "--bucket")[0]) if bucket else None
 
 
-def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:
+def _check(request: CloudRequest, policy: dict[str, Any]) -> None:
     """Print the caller's missing permissions. Raises :class:`SprError` if there are any."""
     progress = make_progress()
-    cloud = open_cloud(args.cloud or "aws", args.region, progress)
+    cloud = open_cloud(request.cloud or "aws", request.region, progress)
     clients = connect(cloud)
     caller = clients.caller.arn
     with progress.phase(f"Permissions of {caller} in {cloud.region}"):
@@ -167,7 +153,7 @@ def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:
         for state, found in by_state.items()
     }
     place = {"caller": caller, "region": cloud.region, "means": means}
-    emit(args, "\n".join(_render(means, by_state)), {**place, **shown})
+    emit(request, "\n".join(_render(means, by_state)), {**place, **shown})
     if missing := by_state["missing"]:
         raise SprError(
             f"{counted(len(missing), 'permission')} missing",

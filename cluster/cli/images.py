@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cluster.cli.chosen_cluster import add_cloud_options, open_place
+from cluster.cli.chosen_cluster import CloudRequest, open_place
 from cluster.console.display import format_seconds, format_table, make_progress
+from cluster.console.options import YES, argument, switch
 from cluster.console.output import confirm, emit
-from cluster.console.parser import SubParsers, add_command, add_yes_option
+from cluster.console.parser import Parser, add_command
 from cluster.lifecycle.images import OurImage, choose_images, delete_images, describe_our_images
 from cluster.local_files import utc_now
 from infra.aws.clients import connect
@@ -29,52 +30,57 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DeleteRequest(CloudRequest):
+    """The options of `images delete`."""
+
+    ids: tuple[str, ...] = argument("such as ami-0123456789abcdef0", (), takes="*", metavar="IMAGE")
+    unused: bool = switch("delete all images that no `up` would use")
+    yes: bool = switch("delete without asking", flags=YES)
+
+
+def add_parser(parent: Parser) -> None:
     parser = add_command(
-        subparsers,
+        parent,
         "images",
         "A cluster that starts from an image installs nothing. Every cluster with the same recipe uses\n"
         "a kept image, which costs only its snapshot: a few cents per GiB and month.",
         _EXAMPLES,
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    list_ = add_command(
-        actions,
+    parser.expect("ACTION", "actions")
+    add_command(
+        parser,
         "list",
         "Show every image that this tool made in a region, by any user, from its tags.",
-        "  spr-cluster images list\n  spr-cluster images list --region eu-west-1 --json\n",
+        "  spr-cluster images list --region eu-west-1 --json\n",
         "show all images that this tool made in a region",
         run_list,
+        CloudRequest,
     )
-    add_cloud_options(list_)
-    delete = add_command(
-        actions,
+    add_command(
+        parser,
         "delete",
-        "Delete images by their IDs, with their snapshots. An unused image has failed, was never\n"
-        "finished, or has a recipe that no current stack has. Stacks of your own are read from this\n"
-        "folder's spr-cluster.toml: the image of a stack defined only in another folder, or on a\n"
-        "colleague's laptop, counts as unused. The image of a cluster that has machines is kept.",
+        "Delete images and their snapshots. An unused image has failed, was never finished, or has a\n"
+        "recipe that no current stack has. Only this folder's spr-cluster.toml is read for your own\n"
+        "stacks, so images of stacks defined elsewhere count as unused. The image of a cluster that has\n"
+        "machines is kept.",
         "  spr-cluster images delete ami-0123456789abcdef0 --yes\n"
         "  spr-cluster images delete --unused --json\n",
         "delete images and their snapshots",
         run_delete,
+        DeleteRequest,
     )
-    delete.add_argument("ids", nargs="*", metavar="IMAGE", help="such as ami-0123456789abcdef0")
-    text = "delete all images that no `up` would use"
-    delete.add_argument("--unused", action="store_true", help=text)
-    add_cloud_options(delete)
-    add_yes_option(delete, "delete without asking")
 
 
-def _open(args: argparse.Namespace) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:
+def _open(request: CloudRequest) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:
     """Return the cloud, its EC2 client, and our images there."""
-    cloud = open_place(args.cloud or "aws", args.region, make_progress())
+    cloud = open_place(request.cloud or "aws", request.region, make_progress())
     ec2 = connect(cloud).ec2
     return cloud, ec2, describe_our_images(cloud, ec2)
 
 
-def run_list(args: argparse.Namespace) -> int:
-    cloud, _, images = _open(args)
+def run_list(request: CloudRequest) -> int:
+    cloud, _, images = _open(request)
     now = utc_now()
     where = f"--cloud {cloud.name} --region {cloud.region}"
     text = f"No images in {cloud.name} {cloud.region}. To make one: spr-cluster bake {where}"
@@ -83,7 +89,7 @@ def run_list(args: argparse.Namespace) -> int:
     if any(image.is_useless for image in images):
         command = f"spr-cluster images delete --unused {where}"
         text += f"\nTo delete images that no `up` would use: {command}"
-    emit(args, text, {"region": cloud.region, "images": [i.as_dict(now) for i in images]})
+    emit(request, text, {"region": cloud.region, "images": [i.as_dict(now) for i in images]})
     return 0
 
 
@@ -107,18 +113,18 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
     return format_table(rows)
 
 
-def run_delete(args: argparse.Namespace) -> int:
-    if bool(args.ids) == args.unused:
+def run_delete(request: DeleteRequest) -> int:
+    if bool(request.ids) == request.unused:
         raise UsageError("expected the IDs of images, or --unused")
-    cloud, ec2, found = _open(args)
+    cloud, ec2, found = _open(request)
     useless = [image for image in found if image.is_useless]
-    images = useless if args.unused else choose_images(found, args.ids)
-    if images and not args.json:
+    images = useless if request.unused else choose_images(found, request.ids)
+    if images and not request.json:
         print(_table(images, utc_now()), file=sys.stderr)
     if images:
-        confirm("Delete these images?", yes=args.yes or not cloud.billed)
+        confirm("Delete these images?", yes=request.yes or not cloud.billed)
     delete_images(ec2, images, make_progress())
     ids = [image.image.id for image in images]
     text = f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete."
-    emit(args, text, {"region": cloud.region, "deleted": ids})
+    emit(request, text, {"region": cloud.region, "deleted": ids})
     return 0

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cluster.cli.chosen_cluster import (
-    CONFIGURED_REGION,
-    add_cloud_options,
-    find_other_owner,
-    open_cloud,
-)
+from cluster.cli.chosen_cluster import CLOUD_NAMES, CloudRequest, find_other_owner, open_cloud
 from cluster.console.display import format_seconds, format_table, make_progress
+from cluster.console.options import YES, option, switch
 from cluster.console.output import confirm, emit, say
-from cluster.console.parser import SubParsers, add_command, add_yes_option
+from cluster.console.parser import Parser, add_command
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles, known_clusters, remembered_account, utc_now
@@ -39,42 +34,48 @@ _GC_EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    list_ = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class ListRequest(CloudRequest):
+    """The options of `list`."""
+
+    all_regions: bool = switch("every region that the account can use")
+    cloud: str | None = option(
+        "aws or local (default: aws, and where this machine made clusters)", choices=CLOUD_NAMES
+    )
+    region: str | None = option(
+        "AWS region (default: the configured one, and where this machine made clusters)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectRequest(ListRequest):
+    """The options of `gc`."""
+
+    all: bool = switch(
+        "also kept images, and new clusters without machines, even if `up` on another machine has just "
+        "begun to create them"
+    )
+    yes: bool = switch("remove without asking", flags=YES)
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "list",
         "Show every cluster that this machine made, on AWS and on the embedded cloud, and every cluster\n"
         "that any user of this tool made in the AWS account, from its tags.",
         _LIST_EXAMPLES,
         run=run_list,
+        options=ListRequest,
     )
-    _add_options(list_)
-    gc = add_command(
-        subparsers,
+    add_command(
+        parent,
         "gc",
         "Find expired clusters and leftovers of ended ones, and offer to remove them. A cluster that has\n"
         "machines and has not expired is never touched.",
         _GC_EXAMPLES,
         run=run_gc,
-    )
-    _add_options(gc)
-    gc.add_argument(
-        "--all",
-        action="store_true",
-        help="also kept images, and new clusters without machines, even if `up` on another machine has just "
-        "begun to create them",
-    )
-    add_yes_option(gc, "remove without asking")
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_cloud_options(
-        parser,
-        "aws, and every cloud in which this machine made a cluster",
-        f"{CONFIGURED_REGION}; and every region in which this machine made a cluster",
-    )
-    parser.add_argument(
-        "--all-regions", action="store_true", help="every region that the account can use"
+        options=CollectRequest,
     )
 
 
@@ -99,24 +100,24 @@ class _Search:
         return any(cloud.billed for cloud, _ in self.found)
 
 
-def _search(args: argparse.Namespace, *, must_search: bool = True) -> _Search:
+def _search(request: ListRequest, *, must_search: bool = True) -> _Search:
     """Search the chosen cloud; by default AWS and every cloud in which this machine made a cluster.
 
     A failing cloud is only noted if there is another. Raises the only cloud's error, unless it has no
     credentials, no option names it, and the search is optional (not ``must_search``).
     """
     clouds = {cloud for cloud, _ in known_clusters().values()} | {"aws"}
-    names = [args.cloud] if args.cloud else sorted(clouds)
+    names = [request.cloud] if request.cloud else sorted(clouds)
     places: dict[str, Sequence[str]] = {}
     callers: dict[str, Caller] = {}
     found: list[tuple[Cloud, Overview]] = []
     failures: list[SprError] = []
     for name in names:
         try:
-            cloud, callers[name], places[name], clusters = _search_cloud(name, args)
+            cloud, callers[name], places[name], clusters = _search_cloud(name, request)
         except Exception as error:
             reason = error if isinstance(error, SprError) else translate_boto_error(error)
-            optional = not (must_search or args.cloud) and isinstance(
+            optional = not (must_search or request.cloud) and isinstance(
                 reason, MissingCredentialsError
             )
             if reason is None or (len(names) == 1 and not optional):
@@ -133,14 +134,14 @@ def _search(args: argparse.Namespace, *, must_search: bool = True) -> _Search:
 
 
 def _search_cloud(
-    name: str, args: argparse.Namespace
+    name: str, request: ListRequest
 ) -> tuple[Cloud, Caller, Sequence[str], Sequence[Overview]]:
     progress = make_progress()
-    cloud, regions = _choose_regions(name, args, progress)
+    cloud, regions = _choose_regions(name, request, progress)
     clients = connect(cloud)
     # A role with MFA asks for its code here, before the progress display.
     caller = clients.caller
-    if args.all_regions:
+    if request.all_regions:
         regions = describe_regions(clients)
     with progress.phase(f"Search {name} {', '.join(regions)}"):
         clusters, closed = list_clusters(cloud, regions)
@@ -151,17 +152,17 @@ def _search_cloud(
 
 
 def _choose_regions(
-    name: str, args: argparse.Namespace, progress: Progress
+    name: str, request: ListRequest, progress: Progress
 ) -> tuple[Cloud, Sequence[str]]:
     """Return a cloud and the regions to search: the configured one and those of known clusters."""
-    if args.region:
-        return open_cloud(name, args.region, progress), (args.region,)
+    if request.region:
+        return open_cloud(name, request.region, progress), (request.region,)
     there = tuple(dict.fromkeys(region for _, region in known_clusters(name).values()))
     try:
         cloud = open_cloud(name, None, progress)
     except NoRegionError as error:
         # Any region can list all of them.
-        first = DEFAULT_REGION if args.all_regions else next(iter(there), None)
+        first = DEFAULT_REGION if request.all_regions else next(iter(there), None)
         if first is None:
             error.hint = f"--all-regions searches all of them, {error.hint}"
             raise
@@ -183,13 +184,13 @@ def _note_failure(cloud: str, reason: SprError) -> None:
     say(f"{cloud} was not searched: {reason.message}{known}")
 
 
-def run_list(args: argparse.Namespace) -> int:
-    search = _search(args, must_search=False)
+def run_list(request: ListRequest) -> int:
+    search = _search(request, must_search=False)
     now = utc_now()
     rows = [{**each.as_dict(now), "cloud": cloud.name} for cloud, each in search.found]
     accounts = {cloud: caller.account for cloud, caller in search.callers.items()}
-    text = _render(search, now, all_regions=args.all_regions)
-    emit(args, text, {"cloud": search.cloud, "accounts": accounts, "clusters": rows})
+    text = _render(search, now, all_regions=request.all_regions)
+    emit(request, text, {"cloud": search.cloud, "accounts": accounts, "clusters": rows})
     if search.failure:
         raise search.failure
     return 0
@@ -256,31 +257,33 @@ def _total(clusters: Sequence[Overview], now: datetime) -> str:
     return text if len(costs) == len(clusters) else f"{text} Some prices are unknown."
 
 
-def run_gc(args: argparse.Namespace) -> int:
-    search = _search(args)
+def run_gc(request: CollectRequest) -> int:
+    search = _search(request)
     now = utc_now()
     wanted = [
-        (cloud, each) for cloud, each in search.found if _is_wanted(each, now, unfinished=args.all)
+        (cloud, each)
+        for cloud, each in search.found
+        if _is_wanted(each, now, unfinished=request.all)
     ]
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
         whose = f", made by {owner}" if owner else ""
         say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {cluster.found}")
-    others = [(c, each) for c, each in wanted if args.yes and _other_owner(search, c, each)]
+    others = [(c, each) for c, each in wanted if request.yes and _other_owner(search, c, each)]
     wanted = [each for each in wanted if each not in others]
     if any(cloud.billed or _other_owner(search, cloud, each) for cloud, each in wanted):
-        confirm("Remove all of these?", yes=args.yes)
-    failed = _remove_all(search, wanted, unfinished=args.all)
+        confirm("Remove all of these?", yes=request.yes)
+    failed = _remove_all(search, wanted, unfinished=request.all)
     left = [cluster for cluster, _ in failed]
     names = [cluster.name for _, cluster in wanted if cluster not in left]
     text = f"Removed: {', '.join(names)}." if names else "" if wanted else "No forgotten clusters."
-    emit(args, text, {"cloud": search.cloud, "removed": names})
+    emit(request, text, {"cloud": search.cloud, "removed": names})
     done = [*wanted, *others]
     rest = [c for cloud, c in search.found if (cloud, c) not in done and not c.found.alive]
     for cloud, each in others:
         command = f"spr-cluster down --yes --name {each.name} --cloud {cloud.name}"
         say(f"Not removed, because somebody else made it: {command} --region {each.region}")
-    if rest and not args.json:
+    if rest and not request.json:
         why = {"kept image": "a kept image"}
         new = "new: `up` may still be buying its nodes"
         kept = [f"{c.name} ({why.get(c.state(now), new)})" for c in rest]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cluster.console.display import make_progress
+from cluster.console.options import JsonRequest, argument, option, switch
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command, add_json_option
+from cluster.console.parser import Parser, add_command
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.aws.clients import connect
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
@@ -25,11 +25,10 @@ _EXAMPLES = """\
   spr-cluster local faults bad-day.toml  # make it slow, full, unreliable
 """
 _FAULTS_EXAMPLES = """\
-  spr-cluster local faults               # show the active faults
   spr-cluster local faults bad-day.toml  # works while a command runs
   spr-cluster local faults --clear       # no faults
 
-a file (every part is optional; docs/embedded-cloud.md describes them all):
+a file (every part is optional; docs/embedded-cloud.md):
   profile = "metal"                      # boot 20 s, image 60 s, end 5 s
   visibility_s = 2                       # new resources stay hidden that long
   [[capacity]]                           # a full zone
@@ -44,101 +43,112 @@ a file (every part is optional; docs/embedded-cloud.md describes them all):
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ResetRequest(JsonRequest):
+    """The options of `local reset`."""
+
+    keep_base: bool = switch("keep the base image, which takes a minute or two to build")
+    base: str = option(
+        f"base image of the next embedded cloud: Ubuntu 24.04, or Debian 13 (default: {DEFAULT_BASE})",
+        DEFAULT_BASE,
+        choices=tuple(BASES),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketRequest(JsonRequest):
+    """The options of `local bucket`."""
+
+    name: str = argument("the bucket's name", metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultsRequest(JsonRequest):
+    """The options of `local faults`."""
+
+    file: str | None = argument("activate this TOML file", None, metavar="FILE", excludes="choice")
+    clear: bool = switch("deactivate all faults", excludes="choice")
+
+
+def add_parser(parent: Parser) -> None:
     parser = add_command(
-        subparsers,
+        parent,
         "local",
         "Manage the embedded cloud: EC2's API on this machine, with containers as instances. "
         "Any command with `--cloud local` starts it.",
         _EXAMPLES,
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    status = add_command(
-        actions,
+    parser.expect("ACTION", "actions")
+    add_command(
+        parser,
         "status",
-        "Show the server and everything in the embedded cloud: networks, instances, and images.",
+        "Show the server and everything in the embedded cloud.",
         "  spr-cluster local status --json\n",
         "show the server, networks, instances, and images",
         run_status,
+        JsonRequest,
     )
-    add_json_option(status, "the status")
-    stop = add_command(
-        actions,
+    add_command(
+        parser,
         "stop",
         "Stop the server and the instances. The next command with `--cloud local` restarts them with "
         "the same disks and addresses.",
         "  spr-cluster local stop\n",
         "stop the server and the instances; keep their state",
         run_stop,
+        JsonRequest,
     )
-    add_json_option(stop, "the new status")
-    reset = add_command(
-        actions,
+    add_command(
+        parser,
         "reset",
         "Remove the embedded cloud with all its instances and images, in any state.",
-        "  spr-cluster local reset\n  spr-cluster local reset --base debian13\n",
+        "  spr-cluster local reset --base debian13\n",
         "remove the embedded cloud",
         run_reset,
+        ResetRequest,
     )
-    reset.add_argument(
-        "--keep-base",
-        action="store_true",
-        help="keep the base image, which takes a minute or two to build",
-    )
-    reset.add_argument(
-        "--base",
-        choices=BASES,
-        default=DEFAULT_BASE,
-        help="base image of the next embedded cloud: Ubuntu 24.04, or this machine's distribution where no "
-        "registry offers it; or Debian 13 (default: %(default)s)",
-    )
-    add_json_option(reset, "the new status")
-    bucket = add_command(
-        actions,
+    add_command(
+        parser,
         "bucket",
         "Create an S3 bucket in the embedded cloud, for `up --bucket`, and show how to use it.",
         "  spr-cluster local bucket my-results\n",
         "create an S3 bucket",
         run_bucket,
+        BucketRequest,
     )
-    bucket.add_argument("name", metavar="NAME", help="the bucket's name")
-    add_json_option(bucket, "the bucket's URL, its endpoint, and the credentials")
-    faults = add_command(
-        actions,
+    add_command(
+        parser,
         "faults",
-        "Show or set the faults of the embedded cloud: what is slow, full, or unreliable. "
-        "An invalid file changes nothing.",
+        "Show or set what is slow, full, or unreliable in the embedded cloud. An invalid file changes\n"
+        "nothing.",
         _FAULTS_EXAMPLES,
         "make it slow, full, or unreliable, as AWS can be",
         run_faults,
+        FaultsRequest,
     )
-    choice = faults.add_mutually_exclusive_group()
-    choice.add_argument("file", nargs="?", metavar="FILE", help="activate this TOML file")
-    choice.add_argument("--clear", action="store_true", help="deactivate all faults")
-    add_json_option(faults, "the active faults")
 
 
-def run_status(args: argparse.Namespace) -> int:
+def run_status(request: JsonRequest) -> int:
     found = status()
-    emit(args, "\n".join(_render(found)), asdict(found))
+    emit(request, "\n".join(_render(found)), asdict(found))
     return 0
 
 
-def run_stop(args: argparse.Namespace) -> int:
+def run_stop(request: JsonRequest) -> int:
     stop()
-    return run_status(args)
+    return run_status(request)
 
 
-def run_reset(args: argparse.Namespace) -> int:
+def run_reset(request: ResetRequest) -> int:
     folder = status().folder
-    reset(keep_base=args.keep_base, base=args.base)
+    reset(keep_base=request.keep_base, base=request.base)
     for name in cluster_names(folder):
         ClusterFiles.of(name).remove()
-    return run_status(args)
+    return run_status(request)
 
 
-def run_bucket(args: argparse.Namespace) -> int:
-    place = parse_s3_url(f"s3://{args.name}", "local bucket")
+def run_bucket(request: BucketRequest) -> int:
+    place = parse_s3_url(f"s3://{request.name}", "local bucket")
     cloud = open_local_cloud("us-east-1", make_progress())
     s3 = connect(cloud).s3
     with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):
@@ -148,20 +158,20 @@ def run_bucket(args: argparse.Namespace) -> int:
     given |= {"AWS_ENDPOINT_URL_S3": str(cloud.endpoint_url), "AWS_REGION": "us-east-1"}
     lines = [str(place), "To use it with boto3 or the AWS CLI:"]
     lines += [f"  export {name}={value}" for name, value in given.items()]
-    emit(args, "\n".join(lines), {"url": str(place), **given})
+    emit(request, "\n".join(lines), {"url": str(place), **given})
     return 0
 
 
-def run_faults(args: argparse.Namespace) -> int:
-    if args.clear:
+def run_faults(request: FaultsRequest) -> int:
+    if request.clear:
         clear_faults()
-    elif args.file:
-        put_faults(Path(args.file))
+    elif request.file:
+        put_faults(Path(request.file))
     shown = show_faults()
     text = "No faults: everything works immediately."
     if shown.file:
         text = f"# active: {shown.file}\n{shown.text.rstrip()}"
-    emit(args, text, asdict(shown))
+    emit(request, text, asdict(shown))
     return 0
 
 

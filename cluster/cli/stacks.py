@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.console.display import make_progress
+from cluster.console.options import JsonRequest, argument, option, switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import SubParsers, add_command, add_json_option
+from cluster.console.parser import Parser, add_command
 from infra.errors import SprError, UsageError
 from infra.project_file import find_project_file
 from infra.words import counted
@@ -31,71 +32,55 @@ your own stacks, in spr-cluster.toml in the working folder or above:
   python_packages = ["datasets==4.1.0"]   replaces that package, or adds it
 """
 _CHECK_EXAMPLES = """\
-  spr-cluster stacks check
   spr-cluster stacks check intel reference --json
-  spr-cluster stacks check upstream --timeout 60
   spr-cluster stacks check intel --lock --isolated
   rm spr-cluster.locks/intel.txt     remove the lock: nodes resolve again
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest(JsonRequest):
+    """The options of `stacks check`."""
+
+    names: tuple[str, ...] = argument("stacks (default: all)", (), takes="*", metavar="STACK")
+    lock: bool = switch("pin every package, with hashes, for all later nodes")
+    timeout: float = option(
+        "limit for each stack (default: 600)", 600.0, parse=float, metavar="SECONDS"
+    )
+    isolated: bool = switch("ignore this machine's pip configuration, as machines on AWS have none")
+
+
+def add_parser(parent: Parser) -> None:
     parser = add_command(
-        subparsers,
+        parent,
         "stacks",
         "List the shipped stacks and your own: their packages, training flags, and support state.\n"
         "Like `up`, it rejects versions that don't match.",
         _EXAMPLES,
         run=run,
+        options=JsonRequest,
     )
-    add_json_option(parser)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    check = add_command(
-        actions,
+    parser.expect("ACTION", "actions", required=False)
+    add_command(
+        parser,
         "check",
-        "Query every index that a stack names, from this machine, and resolve its Python packages\n"
-        "together for the nodes' Python and Ubuntu, without installing them. Ubuntu's own packages are\n"
-        "not checked. The exit code is 1 if there are problems. --lock writes every package with its\n"
-        "exact version and SHA-256 to spr-cluster.locks/STACK.txt beside spr-cluster.toml. Nodes and\n"
-        "images made from this folder then install exactly these packages and reject any other file.\n"
+        "Query every index that a stack names, from this machine, and resolve its Python packages for\n"
+        "the nodes, without installing them. The exit code is 1 if there are problems. --lock writes\n"
+        "every package with its exact version and SHA-256 to spr-cluster.locks/STACK.txt beside\n"
+        "spr-cluster.toml. Nodes and images made from this folder then install exactly these packages.\n"
         "When the stack changes, its lock is rejected until you write it again.",
         _CHECK_EXAMPLES,
         "check that all packages are available, and lock them; installs nothing",
         run_check,
-    )
-    text = "pin every package, with hashes, for all later nodes"
-    check.add_argument("--lock", action="store_true", help=text)
-    _add_resolver_options(check)
-
-
-def _add_resolver_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="STACK", help="stacks (default: all)")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="limit for each stack (default: 600)",
-    )
-    parser.add_argument(
-        "--isolated",
-        action="store_true",
-        help="ignore this machine's pip configuration, as machines on AWS have none",
-    )
-    # SUPPRESS: otherwise its default would override a --json before `check`.
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="print the result as JSON on stdout",
+        CheckRequest,
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: JsonRequest) -> int:
     stacks = [load_stack(name, locked=False) for name in stack_names()]
     end = "To check that everything is available: spr-cluster stacks check"
     text = "\n\n".join([*map(render, stacks), end])
-    emit(args, text, [describe(stack) for stack in stacks])
+    emit(request, text, [describe(stack) for stack in stacks])
     return 0
 
 
@@ -159,27 +144,27 @@ def render(stack: Stack) -> str:
     return "\n".join([*lines, *(wrap(f"  {key:<10}{text}", 12) for key, text in shown)])
 
 
-def run_check(args: argparse.Namespace) -> int:
-    if not (0 < args.timeout < math.inf):
-        raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
-    names = dict.fromkeys(args.names or stack_names())
+def run_check(request: CheckRequest) -> int:
+    if not (0 < request.timeout < math.inf):
+        raise UsageError(f"--timeout {request.timeout:g}: expected seconds, more than 0")
+    names = dict.fromkeys(request.names or stack_names())
     stacks = [load_stack(name, locked=False) for name in names]
-    resolver = find_resolver(isolated=args.isolated)
+    resolver = find_resolver(isolated=request.isolated)
     progress = make_progress()
     done: list[tuple[SourcesReport, Path | None]] = []
     for stack in stacks:
-        with progress.phase(f"{'Lock' if args.lock else 'Check'} stack {stack.name}"):
+        with progress.phase(f"{'Lock' if request.lock else 'Check'} stack {stack.name}"):
             report = check_sources(
-                stack, resolver, progress, limit_s=args.timeout, hashes=args.lock
+                stack, resolver, progress, limit_s=request.timeout, hashes=request.lock
             )
-            has_lock = args.lock and not report.problems
+            has_lock = request.lock and not report.problems
             done.append((report, _write_lock(stack, report) if has_lock else None))
     rows = [
-        report.as_dict() | ({"lock": str(path) if path else None} if args.lock else {})
+        report.as_dict() | ({"lock": str(path) if path else None} if request.lock else {})
         for report, path in done
     ]
     lines = [render_report(report, path) for report, path in done]
-    emit(args, "\n".join([*lines, *render_configuration(resolver)]), rows)
+    emit(request, "\n".join([*lines, *render_configuration(resolver)]), rows)
     wrong = [report.stack for report, _ in done if report.problems]
     if wrong:
         raise SprError(

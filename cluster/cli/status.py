@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
+from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import format_seconds, format_table
 from cluster.console.output import ask, emit, wrap
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from cluster.context import Context
 from cluster.lifecycle.host_identity import verified_by
 from cluster.local_files import nearest_cluster, utc_now
@@ -31,16 +30,16 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "status",
         "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head\n"
         "answers within seconds, also show how busy the queue is.",
         _EXAMPLES,
         run=run,
+        options=ClusterRequest,
     )
-    add_cluster_options(parser)
 
 
 @dataclass(frozen=True)
@@ -60,15 +59,15 @@ class _View:
     queue: QueueSummary | NoAnswer
 
 
-def run(args: argparse.Namespace) -> int:
-    ctx = open_cluster(args)
+def run(request: ClusterRequest) -> int:
+    ctx = open_cluster(request)
     cloud, ec2 = ctx.cloud, ctx.clients.ec2
-    found = describe_inventory(ec2, args.name)
+    found = describe_inventory(ec2, ctx.name)
     now = utc_now()  # after EC2's answer, which corrects this machine's clock
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
     view = _View(
         ctx,
-        Overview(args.name, cloud.region, found, cloud.billed, prices),
+        Overview(ctx.name, cloud.region, found, cloud.billed, prices),
         now,
         rank_nodes(found.instances),
         describe_spot_notices(ec2, found.alive),
@@ -77,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
         # Only a machine with the key can log in to the head.
         ask_head(ctx, found, summarize_queue, _QUEUE_S) if ctx.files.key.exists() else NoAnswer(),
     )
-    emit(args, "\n".join(_render(view)), _as_dict(view))
+    emit(request, "\n".join(_render(view)), _as_dict(view))
     has_address = any(node.public_ip for node in view.nodes)
-    if has_address and ctx.files.key.exists() and not args.json:
+    if has_address and ctx.files.key.exists() and not request.json:
         _follow_address(ctx)
     return 0
 

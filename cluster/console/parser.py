@@ -119,12 +119,12 @@ class Parser(argparse.ArgumentParser):
         words += ["COMMAND"] if self.children else []
         return f"usage: {' '.join([self.prog, *words])}\n"
 
-    def parse(self, words: Sequence[str], **more: Any) -> tuple[Parser, Any]:
+    def parse(self, line: Sequence[str], **more: Any) -> tuple[Parser, Any]:
         """Parse a command line; return the command's parser and its request, which also gets ``more``.
 
         Raises :class:`UsageError`.
         """
-        parsed = vars(self.parse_args(words))
+        parsed = vars(self.parse_args(line))
         leaf: Parser = parsed.pop("leaf")
         for each in leaf.options:
             # It is usually an unset shell variable, and must not mean the default.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from jobs.worker.spec import PLACEMENTS, PlacementOptions
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +25,7 @@ from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
 from jobs.train.trackers import find_hub_token
+from jobs.worker.spec import PLACEMENTS, PlacementOptions
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, defined_options, flag
 

@@ -7,14 +7,13 @@ import difflib
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import fields, replace
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
+from typing import Any, NamedTuple, NoReturn
 
-from cluster.console.options import REST, Option, Request, as_type, opposite, options_of
+from cluster.console.options import REST, Option, as_type, opposite, options_of
 from infra.errors import UsageError
 
-R = TypeVar("R", bound=Request)
 _HELP_AT = 24
 """The column at which the texts of options begin."""
 
@@ -222,14 +221,3 @@ class _Bound(NamedTuple):
 
 def _as_value(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def parse_more(request: R, words: Sequence[str]) -> R:
-    """Return the request with the options in ``words``, which follow an argument of its command."""
-    parser = Parser(f"spr-cluster {request.verb}", add_help=False)
-    parser.add(each for each in options_of(type(request)) if each.flags or each.takes == REST)
-    more = {name: _as_value(value) for name, value in vars(parser.parse_args(words)).items()}
-    for name, value in more.items():
-        if isinstance(value, tuple):
-            more[name] = (*getattr(request, name), *value)
-    return replace(request, **more)

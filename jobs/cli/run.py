@@ -233,7 +233,8 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
 def _build_spec(request: RunCommand, stage: tuple[tuple[str, str], ...]) -> JobSpec:
     placement, nodes = request.placement_options, request.nodes
     if request.pty:
-        placement, nodes = replace(placement, nproc_per_node=1), 1  # the default depends on the nodes
+        # The default depends on the nodes.
+        placement, nodes = replace(placement, nproc_per_node=1), 1
     spec = request.spec(Work(program=request.program), Resources(nodes, placement))
     return replace(spec, storage=replace(spec.storage, stage=stage))
 

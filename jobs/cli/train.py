@@ -188,7 +188,9 @@ def add_parser(parent: Parser) -> None:
     parser.expect("JOB", "jobs")
     for task, each in TASKS.items():
         is_squad = task == "squad"
-        about = f"Train a model with PyTorch DDP on all nodes: {each.help}. Evaluate it, and fetch\n"
+        about = (
+            f"Train a model with PyTorch DDP on all nodes: {each.help}. Evaluate it, and fetch\n"
+        )
         about = _SQUAD if is_squad else about + "the model and results."
         examples = _SQUAD_EXAMPLES if is_squad else _TASK_EXAMPLES.replace("{task}", task)
         if not hasattr(each.Options, "data"):

@@ -13,7 +13,7 @@ from infra.errors import SprError, UsageError
 from infra.words import counted
 from jobs.cli.places.folder import check_output_folder, write_files
 from jobs.cli.places.options import ANY, KUBERNETES, PlaceRequest
-from jobs.launchers.kubernetes.manifests import AMX_LABEL, Rendered, render
+from jobs.launchers.kubernetes.manifests import AMX_LABEL, Rendered
 from jobs.launchers.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
 from jobs.worker.training.options import flag
 

@@ -173,7 +173,6 @@ class QueueRequest(EndRequest):
         section="queue",
     )
 
-
     def spec(
         self,
         work: Work,

@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
 FOLDERS = ("infra", "provision", "cluster", "jobs")
 PARSERS = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
-OPTIONS = {o for parser in PARSERS.values() for a in parser._actions for o in a.option_strings}
+OPTIONS = {o for parser in PARSERS.values() for a in parser.options for o in a.flags} | {
+    "--help",
+    "--advanced",
+}
 OTHER_PROGRAMS = [
     path.read_text()
     for folder in ("benchmarks", "tests")
@@ -166,7 +169,7 @@ def unknown_in(command: str) -> Iterator[str]:
         yield f"spr-cluster {words[0]}"
     if not ours and parser is None and words and not words[0].startswith("-"):
         return  # another program's, or no command at all
-    known = {o for a in parser._actions for o in a.option_strings} if parser else OPTIONS
+    known = {o for a in parser.options for o in a.flags} | {"--help"} if parser else OPTIONS
     given = [match[0] for word in words if (match := re.match(r"--[a-z][\w-]*", word))]
     yield from (word for word in given if word not in known and "_" not in word)
 

@@ -33,7 +33,9 @@ def options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [
         (action.option_strings or [action.dest])[-1]
         for action in parser._actions
-        if action.help != argparse.SUPPRESS and action.dest != "help" and action.nargs != "A..."
+        if action.help != argparse.SUPPRESS
+        and action.dest != "help"
+        and action.nargs != argparse.PARSER
     ]
 
 

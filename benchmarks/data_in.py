@@ -1,20 +1,16 @@
-"""Data from S3 to four nodes: seconds and bytes per node, what a cut costs, and a changed object.
+"""Data from S3 to four nodes: seconds and bytes per node, and a changed object.
 
 Without ``--name``, four processes with a home folder each stand for the nodes, and moto's server for S3. With
 it, `run --data` on a cluster does the same; ``--url`` is a new object in a bucket that the nodes and this
-machine can use (AWS_ENDPOINT_URL_S3 names another S3 than Amazon's). ``--ways`` compares part sizes, boto3's
-own transfer, and AWS's C runtime on one node.
+machine can use (AWS_ENDPOINT_URL_S3 names another S3 than Amazon's).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import re
-import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +24,6 @@ import boto3
 from boto3.s3.transfer import TransferConfig
 
 from benchmarks.common import ROOT, finish
-from tests.jobs.worker.storage.conftest import Proxy
 
 _URL = "s3://data/set/train.bin"
 _ARRIVED = re.compile(r"(\w+): s3://\S+: ([\d,.]+) MB in ([\d.]+) s")
@@ -60,21 +55,6 @@ FakeKey.value = FakeKey.value.getter(
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
-_WAYS = """import sys, time
-from pathlib import Path
-from jobs.worker.storage import download, stage
-from jobs.worker.storage.client import connect
-from boto3.s3.transfer import TransferConfig
-way, part, at_once, home = sys.argv[1], int(sys.argv[2]) << 20, int(sys.argv[3]), Path(sys.argv[4])
-began = time.monotonic()
-if way == "ours":
-    download.PART, download.AT_ONCE = part, at_once
-    stage.stage(connect(), "%s", home / "x", "", stage.Progress("a", ""), home)
-else:
-    config = TransferConfig(multipart_chunksize=part, max_concurrency=at_once, preferred_transfer_client=way)
-    connect().download_file("data", "set/train.bin", str(home / "x"), Config=config)
-print(time.monotonic() - began)
-"""
 
 
 def main() -> None:
@@ -84,7 +64,6 @@ def main() -> None:
     parser.add_argument("--url", default=_URL)
     parser.add_argument("--mb", type=int, default=2000)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--ways", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="spr-data-") as root:
         if args.name:
@@ -92,8 +71,6 @@ def main() -> None:
         with serving(Path(root)) as url:
             os.environ["AWS_ENDPOINT_URL_S3"] = url
             boto3.client("s3").create_bucket(Bucket="data")
-            if args.ways:
-                compare_ways(Path(root), args.mb)
             measure(OnThisMachine(args, Path(root)), args)
 
 
@@ -155,23 +132,6 @@ class OnThisMachine:
         self.job += 1
         return "".join(process.communicate()[0] for process in self.start(self.names))
 
-    def cut(self, size: int) -> tuple[float, str]:
-        """Cut connections, and kill the process midway; return the share that was sent twice, and the log."""
-        port = int(os.environ["AWS_ENDPOINT_URL_S3"].rpartition(":")[2])
-        proxy = Proxy(("127.0.0.1", port))
-        draw = random.Random(7)
-        proxy.limit = lambda _: draw.randrange(1 << 20, 8 << 20) if draw.random() < 0.3 else None
-        proxy.start()
-        self.job += 1
-        (process,) = self.start(["cut"], proxy.url)
-        while proxy.sent < size / 2:
-            time.sleep(0.1)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        (process,) = self.start(["cut"], proxy.url)
-        log = process.communicate()[0]
-        return (proxy.sent - size) / size, log
-
 
 class OnCluster:
     """`run --data` on a cluster."""
@@ -194,19 +154,6 @@ class OnCluster:
     def run(self) -> str:
         return self.start().communicate()[0]
 
-    def cut(self, size: int) -> tuple[float, str]:
-        """Kill the download on one node midway: the job's next attempt continues it."""
-        clean = self._argv("ssh", "node1", "--", "rm -rf spr-data/s3")
-        subprocess.run(clean, check=True, cwd=ROOT)
-        process = self.start("--retries=2")
-        there = "du -sk spr-data/s3 2>/dev/null | awk 'END { print $1 + 0 }'"
-        wait = f"until [ $({there}) -gt {size // 2048} ]"
-        kill = f"{wait}; do sleep 0.2; done; pkill -KILL -f worker.storage.stag[e]"
-        subprocess.run(self._argv("ssh", "node1", "--", f"sh -c {shlex.quote(kill)}"), cwd=ROOT)
-        log = process.communicate()[0]
-        after = [row for row in arrivals(log) if row["node"] == "node1"]
-        return (after[0]["mb"] * 1e6 / size - 0.5) if after else 1.0, log
-
 
 def arrivals(log: str) -> list[dict[str, Any]]:
     """Return each node's megabytes and seconds."""
@@ -228,33 +175,13 @@ def measure(nodes: OnThisMachine | OnCluster, args: argparse.Namespace) -> None:
     again = nodes.run().count(_CACHED)
     if again != len(nodes.names):
         missed.append("the second job downloaded something")
-    twice, log = nodes.cut(size)
-    print(log[-1000:], flush=True)
-    if twice > 0.1:
-        missed.append("more than a tenth was sent twice")
     upload(nodes.url, args.mb // 10, 2, nodes.root)
     noticed = nodes.run().count(_CHANGED)
     if noticed != len(nodes.names):
         missed.append("a change was not noticed")
     figures = {"nodes": rows, "seconds": round(seconds, 1), "mb": size / 1e6, "cached": again}
     # The data's only way is from S3 to the nodes: the client has no code that reads them.
-    finish(missed, **figures, sent_twice=round(twice, 4), change_noticed=noticed)
-
-
-def compare_ways(root: Path, megabytes: int) -> None:
-    """Print the MB/s of one node by part size, connections, and library."""
-    upload(_URL, megabytes, 1, root)
-    found = {}
-    for way in ("ours", "classic", "crt"):
-        for part, at_once in ((4, 16), (8, 4), (8, 8), (8, 16), (16, 16), (16, 32)):
-            with tempfile.TemporaryDirectory(dir=root) as home:
-                argv = [sys.executable, "-c", _WAYS % _URL, way, str(part), str(at_once), home]
-                done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)
-            speed = megabytes / float(done.stdout.split()[-1]) if done.returncode == 0 else None
-            found[f"{way} {part} MiB x {at_once}"] = speed and round(speed)
-            print(way, part, at_once, speed or done.stderr[-300:], flush=True)
-    print(json.dumps(found))
-    raise SystemExit
+    finish(missed, **figures, change_noticed=noticed)
 
 
 if __name__ == "__main__":

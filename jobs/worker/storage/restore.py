@@ -95,7 +95,7 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
     if (folder / _RECORD).exists() and is_newer:
         return {**known, "checkpoint": here, "size": 0}
     source = Source(url, chosen, True)
-    partial = folder / f"{_PARTIAL}{source.version}"  # a later call continues the download
+    partial = folder / f"{_PARTIAL}{source.version}"  # a later call finds complete files there
     for old in folder.glob(f"{_PARTIAL}*"):
         if old != partial:
             shutil.rmtree(old, ignore_errors=True)
@@ -106,18 +106,20 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
 
 def _download(s3: S3Client, source: Source, partial: Path) -> None:
     shown = Shown(0)
+    for left in partial.rglob(".*.partial"):
+        left.unlink()
     downloads = [
-        Download(s3, each, partial / name, shown.count) for name, each in source.objects.items()
+        Download(each, partial / name, shown.count) for name, each in source.objects.items()
     ]
     lacking = [each for each in downloads if not each.target.exists()]
     for each in lacking:
         each.target.parent.mkdir(parents=True, exist_ok=True)
-    shown.total = sum(each.remaining for each in lacking)
+    shown.total = sum(each.source.size for each in lacking)
     free = shutil.disk_usage(str(partial)).free
     if shown.total + _SPARE_BYTES > free:
         sizes = f"{shown.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         raise StagingError(f"{source.url}: has {sizes}", hint=LARGER_DISKS)
-    download_all(lacking)
+    download_all(s3, lacking)
 
 
 def _install(partial: Path, folder: Path) -> None:

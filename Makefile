@@ -5,9 +5,9 @@ BIN := .venv/bin
 # PyTorch's own index has CPU builds; if it is unreachable, pip's configuration decides.
 TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# Two processes: one runs all tests that wait for containers, the other everything else.
-# If one test breaks the cluster that they share, dozens of others would wait for it in vain.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations=20 --maxfail=10
+# Four processes on two cores: those with the end-to-end tests mostly wait. tests/conftest.py distributes the
+# files. If one test breaks a cluster that others share, dozens of them would wait for it in vain.
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder --durations=20 --maxfail=10
 export PIP_NO_INPUT = 1
 
 .PHONY: help

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 # moto reads this when it is imported; its own 1,300 images cost a second per test.
 os.environ["MOTO_AMIS_PATH"] = str(Path(__file__).with_name("ubuntu_amis.json"))
+# torch reads this when it is imported; several processes share this machine's cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings
 from moto import mock_aws
 from moto.ec2.models import EC2Backend
+from xdist.scheduler import LoadScopeScheduling
 
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud
@@ -47,12 +50,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--base", default=DEFAULT_BASE, help="what the nodes of e2e tests start from")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
+# The two halves of the end-to-end tests, each with an embedded cloud, and the rest, which starts later.
+_TOGETHER = {
+    "test_api.py": "three nodes",
+    "test_interrupted.py": "three nodes",
+    "test_job_queue.py": "three nodes",
+    "test_lies.py": "three nodes",
+    "test_lifetime.py": "three nodes",
+    "test_main_job.py": "three nodes",
+    "test_bench_tune.py": "two nodes",
+    "test_pinning.py": "two nodes",
+    "test_remedies.py": "two nodes",
+    "test_run.py": "two nodes",
+    "test_trackers.py": "two nodes",
+    "kubernetes": "kubernetes",
+}
+
+
+class ByFile(LoadScopeScheduling):
+    """Gives each process whole files, whose fixtures are then made once, and first the longest waits."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        name = path.partition("tests/e2e/")[2].partition("/")[0]
+        return _TOGETHER.get(name, path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The end-to-end tests share one embedded cloud, so that one process has to run them all."""
-    for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+    """Put the end-to-end tests first: most of their time is spent waiting."""
+    items.sort(key=lambda item: not item.get_closest_marker("e2e"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

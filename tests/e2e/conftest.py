@@ -1,4 +1,4 @@
-"""One embedded cloud, and clusters for all end-to-end tests: the image is made once and reused."""
+"""An embedded cloud for each process of end-to-end tests, and the clusters that their files share."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ TWO = ("--name", "two")
 
 
 @pytest.fixture(scope="session")
-def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    """Two nodes, each with the CPUs that the embedded cloud gave it; nothing of them is lost."""
+def two(cli: CommandLine) -> Iterator[LiveCluster]:
+    """Two nodes, without an image made before: the head is installed, and the worker is its copy."""
     yield LiveCluster(cli, cli.json("up", *TWO, "--nodes", "2", "--cloud", "local"))
     cli.run("down", *TWO, "--yes", check=None)
 

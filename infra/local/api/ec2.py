@@ -82,9 +82,10 @@ class LocalEC2Backend(EC2Backend):
 
     def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.vpc_range = choose_range([*used_ranges(), *runtime.containers.network_ranges()])
         place = place_of(account_id, region_name)
-        runtime.containers.ensure_network(place, self.vpc_range)
+        with runtime.containers.changing_networks():
+            self.vpc_range = choose_range([*used_ranges(), *runtime.containers.network_ranges()])
+            runtime.containers.ensure_network(place, self.vpc_range)
         self.visibility = Visibility(self)
         self.security_groups = SecurityGroups(self)
         self.placement_groups = PlacementGroups(self)

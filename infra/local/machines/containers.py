@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,6 +90,7 @@ def metadata_of(instance: Any, market: str) -> dict[str, str]:
 
 T = TypeVar("T")
 
+_NETWORK_LOCK = Path(tempfile.gettempdir(), "spr-cluster-network.lock")
 # Beyond this number, parallel calls only wait for podman's locks.
 _PARALLEL = 16
 
@@ -134,6 +137,13 @@ class NodeContainers:
     def network_ranges(self) -> list[ipaddress.IPv4Network]:
         """Return the address ranges of all of podman's networks."""
         return [r for network in self.podman.networks() for r in network.ranges]
+
+    @contextmanager
+    def changing_networks(self) -> Iterator[None]:
+        """Let only one embedded cloud on this machine choose a range and create its network."""
+        with _NETWORK_LOCK.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
         """Create a podman network with the range of a region's default VPC, unless it exists."""

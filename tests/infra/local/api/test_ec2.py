@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from infra.aws.clients import error_code
 from infra.ec2.images import find_ubuntu_image, ubuntu_parameter
+from infra.local.machines import containers
 from infra.wait import wait_until
 from tests.infra.local.fakes import (
     BASE,
@@ -112,6 +114,28 @@ def test_the_vpc_avoids_ranges_that_the_machine_uses(
     with endpoint.serve(state_folder(tmp_path), podman) as cloud:
         vpc = cloud.clients.ec2.describe_vpcs()["Vpcs"][0]
     assert vpc["CidrBlock"] == "172.30.0.0/16"
+
+
+def test_clouds_that_start_together_choose_their_ranges_in_turn(
+    endpoint: Endpoint, tmp_path: Path, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_locked: list[bool] = []
+
+    def look(*_: Any) -> list[Any]:
+        with containers._NETWORK_LOCK.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_locked.append(True)
+            else:
+                is_locked.append(False)
+        return []
+
+    monkeypatch.setattr("infra.local.api.ec2.used_ranges", look)
+    monkeypatch.setattr(podman, "create_network", look)
+    with endpoint.serve(state_folder(tmp_path), podman):
+        look()
+    assert is_locked == [True, True, False]
 
 
 def test_a_launch_that_podman_refuses_leaves_nothing(

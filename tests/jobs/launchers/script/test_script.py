@@ -22,11 +22,11 @@ from tests.golden import check_golden
 
 GOLDEN = Path(__file__).with_name("golden")
 CASES: dict[str, tuple[str, ...]] = {
-    "default": (),
+    "default": ("--batch-size", "16"),
     "all-options": (
         *("--cores", "96", "--numa", "2", "--ppn", "4", "--interface", "ib0", "--model", "a'b"),
         *("--partition", "cpu,amx", "--account", "ml@hpc", "--time", "1-12", "--constraint", "a&b"),
-        *("--seed", "7", "--dataset", "me/qa"),
+        *("--batch-size", "16", "--seed", "7", "--dataset", "me/qa"),
     ),
 }
 

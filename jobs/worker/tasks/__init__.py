@@ -1,4 +1,4 @@
-"""The tasks that `spr-cluster train` knows; docs/add-a-job.md adds one."""
+"""The tasks that `spr-cluster train` knows; docs/contribute.md adds one."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.aws.cloud import open_aws_cloud
+from provision.stacks.load import shipped_names
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
@@ -103,12 +104,12 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --instance-type ''", "--instance-type" + f.EMPTY),
     (
         "up --stack tensorflow",
-        "unknown stack 'tensorflow': one of intel, reference, upstream"
+        f"unknown stack 'tensorflow': one of {', '.join(shipped_names())}"
         "\n  → your own stacks are read from spr-cluster.toml in the working folder or above",
     ),
     (
         "stacks check tensorflow --lock",
-        "unknown stack 'tensorflow': one of intel, reference, upstream"
+        f"unknown stack 'tensorflow': one of {', '.join(shipped_names())}"
         "\n  → your own stacks are read from spr-cluster.toml in the working folder or above",
     ),
     ("stacks check intel --lock --timeout 0", "--timeout 0: expected seconds, more than 0"),

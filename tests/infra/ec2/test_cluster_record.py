@@ -22,7 +22,7 @@ from infra.ec2.cluster_record import (
 )
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
-from infra.spec import ClusterSpec, build_spec
+from infra.spec import ClusterOptions, ClusterSpec, build_spec
 
 NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -46,6 +46,12 @@ def labels_of(**options: Any) -> dict[str, str]:
 whole_minutes = st.integers(5, 43_200).map(lambda minutes: timedelta(minutes=minutes))
 any_wishes = st.fixed_dictionaries(
     {
+        # An option that is not listed below: any Boolean, or its default.
+        **{
+            name: st.booleans() if field.annotation is bool else st.just(field.default)
+            for name, field in ClusterOptions.model_fields.items()
+            if name != "name"
+        },
         "nodes": st.integers(1, 256),
         "stack": st.sampled_from(["intel", "upstream"]),
         "instance_types": st.lists(
@@ -55,7 +61,6 @@ any_wishes = st.fixed_dictionaries(
         "volume_throughput": st.none() | st.integers(125, 750),
         "volume_iops": st.none() | st.integers(3000, 10000),
         "volume_init_rate": st.none() | st.integers(100, 300),
-        "amx_required": st.booleans(),
         "market": st.sampled_from(["on-demand", "spot", "spot-or-on-demand"]),
         # In cents, as prices are: a tag keeps six digits.
         "max_price": st.none() | st.integers(1, 99_999).map(lambda cents: cents / 100),
@@ -64,10 +69,7 @@ any_wishes = st.fixed_dictionaries(
         "max_hours": st.none() | st.integers(1, 7200).map(lambda tenths: tenths / 10),
         "max_cost": st.none() | st.integers(1, 9_999_999).map(lambda cents: cents / 100),
         "idle_timeout": st.none() | whole_minutes,
-        "placement_group": st.booleans(),
-        "second_guard": st.booleans(),
         "bake": st.sampled_from(["head", "none"]),
-        "private": st.booleans(),
         "jump": st.none() | st.sampled_from(["eice", "ssm", "me@jump.example.com:2222"]),
         "subnet_ids": st.lists(
             st.from_regex(r"subnet-[0-9a-f]{17}", fullmatch=True), max_size=10, unique=True
@@ -77,7 +79,6 @@ any_wishes = st.fixed_dictionaries(
         "read_from": st.sampled_from([(), ("s3://data",), ("s3://data/x", "s3://more/y=1")]),
         "instance_profile": st.none() | st.just("nodes@team"),
         "bucket_kms_key": st.none() | st.just("arn:aws:kms:us-east-1:123456789012:key/0123"),
-        "permissions_boundary": st.none(),
         "proxy": st.none() | st.just("http://proxy.example.com:3128"),
         "labels": st.sampled_from([(), (("cost-center", "ml 42"), ("team", "nlp"))]),
     }

@@ -20,6 +20,7 @@ from infra.files import write_private
 from infra.iam.policy import build_policy
 from jobs.__main__ import TerminatedError, main
 from jobs.cli import COMMANDS, build_parser
+from provision.stacks.load import shipped_names
 from tests.harness.command_line import CommandLine, CommandResult
 
 SAMPLE = {
@@ -61,7 +62,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
         (["up", "--instance-type", "r7iz_metal"], "unknown instance type 'r7iz_metal'"),
         (
             ["up", "--stack", "tensorflow"],
-            "unknown stack 'tensorflow': one of intel, reference, upstream",
+            f"unknown stack 'tensorflow': one of {', '.join(shipped_names())}",
         ),
         (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
         (["up", "--max-price", "2"], "--max-price requires --market spot"),

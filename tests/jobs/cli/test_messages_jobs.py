@@ -273,7 +273,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("tune squad --stride 300", re.compile("--stride 300 is out of range: .*")),
     ("scaling", "the following arguments are required: JOB" + f.help_of("scaling")),
     (
-        "scaling squad --nodes 1,3",
+        "scaling squad --nodes 1,3 --batch-size 16",
         "--batch-size 16: the batch of 1 node can't be divided evenly among 3\n  → use a multiple of "
         "the numbers of nodes, or --weak, which keeps the batch of each rank",
     ),

@@ -211,13 +211,16 @@ def test_the_command_line() -> None:
     all_of = [choose_nodes(typed("--weak"), there).nodes for there in (1, 2, 3, 4)]
     assert all_of == [(1,), (1, 2), (1, 2, 3), (1, 2, 4)]
     with pytest.raises(UsageError, match="can't be divided evenly among 3"):
-        choose_nodes(typed(), 3)
+        choose_nodes(typed("--batch-size=16"), 3)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--nodes=1,3", "--batch-size 16: the batch of 1 node can't be divided evenly among 3"),
+        (
+            "--nodes=1,3 --batch-size=16",
+            "--batch-size 16: the batch of 1 node can't be divided evenly among 3",
+        ),
         ("--seconds=0", "--seconds 0 is out of range: 1 to 3600"),
         ("--predict=257", "--predict 257 is out of range: 1 to 256"),
         ("--flow-gbit-s=nan", "--flow-gbit-s nan is out of range"),
@@ -226,5 +229,5 @@ def test_the_command_line() -> None:
 )
 def test_mistakes(flags: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        typed(flags)
+        typed(*flags.split())
     assert caught.value.message.startswith(message)

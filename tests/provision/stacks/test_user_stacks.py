@@ -8,7 +8,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE
-from provision.stacks.load import load_stack, stack_names
+from provision.stacks.load import load_stack, shipped_names, stack_names
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
     )
     base, mine = load_stack("intel"), load_stack("mine")
 
-    assert stack_names() == ("intel", "reference", "upstream", "mine")
+    assert stack_names() == (*shipped_names(), "mine")
     assert mine.python_packages == (
         "torch==2.7.0",
         "intel-extension-for-pytorch==2.7.0",
@@ -91,7 +91,7 @@ def test_versions_that_do_not_match_are_refused(own: Path) -> None:
         ("[stacks.intel]\nbase = 'upstream'", "[stacks.intel]: a shipped stack has this name"),
         (
             "[stacks.mine]\nbase = 'intell'",
-            "base = 'intell': expected one of intel, reference, upstream; did you mean intel?",
+            f"base = 'intell': expected one of {', '.join(shipped_names())}; did you mean intel?",
         ),
         (
             "[stacks.mine]\nbase = 'intel'\npython_package = []",
@@ -142,6 +142,6 @@ def test_an_unknown_stack_names_the_closest_and_the_file(own: Path) -> None:
         load_stack("mime")
 
     assert str(caught.value) == (
-        "unknown stack 'mime': one of intel, reference, upstream, mine; did you mean mine?\n"
+        f"unknown stack 'mime': one of {', '.join(shipped_names())}, mine; did you mean mine?\n"
         "  → your own stacks are read from spr-cluster.toml in the working folder or above"
     )

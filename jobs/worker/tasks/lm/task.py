@@ -43,13 +43,18 @@ class Lm(TableTask[LmOptions]):
     demo = LmOptions(data=str(Path(__file__).with_name("lm.sample.txt")), max_length=32, **SMALL)
     help = "a causal language model, all of it or adapters (LoRA)"
     head = "CausalLM"
-    text_columns = ("text", "content", "document", "sentence")
+    text_columns = ("text", "content", "document", "sentence", "messages", "conversations")
 
     def choose_columns(self, table: Table) -> list[str]:
         return [choose_column(table, self.options.text_column, self.text_columns, "--text-column")]
 
     def convert(self, place: str, row: Any, *columns: str) -> str:
         (column,) = columns
+        if isinstance(row.get(column), (list, dict)):
+            raise DatasetError(
+                f"{place}: column {column!r} is a chat or a list, not a text",
+                hint="write each chat as one text: tokenizer.apply_chat_template(chat, tokenize=False)",
+            )
         return require_text(row.get(column), f"{place}: column {column!r}")
 
     def load(self, context: TrainContext, data: Data) -> Loaded:

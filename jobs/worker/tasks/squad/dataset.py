@@ -30,6 +30,11 @@ from ...data.records import (
 )
 from ...runtime.errors import DatasetError, first_line, hub_hint
 
+_NESTED = (
+    'nest the rows in SQuAD\'s layout: {"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, '
+    '"question": …, "answers": [{"text": …, "answer_start": …}]}]}]}]}'
+)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -124,7 +129,8 @@ def _read_json(path: Path) -> Any:
         raise DatasetError(f"{path}: is not SQuAD JSON: it is nested too deeply") from error
     except ValueError as error:
         raise DatasetError(
-            f"{path}: {recognize_format(content) or _why_not_json(error)}"
+            f"{path}: {recognize_format(content) or _why_not_json(error)}",
+            hint=_NESTED if b'"context"' in content else None,
         ) from error
 
 
@@ -224,12 +230,13 @@ def _answer(place: str, context: str, record: Any) -> Answer:
 
 
 def _get(place: str, record: Any, key: str, kind: type, wanted: str) -> Any:
+    row = record[0] if isinstance(record, list) and record else record
+    is_row = key in ("data", "paragraphs") and isinstance(row, dict) and "context" in row
+    hint = _NESTED if is_row else None
     if not isinstance(record, dict):
-        raise DatasetError(f"{place}: is not an object with {key!r}")
+        raise DatasetError(f"{place}: is not an object with {key!r}", hint=hint)
     if key not in record:
-        is_row = key in ("data", "paragraphs") and "context" in record
-        hint = "SQuAD nests data, paragraphs, and qas; this looks like a table row"
-        raise DatasetError(f"{place}: has no {key!r}", hint=hint if is_row else None)
+        raise DatasetError(f"{place}: has no {key!r}", hint=hint)
     if not isinstance(record[key], kind):
         raise DatasetError(f"{place}: {key!r} is not {wanted}")
     return record[key]

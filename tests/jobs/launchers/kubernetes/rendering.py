@@ -13,8 +13,8 @@ from jobs.launchers.kubernetes.manifests import Rendered
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 _ON_CLAIM = ("--recipe", "reference", "--run-qa", "/workspace/run_qa", "--stack")
 RECIPES: dict[str, tuple[str, ...]] = {
-    "fast-upstream": (),
-    "fast-intel": ("--stack", "intel"),
+    "fast-upstream": ("--batch-size", "16"),
+    "fast-intel": ("--batch-size", "16", "--stack", "intel"),
     "reference-reference": ("--recipe", "reference"),
     "reference-intel": (*_ON_CLAIM, "intel"),
     "reference-upstream": (*_ON_CLAIM, "upstream"),

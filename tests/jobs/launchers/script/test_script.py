@@ -25,10 +25,10 @@ from tests.golden import check_golden
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 GOLDEN = Path(__file__).with_name("golden")
 CASES: dict[str, tuple[str, ...]] = {
-    "default": (),
+    "default": ("--batch-size", "16"),
     "all-options": (
         *("--cores", "96", "--numa", "2", "--ppn", "4", "--model", "a'b"),
-        *("--seed", "7", "--dataset", "me/qa"),
+        *("--batch-size", "16", "--seed", "7", "--dataset", "me/qa"),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The task of docs/add-a-job.md, as it is there: it trains on two ranks, resumes, and says what is wrong."""
+"""The task of docs/contribute.md, as it is there: it trains on two ranks, resumes, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.jobs.worker.training.test_run import free_port
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "add-a-job.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "contribute.md"
 TABLE = """
 from .score import Score
 

@@ -437,6 +437,14 @@ def test_names_of_columns(tmp_path: Path) -> None:
         read([{"text": "a"}, {"text": " "}])
 
 
+def test_chats_are_refused(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Why?"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}))
+    with pytest.raises(DatasetError, match="column 'messages' is a chat") as raised:
+        Lm(LmOptions(data=str(tmp_path / "a.jsonl"))).check()
+    assert "apply_chat_template" in str(raised.value.hint)
+
+
 def test_loaded_without_an_end_token_is_refused(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

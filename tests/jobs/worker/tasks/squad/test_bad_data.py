@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -194,6 +195,15 @@ def test_wrong_files_are_explained(tmp_path: Path, content: bytes, message: str)
     assert raised.value.message == f"{path}: {message}"
 
 
+@pytest.mark.parametrize("layout", ['{"data": [%s]}', "[%s]", "%s", "%s\n%s"])
+def test_rows_of_a_table_are_recognized(tmp_path: Path, layout: str) -> None:
+    row = json.dumps({"id": "q1", "context": "It.", "question": "?", "answers": {}})
+    (tmp_path / "train.json").write_text(layout.replace("%s", row))
+    with pytest.raises(DatasetError) as raised:
+        read_dataset(tmp_path / "train.json")
+    assert str(raised.value.hint).startswith("nest the rows in SQuAD's layout: {")
+
+
 def test_hints_name_the_fix(tmp_path: Path) -> None:
     def hint(change: Change, *, has_good: bool = True) -> str | None:
         content, good = document(), document()
@@ -212,10 +222,6 @@ def test_hints_name_the_fix(tmp_path: Path) -> None:
     )
     assert hint(lambda c: question(c).update(answers=[]), has_good=False) == (
         'a question that has none needs "is_impossible": true'
-    )
-    row = {"id": "q1", "context": "It.", "question": "?", "answers": {}}
-    assert hint(lambda c: c.update(data=[row])) == (
-        "SQuAD nests data, paragraphs, and qas; this looks like a table row"
     )
 
 

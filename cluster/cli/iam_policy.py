@@ -91,8 +91,8 @@ def add_parser(parent: Parser) -> None:
         "iam-policy",
         "Print the minimal IAM policy that this tool requires, as JSON. It allows buying only the types in\n"
         "--instance-type, and only machines and disks with this tool's tag. EC2 resources can be changed or\n"
-        "deleted only if they have that tag. --bucket and --second-guard permit creating roles with any\n"
-        "permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.",
+        "deleted only if they have that tag. Each of --bucket and --second-guard permits creating roles with\n"
+        "any permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.",
         _EXAMPLES,
         run=run,
         options=PolicyRequest,

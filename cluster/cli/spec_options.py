@@ -41,7 +41,7 @@ class AccessRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecRequest(AccessRequest, ClusterRequest):
+class SpecRequest(ClusterRequest, AccessRequest):
     """A request that describes the whole cluster; it never means the only one that this machine knows."""
 
     name: str | None = option(f"the cluster's name (default: {DEFAULT_NAME})")

@@ -65,7 +65,7 @@ _REPAIR_EXAMPLES = """\
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairRequest(AccessRequest, ClusterRequest):
+class RepairRequest(ClusterRequest, AccessRequest):
     """The options of `repair`."""
 
     dry_run: bool = switch("show the actions, price, quota, zones, and time; change nothing")

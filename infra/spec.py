@@ -60,11 +60,6 @@ class Option:
     fixed: bool = False
     """Whether the value can't change while the cluster exists."""
 
-    @property
-    def dest(self) -> str:
-        """The option's attribute in argparse's namespace."""
-        return self.flag.removeprefix("--").replace("-", "_")
-
 
 def _switch(help_: str, flag: str = "", *, yes: str = "yes", no: str = "no", **more: Any) -> Option:
     """Return the option of a Boolean field; a negative flag such as ``--no-…`` sets it to false."""
@@ -464,6 +459,15 @@ class ClusterOptions(BaseModel):
         return self.market == "spot-or-on-demand"
 
 
+class ClusterChange(ClusterOptions):
+    """The options that a user gives for a new cluster or an existing one, which keeps the others."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were given, apart from the name, by field."""
+        return {key: getattr(self, key) for key in self.model_fields_set - {"name"}}
+
+
 class ClusterSpec(ClusterOptions):
     """The desired cluster: the user's options, and the addresses that may use SSH."""
 
@@ -501,9 +505,9 @@ def build_spec(**options: Any) -> ClusterSpec:
     return _validate(ClusterSpec, options)
 
 
-def validate_options(**options: Any) -> None:
-    """Raise :class:`UsageError` for invalid options; ``ssh_cidrs`` are not needed."""
-    _validate(ClusterOptions, options)
+def validate_options(**options: Any) -> ClusterChange:
+    """Return the options that a user gave. Raises :class:`UsageError` for invalid ones."""
+    return _validate(ClusterChange, options)
 
 
 def _validate(model: type[T], options: dict[str, Any]) -> T:

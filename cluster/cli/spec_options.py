@@ -2,63 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_origin
 
-from cluster.cli.chosen_cluster import MADE_THERE, add_cloud_options
+from cluster.cli.chosen_cluster import ClusterRequest
+from cluster.console.options import Option, Request, option
 from cluster.console.output import say
 from infra.errors import UsageError
 from infra.instance_types import complete_type_name
-from infra.spec import OPTIONS, Option, parse_labels
+from infra.spec import (
+    DEFAULT_NAME,
+    OPTIONS,
+    ClusterChange,
+    ClusterOptions,
+    parse_labels,
+    parse_ssh_cidr,
+    validate_options,
+)
+from provision.stacks.load import DEFAULT_STACK, load_stack
 
-_ACCESS = ("private", "jump", "subnet_ids", "proxy")
+ACCESS = ("private", "jump", "subnet_ids", "proxy")
+"""The options for reaching the machines."""
 
 
-def add_spec_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options without defaults: an existing cluster keeps its own values."""
-    parser.add_argument("--name", help="the cluster's name (default: spr)")
-    add_cloud_options(parser, *MADE_THERE)
-    _add(parser, [key for key in OPTIONS if key not in ("name", "labels", *_ACCESS)])
-    tag = OPTIONS["labels"]
-    parser.add_argument(tag.flag, action="append", metavar=tag.metavar, help=tag.help)
-    add_access_options(parser)
+@dataclass(frozen=True, kw_only=True)
+class AccessRequest(Request):
+    """A request with options of the cluster."""
 
-
-def add_access_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for reaching the machines."""
-    _add(parser, _ACCESS)
-    parser.add_argument(
-        "--ssh-cidr",
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Those that the user gave, as typed, by the spec's names."""
+    ssh_cidr: str | None = option(
+        "address ranges that may use SSH: a,b,c; `auto` tracks this machine's address (default: "
+        "unchanged, or auto; with --private or --jump, the VPC)",
         metavar="RANGES",
-        help="address ranges that may use SSH, IPv4 or IPv6: a,b,c; `auto` tracks this machine's "
-        "address (default: unchanged, or auto; with --private or --jump, the VPC)",
+        is_list=True,
     )
 
 
-def _add(parser: argparse.ArgumentParser, keys: Any) -> None:
-    for option in map(OPTIONS.__getitem__, keys):
-        how: dict[str, Any] = {"metavar": option.metavar}
-        if option.const is not None:
-            how = {"action": "store_const", "const": option.const}
-        elif option.parse in (int, float):
-            how["type"] = option.parse
-        parser.add_argument(option.flag, help=option.help, **how)
+@dataclass(frozen=True, kw_only=True)
+class SpecRequest(AccessRequest, ClusterRequest):
+    """A request that describes the whole cluster; it never means the only one that this machine knows."""
+
+    name: str | None = option(f"the cluster's name (default: {DEFAULT_NAME})")
 
 
-def read_access_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that the user gave, by the spec's names."""
-    return {key: value for key in _ACCESS if (value := _given(args, OPTIONS[key])) is not None}
+def spec_options(keys: Iterable[str] = OPTIONS) -> Iterator[Option]:
+    """Yield the options without defaults: an existing cluster keeps its own values."""
+    for key in keys:
+        each, kind = OPTIONS[key], ClusterOptions.model_fields[key].annotation
+        if key != "name":
+            yield Option(
+                key,
+                each.help,
+                (each.flag,),
+                each.metavar,
+                parse=each.parse if each.parse in (int, float) else str,
+                const=each.const,
+                takes=None if each.const is None else 0,
+                is_list=get_origin(kind) is tuple,
+                repeats=key == "labels",
+            )
 
 
-def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that the user gave, by the spec's names.
+def read_change(request: SpecRequest) -> ClusterChange:
+    """Return what the user asks for. Raises :class:`UsageError` for an invalid option."""
+    given = read_spec_options(request.given)
+    # Checked first, so that a mistake costs no time.
+    load_stack(given.get("stack", DEFAULT_STACK))
+    if request.ssh_cidr is not None:
+        parse_ssh_cidr(request.ssh_cidr)
+    return validate_options(name=request.name or DEFAULT_NAME, **given)
+
+
+def read_spec_options(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options that the user gave, by the spec's names.
 
     Raises :class:`UsageError` for invalid ones.
     """
-    kinds = {key: option for key, option in OPTIONS.items() if key not in ("name", "labels")}
-    options = {key: _given(args, option) for key, option in kinds.items()}
-    options["labels"] = parse_labels(args.tag) if args.tag else None
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {
+        key: OPTIONS[key].parse(value) if isinstance(value, str) else value
+        for key, value in words.items()
+    }
+    if "labels" in given:
+        given["labels"] = parse_labels(given["labels"])
     if "instance_types" in given:
         given["instance_types"] = complete_types(given["instance_types"])
     if "max_price" in given and given.get("market", "on-demand") == "on-demand":
@@ -73,8 +100,3 @@ def complete_types(names: tuple[str, ...]) -> tuple[str, ...]:
         if name != chosen:
             say(f"{name}: using {chosen}, the family's smallest bare metal")
     return tuple(full.values())
-
-
-def _given(args: argparse.Namespace, option: Option) -> Any:
-    value = getattr(args, option.dest)
-    return option.parse(value) if isinstance(value, str) else value

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cluster import user_ssh
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
-from cluster.console.options import REST, argument, option, switch
+from cluster.console.options import REST, argument, option, options_of, switch
 from cluster.console.output import has_terminal, say
-from cluster.console.parser import Parser, add_command, parse_more
+from cluster.console.parser import Parser, add_command
 from infra.ec2 import key_pair
 from infra.errors import UsageError
 from infra.files import read_text
@@ -123,8 +123,7 @@ def run(request: SshRequest) -> int:
     node = request.node if named else "node0"
     command = request.command if named else (request.node, *request.command)
     if named and command and command[0] != "--" and command[0].startswith("-"):
-        # `ssh node1 --name bert -- lscpu`: for argparse, our options are the command's.
-        request = parse_more(replace(request, command=()), command)
+        request = _read_options_after_node(request)
         command = request.command
     ctx = open_cluster(request)
     found = ctx.find_cluster().node(node)
@@ -150,6 +149,17 @@ def run(request: SshRequest) -> int:
     if code == NOT_CONNECTED and (move := ctx.access.refused):
         say(f"{move}. To allow it: spr-cluster up {ctx.flags}")
     return code
+
+
+def _read_options_after_node(request: SshRequest) -> SshRequest:
+    """Read our options in `ssh node1 --name bert -- lscpu`, which the parser takes for the command's."""
+    parser = Parser("spr-cluster ssh", add_help=False)
+    parser.request = SshRequest
+    parser.add(each for each in options_of(SshRequest) if each.name != "node")
+    _, later = parser.parse(request.command)
+    both = {name: value for name, value in vars(later).items() if value and name != "node"}
+    forward = request.forward + later.forward
+    return replace(request, **{**both, "forward": forward, "command": later.command})
 
 
 def run_client(argv: Sequence[str]) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from cluster.cli.capacity import CapacityWait, bring_up_when_possible
 from cluster.cli.chosen_cluster import (
-    add_cluster_options,
+    ClusterRequest,
+    choose_cluster,
     confirm_owner,
     may_follow,
     open_chosen_cloud,
@@ -19,10 +20,11 @@ from cluster.cli.chosen_cluster import (
     record_failure,
 )
 from cluster.cli.proposal import Proposal, propose
-from cluster.cli.spec_options import add_spec_options, read_spec_options
+from cluster.cli.spec_options import AccessRequest, SpecRequest, read_change, spec_options
 from cluster.console.display import make_progress
+from cluster.console.options import YES, option, switch
 from cluster.console.output import confirm, emit, has_terminal, say, wrap
-from cluster.console.parser import SubParsers, add_command, add_yes_option
+from cluster.console.parser import Parser, add_command
 from cluster.context import Context
 from cluster.lifecycle.apply import BeforeImage, ImageContentError
 from cluster.lifecycle.busy_nodes import check_busy_nodes
@@ -41,10 +43,10 @@ from infra.errors import SprError, UsageError
 from infra.plan.actions import Plan
 from infra.plan.ownership import ForeignClusterError
 from infra.plan.planner import PlanInput
-from infra.spec import DEFAULT_NAME, OPTIONS, parse_ssh_cidr, validate_options
+from infra.spec import DEFAULT_NAME, OPTIONS, ClusterChange, parse_ssh_cidr
 from infra.words import counted, parse_duration, render_duration
 from provision.stacks.compatibility import runs_tasks
-from provision.stacks.load import DEFAULT_STACK, load_stack
+from provision.stacks.load import load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4
@@ -62,9 +64,28 @@ _REPAIR_EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    up = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class RepairRequest(AccessRequest, ClusterRequest):
+    """The options of `repair`."""
+
+    dry_run: bool = switch("show the actions, price, quota, zones, and time; change nothing")
+    yes: bool = switch("buy without asking", flags=YES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpRequest(SpecRequest, RepairRequest):
+    """The options of `up`."""
+
+    wait_for_capacity: str | None = option(
+        "if EC2 has no capacity for all machines, try again for this time, such as 2h; nothing is billed "
+        "between tries",
+        metavar="TIME",
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "up",
         "Create a cluster. Nodes start from an image with the software; if there is none, `up` installs\n"
         "the software (see --bake) and makes an image. It connects the nodes over SSH and checks AMX on\n"
@@ -72,109 +93,106 @@ def add_parser(subparsers: SubParsers) -> None:
         "is up to date.",
         _UP_EXAMPLES,
         run=run,
+        options=UpRequest,
+        more=spec_options(),
     )
-    add_spec_options(up)
-    up.add_argument(
-        "--wait-for-capacity",
-        metavar="TIME",
-        help="if EC2 has no capacity for all machines, try again for this time, such as 2h; nothing is kept, "
-        "and nothing billed, between tries",
-    )
-    text = "show the actions, price, quota, zones, and time; change nothing"
-    up.add_argument("--dry-run", action="store_true", help=text)
-    add_yes_option(up, "buy without asking")
-    repair = add_command(
-        subparsers,
+    add_command(
+        parent,
         "repair",
         "Restore a cluster: replace nodes that are missing, stopped, impaired, or unreachable. If the\n"
         "head is missing, a worker becomes the head. A job that has lost a node and may run again\n"
         "(--retries) waits for this.",
         _REPAIR_EXAMPLES,
         run=run_repair,
+        options=RepairRequest,
     )
-    add_cluster_options(repair)
-    repair.add_argument(
-        "--ssh-cidr",
-        metavar="RANGES",
-        help="address ranges that may use SSH, or `auto`, as for `up` (default: unchanged)",
-    )
-    repair.add_argument("--dry-run", action="store_true", help="show what would be done")
-    add_yes_option(repair, "buy without asking")
 
 
-def run(args: argparse.Namespace) -> int:
-    given = read_spec_options(args)
-    # Unlike other commands, these never default to the only cluster that this machine knows.
-    args.named, args.name = args.name is not None, args.name or DEFAULT_NAME
-    # Checked first, so that a mistake costs no time.
-    load_stack(given.get("stack", DEFAULT_STACK))
-    if args.ssh_cidr is not None:
-        parse_ssh_cidr(args.ssh_cidr)
-    validate_options(name=args.name, **given)
-    text = getattr(args, "wait_for_capacity", None)
-    limit = parse_duration(text, "--wait-for-capacity") if text else None
-    return _go(args, given, must_exist=False, limit=limit)
+def run(request: UpRequest) -> int:
+    change, wait = read_change(request), request.wait_for_capacity
+    limit = parse_duration(wait, "--wait-for-capacity") if wait else None
+    ctx = _open(request, change.name, must_exist=False)
+    with _lock(ctx, request):
+        plan_input = prepare(ctx, ctx.name, change, request.ssh_cidr)
+        _explain_fixed(ctx, plan_input, change)
+        return _carry_out(request, ctx, change, plan_input, limit)
 
 
-def run_repair(args: argparse.Namespace) -> int:
-    if args.ssh_cidr is not None:
-        parse_ssh_cidr(args.ssh_cidr)
-    return _go(args, {}, must_exist=True)
+def run_repair(request: RepairRequest) -> int:
+    if request.ssh_cidr is not None:
+        parse_ssh_cidr(request.ssh_cidr)
+    ctx = _open(request, choose_cluster(request, yes=request.yes), must_exist=True)
+    with _lock(ctx, request):
+        plan_input = prepare(ctx, ctx.name, ClusterChange(), request.ssh_cidr)
+        _require_machines(ctx, plan_input)
+        return _carry_out(request, ctx, ClusterChange(), plan_input)
 
 
-def _go(
-    args: argparse.Namespace,
-    given: dict[str, Any],
-    *,
-    must_exist: bool,
+def _open(request: RepairRequest, name: str, *, must_exist: bool) -> Context:
+    progress, buys = make_progress(), not request.dry_run
+    cloud = open_chosen_cloud(request, name, progress=progress, must_exist=must_exist, buys=buys)
+    return open_context(request, name, cloud, progress=progress, allow=may_follow(request.ssh_cidr))
+
+
+def _lock(ctx: Context, request: RepairRequest) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if request.dry_run else ctx.files.lock(request.verb)
+
+
+def _require_machines(ctx: Context, plan_input: PlanInput) -> None:
+    if not (plan_input.group and parse_record(plan_input.group.tags)):
+        place = f"{ctx.cloud.name} {ctx.cloud.region}"
+        raise UsageError(
+            f"no cluster {ctx.name!r} in {place}{nearest_cluster(ctx.name)}",
+            hint=f"`spr-cluster up {ctx.flags}` creates one, `spr-cluster list` shows all clusters",
+        )
+    if not plan_input.found.alive:
+        ttl = render_duration(plan_input.spec.ttl)
+        raise UsageError(
+            f"cluster {ctx.name!r} has no machines",
+            hint=f"`spr-cluster up {ctx.flags}` creates them, with a new time to live of {ttl}",
+        )
+
+
+def _explain_fixed(ctx: Context, plan_input: PlanInput, change: ClusterChange) -> None:
+    """Say that a cluster with machines keeps its end."""
+    fixed = [OPTIONS[key].flag for key in ("ttl", "grace") if key in change.given]
+    if fixed and plan_input.found.alive:
+        ends = describe_lifetime(plan_input.record, ctx.now())
+        are = "is" if len(fixed) == 1 else "are"
+        text = f"{' and '.join(fixed)} {are} for new clusters. This one still shuts down {ends}."
+        say(f"{text} To extend: spr-cluster extend 2h {ctx.flags}")
+
+
+def _carry_out(
+    request: RepairRequest,
+    ctx: Context,
+    change: ClusterChange,
+    plan_input: PlanInput,
     limit: timedelta | None = None,
 ) -> int:
-    progress = make_progress()
-    buys = not args.dry_run
-    cloud = open_chosen_cloud(args, progress=progress, must_exist=must_exist, buys=buys)
-    ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))
-    with contextlib.nullcontext() if args.dry_run else ctx.files.lock(args.verb):
-        plan_input = prepare(ctx, args.name, given, args.ssh_cidr)
-        if must_exist and not (plan_input.group and parse_record(plan_input.group.tags)):
-            raise UsageError(
-                f"no cluster {args.name!r} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}",
-                hint=f"`spr-cluster up {ctx.flags}` creates one, `spr-cluster list` shows all clusters",
-            )
-        if must_exist and not plan_input.found.alive:
-            ttl = render_duration(plan_input.spec.ttl)
-            raise UsageError(
-                f"cluster {args.name!r} has no machines",
-                hint=f"`spr-cluster up {ctx.flags}` creates them, with a new time to live of {ttl}",
-            )
-        fixed = [OPTIONS[key].flag for key in ("ttl", "grace") if key in given]
-        if fixed and plan_input.found.alive:
-            ends = describe_lifetime(plan_input.record, ctx.now())
-            are = "is" if len(fixed) == 1 else "are"
-            text = (
-                f"{' and '.join(fixed)} {are} for new clusters. This one still shuts down {ends}."
-            )
-            say(f"{text} To extend: spr-cluster extend 2h {ctx.flags}")
-        proposal = propose(ctx, plan_input)
-        if args.dry_run:
-            end = "Nothing was changed." if proposal.plan.changes else "Up to date."
-            emit(args, f"{wrap(proposal.render())}\n{end}", proposal.as_dict())
-            return 0
-        # Anyone may use a kept image.
-        confirm_owner(ctx, args, plan_input.found.without_image())
-        check_busy_nodes(ctx, plan_input, proposal.plan)
-        if proposal.plan.changes and cloud.billed:
-            confirm_purchase(proposal, yes=args.yes)
-        elif proposal.notes:
-            say("\n".join(proposal.notes))
+    """Show the plan; unless it is a dry run, confirm and apply it."""
+    proposal = propose(ctx, plan_input)
+    if request.dry_run:
+        end = "Nothing was changed." if proposal.plan.changes else "Up to date."
+        emit(request, f"{wrap(proposal.render())}\n{end}", proposal.as_dict())
+        return 0
+    # Anyone may use a kept image.
+    found, sure = plan_input.found.without_image(), request.yes and request.is_named
+    confirm_owner(ctx, found, sure=sure)
+    check_busy_nodes(ctx, plan_input, proposal.plan)
+    if proposal.plan.changes and ctx.cloud.billed:
+        confirm_purchase(proposal, yes=request.yes)
+    elif proposal.notes:
+        say("\n".join(proposal.notes))
 
-        def plan_again() -> Proposal:
-            nonlocal proposal  # its deadline is the one to show
-            proposal = propose(ctx, prepare(ctx, args.name, given, args.ssh_cidr))
-            return proposal
+    def plan_again() -> Proposal:
+        nonlocal proposal  # its deadline is the one to show
+        proposal = propose(ctx, prepare(ctx, ctx.name, change, request.ssh_cidr))
+        return proposal
 
-        wait = CapacityWait(limit, plan_again) if limit else None
-        cluster = apply_proposal(proposal, yes=args.yes, wait=wait)
-    emit(args, "\n".join(_render(cluster, proposal)), _as_dict(cluster, proposal))
+    wait = CapacityWait(limit, plan_again) if limit else None
+    cluster = apply_proposal(proposal, yes=request.yes, wait=wait)
+    emit(request, "\n".join(_render(cluster, proposal)), _as_dict(cluster, proposal))
     if has_terminal() and (offer := offer_once()):
         say(offer)
     return 0

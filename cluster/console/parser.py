@@ -8,13 +8,12 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from dataclasses import fields
+from typing import Any, NamedTuple, NoReturn
 
 from cluster.console.options import REST, Option, Request, as_type, opposite, options_of
 from infra.errors import UsageError
 
-R = TypeVar("R", bound=Request)
 _HELP_AT = 24
 """The column at which the texts of options begin."""
 
@@ -233,14 +232,3 @@ def add_command(
         parser.request, parser.run = options, run
         parser.add([*options_of(options), *more])
     return parser
-
-
-def parse_more(request: R, words: Sequence[str]) -> R:
-    """Return the request with the options in ``words``, which follow an argument of its command."""
-    parser = Parser(f"spr-cluster {request.verb}", add_help=False)
-    parser.add(each for each in options_of(type(request)) if each.flags or each.takes == REST)
-    more = {name: value for name, value in vars(parser.parse_args(words)).items() if name != "leaf"}
-    for name, value in more.items():
-        if isinstance(value, list):
-            more[name] = (*getattr(request, name), *value)
-    return replace(request, **more)

@@ -48,7 +48,7 @@ from infra.plan.actions import ActionKind
 from infra.plan.ownership import split_groups
 from infra.plan.planner import plan_up
 from infra.s3_url import parse_s3_url
-from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from infra.spec import AUTO, ClusterChange, ClusterSpec, parse_ssh_cidr
 from infra.words import counted
 from provision.jump import require_jump_tools
 from provision.stacks.load import load_stack
@@ -74,7 +74,7 @@ class Examination:
 
     ctx: Context
     spec: ClusterSpec
-    given: Mapping[str, Any]
+    change: ClusterChange
     ssh_cidr: str | None
 
     @cached_property
@@ -346,7 +346,7 @@ def _tags_of(exam: Examination) -> dict[str, str]:
 def _purchase(exam: Examination) -> Iterable[CheckResult]:
     """Try the first purchase of `up` in each zone, as a dry run."""
     ctx, cluster = exam.ctx, exam.spec.name
-    plan_input = prepare(ctx, cluster, exam.given, _NOBODY)
+    plan_input = prepare(ctx, cluster, exam.change, _NOBODY)
     plan = plan_up(plan_input)
     kind = next((action.kind for action in plan.actions if action.kind in _ROLES), None)
     if kind is None:

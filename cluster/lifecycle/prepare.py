@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.reach import find_impaired
@@ -24,7 +23,7 @@ from infra.errors import SprError, UsageError
 from infra.iam.instance_profile import has_profile, with_profile
 from infra.plan.ownership import check_owner, split_groups
 from infra.plan.planner import PlanInput, check_head_is_not_stopped
-from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from infra.spec import AUTO, ClusterChange, ClusterSpec, parse_ssh_cidr
 from infra.words import spoken_time
 from provision.bake import recipe_digest
 from provision.jump import require_jump_tools
@@ -44,7 +43,7 @@ def observe(ctx: Context, cluster: str) -> Inventory:
 def prepare(
     ctx: Context,
     cluster: str,
-    given: Mapping[str, Any],
+    change: ClusterChange,
     ssh_cidr: str | None,
     *,
     wants_image: bool = False,
@@ -68,15 +67,14 @@ def prepare(
     defaults = {
         "stack": _kept_stack(ctx, found) or DEFAULT_STACK,
         "amx_required": ctx.cloud.has_amx,
-        "bake": _default_bake(ctx, given),
+        "bake": _default_bake(ctx, change.nodes),
     }
-    options = {**(record.options if record else {}), **given}
+    options = {**(record.options if record else {}), **change.given}
     if options.get("private") or options.get("jump"):
         cidrs, caller = _find_private_cidrs(ctx, group, ssh_cidr, options.get("subnet_ids", ())), ""
     else:
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
-    given = {**given, "caller": caller}
-    spec = merge_options(cluster, cidrs, given, record, defaults)
+    spec = merge_options(cluster, cidrs, change.given, record, defaults, caller)
     ctx.clients.labels = dict(spec.labels)
     check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
     _check_existing(ctx, spec, found, record)
@@ -109,9 +107,9 @@ def _recipe(ctx: Context, stack: str) -> str:
     return recipe_digest(load_stack(stack), ctx.cloud.base)
 
 
-def _default_bake(ctx: Context, given: Mapping[str, Any]) -> str:
+def _default_bake(ctx: Context, nodes: int) -> str:
     """Return the cloud's faster way, unless too many nodes would load from one package index."""
-    return "head" if given.get("nodes", 1) > _MOST_INSTALLS else ctx.cloud.default_bake
+    return "head" if nodes > _MOST_INSTALLS else ctx.cloud.default_bake
 
 
 def _kept_stack(ctx: Context, found: Inventory) -> str | None:

@@ -155,9 +155,11 @@ def merge_options(
     given: Mapping[str, Any],
     record: ClusterRecord | None,
     defaults: Mapping[str, Any] | None = None,
+    caller: str = "",
 ) -> ClusterSpec:
     """Combine options: the given ones, else the recorded ones, else the cloud's defaults.
 
+    ``caller`` is the range in ``ssh_cidrs`` that tracks this machine's address.
     Raises :class:`UsageError` for an option that an existing cluster cannot change.
     """
     known = dict(record.options) if record else {}
@@ -174,7 +176,8 @@ def merge_options(
                 + f": cluster {name!r} was created {was}, which can't be changed",
                 hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
-    return build_spec(name=name, ssh_cidrs=ssh_cidrs, **{**(defaults or {}), **known, **given})
+    options = {**(defaults or {}), **known, **given}
+    return build_spec(name=name, ssh_cidrs=ssh_cidrs, caller=caller, **options)
 
 
 def _shown(value: Any) -> str:

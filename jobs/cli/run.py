@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from cluster.cli.chosen_cluster import add_cluster_options
 from cluster.cli.ssh import NOT_CONNECTED, run_client
 from cluster.console.display import format_seconds, paused
+from cluster.console.options import argument, option, switch
 from cluster.console.output import emit, has_terminal, say
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.dry_run import run_dry
-from jobs.cli.places.options import CLUSTER, add_dry_run_options
-from jobs.cli.shared.chosen_job import add_results_option, open_job_context
+from jobs.cli.places.options import CLUSTER, DryRunRequest
+from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_options import (
-    add_max_time,
-    add_placement_options,
-    add_queue_options,
-    add_variable_options,
-    detachable,
-    read_placement,
-    read_variable_options,
-    results_folder,
+    PlacementRequest,
+    QueueRequest,
+    ResultsRequest,
+    VariableRequest,
+    follow_or_leave,
 )
+from jobs.cli.shared.when_done import OnCluster
 from jobs.launchers.folders import has_rsync
+from jobs.launchers.plan import PackageList
 from jobs.launchers.queue.job_output import Event
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
@@ -47,6 +46,7 @@ from jobs.program.plan import (
     plan_program,
 )
 from jobs.train.request import check_results
+from jobs.worker.spec import JobSpec, Resources, Work
 from jobs.worker.training.options import is_url
 from provision.install import VENV
 
@@ -61,9 +61,74 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+_PROGRAM: dict[str, Any] = {"section": "program"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(DryRunRequest, QueueRequest, PlacementRequest, ResultsRequest, VariableRequest):
+    """The options of `run`."""
+
+    program: tuple[str, ...] = argument(
+        "the program and its arguments, after --", takes="+", metavar="PROGRAM"
+    )
+    folder: str | None = option(
+        "the folder to send and to start in, instead of the project and the working folder; `none` "
+        "sends only the command's script and --files",
+        metavar="DIR",
+        **_PROGRAM,
+    )
+    files: tuple[str, ...] = option(
+        "another file or folder that the program needs, such as one that git ignores; repeatable",
+        (),
+        repeats=True,
+        metavar="PATH",
+        **_PROGRAM,
+    )
+    data_dir: tuple[str, ...] = option(
+        "folder of data, sent once and shared by all jobs, at its place in the project; or s3://…, which "
+        "each node downloads once, under its last part's name; repeatable",
+        (),
+        flags=("--data-dir", "--data"),
+        repeats=True,
+        metavar="DIR",
+        **_PROGRAM,
+    )
+    packages: str | None = option(
+        "what to install beside the stack: a uv.lock, pyproject.toml, requirements file, or script with "
+        "a header; pyproject.toml[train] adds an extra or group; `none` for nothing (default: the "
+        "script's header, else the project's first of these)",
+        metavar="FILE",
+        **_PROGRAM,
+    )
+    output_dir: str | None = option(
+        "folder in the working folder that the program writes and that is fetched, like $SPR_OUTPUT",
+        metavar="DIR",
+        **_PROGRAM,
+    )
+    outputs: tuple[str, ...] | None = option(
+        "files of the project's folder to fetch, such as 'out/**', or with ! not to fetch, instead of all "
+        "new and changed ones up to 1 GiB a node; '' for none; repeatable",
+        repeats=True,
+        metavar="PATTERN",
+        **_PROGRAM,
+    )
+    own_torch: bool = switch("let the packages replace the stack's torch", **_PROGRAM)
+    pty: bool = switch(
+        "run it on this terminal, on one node: a shell, pdb, or IPython; it ends with the connection",
+        **_PROGRAM,
+    )
+    large_files: bool = switch("allow more than 256 MiB besides the data", **_PROGRAM)
+    backend: str = option(
+        "communication backend of the ranks; ccl reserves cores (default: the stack's)",
+        "auto",
+        choices=("auto", "ccl", "gloo"),
+        section="placement",
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "run",
         "Run a program in every rank, placed and pinned like `train`. The nodes receive the project: the\n"
         "folder of spr-cluster.toml or of the git repository, as git sees it and without what .sprignore\n"
@@ -72,95 +137,41 @@ def add_parser(subparsers: SubParsers) -> None:
         "each worker goes to a folder named after the node. New and changed files in the working folder\n"
         "are fetched to work/NODE.",
         _EXAMPLES,
-        run=detachable(run),
-    )
-    add_cluster_options(parser)
-    add_dry_run_options(parser, "; only `train` can write it for other places")
-    add_placement_options(parser.add_argument_group("placement"))
-    queue = parser.add_argument_group("queue")
-    add_queue_options(queue, retries=0)
-    add_max_time(queue)
-    group = parser.add_argument_group("program")
-    add = group.add_argument
-    add(
-        "--folder",
-        metavar="DIR",
-        help="the folder to send and to start in, instead of the project and the working folder; `none` "
-        "sends only the command's script and --files",
-    )
-    add(
-        "--files",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="another file or folder that the program needs, such as one that git ignores; repeatable",
-    )
-    add(
-        "--data-dir",
-        "--data",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder of data, sent once and shared by all jobs, at its place in the project; or s3://…, "
-        "which each node downloads once, under its last part's name; repeatable",
-    )
-    add(
-        "--packages",
-        metavar="FILE",
-        help="what to install beside the stack: a uv.lock, pyproject.toml, requirements file, or script with "
-        "a header; pyproject.toml[train] adds an extra or group; `none` for nothing (default: the script's "
-        "header, else the project's first of these)",
-    )
-    add(
-        "--output-dir",
-        metavar="DIR",
-        help="folder in the working folder that the program writes and that is fetched, like $SPR_OUTPUT",
-    )
-    add(
-        "--outputs",
-        action="append",
-        metavar="PATTERN",
-        help="files of the project's folder to fetch, such as 'out/**', or with ! not to fetch, instead of "
-        "all new and changed ones up to 1 GiB a node; '' for none; repeatable",
-    )
-    add("--own-torch", action="store_true", help="let the packages replace the stack's torch")
-    add(
-        "--pty",
-        action="store_true",
-        help="run it on this terminal, on one node: a shell, pdb, or IPython; it ends with the connection",
-    )
-    add("--large-files", action="store_true", help="allow more than 256 MiB besides the data")
-    add_variable_options(add)
-    add_results_option(group, "the output")
-    parser.hide_from_help(("instance_type", "stack"))
-    parser.add_argument(
-        "program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --"
+        run=run,
+        options=RunCommand,
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(request: RunCommand) -> int:
     now = datetime.now(timezone.utc)
-    results = results_folder(args, "run", now)
-    if args.to != CLUSTER:
+    results = request.results_folder("run", now)
+    if request.to != CLUSTER:
         raise UsageError(
-            f"--to {args.to}: only tasks can run there: spr-cluster train TASK --to {args.to}"
+            f"--to {request.to}: only tasks can run there: spr-cluster train TASK --to {request.to}"
         )
-    if args.dry_run:
-        dry = build_request(args, results)
-        emit(args, *run_dry(args, now, lambda target: plan_program(dry, target.stack)))
+    if request.dry_run:
+        dry = build_request(request, results)
+        planned = run_dry(
+            request, request.nodes, now, lambda target: plan_program(dry, target.stack)
+        )
+        emit(request, *planned)
         return 0
+    return follow_or_leave(request, lambda on_cluster: _run(request, now, results, on_cluster))
+
+
+def _run(request: RunCommand, now: datetime, results: Path, on_cluster: OnCluster) -> int:
     with ThreadPoolExecutor(1) as pool:
         # The project is read while EC2 answers; what is wrong with it is reported first.
-        reading = pool.submit(build_request, args, results)
+        reading = pool.submit(build_request, request, results)
         try:
-            context = open_job_context(args, now)
+            context = open_job_context(request, now, on_cluster=on_cluster)
         finally:
-            request = reading.result()
-    plan = plan_program(request, context.stack)
-    if args.pty:
+            program = reading.result()
+    plan = plan_program(program, context.stack)
+    if request.pty:
         context = replace(context, on_event=partial(_open_terminal, context))
     done = run_job(context, lambda _: plan).record
-    emit(args, render(done, request.results), asdict(done))
+    emit(request, render(done, program.results), asdict(done))
     return 0
 
 
@@ -178,69 +189,76 @@ def _open_terminal(context: JobContext, event: Event) -> None:
             say(f"the connection to {node} broke; the program ends as soon as {node} notices")
 
 
-def build_request(args: argparse.Namespace, results: Path) -> ProgramRequest:
+def build_request(request: RunCommand, results: Path) -> ProgramRequest:
     """Return the options as a request. Raises :class:`UsageError` for invalid ones."""
-    for flag in ("program", "files"):
-        if "" in getattr(args, flag):
-            raise UsageError(f"{flag if flag == 'program' else '--files'}: a word is empty")
-    if args.pty:
-        refuse_pty(args)
-    variables = read_variable_options(args)
+    for name, words in (("program", request.program), ("--files", request.files)):
+        if "" in words:
+            raise UsageError(f"{name}: a word is empty")
+    if request.pty:
+        refuse_pty(request)
+    variables = request.read_variables()
     check_results(results)
-    here, folder = Path.cwd(), args.folder
-    data = [each for each in args.data_dir if not is_url(each)]
+    here, folder = Path.cwd(), request.folder
+    data = [each for each in request.data_dir if not is_url(each)]
     if not has_rsync() and not data and folder is None:
         say("rsync is not installed here: only the command's script and --files are sent")
         folder = "none"
-    max_bytes = None if args.large_files else MAX_BYTES
-    sent = choose_folders(folder, data, here, max_bytes)
-    placement = read_placement(args)
-    if args.pty:
-        placement = replace(placement, nproc_per_node=1)  # the default depends on the nodes
-    packages, own = None, OwnPackage()
-    if sent.project:
-        own = read_own_package(sent.project.root)
+    sent = choose_folders(folder, data, here, None if request.large_files else MAX_BYTES)
+    own = read_own_package(sent.project.root) if sent.project else OwnPackage()
     start = sent.project.root / sent.subfolder if sent.project else here
-    large = args.large_files
-    files = collect_files(args.program, args.files, here, sent.project, start, large=large)
+    large = request.large_files
+    files = collect_files(request.program, request.files, here, sent.project, start, large=large)
     if note := describe_left_out(sent, files.files):
         say(note)
-    if sent.project and (args.packages or runs_python(args.program, own.scripts)):
-        script = find_script(args.program, start, sent.project.root)
-        packages = find_packages(
-            args.packages, sent.project.root, start / script if script else None
-        )
+    packages = _read_packages(request, sent, own, start)
     if packages:
         imports = (f"work/{each}".removesuffix("/.") for each in packages.imports)
         own = replace(own, imports=tuple(dict.fromkeys((*own.imports, *imports))))
-    if packages and args.own_torch:
-        say("--own-torch: without the stack's oneCCL and IPEX, and its tested match with mpirun")
-        packages = replace(packages, own_torch=True)
     return ProgramRequest(
-        command=tuple(args.program),
+        _build_spec(request, read_urls([each for each in request.data_dir if is_url(each)], sent)),
         files=files,
         folders=sent.folders,
-        stage=read_urls([each for each in args.data_dir if is_url(each)], sent),
         packages=packages,
         own=own,
-        output_dir=read_output_dir(args.output_dir, sent, files.files),
-        outputs=None if args.outputs is None else tuple(filter(None, args.outputs)),
+        output_dir=read_output_dir(request.output_dir, sent, files.files),
+        outputs=None if request.outputs is None else tuple(filter(None, request.outputs)),
         subfolder=sent.subfolder,
         results=results,
-        placement=placement,
-        nodes=1 if args.pty else args.nodes,
         env=variables,
-        backend=args.backend,
-        retries=args.retries,
-        is_interactive=args.pty,
+        backend=request.backend,
+        is_interactive=request.pty,
     )
 
 
-def refuse_pty(args: argparse.Namespace) -> None:
+def _build_spec(request: RunCommand, stage: tuple[tuple[str, str], ...]) -> JobSpec:
+    placement, nodes = request.placement_options, request.nodes
+    if request.pty:
+        # The default depends on the nodes.
+        placement, nodes = replace(placement, nproc_per_node=1), 1
+    spec = request.spec(Work(program=request.program), Resources(nodes, placement))
+    return replace(spec, storage=replace(spec.storage, stage=stage))
+
+
+def _read_packages(
+    request: RunCommand, sent: SentFolders, own: OwnPackage, start: Path
+) -> PackageList | None:
+    """Return the packages that the program needs, if it is Python and in a project."""
+    if not sent.project or not (request.packages or runs_python(request.program, own.scripts)):
+        return None
+    root = sent.project.root
+    script = find_script(request.program, start, root)
+    packages = find_packages(request.packages, root, start / script if script else None)
+    if packages and request.own_torch:
+        say("--own-torch: without the stack's oneCCL and IPEX, and its tested match with mpirun")
+        packages = replace(packages, own_torch=True)
+    return packages
+
+
+def refuse_pty(request: RunCommand) -> None:
     """Raise :class:`UsageError` if ``--pty`` can't work with the other options or without a terminal."""
-    given = {"--nodes": args.nodes not in (None, 1), "--ppn": args.ppn not in (None, 1)}
-    given |= {"--retries": args.retries > 0, "--detach": args.detach, "--json": args.json}
-    given |= {"--placement": args.placement == "reference"}
+    given = {"--nodes": request.nodes not in (None, 1), "--ppn": request.ppn not in (None, 1)}
+    given |= {"--retries": bool(request.retries), "--detach": request.detach}
+    given |= {"--json": request.json, "--placement": request.placement == "reference"}
     if refused := [flag for flag, is_given in given.items() if is_given]:
         raise UsageError(f"--pty runs one rank on this terminal: omit {' and '.join(refused)}")
     if not has_terminal():

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.chosen_cluster import add_cluster_options
+from cluster.console.options import option, switch
 from cluster.console.output import emit, say
-from cluster.console.parser import SubParsers, add_command, positive_int
+from cluster.console.parser import Parser, add_command, positive_int
 from infra.errors import UsageError
 from jobs.cli.places import kubernetes, slurm
 from jobs.cli.places.dry_run import Target, run_dry
-from jobs.cli.places.options import (
-    CLUSTER,
-    HIDDEN,
-    KUBERNETES,
-    add_place_options,
-    check_place,
-)
-from jobs.cli.results.fetch import add_push_option, open_push_target, push
-from jobs.cli.shared.chosen_job import add_results_option, open_job_context
+from jobs.cli.places.options import CLUSTER, KUBERNETES, PlaceRequest, check_place
+from jobs.cli.results.fetch import PushRequest, open_push_target, push
+from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_display import render_result
 from jobs.cli.shared.job_options import (
-    add_max_time,
-    add_placement_options,
-    add_queue_options,
-    add_task_command,
-    add_training_options,
-    add_variable_options,
-    detachable,
-    read_options,
-    read_placement,
-    read_variable_options,
-    refuse_own_settings,
-    results_folder,
+    PlacementRequest,
+    QueueRequest,
+    ResultsRequest,
+    TaskRequest,
+    VariableRequest,
+    change_options,
+    follow_or_leave,
+    task_options,
 )
-from jobs.launchers.plan import JobPlan
+from jobs.cli.shared.when_done import OnCluster
+from jobs.launchers.plan import JobPlan, new_job_id
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import read_job_id
 from jobs.reference.plan import (
@@ -48,6 +39,7 @@ from jobs.reference.plan import (
     plan_reference,
     train_reference,
 )
+from jobs.train.elsewhere import plan_for_script, plan_in_pods, plan_reference_in_pods
 from jobs.train.request import (
     TrainRequest,
     check_inputs,
@@ -55,13 +47,17 @@ from jobs.train.request import (
     check_writable,
     expand_home,
     require_able_stack,
+    spec_of,
 )
 from jobs.train.resume import ResumeRequest, parse_stored_job, resume
 from jobs.train.trackers import tracker_variables
 from jobs.train.train import plan_training, train
+from jobs.worker.spec import Resources, Storage
+from jobs.worker.spec import Work as JobWork
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import MAY_CHANGE, flag
 from provision.stacks.compatibility import runs_tasks
+from provision.stacks.load import DEFAULT_STACK, load_stack
 from provision.stacks.stack import Stack
 
 _EXAMPLES = """\
@@ -96,7 +92,7 @@ _SQUAD_EXAMPLES = """\
   spr-cluster train squad --to kubernetes-yaml --nodes 4 --image me/spr:1
 """
 _RECIPES = ("fast", "reference")
-Request = TrainRequest | ReferenceRequest | ResumeRequest
+Work = TrainRequest | ReferenceRequest | ResumeRequest
 _SQUAD = (
     "Fine-tune a question answering model with PyTorch DDP on all nodes, evaluate it with\n"
     "SQuAD's exact match and F1, and fetch the model and results."
@@ -108,171 +104,216 @@ _RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints", "repo
 _DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
 
-def add_parser(subparsers: SubParsers) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(
+    PlaceRequest,
+    QueueRequest,
+    PlacementRequest,
+    TaskRequest,
+    PushRequest,
+    ResultsRequest,
+    VariableRequest,
+):
+    """The options of `train`."""
+
+    resume: str | None = option(
+        "continue an interrupted job from its last checkpoint, with its own options; also one of "
+        "another cluster, by its URL in that cluster's bucket (default: the last unfinished one)",
+        takes="?",
+        const=LAST,
+        metavar="JOB",
+    )
+    elastic: int | None = option(
+        "after the loss of a node, continue with at least MIN nodes and the same features per step, "
+        "instead of waiting for `repair`",
+        parse=positive_int,
+        metavar="MIN",
+        section="queue",
+    )
+    no_tuned: bool = switch(
+        "ignore the result of `spr-cluster tune`", section="placement", for_experts=True
+    )
+    recipe: str = "fast"
+    preset: str | None = None
+    smoke: bool = False
+    run_qa: str | None = None
+
+    @property
+    def may_tune(self) -> frozenset[str]:
+        """The values that the user left to `tune`."""
+        if self.no_tuned or self.placement != "auto":
+            return frozenset()
+        chosen = "batch_size" in self.given or self.preset
+        batch_size = set() if chosen else {"batch_size"}
+        placement = set() if self.ppn or self.ccl_workers else {"placement"}
+        return frozenset(batch_size | placement)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadCommand(TrainCommand):
+    """The options of `train squad`."""
+
+    recipe: str = option(
+        "fast: this tool's own; reference: transformers' run_qa.py with the published flags and "
+        "placement, and no other options (default: fast)",
+        "fast",
+        choices=_RECIPES,
+        section="recipe",
+    )
+    preset: str | None = option(
+        "published model, batch size, learning rate, and epochs (default with --recipe reference: "
+        "distilbert)",
+        choices=tuple(PRESETS),
+        section="recipe",
+    )
+    smoke: bool = switch(
+        "recipe reference: run for a minute on one node, to check that nothing is missing",
+        section="recipe",
+    )
+    run_qa: str | None = option(
+        "recipe reference: local folder with run_qa.py (default: the stack's, on the nodes)",
+        metavar="DIR",
+        section="recipe",
+        for_experts=True,
+    )
+
+
+def add_parser(parent: Parser) -> None:
     parser = add_command(
-        subparsers,
+        parent,
         "train",
         "Train with PyTorch DDP on all nodes of a cluster, and fetch the results.",
         _EXAMPLES,
     )
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    for task in TASKS:
-        _add_task(jobs, task)
+    parser.expect("JOB", "jobs")
+    for task, each in TASKS.items():
+        is_squad = task == "squad"
+        about = (
+            f"Train a model with PyTorch DDP on all nodes: {each.help}. Evaluate it, and fetch\n"
+        )
+        about = _SQUAD if is_squad else about + "the model and results."
+        examples = _SQUAD_EXAMPLES if is_squad else _TASK_EXAMPLES.replace("{task}", task)
+        if not hasattr(each.Options, "data"):
+            lines = examples.splitlines(keepends=True)
+            examples = "".join(line for line in lines if "--data" not in line)
+        options = SquadCommand if is_squad else TrainCommand
+        add_command(parser, task, about, examples, each.help, run, options, task_options(task))
 
 
-def _add_task(jobs: SubParsers, task: str) -> None:
-    is_squad = task == "squad"
-    about = (
-        f"Train a model with PyTorch DDP on all nodes: {TASKS[task].help}. Evaluate it, and fetch\n"
-    )
-    about = _SQUAD if is_squad else about + "the model and results."
-    examples = _SQUAD_EXAMPLES if is_squad else _TASK_EXAMPLES
-    if not hasattr(TASKS[task].Options, "data"):
-        lines = examples.splitlines(keepends=True)
-        examples = "".join(line for line in lines if "--data" not in line)
-    parser = add_task_command(jobs, task, about, examples, detachable(run))
-    add_cluster_options(parser)
-    add_place_options(parser)
-    parser.set_defaults(recipe="fast", preset=None, smoke=False, run_qa=None)
-    if is_squad:
-        _add_recipe(parser.add_argument_group("recipe"))
-    placement = parser.add_argument_group("placement")
-    add_placement_options(placement, "the result of `tune`, else one per NUMA node", backend=False)
-    queue = parser.add_argument_group("queue")
-    add_queue_options(queue, retries=RETRIES)
-    add_max_time(queue)
-    # So that the published recipe, which has none of them, can reject them.
-    queue.set_defaults(retries=None)
-    queue.add_argument(
-        "--elastic",
-        type=positive_int,
-        metavar="MIN",
-        help="after the loss of a node, continue with at least MIN nodes and the same features per step, "
-        "instead of waiting for `repair`",
-    )
-    placement.add_argument(
-        "--no-tuned", action="store_true", help="ignore the result of `spr-cluster tune`"
-    )
-    add_variable_options(parser.add_argument)
-    add_results_option(parser, "the results")
-    add_push_option(parser)
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=LAST,
-        default=argparse.SUPPRESS,
-        metavar="JOB",
-        help="continue an interrupted job from its last checkpoint, with its own options; also one of "
-        "another cluster, by its URL in that cluster's bucket (default: the last unfinished one)",
-    )
-    add_training_options(parser, task, "run_qa", "placement", "ccl_workers", "no_tuned", *HIDDEN)
-
-
-def _add_recipe(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--recipe",
-        choices=_RECIPES,
-        default="fast",
-        help="fast: this tool's own; reference: transformers' run_qa.py with the published flags "
-        "and placement, and no other options (default: fast)",
-    )
-    group.add_argument(
-        "--preset",
-        choices=tuple(PRESETS),
-        help="published model, batch size, learning rate, and epochs (default with --recipe "
-        "reference: distilbert)",
-    )
-    group.add_argument(
-        "--smoke",
-        action="store_true",
-        help="recipe reference: run for a minute on one node, to check that nothing is missing",
-    )
-    group.add_argument(
-        "--run-qa",
-        metavar="DIR",
-        help="recipe reference: local folder with run_qa.py (default: the stack's, on the nodes)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def run(request: TrainCommand) -> int:
     now = datetime.now(timezone.utc)
-    check_place(vars(args))
-    if args.to != CLUSTER or args.dry_run:
-        emit(args, *_write_elsewhere(args, now))
+    check_place(request)
+    if request.to != CLUSTER or request.dry_run:
+        emit(request, *_write_elsewhere(request, now))
         return 0
-    request = _build_request(args, now)
-    target = open_push_target(args)
-    context = open_job_context(args, now, show_cost=True)
-    request = follow_stack(args, request, context.stack, now)
-    result, folder = _train(context, request)
-    if not args.json:
+    return follow_or_leave(request, lambda on_cluster: _run(request, now, on_cluster))
+
+
+def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:
+    work = _build_work(request, now)
+    target = open_push_target(request.push_to)
+    context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
+    work = follow_stack(request, work, context.stack, now)
+    result, folder = _train(context, work)
+    if not request.json:
         print(render_result(result, folder), flush=True)
     pushed = push(target, folder, read_job_id(folder), context.progress, context.cluster.flags)
-    emit(args, pushed or "", {**result, "pushed_to": pushed} if pushed else result)
+    emit(request, pushed or "", {**result, "pushed_to": pushed} if pushed else result)
     return 0
 
 
-def _write_elsewhere(args: argparse.Namespace, now: datetime) -> tuple[str, dict[str, object]]:
+def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[str, object]]:
     """Return the job as it is printed, after writing or creating it if the user asked for that."""
-    if args.to == CLUSTER:
-        request = _build_request(args, now)
-        return run_dry(args, now, lambda target: _plan_dry(args, request, target, now))
-    if args.to == KUBERNETES:
-        pods = kubernetes.read_job(args, now)
+    if request.to == CLUSTER:
+        work = _build_work(request, now)
+        stack = "reference" if request.recipe == "reference" else DEFAULT_STACK
+
+        def plan(target: Target) -> JobPlan:
+            return _plan_dry(request, work, target, now)
+
+        return run_dry(request, request.nodes, now, plan, stack)
+    if request.to == KUBERNETES:
+        pods = _render_pods(request, now)
         for warning in pods.placement.warnings:
             say(f"warning: {warning}")
-        if args.apply:
-            return kubernetes.apply(pods, yes=args.yes, dry_run=args.dry_run)
-        if args.dry_run:
+        if request.apply:
+            return kubernetes.apply(pods, yes=request.yes, dry_run=request.dry_run)
+        if request.dry_run:
             return kubernetes.summarize(pods), kubernetes.describe(pods)
-        return kubernetes.write(pods, args.write_to)
-    script = slurm.read_job(args, now)
-    if args.dry_run:
+        return kubernetes.write(pods, request.write_to)
+    script = _render_script(request, now)
+    if request.dry_run:
         return slurm.summarize(script), slurm.describe(script)
-    return slurm.write(script, args.write_to)
+    return slurm.write(script, request.write_to)
 
 
-def _plan_dry(args: argparse.Namespace, request: Request, target: Target, now: datetime) -> JobPlan:
-    found = follow_stack(args, request, target.stack, now)
+def _render_pods(request: TrainCommand, now: datetime) -> kubernetes.Rendered:
+    reference = request.recipe == "reference"
+    stack = load_stack(request.stack or ("reference" if reference else DEFAULT_STACK))
+    name = request.job_name or new_job_id(request.task, now)
+    pods = kubernetes.read_pods(request, request.nodes, name, stack.name)
+    placement = request.placement_options
+    if reference:
+        refuse_own_settings(request, ("demo",))
+        preset = PRESETS[request.preset or "bert-large"]
+        plan = plan_reference_in_pods(preset, request.run_qa, placement, pods, stack)
+    elif request.run_qa:
+        raise UsageError("--run-qa requires --recipe reference")
+    else:
+        plan = plan_in_pods(request.read_options(request.preset), placement, pods, stack)
+    return kubernetes.render(plan, pods, stack)
+
+
+def _render_script(request: TrainCommand, now: datetime) -> slurm.SlurmScript:
+    name = request.job_name or new_job_id(request.task, now)
+    options = slurm.read_script(request, request.nodes, name)
+    resources = Resources(None, request.placement_options)
+    spec = spec_of(request.read_options(request.preset), resources=resources)
+    check_inputs(TrainRequest(spec, Path()).options)
+    stack = load_stack(request.stack or DEFAULT_STACK)
+    return slurm.render(plan_for_script(TrainRequest(spec, Path()), stack), options, stack)
+
+
+def _plan_dry(request: TrainCommand, work: Work, target: Target, now: datetime) -> JobPlan:
+    found = follow_stack(request, work, target.stack, now)
     if isinstance(found, ResumeRequest):
         raise UsageError("--dry-run: a resumed job's options are on its nodes: omit --resume")
     if isinstance(found, ReferenceRequest):
-        nodes = len(target.cluster.first(found.nodes).nodes)
+        nodes = len(target.cluster.first(found.spec.resources.nodes).nodes)
         return plan_reference(found, target.stack, nodes)
     require_able_stack(target.stack, f"train {found.options.task}")
     return plan_training(found, target.stack)
 
 
-def _build_request(args: argparse.Namespace, now: datetime) -> Request:
-    """Return the request, checked as far as possible locally. Raises :class:`UsageError`."""
-    if "resume" in args:
-        return build_resume(args)
-    if args.recipe == "reference":
-        request: TrainRequest | ReferenceRequest = build_reference(args, now)
+def _build_work(request: TrainCommand, now: datetime) -> Work:
+    """Return what to do, checked as far as possible locally. Raises :class:`UsageError`."""
+    if request.resume is not None:
+        return build_resume(request)
+    work: TrainRequest | ReferenceRequest
+    if request.recipe == "reference":
+        work = build_reference(request, now)
     else:
-        request = build_request(args, now)
-        check_inputs(request.options)
-    check_results(request.results)
-    return request
+        work = build_request(request, now)
+        check_inputs(work.options)
+    check_results(work.results)
+    return work
 
 
-def follow_stack(
-    args: argparse.Namespace, request: Request, stack: Stack, now: datetime
-) -> Request:
+def follow_stack(request: TrainCommand, work: Work, stack: Stack, now: datetime) -> Work:
     """Return the published recipe's request if `train squad`, without options, can't run otherwise."""
-    if not isinstance(request, TrainRequest) or runs_tasks(stack) or not stack.examples:
-        return request
-    if args.task != "squad":
-        return request
+    if not isinstance(work, TrainRequest) or runs_tasks(stack) or not stack.examples:
+        return work
+    if request.task != "squad":
+        return work
     try:
-        found = build_reference(args, now)
+        found = build_reference(request, now)
     except UsageError:  # Its options are not the recipe's: refused with stacks that have them.
-        return request
+        return work
     say(f"stack {stack.name} runs only the published recipe: this is `--recipe reference`")
     return found
 
 
-def _train(context: JobContext, request: Request) -> tuple[dict[str, Any], Path]:
+def _train(context: JobContext, request: Work) -> tuple[dict[str, Any], Path]:
     """Start or resume the job; return its results and their folder."""
     if isinstance(request, ResumeRequest):
         return resume(context, request)
@@ -281,93 +322,79 @@ def _train(context: JobContext, request: Request) -> tuple[dict[str, Any], Path]
     return train(context, request), request.results
 
 
-def build_resume(args: argparse.Namespace) -> ResumeRequest:
+def build_resume(request: TrainCommand) -> ResumeRequest:
     """Return the request to resume a job. Raises :class:`UsageError` if an option would change the job."""
-    Options = TASKS[args.task].Options  # noqa: N806
-    given = {each.name for each in fields(Options)} & vars(args).keys() - {"resume"}
     fixed = ("demo", "ccl_workers", "nodes", "elastic", "preset", "smoke", "run_qa")
-    refused = given - _RESUME_MAY_CHANGE | {name for name in fixed if getattr(args, name)}
-    refused |= {name for name, default in _DEFAULTS.items() if getattr(args, name) != default}
+    refused = request.given.keys() - _RESUME_MAY_CHANGE
+    refused |= {name for name in fixed if getattr(request, name)}
+    refused |= {name for name, default in _DEFAULTS.items() if getattr(request, name) != default}
     if refused:
         raise UsageError(
             f"{', '.join(sorted(map(flag, refused)))}: a resumed job keeps its own",
             hint="omit it, or start a new job without --resume",
         )
-    changes = {name: getattr(args, name) for name in given}
-    try:
-        replace(Options(), **changes)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    job, bucket = None if args.resume == LAST else args.resume, None
+    change_options(TASKS[request.task].Options(), request.given)
+    job, bucket = None if request.resume == LAST else request.resume, None
     if job and "://" in job:
         bucket, job = parse_stored_job(job, "--resume")
-        if not job.startswith(f"{args.task}-"):
-            raise UsageError(f"job {job} is not one of `train {args.task}`")
-    results = expand_home(args.results) if args.results else None
+        if not job.startswith(f"{request.task}-"):
+            raise UsageError(f"job {job} is not one of `train {request.task}`")
+    results = expand_home(request.results) if request.results else None
     if results:
         check_writable(results)
-    variables = read_variable_options(args)
-    return ResumeRequest(
-        args.task, job, results, changes, args.ppn, _retries(args), variables, bucket
+    spec = request.spec(
+        JobWork(request.task), Resources(None, request.placement_options), retries=RETRIES
     )
+    if bucket and spec.storage.bucket is None:
+        spec = replace(spec, storage=Storage(bucket=str(bucket)))
+    words = request.read_variables()
+    return ResumeRequest(request.task, job, results, request.given, spec, words, bucket)
 
 
-def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
+def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     """Return the request of a new job. Raises :class:`UsageError` for an option out of range."""
-    for name, given in {"--smoke": args.smoke, "--run-qa": args.run_qa}.items():
+    for name, given in {"--smoke": request.smoke, "--run-qa": request.run_qa}.items():
         if given:
             raise UsageError(f"{name} requires --recipe reference")
-    options = read_options(args, args.preset)
-    results = results_folder(args, args.task, now)
+    options = request.read_options(request.preset)
+    resources = Resources(request.nodes, request.placement_options)
+    least = request.elastic or 0
     return TrainRequest(
-        options,
-        results,
-        read_placement(args),
-        left_open(args),
-        args.nodes,
-        _retries(args),
-        args.elastic,
-        tracker_variables(options.report_to, read_variable_options(args)),
-        hub_token=args.hub_token,
+        request.spec(spec_of(options).work, resources, retries=RETRIES, least_nodes=least),
+        request.results_folder(request.task, now),
+        request.may_tune,
+        tracker_variables(options.report_to, request.read_variables()),
+        hub_token=request.hub_token,
     )
 
 
-def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
+def build_reference(request: TrainCommand, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
     names = (
-        "ppn",
-        "ccl_workers",
-        "demo",
-        "no_tuned",
-        "elastic",
-        "retries",
-        "env",
-        "env_file",
-        "hub_token",
+        *("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries"),
+        *("env", "env_file", "hub_token"),
     )
-    refuse_own_settings(args, names)
-    if args.smoke and args.nodes not in (None, 1):
+    refuse_own_settings(request, names)
+    if request.smoke and request.nodes not in (None, 1):
         raise UsageError("--smoke runs on one node: omit --nodes")
-    if args.smoke and args.push_to:
+    if request.smoke and request.push_to:
         raise UsageError("--smoke trains no model: omit --push-to")
+    script = check_script(expand_home(request.run_qa)) if request.run_qa else None
     return ReferenceRequest(
-        preset=PRESETS[args.preset or "distilbert"],
-        results=results_folder(args, "squad", now),
-        nodes=args.nodes,
-        script=check_script(expand_home(args.run_qa)) if args.run_qa else None,
-        smoke=args.smoke,
+        preset=PRESETS[request.preset or "distilbert"],
+        results=request.results_folder("squad", now),
+        spec=request.spec(JobWork(), Resources(request.nodes)),
+        script=script,
+        smoke=request.smoke,
     )
 
 
-def _retries(args: argparse.Namespace) -> int:
-    return RETRIES if args.retries is None else int(args.retries)
-
-
-def left_open(args: argparse.Namespace) -> frozenset[str]:
-    """Return the options that the user left to `tune`."""
-    if args.no_tuned or args.placement != "auto":
-        return frozenset()
-    chosen = "batch_size" in args or getattr(args, "preset", None)
-    batch_size = set() if chosen else {"batch_size"}
-    placement = set() if args.ppn or args.ccl_workers else {"placement"}
-    return frozenset(batch_size | placement)
+def refuse_own_settings(request: TrainCommand, more: Iterable[str]) -> None:
+    """Raise :class:`UsageError` for a training option, or one of ``more``, beside ``--recipe reference``."""
+    refused = sorted(request.given) + [name for name in more if getattr(request, name)]
+    if refused:
+        raise UsageError(
+            f"{', '.join(map(flag, refused))}: --recipe reference is the published command, with its "
+            "own settings",
+            hint="use --preset and --nodes to choose among those, or --recipe fast with these options",
+        )

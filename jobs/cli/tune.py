@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from jobs.worker.spec import PlacementOptions
-
 import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +44,7 @@ from jobs.experiments.tune import (
 )
 from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.tuned import TuningResult
+from jobs.worker.spec import PlacementOptions
 
 _TUNE_EXAMPLES = """\
   spr-cluster tune {task}

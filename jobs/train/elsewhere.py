@@ -19,9 +19,10 @@ from jobs.train.request import (
     local_model,
     refuse_s3,
     require_able_stack,
+    spec_of,
 )
 from jobs.train.train import plan_options, plan_training
-from jobs.worker.spec import PlacementOptions
+from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import NO_CACHE, SCRATCH, TextOptions, TrainOptions, flag
 from provision.stacks.stack import Stack
@@ -63,7 +64,8 @@ def plan_in_pods(
         resume=True,
     )
     offline = "data" in local_data(options) and (is_path or model == SCRATCH)
-    return replace(plan_options(in_pod, offline=offline), placement=placement)
+    spec = spec_of(options, resources=Resources(pods.nodes, placement))
+    return plan_options(spec, in_pod, offline=offline)
 
 
 def _require_on_claim(name: str, path: str | None) -> None:
@@ -97,12 +99,11 @@ def plan_reference_in_pods(
     preset = replace(preset, one_node=keeping, several_nodes=keeping)
     argv = reference_argv(stack, preset, pods.nodes, f"{pods.output}/{OUTPUT}", where)
     ranks = pods.nodes * ppn
+    resources = Resources(pods.nodes, replace(placement, nproc_per_node=ppn))
     program = ProgramRequest(
-        command=argv,
+        JobSpec(Work(program=argv), resources),
         files=ProgramFiles({}),
         results=Path(),
-        placement=replace(placement, nproc_per_node=ppn),
-        nodes=pods.nodes,
         backend="gloo" if ranks == 1 else "auto",
         kind="squad",
     )
@@ -126,4 +127,5 @@ def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
     # Most centers give users small home folders.
     if isinstance(options, TextOptions) and options.token_cache == TextOptions().token_cache:
         options = replace(options, token_cache="cache/tokens")
-    return plan_training(replace(request, options=options), stack)
+    resources = request.spec.resources
+    return plan_training(request.change(options, resources.placement, resources.nodes), stack)

@@ -24,6 +24,7 @@ from infra.ec2.cluster_record import ClusterRecord, parse_record
 from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import SprError
 from infra.plan.planner import plan_up
+from infra.spec import validate_options
 from tests.harness.cloud import CALLER, CloudProcess, make_cloud
 from tests.harness.simulated_machines import SimulatedMachines
 
@@ -119,7 +120,7 @@ def run_limited_up(
 ) -> None:
     """The same with a limit for jobs: ``limit`` gets the new record and the old one."""
     with ctx.files.lock():
-        plan_input = prepare(ctx, NAME, given, CALLER)
+        plan_input = prepare(ctx, NAME, validate_options(**given), CALLER)
         old = parse_record(plan_input.group.tags) if plan_input.group else None
         plan_input = replace(plan_input, record=limit(plan_input.record, old))
         plan = plan_up(plan_input)

@@ -30,6 +30,7 @@ from infra.ec2.tags import render_time
 from infra.local.state import StateFolder
 from infra.plan.actions import Plan
 from infra.plan.planner import PlanInput, plan_up
+from infra.spec import validate_options
 from tests.aws import Recorder, answered_directly
 from tests.harness.cloud import CALLER, SimulatedEngine, list_left, make_cloud
 from tests.harness.prepared_cluster import PreparedCluster, restore, save
@@ -164,7 +165,7 @@ class SimulatedCloud:
         return list({request["ClientToken"]: request for request in sent}.values())
 
     def plan_input(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
-        return prepare(self.ctx, NAME, given, ssh_cidr)
+        return prepare(self.ctx, NAME, validate_options(**given), ssh_cidr)
 
     def plan(self, **given: Any) -> Plan:
         return plan_up(self.plan_input(**given))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +19,7 @@ from infra.instance_types import (
     nearest_type,
 )
 from infra.words import counted
+from jobs.cli.places.options import DryRunRequest
 from jobs.launchers.kubernetes.image import find_preloads
 from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.placement import NodeShape, place_on_nodes
@@ -38,16 +38,20 @@ class Target:
 
 
 def run_dry(
-    args: argparse.Namespace, now: datetime, build_plan: Callable[[Target], JobPlan]
+    request: DryRunRequest,
+    nodes: int | None,
+    now: datetime,
+    build_plan: Callable[[Target], JobPlan],
+    stack: str = DEFAULT_STACK,
 ) -> tuple[str, dict[str, object]]:
-    """Return what ``--dry-run`` prints, as text and as JSON. EC2 is asked only for an existing cluster."""
-    if args.instance_type:
-        nodes = args.nodes or 1
-        recipe = getattr(args, "recipe", "fast")
-        stack = args.stack or ("reference" if recipe == "reference" else DEFAULT_STACK)
-        target = imagine(args.instance_type, nodes, stack, now)
+    """Return what ``--dry-run`` prints, as text and as JSON. EC2 is asked only for an existing cluster.
+
+    ``stack`` is the default of a cluster that does not exist.
+    """
+    if request.instance_type:
+        target = imagine(request.instance_type, nodes or 1, request.stack or stack, now)
     else:
-        target = _find(args)
+        target = _find(request)
     return preview(build_plan(target), target, now)
 
 
@@ -69,9 +73,9 @@ def imagine(type_name: str, nodes: int, stack: str, now: datetime) -> Target:
     return Target(Cluster("spr", every, nodes), load_stack(stack), shapes)
 
 
-def _find(args: argparse.Namespace) -> Target:
+def _find(request: DryRunRequest) -> Target:
     try:
-        context = open_cluster(args)
+        context = open_cluster(request)
         cluster = context.find_cluster()
     except NoClusterError as error:
         error.hint = "--instance-type TYPE needs no cluster" + (
@@ -100,11 +104,11 @@ def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str
     """Return a job's placement and mpirun command. Raises :class:`UsageError` if the nodes don't fit."""
     cluster, stack = target.cluster, target.stack
     preload = find_preloads(stack)._replace(tcmalloc=None)
-    placement = place_on_nodes(target.shapes, plan.placement, plan.backend, preload)
+    placement = place_on_nodes(target.shapes, plan.spec.resources.placement, plan.backend, preload)
     paths = JobPaths(new_job_id(plan.kind, now))
     launch = build_launch(plan, placement, paths, cluster, stack)
     mpirun = render_command(launch, cluster.head.private_ip)
-    used = cluster.first(plan.nodes).nodes
+    used = cluster.first(plan.spec.resources.nodes).nodes
     types = sorted({node.instance.instance_type for node in used})
     warnings = (*placement.warnings, *warn_ignored(stack, placement))
     ranks = counted(placement.nproc_per_node, "rank")

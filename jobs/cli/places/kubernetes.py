@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import shutil
 import subprocess
-from datetime import datetime
 from pathlib import Path
 
 from cluster.console.output import confirm, say
 from infra.errors import SprError, UsageError
 from infra.words import counted
 from jobs.cli.places.folder import check_output_folder, write_files
-from jobs.cli.places.options import ANY, KUBERNETES, read_shape
-from jobs.cli.shared.job_options import read_options, refuse_own_settings
-from jobs.launchers.kubernetes.manifests import AMX_LABEL, Rendered, render
+from jobs.cli.places.options import ANY, KUBERNETES, PlaceRequest
+from jobs.launchers.kubernetes.manifests import AMX_LABEL, Rendered
 from jobs.launchers.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
-from jobs.launchers.plan import PlacementOptions, new_job_id
-from jobs.reference.plan import PRESETS
-from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
 from jobs.worker.training.options import flag
-from provision.stacks.load import DEFAULT_STACK, load_stack
 
 # Names of pods and services add a suffix, with at most 63 characters in total.
 _NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
@@ -43,41 +36,24 @@ Result = tuple[str, dict[str, object]]
 """What a command prints, as text and as JSON."""
 
 
-def read_job(args: argparse.Namespace, now: datetime) -> Rendered:
-    """Return the job for the options. Raises :class:`UsageError` for options that don't fit together."""
-    reference = args.recipe == "reference"
-    stack = load_stack(args.stack or ("reference" if reference else DEFAULT_STACK))
-    pods = _read_pods(args, stack.name, now)
-    placement = PlacementOptions(nproc_per_node=args.ppn, ccl_workers=args.ccl_workers)
-    if reference:
-        refuse_own_settings(args, ("demo",))
-        preset = PRESETS[args.preset or "bert-large"]
-        plan = plan_reference_in_pods(preset, args.run_qa, placement, pods, stack)
-    else:
-        if args.run_qa:
-            raise UsageError("--run-qa requires --recipe reference")
-        plan = plan_in_pods(read_options(args, args.preset), placement, pods, stack)
-    return render(plan, pods, stack)
-
-
-def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOptions:
-    for name, (form, wanted) in _FORMS.items():
-        value = getattr(args, name)
+def read_pods(request: PlaceRequest, nodes: int | None, name: str, stack: str) -> PodOptions:
+    """Return the pods for the options. Raises :class:`UsageError` for invalid ones."""
+    for option, (form, wanted) in _FORMS.items():
+        value = getattr(request, option)
         if value is not None and not re.fullmatch(form, value, re.ASCII):
-            raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
-    if args.nodes is None:
+            raise UsageError(f"{flag(option)} {value!r}: expected {wanted}")
+    if nodes is None:
         raise UsageError(f"--to {KUBERNETES} needs --nodes, the number of pods")
-    labels = args.node_selector or []
-    amx = {} if ANY in labels else {AMX_LABEL: "true"}
-    own = (label.split("=") for label in labels if label != ANY)
+    amx = {} if ANY in request.node_selector else {AMX_LABEL: "true"}
+    own = (label.split("=") for label in request.node_selector if label != ANY)
     return PodOptions(
-        name=args.job_name or new_job_id(args.task, now),
-        nodes=args.nodes,
-        image=args.image or f"spr-cluster:{stack}",
-        kind=JOB_KINDS[args.kind] if args.kind else TRAIN_JOB,
-        namespace=args.namespace,
-        claim=Claim(args.claim) if args.claim else Claim(size=_CLAIM_SIZE),
-        shape=read_shape(vars(args)),
+        name=name,
+        nodes=nodes,
+        image=request.image or f"spr-cluster:{stack}",
+        kind=JOB_KINDS[request.kind] if request.kind else TRAIN_JOB,
+        namespace=request.namespace,
+        claim=Claim(request.claim) if request.claim else Claim(size=_CLAIM_SIZE),
+        shape=request.read_shape(),
         node_labels={**amx, **dict(own)},
     )
 

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from datetime import datetime
 from pathlib import Path
 
 from cluster.console.output import say
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.folder import check_output_folder, write_files
-from jobs.cli.places.options import SLURM, read_shape
-from jobs.cli.shared.job_options import read_options
+from jobs.cli.places.options import SLURM, PlaceRequest
 from jobs.launchers.mpirun import warn_ignored
-from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.launchers.plan import JobPlan
 from jobs.launchers.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
-from jobs.train.elsewhere import plan_for_script
-from jobs.train.request import TrainRequest, check_inputs
-from provision.stacks.load import DEFAULT_STACK, load_stack
+from provision.stacks.stack import Stack
 
 Result = tuple[str, dict[str, object]]
 """What a command prints, as text and as JSON."""
 
 
-def read_job(args: argparse.Namespace, now: datetime) -> SlurmScript:
-    """Return the job for the options. Raises :class:`UsageError` for options that don't fit together."""
+def read_script(request: PlaceRequest, nodes: int | None, name: str) -> ScriptOptions:
+    """Return the script's options. Raises :class:`UsageError` if one is missing."""
     # No machine is typical of centers, and ranks with another number of cores are slow.
-    for name, what in {
-        "nodes": "nodes",
-        "cores": "physical cores per node that jobs may use",
-    }.items():
-        if getattr(args, name) is None:
-            raise UsageError(f"--to {SLURM} needs --{name}, the number of {what}")
-    name = args.job_name or new_job_id(args.task, now)
-    options = ScriptOptions(name=name, nodes=args.nodes, shape=read_shape(vars(args)))
-    stack = load_stack(args.stack or DEFAULT_STACK)
-    placement = PlacementOptions(nproc_per_node=args.ppn)
-    request = TrainRequest(read_options(args, args.preset), Path(), placement)
-    check_inputs(request.options)
-    script = render_slurm(plan_for_script(request, stack), options, stack)
+    if nodes is None:
+        raise UsageError(f"--to {SLURM} needs --nodes, the number of nodes")
+    if request.cores is None:
+        raise UsageError(
+            f"--to {SLURM} needs --cores, the number of physical cores per node that jobs may use"
+        )
+    return ScriptOptions(name=name, nodes=nodes, shape=request.read_shape())
+
+
+def render(plan: JobPlan, options: ScriptOptions, stack: Stack) -> SlurmScript:
+    """Return the job's script, and warn of what it ignores."""
+    script = render_slurm(plan, options, stack)
     for warning in warn_ignored(stack, script.placement):
         say(f"warning: {warning}")
     return script

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from jobs.worker.spec import PlacementOptions
-
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +33,7 @@ from jobs.train.predict import (
     read_context,
 )
 from jobs.train.request import check_results, expand_home
+from jobs.worker.spec import PlacementOptions
 from jobs.worker.tasks.predict_file import INPUTS, PredictOptions
 from jobs.worker.training.options import flag, is_url
 

@@ -25,7 +25,16 @@ from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
 from jobs.train.trackers import find_hub_token
-from jobs.worker.spec import PLACEMENTS, PlacementOptions
+from jobs.worker.spec import (
+    PLACEMENTS,
+    Ending,
+    JobSpec,
+    PlacementOptions,
+    Recovery,
+    Resources,
+    Storage,
+    Work,
+)
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, defined_options, flag
 
@@ -163,6 +172,29 @@ class QueueRequest(EndRequest):
         metavar="DURATION",
         section="queue",
     )
+
+    def spec(
+        self,
+        work: Work,
+        resources: Resources = Resources(),
+        *,
+        retries: int = 0,
+        least_nodes: int = 0,
+    ) -> JobSpec:
+        """Return the job as a value. ``retries`` is the default number of restarts."""
+        bucket = "" if self.bucket == "none" else self.bucket
+        return JobSpec(
+            work,
+            resources,
+            Storage(bucket=bucket),
+            Recovery(retries if self.retries is None else self.retries, least_nodes),
+            Ending(
+                until_done=self.until_done,
+                down_when_done=self.detach and self.down_when_done,
+                max_time_s=self.max_time.total_seconds() if self.max_time else 0.0,
+                on_finish=(self.on_finish or "") if self.detach else "",
+            ),
+        )
 
 
 def follow_or_leave(request: QueueRequest, run: Callable[[OnCluster], int]) -> int:

@@ -107,7 +107,7 @@ def render_slurm(plan: JobPlan, options: ScriptOptions, stack: Stack) -> SlurmSc
     """Return a training job's script and files. Raises :class:`UsageError` for nodes that don't fit it."""
     shape = options.shape
     usable = shape.cores // shape.numa
-    placement = place_on(shape, usable, plan.placement, plan.backend, Preload())
+    placement = place_on(shape, usable, plan.spec.resources.placement, plan.backend, Preload())
     text = _render_script(plan, placement, options, stack)
     files = {
         SCRIPT: text.encode(),

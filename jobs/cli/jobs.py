@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cluster.console.display import format_seconds, format_table, make_progress
-from cluster.console.options import argument, option, switch
+from cluster.console.options import option, switch
 from cluster.console.output import emit, printable, say, wrap
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import utc_now
@@ -20,10 +20,10 @@ from infra.words import counted, parse_duration, spoken_time
 from jobs.cli.shared.chosen_job import (
     JobRequest,
     is_stored,
+    job_argument,
     look_in_bucket,
     open_launcher,
     open_s3,
-    parse_job_id,
     parse_job_or_url,
 )
 from jobs.cli.shared.job_display import JobDisplay, render_event
@@ -68,11 +68,8 @@ _CANCEL_EXAMPLES = """\
 class JobsRequest(JobRequest):
     """The options of `jobs`."""
 
-    job: str | None = argument(
-        "show only this one, or those in s3://BUCKET/PREFIX",
-        None,
-        metavar="JOB",
-        parse=parse_job_or_url,
+    job: str | None = job_argument(
+        "show only this one, or those in s3://BUCKET/PREFIX", parse_job_or_url
     )
     all: bool = switch(f"list all jobs, not only the newest {_NEWEST}")
 
@@ -81,12 +78,7 @@ class JobsRequest(JobRequest):
 class LogsRequest(JobRequest):
     """The options of `logs`."""
 
-    job: str | None = argument(
-        "(default: the only queued or running job, else the newest)",
-        None,
-        metavar="JOB",
-        parse=parse_job_id,
-    )
+    job: str | None = job_argument("(default: the only queued or running job, else the newest)")
     follow: bool = switch(
         "continue until the job ends; Ctrl-C ends only this command", flags=("-f", "--follow")
     )

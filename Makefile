@@ -51,6 +51,10 @@ format: .venv/with-dev ## format the code with ruff
 reference: .venv/with-dev ## write docs/commands.md from the parsers
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/jobs/cli/test_commands_page.py
 
+.PHONY: size
+size: .venv/with-dev ## count commands, options, words, and lines, beside the project's limits
+	@$(BIN)/python -m tests.harness.size
+
 .PHONY: test
 test: prerequisites browser lint ## run all checks: lint, types, unit tests, and the product on the embedded cloud
 	$(PYTEST) -m "not full"

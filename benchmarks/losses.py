@@ -109,6 +109,7 @@ class Losses(Recovery):
         large = f"-type f -size +{_SMALL_MB // 2}M -newer spr-jobs/{job}/run.sh"
         head = f"find ~ /tmp /var/tmp -xdev {large} || true"
         before = self.ssh("node0", head)
+        self.require(f"{job}/output/big" in before, f"the search missed the result: {before}")
         small = self.folder / "small"
         small.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={_SMALL_MB}m", "tmpfs", str(small)]

@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
 FOLDERS = ("infra", "provision", "cluster", "jobs")
 PARSERS = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
-OPTIONS = {o for parser in PARSERS.values() for a in parser._actions for o in a.option_strings}
+OPTIONS = {o for parser in PARSERS.values() for a in parser.options for o in a.flags} | {
+    "--help",
+    "--advanced",
+}
 OTHER_PROGRAMS = [
     path.read_text()
     for folder in ("benchmarks", "tests")
@@ -166,14 +169,19 @@ def unknown_in(command: str) -> Iterator[str]:
         yield f"spr-cluster {words[0]}"
     if not ours and parser is None and words and not words[0].startswith("-"):
         return  # another program's, or no command at all
-    known = {o for a in parser._actions for o in a.option_strings} if parser else OPTIONS
+    known = {o for a in parser.options for o in a.flags} | {"--help"} if parser else OPTIONS
     given = [match[0] for word in words if (match := re.match(r"--[a-z][\w-]*", word))]
     yield from (word for word in given if word not in known and "_" not in word)
 
 
 def is_elsewhere(option: str, where: str) -> bool:
-    """Return whether an option is one of a benchmark or of another program that a page speaks of."""
-    if where in ("results.md", "README.md", "aws-check.md", "run.md"):
+    """Return whether an option is one of a benchmark or of another program that a page speaks of.
+
+    results.md keeps the command lines of what was measured, also of benchmarks that were removed.
+    """
+    if where == "results.md":
+        return True
+    if where in ("README.md", "aws-check.md", "run.md"):
         return any(f'"{option}"' in text for text in OTHER_PROGRAMS)
     return option in FOREIGN_OPTIONS
 

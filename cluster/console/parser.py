@@ -46,13 +46,15 @@ class Parser(argparse.ArgumentParser):
         self.run: Callable[[Any], int] = lambda _: 0
         self.set_defaults(leaf=self)
         self.help_line = ""
+        self.needs_command = False
+        """Whether it can't run without a subcommand."""
         self._heading = "commands"
         self._below: Any = None
         self._shows_all = False
 
     def expect(self, metavar: str, heading: str, *, required: bool = True) -> None:
         """Say what the subcommands are that :func:`add_command` adds."""
-        self._heading = heading
+        self._heading, self.needs_command = heading, required
         self._below = self.add_subparsers(prog=self.prog, metavar=metavar, required=required)
 
     def walk(self) -> Iterator[Parser]:

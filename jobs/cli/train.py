@@ -29,9 +29,11 @@ from jobs.cli.shared.job_options import (
     task_options,
 )
 from jobs.cli.shared.when_done import OnCluster
+from jobs.launchers.kubernetes.manifests import Rendered, render
 from jobs.launchers.plan import JobPlan, new_job_id
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import read_job_id
+from jobs.launchers.script.script import SlurmScript
 from jobs.reference.plan import (
     PRESETS,
     ReferenceRequest,
@@ -247,7 +249,7 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
     return slurm.write(script, request.write_to)
 
 
-def _render_pods(request: TrainCommand, now: datetime) -> kubernetes.Rendered:
+def _render_pods(request: TrainCommand, now: datetime) -> Rendered:
     reference = request.recipe == "reference"
     stack = load_stack(request.stack or ("reference" if reference else DEFAULT_STACK))
     name = request.job_name or new_job_id(request.task, now)
@@ -261,10 +263,10 @@ def _render_pods(request: TrainCommand, now: datetime) -> kubernetes.Rendered:
         raise UsageError("--run-qa requires --recipe reference")
     else:
         plan = plan_in_pods(request.read_options(request.preset), placement, pods, stack)
-    return kubernetes.render(plan, pods, stack)
+    return render(plan, pods, stack)
 
 
-def _render_script(request: TrainCommand, now: datetime) -> slurm.SlurmScript:
+def _render_script(request: TrainCommand, now: datetime) -> SlurmScript:
     name = request.job_name or new_job_id(request.task, now)
     options = slurm.read_script(request, request.nodes, name)
     resources = Resources(None, request.placement_options)

@@ -19,8 +19,8 @@ from jobs.launchers.files import move_results, place_locally
 from jobs.launchers.launcher import NAME, RUNNING, Fetched, JobEnd, JobSummary, parse_end
 from jobs.launchers.plan import RECORD, own_folder
 from jobs.launchers.record import JobRecord, complete_record
+from jobs.worker.runtime.checkpoint_names import newest_complete
 from jobs.worker.storage import ownership
-from jobs.worker.storage.restore import newest
 from jobs.worker.supervisor.launch import CHECKPOINTS, END
 
 if TYPE_CHECKING:
@@ -45,11 +45,6 @@ def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int
         }
     record = parse_as(JobRecord, text[RECORD], f"{place}/{RECORD}")
     end = parse_end(text.get(END, "")) or JobEnd(RUNNING)
-    complete = [
-        name.split("/")[2]
-        for name in sizes
-        if name.startswith(CHECKPOINTS) and name.endswith("/checkpoint.json")
-    ]
     return JobSummary(
         **vars(end),
         job=job,
@@ -59,7 +54,7 @@ def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int
         size_kib=sum(sizes.values()) >> 10,
         owner=record.owner,
         has_model=any(f"output/model/{each}config.json" in sizes for each in ("", "adapter_")),
-        checkpoint=newest(complete) or None,
+        checkpoint=newest_complete(sizes, CHECKPOINTS) or None,
         unfinished=record.resumable and "output/results.json" not in sizes,
     )
 

@@ -19,6 +19,7 @@ from jobs.launchers.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack, spec_of
 from jobs.train.trackers import find_hub_token, tracker_packages, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
+from jobs.worker.runtime.checkpoint_names import step_of
 from jobs.worker.spec import JobSpec, Resources
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions
@@ -95,7 +96,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         log(describe_fewer(record, plan))
     if found.checkpoint and {"epochs", "max_steps"} & (request.changes or {}).keys():
         said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
-        step = int(found.checkpoint.removeprefix("step-"))
+        step = step_of(found.checkpoint)
         require_steps_left(step, said, record, options_again(record, request))
     _warn_missing(record, request, log)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")

@@ -14,6 +14,7 @@ from typing import Any
 from cluster.nodes import Cluster
 from infra.ec2 import tags
 from infra.plan.planner import mesh_digest
+from jobs.cli import build_parser
 from jobs.launchers.placement import Placement
 from jobs.launchers.plan import JobPaths, new_job_id
 from jobs.launchers.queue.session import JobContext
@@ -173,6 +174,11 @@ def job_spec(**flat: Any) -> JobSpec:
         spec = replace(spec, **{part: replace(value, **own)})
     assert not flat
     return spec
+
+
+def parse_request(*words: str) -> Any:
+    """What a command is asked to do by a command line."""
+    return build_parser(words[0]).parse(words)[1]
 
 
 def job_context(

@@ -31,7 +31,6 @@ from jobs.launchers.plan import JobPaths
 from jobs.worker.runtime.output import LOGS
 from jobs.worker.storage.ownership import STATE
 from jobs.worker.supervisor import listing, log_reader
-from jobs.worker.supervisor.attempt import FAILED
 from provision.host import Host, TextSink
 from provision.run_on_nodes import send
 
@@ -131,20 +130,11 @@ def _merge(row: dict[str, Any]) -> dict[str, Any]:
     """Return a job's values; those recorded at its end override those from its start."""
     # While the job runs, its end may be the work of its program.
     is_running = row["queue"] and row["queue"][0] == "RUNNING"
-    end = row["end"] if parse_end(row["end"]) and not is_running else _find_lost_node(row)
+    end = row["end"] if parse_end(row["end"]) and not is_running else {}
     state, reason = _state(row, end)
     ends = row.get("expected_end") if state == RUNNING else None
     known = {**row["begin"], **end, **row}
     return {**known, "state": state, "waits_for": reason, "expected_end": ends}
-
-
-def _find_lost_node(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the outcome of a job whose first node was lost before writing it; {} if it was not."""
-    nodes = row["begin"].get("nodes")
-    if row["queue"] != [] or row["cancelled"] or not (nodes and row.get("node_lost")):
-        return {}
-    message = f"one of its nodes went down before {nodes[0]}, the first, recorded the end"
-    return {"state": FAILED, "host": nodes[0], "message": message}
 
 
 def _state(row: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:

@@ -381,7 +381,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     """
     with context.progress.phase("Prepare the job"):
         session = open_session(context)
-        plan = _with_bucket(build_plan(session), context.cluster)
+        plan = with_bucket(build_plan(session), context.cluster)
         session.paths = JobPaths(
             plan.spec.recovery.resumed_job or new_job_id(plan.kind, context.now)
         )
@@ -406,7 +406,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     return result
 
 
-def _with_bucket(plan: JobPlan, cluster: Cluster) -> JobPlan:
+def with_bucket(plan: JobPlan, cluster: Cluster) -> JobPlan:
     """Return the plan with the cluster's bucket, unless it has its own. Raises :class:`UsageError`."""
     spec = plan.spec
     bucket = cluster.bucket if spec.storage.bucket is None else spec.storage.bucket

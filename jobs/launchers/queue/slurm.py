@@ -15,7 +15,6 @@ from jobs.launchers.mpirun import render_batch_script
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.worker.supervisor import log_reader
-from jobs.worker.supervisor.attempt import FAILED
 from jobs.worker.supervisor.launch import SECRETS, Launch
 from provision.host import Host, TextSink
 from provision.run_on_nodes import send
@@ -165,8 +164,6 @@ class SlurmLauncher:
             if end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout):
                 return end
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
-            if found and found[0].state == FAILED:
-                return found[0]  # its first node, which records the outcome, is lost
             if not found or time.monotonic() > until:
                 break
             time.sleep(_END_POLL_S)

@@ -28,10 +28,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from .checkpoint_names import CHECKPOINTS, newest
 from .errors import TrainingError
 from .events import PREFIX
 
-CHECKPOINTS, LOGS, METRICS, RESULTS = "checkpoints", "logs", "metrics", "results.json"
+LOGS, METRICS, RESULTS = "logs", "metrics", "results.json"
 FLUSH_SECONDS = 5.0
 """Minimum time between writes of metrics: a killed process loses at most this much, a checkpoint none."""
 
@@ -53,7 +54,7 @@ def prepare_output(folder: Path, *, resume: bool) -> None:
     checked before the work starts, to avoid a failure after hours and an earlier run's results.
     """
     results, state = folder / RESULTS, state_folder(folder)
-    if not resume and not results.exists() and any((state / CHECKPOINTS).glob("step-*[0-9]")):
+    if not resume and not results.exists() and newest((state / CHECKPOINTS).glob("*")):
         raise TrainingError(
             f"--output {folder} holds the checkpoints of an unfinished run",
             hint=f"continue it with --resume, choose another folder, or remove {state}",

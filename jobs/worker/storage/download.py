@@ -1,7 +1,6 @@
-"""Download objects from S3 in parallel parts, which survive cut connections and killed processes.
+"""Download objects from S3 with boto3's transfers, several at a time, and compare them with their checksums.
 
-An object grows in a sparse file beside its final place, and a journal lists the ranges that are there. With
-the last one, the file is checked and renamed. Runs on Python 3.8.
+A file gets its name when it is complete and correct; an interrupted object starts over. Runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -9,19 +8,24 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import random
-import re
-import threading
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    FlexibleChecksumError,
+    NoCredentialsError,
+)
+from botocore.httpchecksum import Crc32Checksum
+from s3transfer import exceptions
+from s3transfer.exceptions import RetriesExceededError
+from s3transfer.manager import TransferConfig, TransferManager
+from s3transfer.subscribers import BaseSubscriber
+from s3transfer.utils import OSUtils
 
 from ..runtime.errors import WorkerError, first_line
 from .client import S3Url
@@ -29,17 +33,20 @@ from .client import S3Url
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-PART, AT_ONCE = 8 << 20, 16
-_LONGEST, _PARTS = 64 << 20, 32
-"""Parts of a large object are longer: each request costs time, and a cut one continues."""
+PART = 16 << 20
+"""Bytes of a large object that a request asks for, and asks for again if its connection is cut."""
+_AT_ONCE, _TRIES = 16, 6
+_WAITING = 200
+"""Blocks of 256 KiB that wait in memory for a slow disk."""
 _BLOCK = 1 << 20
-_RANGE = re.compile(r"(\d{1,15}) (\d{1,15})")
-_TRIES, _LONGEST_S = 6, 20.0
-"""Failures in a row, without a byte between them, after which a part counts as failed."""
 _HINT = (
     "`up --bucket` and `up --read-from` give nodes access; S3 also denies names that do not exist"
 )
 _DENIED, _MISSING = ("403", "AccessDenied"), ("404", "NoSuchKey")
+_CHANGED = ("412", "PreconditionFailed")
+# The boto3 for Python 3.8 does not have it, nor the ETag of a transfer: there, the wrong content is noticed.
+_OTHER_ETAG: Any = getattr(exceptions, "S3DownloadFailedError", RetriesExceededError)
+_FAILURES = (BotoCoreError, ClientError, OSError, RetriesExceededError, _OTHER_ETAG)
 
 
 class StagingError(WorkerError):
@@ -54,15 +61,19 @@ class CorruptError(StagingError):
     """The downloaded file differs from the object's checksum."""
 
 
-def explain(error: Exception, url: S3Url) -> StagingError:
+def explain(error: BaseException, url: S3Url) -> StagingError:
     """Return the reason of a failed request to S3 in words."""
+    if isinstance(error, RetriesExceededError):
+        return explain(error.last_exception, url)
     if isinstance(error, NoCredentialsError):
         return StagingError(f"{url}: the node has no AWS credentials", hint=_HINT)
-    if not isinstance(error, ClientError):
-        return StagingError(f"{url}: {first_line(error)}")
-    known = error.response.get("Error", {})
+    if isinstance(error, FlexibleChecksumError):
+        return CorruptError(f"{url}: the content differs from its checksum")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return StagingError(f"{url}: no space left on the disk")
+    known = error.response.get("Error", {}) if isinstance(error, ClientError) else {}
     code = known.get("Code", "")
-    if code in ("412", "PreconditionFailed"):
+    if code in _CHANGED or isinstance(error, _OTHER_ETAG):
         return ChangedError(
             f"{url}: it changed while it was downloaded", hint="submit the job again"
         )
@@ -70,7 +81,8 @@ def explain(error: Exception, url: S3Url) -> StagingError:
         return StagingError(f"{url}: AccessDenied: the nodes may not read it", hint=_HINT)
     if code in _MISSING:
         return StagingError(f"{url}: NoSuchKey: no object and no folder has this name")
-    return StagingError(f"{url}: {code}: {known.get('Message', '')}".rstrip(": "))
+    reason = f"{code}: {known.get('Message', '')}".rstrip(": ")
+    return StagingError(f"{url}: {reason or first_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -89,238 +101,135 @@ class S3Object:
         return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}-{name}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Download:
-    """An object on its way to a file; ``count`` gets the number of bytes of each block."""
+    """An object on its way to a file; ``count`` gets each block's bytes, negative for those of a lost try."""
 
-    s3: S3Client
     source: S3Object
     target: Path
     count: Callable[[int], None] = lambda _: None
     note: Callable[[str], None] = lambda _: None
-    stop: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _left: int = 0
 
     @property
     def partial(self) -> Path:
         return self.target.with_name(f".{self.target.name}.partial")
 
-    @property
-    def journal(self) -> Path:
-        return self.target.with_name(f".{self.target.name}.parts")
 
-    def missing(self) -> list[tuple[int, int]]:
-        """Return the ranges that are not there, none longer than a part."""
-        found, at, size = [], 0, self.source.size
-        part = max(PART, min(_LONGEST, size // _PARTS))
-        for begin, end in [*self._arrived(), (size, size)]:
-            found += [(start, min(start + part, begin)) for start in range(at, begin, part)]
-            at = max(at, end)
-        return found
+class _Observer(BaseSubscriber):
+    def __init__(self, download: Download) -> None:
+        self._download = download
 
-    def _arrived(self) -> list[tuple[int, int]]:
-        if not (self.partial.exists() and self.journal.exists()):
-            return []
-        lines = self.journal.read_text(encoding="ascii", errors="replace").split("\n")
-        found = [_RANGE.fullmatch(line) for line in lines[:-1]]  # the last one may be cut off
-        return sorted((int(each[1]), int(each[2])) for each in found if each)
+    def on_queued(self, future: Any, **_: Any) -> None:
+        """Tell what a request of its own would find out."""
+        future.meta.provide_transfer_size(self._download.source.size)
+        if hasattr(future.meta, "provide_object_etag"):
+            future.meta.provide_object_etag(self._download.source.etag)
 
-    @property
-    def remaining(self) -> int:
-        """The number of bytes to download."""
-        return sum(end - at for at, end in self.missing())
+    def on_progress(self, future: Any, bytes_transferred: int, **_: Any) -> None:
+        self._download.count(bytes_transferred)
 
-    def begin(self) -> list[tuple[int, int]]:
-        """Create the sparse file; return the missing ranges."""
-        parts = self.missing()
-        self._left = len(parts)
-        with self.partial.open("ab") as file:
-            file.truncate(self.source.size)
-        return parts
 
-    def fetch(self, at: int, end: int) -> None:
-        """Download a range; the last one completes the file."""
-        failures = 0
-        while at < end and not self.stop.is_set():
-            before = at
-            try:
-                for written in self._receive(at, end):
-                    at = written
-            except ClientError as error:
-                raise explain(error, self.source.url) from error
-            except (BotoCoreError, OSError) as error:
-                failures = 1 if at > before else failures + 1
-                if failures >= _TRIES or isinstance(error, NoCredentialsError):
-                    raise explain(error, self.source.url) from error
-                pause = min(_LONGEST_S, 0.5 * 2**failures)
-                self.stop.wait(pause * random.uniform(0.5, 1))
-        if at >= end:
-            with self._lock:
-                self._left -= 1
-                is_last = self._left == 0
-            if is_last:
-                self.finish()
+class _InPlace(OSUtils):
+    def get_temp_filename(self, filename: str) -> str:
+        """Return the same name: a random one would stay after a killed process."""
+        return filename
 
-    def _receive(self, at: int, end: int) -> Iterator[int]:
-        """Write a range to the file; yield the end of what is written."""
-        source = self.source
-        answer = self.s3.get_object(
-            Bucket=source.url.bucket,
-            Key=source.url.key,
-            Range=f"bytes={at}-{end - 1}",
-            IfMatch=source.etag,
-        )
-        if not answer.get("ContentRange", "").startswith(f"bytes {at}-{end - 1}/"):
-            raise OSError("the answer is not the range that was asked for")
-        # Three managers would get parentheses, which Python 3.8 does not know.
-        with closing(answer["Body"]) as body, self.partial.open("r+b", buffering=0) as file:
-            file.seek(at)
-            while at < end and not self.stop.is_set():
-                block = body.read(_BLOCK)
-                if not block:
-                    raise OSError("the connection was cut")
-                try:
-                    file.write(block)
-                except OSError as error:
-                    if error.errno == errno.ENOSPC:
-                        raise StagingError(f"{source.url}: no space left on the disk") from error
-                    raise
-                with self.journal.open("ab", buffering=0) as journal:
-                    journal.write(b"%d %d\n" % (at, at + len(block)))
-                at += len(block)
-                self.count(len(block))
-                yield at
 
-    def finish(self) -> None:
-        """Check the file and give it its name; a wrong one is removed."""
+def download_all(s3: S3Client, downloads: Sequence[Download]) -> None:
+    """Complete all downloads. Raises :class:`StagingError`; complete files stay."""
+    config = TransferConfig(
+        multipart_threshold=PART,
+        multipart_chunksize=PART,
+        max_request_concurrency=_AT_ONCE,
+        num_download_attempts=_TRIES,
+        max_io_queue_size=_WAITING,
+    )
+    with ThreadPoolExecutor(_AT_ONCE) as pool, TransferManager(s3, config, _InPlace()) as manager:
+        running = [pool.submit(_complete, s3, manager, each) for each in downloads]
         try:
-            _verify(self)
-        except CorruptError:
-            self.partial.unlink(missing_ok=True)
-            self.journal.unlink(missing_ok=True)
-            raise
-        self.partial.chmod(0o444)  # jobs share it
-        self.partial.rename(self.target)
-        self.journal.unlink(missing_ok=True)
+            for each in as_completed(running):
+                each.result()
+        finally:
+            for each in running:
+                each.cancel()
 
 
-def download_all(downloads: Sequence[Download]) -> None:
-    """Complete all downloads. Raises :class:`StagingError`; what has arrived is kept."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = []
-        for each in downloads:
-            each.stop = stop
-            parts = each.begin()
-            running += [pool.submit(each.fetch, *part) for part in parts] or [
-                pool.submit(each.finish)
-            ]
-        wait(running, return_when=FIRST_EXCEPTION)
-        failed = [each for each in running if each.done() and each.exception()]
-        if failed:
-            stop.set()
-            for future in running:
-                future.cancel()
-    for future in failed:
-        future.result()
+def _complete(s3: S3Client, manager: TransferManager, download: Download) -> None:
+    """Download a file, check it, and give it its name."""
+    url, partial = download.source.url, download.partial
+    watch = [_Observer(download)]
+    try:
+        manager.download(url.bucket, url.key, str(partial), subscribers=watch).result()
+        _verify(s3, download)
+        partial.chmod(0o444)  # jobs share it
+        partial.rename(download.target)
+    except _FAILURES as error:
+        raise explain(error, url) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-class _Crc32:
-    def __init__(self) -> None:
-        self._value = 0
-
-    def update(self, data: bytes) -> None:
-        self._value = zlib.crc32(data, self._value)
-
-    def digest(self) -> bytes:
-        return self._value.to_bytes(4, "big")
-
-
-_ALGORITHMS: dict[str, Callable[[], Any]] = {
-    "MD5": hashlib.md5,
+_CHECKSUMS: dict[str, Callable[[], Any]] = {
     "SHA256": hashlib.sha256,
     "SHA1": hashlib.sha1,
-    "CRC32": _Crc32,
+    "CRC32": Crc32Checksum,
 }
 
 
-def _verify(download: Download) -> None:
+def _verify(s3: S3Client, download: Download) -> None:
     """Compare a file with its object's ETag or checksum, whichever S3 made from the content."""
-    source, path = download.source, download.partial
-    if path.stat().st_size != source.size:
-        raise CorruptError(f"{source.url}: {path.stat().st_size} bytes of {source.size} arrived")
-    etag = source.etag.strip('"')
-    if source.size == 0 or _matches(
-        download, "MD5", etag.partition("-")[0], "-" in etag, bytes.hex
-    ):
+    source, size = download.source, download.partial.stat().st_size
+    fits = size == source.size and _matches(s3, download, hashlib.md5, source.etag.strip('"'))
+    if fits:
         return
-    head = _head(download, ChecksumMode="ENABLED")
-    for name in list(_ALGORITHMS)[1:]:
-        value = str(head.get(f"Checksum{name}", ""))
-        if value and _matches(download, name, value.partition("-")[0], "-" in value, _base64):
-            return
-        if value:
+    head = _head(s3, source, ChecksumMode="ENABLED", IfMatch=source.etag)
+    if size != source.size:
+        raise CorruptError(f"{source.url}: {size} bytes of {source.size} arrived")
+    for name, new in _CHECKSUMS.items():
+        if value := str(head.get(f"Checksum{name}", "")):
+            if _matches(s3, download, new, value):
+                return
             raise CorruptError(f"{source.url}: the content differs from its {name} checksum")
     # The ETag of an object that is encrypted with KMS, or has unknown parts, says nothing about its content.
-    if "kms" not in str(head.get("ServerSideEncryption")) and _part_sizes(download, "-" in etag):
-        raise CorruptError(f"{source.url}: the content differs from its ETag {etag}")
+    if fits is False and "kms" not in str(head.get("ServerSideEncryption")):
+        raise CorruptError(f"{source.url}: the content differs from its ETag {source.etag}")
     download.note(
         f"{source.url}: its size was checked; S3 has no checksum that this node can compute"
     )
 
 
-def _base64(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()
+def _matches(s3: S3Client, download: Download, new: Callable[[], Any], value: str) -> bool | None:
+    """Return whether a file has an ETag or checksum; ``None`` if it is of parts of unknown sizes.
 
-
-def _matches(
-    download: Download, name: str, wanted: str, in_parts: bool, encode: Callable[[bytes], str]
-) -> bool:
-    """Return whether the file has a digest; ``in_parts``: that of its parts' digests."""
-    new, sizes = _ALGORITHMS[name], _part_sizes(download, in_parts)
-    ends = list(accumulate(sizes))
-    starts = [0, *ends[:-1]]
+    ``VALUE-3`` is the digest of the digests of three parts.
+    """
+    wanted, _, parts = value.partition("-")
+    size = part = download.source.size
+    if parts:
+        first = _head(s3, download.source, PartNumber=1)
+        part = int(first["ContentLength"])
+        if -(-size // max(part, 1)) != int(first.get("PartsCount", 0)):
+            return None
     with ThreadPoolExecutor(4) as pool:
-        digests = list(
-            pool.map(lambda at, end: _digest(new(), download.partial, at, end), starts, ends)
-        )
-    if not in_parts:
-        return bool(digests) and encode(digests[0]) == wanted
-    whole = new()
-    whole.update(b"".join(digests))
-    return bool(digests) and encode(whole.digest()) == wanted
+        starts = range(0, size, part) if size else (0,)
+        found = [*pool.map(lambda at: _digest(new(), download.partial, at, part), starts)]
+    if parts:
+        whole = new()
+        whole.update(b"".join(found))
+        found = [whole.digest()]
+    return wanted in (found[0].hex(), base64.b64encode(found[0]).decode())
 
 
-def _digest(state: Any, path: Path, at: int, end: int) -> bytes:
+def _digest(state: Any, path: Path, at: int, size: int) -> bytes:
+    """Return the digest of a part of a file."""
     with path.open("rb") as file:
         file.seek(at)
-        while at < end:
-            block = file.read(min(1 << 20, end - at))
-            if not block:
-                break
+        while block := file.read(min(_BLOCK, size)):
             state.update(block)
-            at += len(block)
+            size -= len(block)
     return bytes(state.digest())
 
 
-def _part_sizes(download: Download, in_parts: bool) -> list[int]:
-    """Return the sizes of the parts in which the object was uploaded; none if S3 does not tell."""
-    size = download.source.size
-    if not in_parts:
-        return [size]
-    first = _head(download, PartNumber=1)
-    count, length = int(first.get("PartsCount", 0)), int(first["ContentLength"])
-    if length and -(-size // length) == count:
-        return [length] * (count - 1) + [size - length * (count - 1)]
-    sizes = [int(_head(download, PartNumber=n)["ContentLength"]) for n in range(1, count + 1)]
-    return sizes if sum(sizes) == size else []
-
-
-def _head(download: Download, **more: Any) -> dict[str, Any]:
-    url = download.source.url
-    try:
-        found = download.s3.head_object(Bucket=url.bucket, Key=url.key, **more)
-    except (ClientError, BotoCoreError) as error:
-        raise explain(error, url) from error
-    return dict(found)
+def _head(s3: S3Client, source: S3Object, **more: Any) -> dict[str, Any]:
+    url = source.url
+    return {**s3.head_object(Bucket=url.bucket, Key=url.key, **more)}

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
+from ..runtime.checkpoint_names import CHECKPOINTS, LAST, newest, step_of
 from ..runtime.errors import WorkerError, first_line
-from ..runtime.output import CHECKPOINTS, RESULTS, new_file
+from ..runtime.output import RESULTS, new_file
 from . import ownership
 from .client import S3Url, connect
 
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 PUSHED, END, RECORD = "pushed.json", "end.json", "job.json"
 DATA = "data.json"
 """The versions of the data from S3, which a resumed job uses again."""
-LAST = "checkpoint.json"
-"""Makes a checkpoint complete."""
 _INPUTS = (RECORD, "data", "model")
-_STEP = re.compile(r"step-\d{6,}")
 _PART, _AT_ONCE, _LONGEST_KEY = 16 << 20, 16, 1024
 _DENIED = ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 _FINAL = (*_DENIED, "404", "NoSuchBucket")
@@ -100,23 +97,23 @@ class Push:
 
     def checkpoint(self) -> None:
         """Store the newest checkpoint; then remove older ones there, except the one before."""
-        newest = newest_checkpoint(self.folder)
-        if not newest:
+        name = newest_checkpoint(self.folder)
+        if not name:
             return
         place = f"{ownership.STATE}/{CHECKPOINTS}"
         self.store(self._find([DATA]))
-        files = self._find([f"{place}/{newest}"])
-        mark = {name: path for name, path in files.items() if name.endswith(f"/{LAST}")}
-        rest = {name: path for name, path in files.items() if name not in mark}
-        stored = self.list(f"{place}/{newest}/")
-        if any(name in stored for name in mark) and self._lacking(rest, stored):
+        files = self._find([f"{place}/{name}"])
+        mark = {each: path for each, path in files.items() if each.endswith(f"/{LAST}")}
+        rest = {each: path for each, path in files.items() if each not in mark}
+        stored = self.list(f"{place}/{name}/")
+        if any(each in stored for each in mark) and self._lacking(rest, stored):
             self._delete(mark)  # it would vouch for a mixture of two checkpoints
         self.store(rest)
         self.store(mark)
         names = self.list(f"{place}/")
-        older = sorted({name.split("/")[2] for name in names} - {newest}, key=_number)
-        older = [step for step in older if 0 <= _number(step) < _number(newest)][:-1]
-        self._delete([name for name in names if name.split("/")[2] in older])
+        steps = {each.split("/")[2] for each in names}
+        older = sorted((each for each in steps if 0 <= step_of(each) < step_of(name)), key=step_of)
+        self._delete([each for each in names if each.split("/")[2] in older[:-1]])
 
     def everything(self) -> dict[str, Any]:
         """Store all that a user would fetch, and what a resumed job needs; return what is there.
@@ -254,15 +251,10 @@ def _walk(path: Path) -> Iterator[Path]:
         yield from (each for each in files if each.is_file() and not each.is_symlink())
 
 
-def _number(step: str) -> int:
-    return int(step.rpartition("-")[2]) if _STEP.fullmatch(step) else -1
-
-
 def newest_checkpoint(folder: Path) -> str:
     """Return the name of a job's newest complete checkpoint; "" if there is none."""
-    found = (folder / ownership.STATE / CHECKPOINTS).glob(f"step-*/{LAST}")
-    names = [each.parent.name for each in found if _STEP.fullmatch(each.parent.name)]
-    return max(names, key=_number, default="")
+    found = (folder / ownership.STATE / CHECKPOINTS).glob(f"*/{LAST}")
+    return newest(each.parent for each in found)
 
 
 def repeat(action: Callable[[], Any], url: S3Url) -> Any:

@@ -14,14 +14,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..runtime.checkpoint_names import CHECKPOINTS, newest, newest_complete, step_of
 from ..runtime.errors import LARGER_DISKS
-from ..runtime.output import CHECKPOINTS
 from .client import connect
 from .download import Download, S3Object, StagingError, download_all
 from .ownership import STATE
@@ -30,21 +30,11 @@ from .stage import Source, resolve
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-_RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"{STATE}/{CHECKPOINTS}/"
+_RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"{STATE}/{CHECKPOINTS}"
 # The versions of its data too: another version would not continue the same run.
 _FILES = re.compile(r"job\.json|data\.json|log(\..+)?|(data|model|output|output\.state)/.+")
-_STEP = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".restore-"
 _SPARE_BYTES, _SHOW_S = 256 << 20, 5.0
-
-
-def newest(names: Iterable[str]) -> str:
-    """Return the name of the checkpoint with the most steps; "" if there is none."""
-    return max(filter(_STEP.fullmatch, names), key=_step, default="")
-
-
-def _step(name: str) -> int:
-    return int(name.partition("-")[2] or -1)
 
 
 def choose(url: str, objects: Mapping[str, S3Object]) -> tuple[dict[str, S3Object], str]:
@@ -55,17 +45,14 @@ def choose(url: str, objects: Mapping[str, S3Object]) -> tuple[dict[str, S3Objec
     if _RESULTS in objects:
         hint = f"to get its results: spr-cluster fetch {url}"
         raise StagingError(f"{url}: job {job} has nothing to resume: it is finished", hint=hint)
-    states = [name for name in objects if name.startswith(_CHECKPOINTS)]
-    # It is uploaded last; without it, the upload was interrupted.
-    complete = [name.split("/")[2] for name in states if name.endswith("/checkpoint.json")]
-    found = newest(complete)
+    found = newest_complete(objects, _CHECKPOINTS)
     if not found:
         raise StagingError(f"{url}: job {job} has no complete checkpoint there")
     chosen = {
         name: each
         for name, each in objects.items()
         if _FILES.fullmatch(name)
-        and (not name.startswith(_CHECKPOINTS) or name.startswith(f"{_CHECKPOINTS}{found}/"))
+        and (not name.startswith(_CHECKPOINTS) or name.startswith(f"{_CHECKPOINTS}/{found}/"))
     }
     return chosen, found
 
@@ -89,13 +76,13 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
     """Restore a job, and describe it. Raises :class:`StagingError`; then the folder is as before."""
     objects = resolve(s3, f"{url}/").objects
     chosen, checkpoint = choose(url, objects)
-    here = newest(path.name for path in folder.glob(f"{_CHECKPOINTS}step-*"))
+    here = newest(folder.glob(f"{_CHECKPOINTS}/*"))
     known = {"checkpoint": checkpoint, "has_ended": "end.json" in objects}
-    is_newer = (folder / _RESULTS).exists() or _step(here) >= _step(checkpoint)
+    is_newer = (folder / _RESULTS).exists() or step_of(here) >= step_of(checkpoint)
     if (folder / _RECORD).exists() and is_newer:
         return {**known, "checkpoint": here, "size": 0}
     source = Source(url, chosen, True)
-    partial = folder / f"{_PARTIAL}{source.version}"  # a later call continues the download
+    partial = folder / f"{_PARTIAL}{source.version}"  # a later call finds complete files there
     for old in folder.glob(f"{_PARTIAL}*"):
         if old != partial:
             shutil.rmtree(old, ignore_errors=True)
@@ -106,18 +93,20 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
 
 def _download(s3: S3Client, source: Source, partial: Path) -> None:
     shown = Shown(0)
+    for left in partial.rglob(".*.partial"):
+        left.unlink()
     downloads = [
-        Download(s3, each, partial / name, shown.count) for name, each in source.objects.items()
+        Download(each, partial / name, shown.count) for name, each in source.objects.items()
     ]
     lacking = [each for each in downloads if not each.target.exists()]
     for each in lacking:
         each.target.parent.mkdir(parents=True, exist_ok=True)
-    shown.total = sum(each.remaining for each in lacking)
+    shown.total = sum(each.source.size for each in lacking)
     free = shutil.disk_usage(str(partial)).free
     if shown.total + _SPARE_BYTES > free:
         sizes = f"{shown.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         raise StagingError(f"{source.url}: has {sizes}", hint=LARGER_DISKS)
-    download_all(lacking)
+    download_all(s3, lacking)
 
 
 def _install(partial: Path, folder: Path) -> None:

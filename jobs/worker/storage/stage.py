@@ -209,19 +209,21 @@ class Cache:
 
     def _download(self, s3: S3Client, source: Source, progress: Progress) -> Path:
         files = self.root / "files"
+        for left in files.glob(".*"):  # by a killed process; this one has the lock
+            left.unlink()
         wanted = {
-            each.id: Download(s3, each, files / each.id, progress.count, progress.note)
+            each.id: Download(each, files / each.id, progress.count, progress.note)
             for each in source.objects.values()
         }
         lacking = [each for name, each in wanted.items() if not (files / name).exists()]
         self._make_room(source, lacking)
-        progress.total, progress.began = sum(each.remaining for each in lacking), time.monotonic()
+        progress.total, progress.began = sum(each.source.size for each in lacking), time.monotonic()
         with progress.shown():
             try:
-                download_all(lacking)
+                download_all(s3, lacking)
             except CorruptError as error:
                 progress.note(f"{error.message}; downloading it again")
-                download_all([each for each in lacking if not each.target.exists()])
+                download_all(s3, [each for each in lacking if not each.target.exists()])
         return self._build_folder(source) if source.is_folder else files / source.version
 
     def _build_folder(self, source: Source) -> Path:
@@ -239,7 +241,7 @@ class Cache:
         return place
 
     def _make_room(self, source: Source, lacking: Sequence[Download]) -> None:
-        needed = sum(each.remaining for each in lacking) + _SPARE_BYTES
+        needed = sum(each.source.size for each in lacking) + _SPARE_BYTES
         if needed > shutil.disk_usage(self.root).free:
             self.prune([each.id for each in source.objects.values()])
         free = shutil.disk_usage(self.root).free
@@ -250,8 +252,8 @@ class Cache:
     def prune(self, only: Sequence[str] | None = None) -> None:
         """Remove old versions, except those to which jobs that have not ended link.
 
-        The newest ones stay, and for a day what no URL names, such as an unfinished download. With ``only``,
-        to make room, nothing stays but these files.
+        The newest ones stay, and for a day what no URL names, such as objects of an unfinished download of a
+        folder. With ``only``, to make room, nothing stays but these files.
         """
         links = [each for each in (self.home / JOBS).glob("*/*/*") if each.is_symlink()]
         used = {
@@ -265,8 +267,7 @@ class Cache:
             if folder.name not in used:
                 shutil.rmtree(folder, ignore_errors=True)
         for file in (self.root / "files").iterdir():
-            name = file.name[1:].rpartition(".")[0] if file.name.startswith(".") else file.name
-            known = file.stat()
+            name, known = file.name, file.stat()
             is_new = only is None and time.time() - known.st_mtime < _DAY_S
             if not (is_new or name in used or name in (only or ()) or known.st_nlink > 1):
                 file.unlink()

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..runtime.checkpoint_names import CHECKPOINTS as _CHECKPOINTS
 from ..runtime.cores import CoreShare, cpu_mask
-from ..runtime.output import CHECKPOINTS as _CHECKPOINTS
 from ..runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from ..runtime.process import PLANNED, VARIABLES
 from ..spec import JobSpec, parse_spec

@@ -4,21 +4,18 @@ system's Python 3.8 or later."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import re
 import time
 from pathlib import Path
 
+from ..runtime.checkpoint_names import CHECKPOINTS, newest
+from ..runtime.events import mark_of, prefix_of
 from .commands import ask_slurm, find_missing
 
 # Maximum time to copy a job's files, then for Slurm to accept the job.
 _SENT_S, _QUEUED_S = 1800, 10
-_STEP = re.compile(r"step-(\d+)")
 _TAIL = 1 << 16
-# A line of Slurm's record of ended jobs.
-_ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 
 
 def queued_jobs() -> dict[str, list[str]] | None:
@@ -30,16 +27,6 @@ def queued_jobs() -> dict[str, list[str]] | None:
     for row in rows:
         row[1] = find_missing(row[1])
     return {row[3]: row[:3] for row in rows}
-
-
-def jobs_of_lost_nodes() -> set[str]:
-    """Return the names of the jobs that, as Slurm recorded, ended with one of their nodes."""
-    config = ask_slurm(["scontrol", "show", "config"]) or ""
-    place = re.search(r"^JobCompLoc *= (\S+)$", config, re.M)
-    ends: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        ends = dict(_ENDED.findall(Path(place[1]).read_text(errors="replace"))) if place else {}
-    return {name for name, state in ends.items() if state == "NODE_FAIL"}
 
 
 def read(path: Path) -> dict[str, object]:
@@ -63,8 +50,7 @@ def disk_kib(folder: Path) -> int:
 
 def expected_end(folder: Path) -> float | None:
     """Return when training ends according to the last step in the log, in seconds since 1970."""
-    # As jobs.worker.runtime.events renders them, which is not sent with this program.
-    prefix = f"@spr {hashlib.sha256(folder.name.encode()).hexdigest()[:8]} "
+    prefix = prefix_of(mark_of(folder.name))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with (folder / "log").open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
@@ -86,12 +72,10 @@ def is_coming(folder: Path) -> bool:
     return time.time() - folder.stat().st_mtime < (_QUEUED_S if is_sent else _SENT_S)
 
 
-def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -> dict[str, object]:
+def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, object]:
     """Return one job's fields."""
     output = folder / "output"
     script = folder / "run.sh"
-    names = [path.name for path in folder.glob("output.state/checkpoints/step-*")]
-    steps = sorted((int(found[1]), name) for name in names if (found := _STEP.fullmatch(name)))
     record = read(folder / "job.json")
     return {
         "job": folder.name,
@@ -101,19 +85,18 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
         "submitted": int((script if script.exists() else folder).stat().st_mtime),
         "begin": read(folder / "begin.json"),
         "end": read(folder / "end.json"),
-        "node_lost": folder.name in lost,
         "coming": is_coming(folder),
         "cancelled": (folder / "cancelled").exists(),
         "has_model": any((output / "model").glob("*config.json")),  # or that of adapters
         "unfinished": record.get("resumable") is True and not (output / "results.json").exists(),
-        "checkpoint": steps[-1][1] if steps else None,
+        "checkpoint": newest(folder.glob(f"output.state/{CHECKPOINTS}/*")) or None,
         "expected_end": expected_end(folder) if queue and folder.name in queue else None,
         "size_kib": disk_kib(folder),
     }
 
 
 def main() -> None:
-    known, of_lost_nodes = queued_jobs(), jobs_of_lost_nodes()
+    known = queued_jobs()
     for each in sorted(Path.home().glob("spr-jobs/*/")):
         if each.is_dir():
-            print(json.dumps(describe(each, known, of_lost_nodes)))
+            print(json.dumps(describe(each, known)))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -23,14 +22,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, step_of
 from ..runtime.errors import CheckpointError, first_line
-from ..runtime.output import CHECKPOINTS, state_folder
+from ..runtime.output import state_folder
 from ..runtime.ranks import Ranks
 from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
 from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
 from .task import Samples
 
-_NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial"
 EVERY_SECONDS = 600.0
 """A failing machine costs at most this much training, on average half of it."""
@@ -103,7 +102,7 @@ def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: R
     """
     randoms = ranks.gather(random_state())
     folder, trouble = state_folder(output) / CHECKPOINTS, ""
-    target = folder / f"step-{checkpoint.progress.step:06d}"
+    target = folder / checkpoint_name(checkpoint.progress.step)
     if ranks.first:
         try:
             _write(target, checkpoint, state, randoms)
@@ -136,7 +135,7 @@ def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any
     with (partial / "state.pt").open("wb") as file:
         torch.save(tensors, file)
         _to_disk(file.fileno())
-    with (partial / "checkpoint.json").open("w", encoding="utf-8") as text:
+    with (partial / LAST).open("w", encoding="utf-8") as text:
         content = {
             "identity": checkpoint.identity._asdict(),
             "progress": asdict(checkpoint.progress),
@@ -186,9 +185,8 @@ def _folder_to_disk(folder: Path) -> None:
 
 def list_checkpoints(output: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
-    every = (state_folder(output) / CHECKPOINTS).glob("step-*")
-    found = [path for path in every if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    every = (state_folder(output) / CHECKPOINTS).glob("*")
+    return sorted((path for path in every if step_of(path) >= 0), key=step_of)
 
 
 def prune(output: Path, keep: int) -> None:
@@ -221,7 +219,7 @@ def newest_undamaged(output: Path, note: Callable[[str], object]) -> tuple[Path,
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Return a checkpoint's description. Raises :class:`CheckpointError`, also for damaged tensors."""
     try:
-        content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        content = json.loads((folder / LAST).read_text(encoding="utf-8"))
         digest = content.pop("digest", None)  # of earlier versions: none
         parts = content.keys() == {"identity", "progress"}
         if not parts or digest not in (None, _digest(folder, content)):

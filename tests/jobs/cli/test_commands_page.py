@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from cluster.console.parser import Parser
 from jobs.cli import GROUPS, build_parser
 from tests.golden import check_golden
 
@@ -29,31 +29,21 @@ Options = dict[str, str]
 """Options and arguments by name, as lines of Markdown."""
 
 
-def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def leaves(parser: Parser) -> Iterator[Parser]:
     """Yield a command's parser and those of its subcommands, except those that require a subcommand."""
-    nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not any(action.required for action in nested):
-        yield parser
-    for action in nested:
-        for child in action.choices.values():
-            yield from leaves(child)
+    return (each for each in parser.walk() if not each.needs_command)
 
 
-def parsers_of(name: str) -> list[argparse.ArgumentParser]:
-    actions = build_parser(name)._actions
-    (commands,) = (a.choices for a in actions if isinstance(a, argparse._SubParsersAction))
-    return list(leaves(commands[name]))
+def parsers_of(name: str) -> list[Parser]:
+    return list(leaves(build_parser(name).children[name]))
 
 
-def options_of(parser: argparse.ArgumentParser) -> Options:
-    formatter = parser._get_formatter()
-    lines = {}
-    for action in parser._actions:
-        if action.help and action.help != argparse.SUPPRESS and action.dest != "help":
-            text = " ".join(formatter._expand_help(action).split())
-            name = formatter._format_action_invocation(action)
-            lines[(action.option_strings or [name])[0]] = f"- `{name}`: {text}"
-    return lines
+def options_of(parser: Parser) -> Options:
+    shown = (each for each in parser.options if not each.is_hidden)
+    return {
+        (each.flags or (each.shown,))[0]: f"- `{each.shown}`: {' '.join(each.help.split())}"
+        for each in shown
+    }
 
 
 def to_markdown(text: str | None) -> str:

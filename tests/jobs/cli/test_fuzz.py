@@ -6,7 +6,6 @@ right, nearly right, or nonsense. They run against a cloud where one may only lo
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -20,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from cluster.console.options import Option
+from cluster.console.parser import Parser
 from infra.ec2.cluster_record import ClusterRecord, merge_options, parse_record, record_tags
 from infra.errors import SprError, UsageError
 from infra.iam.policy import build_policy
@@ -64,7 +65,7 @@ _GOOD: dict[str, list[str]] = {
     "name": ["spr", "bert"],
     "region": ["us-east-1", "eu-west-1", "us-east-1a", "us-east-9", "eu-west-11"],
     "nodes": ["1", "2", "3", "256", "257"],
-    "instance_type": ["r7iz.metal-16xl", "r7iz.metal-16xl,m7i.metal-24xl", "c6i.16xlarge", ","],
+    "instance_types": ["r7iz.metal-16xl", "r7iz.metal-16xl,m7i.metal-24xl", "c6i.16xlarge", ","],
     "stack": ["intel", "upstream", "Intel"],
     "ttl": _DURATIONS,
     "idle_timeout": _DURATIONS,
@@ -78,7 +79,7 @@ _GOOD: dict[str, list[str]] = {
         "203.0.113.7/24",
         "auto,::/0",
     ],
-    "subnet_id": ["subnet-0", "subnet-0123456789abcdef0", "subnet-01234567,subnet-89abcdef"],
+    "subnet_ids": ["subnet-0", "subnet-0123456789abcdef0", "subnet-01234567,subnet-89abcdef"],
     "capacity_reservation": ["cr-0", "cr-0123456789abcdef0", "none"],
     "volume_gib": ["20", "100", "16385"],
     "node": ["node0", "1", "node7"],
@@ -88,7 +89,7 @@ _GOOD: dict[str, list[str]] = {
     "results": ["out"],
     "model": ["scratch", "distilbert-base-uncased", "./model"],
     "cores": ["2", "32", "64"],
-    "memory": ["16", "512"],
+    "memory_gib": ["16", "512"],
     "numa": ["1", "2"],
     "threads_per_core": ["1", "2"],
     "ppn": ["1", "2", "3"],
@@ -96,9 +97,6 @@ _GOOD: dict[str, list[str]] = {
     "image": ["ghcr.io/me/spr:1", "me/"],
     "namespace": ["training", "Training"],
     "claim": ["data", "-"],
-    "claim_size": ["100Gi", "100"],
-    "storage_class": ["nfs"],
-    "pull_secret": ["registry"],
     "run_qa": ["/workspace/qa", "qa"],
 }
 
@@ -108,19 +106,13 @@ class _Command:
     """A command's words, and all that it can be given."""
 
     words: tuple[str, ...]
-    options: tuple[argparse.Action, ...]
+    options: tuple[Option, ...]
 
 
-def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[_Command]:
+def _commands(parser: Parser) -> Iterator[_Command]:
     """Every command of the real parser, from its own description of itself."""
-    found = []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield from _commands(below, (*words, name))
-        else:
-            found.append(action)
-    yield _Command(words, tuple(found))
+    for each in parser.walk():
+        yield _Command(tuple(each.prog.split()[1:]), tuple(each.options))
 
 
 # These query package indexes, or start an embedded cloud.
@@ -133,10 +125,11 @@ _COMMANDS = tuple(
 )
 
 
-def _good(action: argparse.Action) -> st.SearchStrategy[str]:
+def _good(option: Option) -> st.SearchStrategy[str]:
     """Values that may well be right."""
-    numbers = {int: ["1", "2", "16"], float: ["0.1", "1"]}.get(action.type, ["squad"])  # type: ignore[call-overload]
-    return st.sampled_from([*map(str, action.choices or _GOOD.get(action.dest) or numbers)])
+    numbers = ["0.1", "1"] if option.parse is float else ["1", "2", "16"]
+    usual = _GOOD.get(option.name) or (numbers if option.is_number else ["squad"])
+    return st.sampled_from([*map(str, option.choices or usual)])
 
 
 @st.composite
@@ -145,15 +138,15 @@ def _argv(draw: st.DrawFn) -> list[str]:
     command = draw(st.sampled_from(_COMMANDS))
     wildness = draw(st.sampled_from([0, 0, 1, 5]))
     argv = list(command.words)
-    for action in command.options:
-        needed = bool(action.required or not action.option_strings)
-        if action.dest == "help" or draw(st.integers(0, 9)) >= (9 if needed else 3):
+    for option in command.options:
+        needed = option.required or not option.flags
+        if draw(st.integers(0, 9)) >= (9 if needed else 3):
             continue
-        if action.option_strings:
-            argv.append(draw(st.sampled_from(action.option_strings)))
-        if action.nargs != 0:
+        if option.flags:
+            argv.append(draw(st.sampled_from(option.flags)))
+        if not option.is_switch:
             odd = draw(st.integers(0, 9)) < wildness
-            argv.append(draw(st.one_of(_ODD, _TEXT) if odd else _good(action)))
+            argv.append(draw(st.one_of(_ODD, _TEXT) if odd else _good(option)))
     if draw(st.integers(0, 19)) < wildness:
         argv.insert(draw(st.integers(0, len(argv))), draw(st.one_of(_ODD, _TEXT)))
     return argv

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
 from infra.errors import UsageError
-from jobs.cli.shared.job_options import read_variable_options
+from jobs.cli.shared.job_options import VariableRequest
 from jobs.train.trackers import find_hub_token
 
 
@@ -29,12 +28,12 @@ def test_without_a_login_the_error_says_how_to_get_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "last"), [([], "HF_TOKEN=mine"), (["HF_TOKEN=other"], "HF_TOKEN=other")]
+    ("env", "last"), [((), "HF_TOKEN=mine"), (("HF_TOKEN=other",), "HF_TOKEN=other")]
 )
 def test_it_is_a_variable_that_env_replaces(
-    env: list[str], last: str, monkeypatch: pytest.MonkeyPatch
+    env: tuple[str, ...], last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "mine")
-    args = argparse.Namespace(env=env, env_file=[], hub_token=True)
+    request = VariableRequest(env=env, hub_token=True)
 
-    assert read_variable_options(args)[-1] == last
+    assert request.read_variables()[-1] == last

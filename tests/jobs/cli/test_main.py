@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -10,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,18 +138,9 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed >= set(VERBS)
 
 
-def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The parser of a command, and those of its subcommands."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from parsers(below)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_examples_fit_into_80_columns(command: str) -> None:
-    _, *own = parsers(build_parser(command))
+    _, *own = build_parser(command).walk()
     lines = [line for parser in own for line in str(parser.epilog).splitlines()]
     # The help leaves two columns free.
     assert [line for line in lines if len(line) > 78] == []

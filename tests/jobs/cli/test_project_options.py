@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import re
@@ -12,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from cluster.console.parser import opposite
+from cluster.console.options import Option, opposite
 from infra.errors import UsageError
 from infra.files import parse_toml
 from infra.project_file import ProjectFile, read_project_file
@@ -20,8 +19,9 @@ from infra.spec import OPTIONS, ClusterOptions
 from jobs.__main__ import main
 from jobs.cli import COMMANDS, build_parser
 from jobs.cli.setup.config import build_schema, render_new
-from jobs.cli.shared.project_options import apply_project, file_options, options_of, parser_of
+from jobs.cli.shared.project_options import all_options, apply_project, file_options, parser_of
 from jobs.worker.tasks import TASKS
+from tests.jobs.context import parse_request
 
 FILE = """\
 [cluster]
@@ -170,31 +170,34 @@ def test_what_is_typed_switches_off_what_the_file_switches_on(typed: str, key: s
     off = apply_project(words, project, build_parser).words
     on = apply_project([w for w in words if not w.startswith("--")], project, build_parser).words
     bare = {"up": ["up"], "run": ["run", "a"], "train": ["train", "squad"]}[off[0]]
-    value, other, default = (
-        getattr(build_parser(w[0]).parse_args(w), key) for w in (on, off, bare)
-    )
+    value, other, default = (_value(build_parser(w[0]).parse(w)[1], key) for w in (on, off, bare))
     assert value != other == default
+
+
+def _value(request: Any, key: str) -> Any:
+    return getattr(request, key, None) or getattr(request, "given", {}).get(key, False)
 
 
 def test_the_last_of_a_switch_and_its_opposite_wins() -> None:
     def is_detached(words: str) -> bool:
-        return bool(build_parser("run").parse_args(words.split()).detach)
+        return bool(parse_request(*words.split()).detach)
 
     assert not is_detached("run --detach --no-detach a")
     assert is_detached("run --detach --no-detach --detach a")
     assert not is_detached("run --no-detach -- a --detach")
-    assert build_parser("run").parse_args(["run", "--", "a", "--no-detach"]).program[1:]
+    assert parse_request("run", "--", "a", "--no-detach").program[1:]
     with pytest.raises(UsageError, match="unknown option '--no-ppn'"):
         is_detached("run --no-ppn a")
-    ssh = build_parser("ssh").parse_args(["ssh", "node1", "a", "--no-json", "--no-help"])
-    assert ssh.command == ["a", "--no-json", "--no-help"]
+    ssh = parse_request("ssh", "node1", "a", "--no-json", "--no-help")
+    assert ssh.command == ("a", "--no-json", "--no-help")
 
 
 def test_no_option_is_the_opposite_of_another() -> None:
     for command in COMMANDS:
-        known = dict(options_of(build_parser(command)))
-        off = {opposite(flag) for flag, action in known.items() if action.nargs == 0}
-        assert not off & known.keys()
+        options = [*all_options(build_parser(command))]
+        known = {flag for each in options for flag in each.flags}
+        off = {opposite(flag) for each in options if each.is_switch for flag in each.flags}
+        assert not off & known
 
 
 @pytest.mark.parametrize(
@@ -424,26 +427,24 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(
     assert sorted(folder.rglob("*")) == before
 
 
-def _options(command: str) -> dict[str, argparse.Action]:
+def _options(command: str) -> dict[str, Option]:
     """All options that the file can set for a command, over all of its tasks."""
-    parser = parser_of(build_parser(command), command)
-    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    parsers = [parser, *(each for action in below for each in action.choices.values())]
-    return {flag: action for each in parsers for flag, action in file_options(each).items()}
+    return file_options(all_options(build_parser(command).children[command]))
 
 
 # What an option's help says if it takes several values in one word.
 _SAYS_SEVERAL = re.compile(r"a,b,c|separated by commas|ranges|A/x,s3://C")
 _OPTIONS = {
-    (table, flag): action
+    (table, flag): option
     for table, command in (("cluster", "up"), ("jobs.a", "train"), ("jobs.b", "run"))
-    for flag, action in _options(command).items()
-    if action.nargs != 0 and (table == "cluster" or flag not in ("--name", "--cloud", "--region"))
+    for flag, option in _options(command).items()
+    if not option.is_switch
+    and (table == "cluster" or flag not in ("--name", "--cloud", "--region"))
 }
 
 
 def test_options_of_several_values_are_found() -> None:
-    several = {flag for (_, flag), action in _OPTIONS.items() if _takes_a_list(action)}
+    several = {flag for (_, flag), each in _OPTIONS.items() if _takes_a_list(each)}
     fields = {OPTIONS[key].flag for key in OPTIONS if isinstance(_defaults(key), tuple)}
     assert fields == {"--instance-type", "--subnet-id", "--read-from", "--tag"}
     assert several >= fields | {"--ssh-cidr", "--report-to", "--files", "--env"}
@@ -453,29 +454,27 @@ def _defaults(key: str) -> object:
     return ClusterOptions.model_fields[key].default
 
 
-def _takes_a_list(action: argparse.Action) -> bool:
-    is_repeated = isinstance(action, argparse._AppendAction)
-    return is_repeated or bool(_SAYS_SEVERAL.search(action.help or ""))
+def _takes_a_list(option: Option) -> bool:
+    return option.repeats or bool(_SAYS_SEVERAL.search(option.help))
 
 
 @pytest.mark.parametrize(("table", "flag"), _OPTIONS)
 def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None:
-    action, key = _OPTIONS[table, flag], flag[2:]
+    option, key = _OPTIONS[table, flag], flag[2:]
     command = {"cluster": "up", "jobs.a": "train", "jobs.b": "run"}[table]
     tasks = [
         task
         for task in TASKS
-        if flag in file_options(parser_of(build_parser("train"), "train", task))
+        if flag in file_options(parser_of(build_parser("train"), "train", task).options)
     ]
     kind = {"up": "", "train": f'task = "{next(iter(tasks), "squad")}"\n', "run": 'command = "a"\n'}
     text = f'[{table}]\n{kind[command]}{key} = ["p=1", "q=2"]\n'
     project = ProjectFile(Path("spr-cluster.toml"), parse_toml(text, "f"), text)
     words = ["up"] if command == "up" else [command, table[-1]]
-    if not _takes_a_list(action):
+    if not _takes_a_list(option):
         with pytest.raises(UsageError, match=f"{key} = .*: expected one value"):
             apply_project(words, project, build_parser)
         return
     found = apply_project(words, project, build_parser).words
-    is_repeated = isinstance(action, argparse._AppendAction)
-    wanted = [f"{flag}=p=1", f"{flag}=q=2"] if is_repeated else [f"{flag}=p=1,q=2"]
+    wanted = [f"{flag}=p=1", f"{flag}=q=2"] if option.repeats else [f"{flag}=p=1,q=2"]
     assert [word for word in found if word.startswith(f"{flag}=")] == wanted

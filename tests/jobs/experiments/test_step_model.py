@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.step_time import FLOWS_GBIT_S, compare_with_published
 from jobs.experiments.step_model import (
     BACKWARD,
-    EPOCH_S,
     StepModel,
     StepTiming,
     fit_step_model,
@@ -111,22 +109,6 @@ def test_a_fit_needs_a_measurement() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         fit_step_model([], BYTES)
     assert fit_step_model([StepTiming(1, 8, 1.0)], BYTES).model.sample_s == pytest.approx(0.125)
-
-
-def test_26_minutes_become_7_and_a_half_over_a_flow_of_a_placement_group() -> None:
-    five, ten, twenty_five = (compare_with_published(gbit) for gbit in FLOWS_GBIT_S)
-
-    assert ten.with_overlap_s < EPOCH_S[4] < ten.without_overlap_s
-    assert ten.overlap == pytest.approx(0.54, abs=0.01)
-    assert ten.unexplained_s == 0
-    # At most 64 % can overlap, as the embeddings' gradient comes last: 5 Gbit/s are too slow…
-    assert five.overlap is None
-    assert five.unexplained_s == pytest.approx(33, abs=1)
-    # … and with 25 even no overlap at all leaves some seconds unexplained.
-    assert twenty_five.overlap is None
-    assert twenty_five.unexplained_s == pytest.approx(-6, abs=1)
-    for each in (five, ten, twenty_five):
-        assert each.with_overlap_s > EPOCH_S[1] / 4
 
 
 def test_the_published_speedup() -> None:

@@ -258,9 +258,6 @@ def scontrol(words: list[str], options: dict[str, str]) -> int:
     if words[:2] == ["show", "hostnames"]:
         print("\n".join(words[2].split(",")))
         return 0
-    if words == ["show", "config"]:
-        print(f"JobCompLoc              = {ROOT / 'jobs.txt'}\nJobCompPort             = 0")
-        return 0
     with queue() as content:
         if words[0] == "update":
             given = dict(word.split("=", 1) for word in words[1:])
@@ -305,9 +302,6 @@ def _change_node(content: dict[str, Any], name: str, *, up: bool) -> None:
                 _requeue(job)
             else:
                 _terminate(job, "NODE_FAIL")
-                with (ROOT / "jobs.txt").open("a") as record:
-                    name = f"Name={job['name']} JobState=NODE_FAIL"
-                    record.write(f"JobId={job['id']} UserId=me(1) {name} Partition=cluster\n")
     schedule(content)
 
 

@@ -264,9 +264,12 @@ def test_a_job_whose_first_node_is_lost_for_the_last_time_has_failed_with_it(
     read_soon(Path(paths.log))
 
     head.slurm_command("scontrol", "update", f"nodename=node{retries}", "state=down")
+    wait_for(lambda: head.jobs_in_queue() == [])
+    assert [job.state for job in list_jobs(head)] == ["lost"]
+    keep(head, "1", "NODE_FAIL")
 
     end, _, _ = follow(head, paths)
-    assert (end.state, end.exit_code, end.nodes) == ("failed", None, (f"node{retries}",))
+    assert (end.state, end.exit_code, end.nodes) == ("failed", 137, (f"node{retries}",))
     assert end.cause == (
         f"one of its nodes went down before node{retries}, the first, recorded the end"
     )
@@ -518,13 +521,13 @@ def test_a_batch_process_with_an_error_of_its_own_is_not_tried_again(head: ThisM
     assert any(line.startswith("TypeError: ") for line in lines)
 
 
-def keep(head: ThisMachine, number: str, name: str = "squad-1") -> None:
+def keep(head: ThisMachine, number: str, ended: str = "FAILED", name: str = "squad-1") -> None:
     """Do what the keeper does for a job that Slurm ended without a record."""
     for run in head.root.glob(f"node[1-9]/spr-jobs/{name}/run.sh"):
         # Each node has its own home.
         run.write_text(run.read_text().replace(str(head.home), str(run.parents[2])))
     begin = json.loads((head.home / f"spr-jobs/{name}/begin.json").read_text())
-    script = render_finish(name, number, "FAILED", begin)[-1]
+    script = render_finish(name, number, ended, begin)[-1]
     head.run(script.replace("/home/ubuntu/", f"{head.home}/"))
 
 

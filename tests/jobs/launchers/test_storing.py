@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
-from jobs.cli.shared.chosen_job import choose_bucket
-from jobs.cli.shared.job_options import add_queue_options
+from jobs.cli.train import build_request, build_resume
 from jobs.launchers.files import check_bucket, place_files, worker_files
-from jobs.launchers.plan import JobPaths
+from jobs.launchers.plan import JobPaths, JobPlan
+from jobs.launchers.queue.session import with_bucket
 from jobs.launchers.queue.slurm import SlurmLauncher
-from tests.jobs.context import whole_cluster
+from jobs.worker.spec import JobSpec
+from tests.jobs.context import NOW, parse_request, whole_cluster
 from tests.jobs.launchers.test_staging import cluster
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
@@ -126,9 +126,12 @@ def test_output_of_workers_is_stored_too(
     ],
 )
 def test_option_overrides_the_clusters_bucket(words: list[str], expected: str) -> None:
-    parser = argparse.ArgumentParser()
-    add_queue_options(parser.add_argument_group(), retries=0)
-    parser.add_argument("--resume")
+    request = parse_request("train", "squad", *words)
+    spec = (build_resume if request.resume else build_request)(
+        request, *([] if request.resume else [NOW])
+    ).spec
+    plan = JobPlan("squad", "worker.tasks", (), "gloo", spec)
     cluster = replace(whole_cluster(), bucket="s3://own/team")
-    assert choose_bucket(parser.parse_args(words), cluster) == expected
-    assert choose_bucket(argparse.Namespace(), cluster) == ""  # such as bench
+    assert with_bucket(plan, cluster).spec.storage.bucket == expected
+    bench = replace(plan, spec=JobSpec())
+    assert with_bucket(bench, cluster).spec.storage.bucket == ""

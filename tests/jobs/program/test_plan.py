@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import re
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from infra.errors import HostError, HostsError, JobError, NoAnswerError, UsageError
-from jobs.cli.run import add_parser, build_request
+from jobs.cli.run import build_request
 from jobs.launchers.plan import JobFolder, JobPaths, new_job_id
 from jobs.launchers.queue.session import run_job
 from jobs.launchers.record import JobRecord, read_job_id
@@ -34,6 +33,7 @@ from tests.jobs.context import (
     job_spec,
     make_hosts,
     mpirun_line,
+    parse_request,
     sent_variables,
 )
 
@@ -290,11 +290,9 @@ def test_valid_variables_are_accepted() -> None:
 def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text("")
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
 
     def typed(*argv: str) -> ProgramRequest:
-        return build_request(parser.parse_args(["run", *argv]), RESULTS)
+        return build_request(parse_request("run", *argv), RESULTS)
 
     asked = typed(
         *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--ccl-workers=2"),
@@ -335,27 +333,21 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_terminal_is_for_one_rank(given: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
     with pytest.raises(UsageError, match=message):
-        build_request(parser.parse_args(["run", "--pty", *given, "--", "bash"]), RESULTS)
+        build_request(parse_request("run", "--pty", *given, "--", "bash"), RESULTS)
 
 
 def test_a_terminal_has_one_rank_also_on_a_node_with_several_numa_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("jobs.cli.run.has_terminal", lambda: True)
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
     argv = ["run", "--pty", "--folder=none", "--", "bash"]
-    request = build_request(parser.parse_args(argv), RESULTS)
+    request = build_request(parse_request(*argv), RESULTS)
     assert request.spec.resources == Resources(1, PlacementOptions(nproc_per_node=1))
 
 
 def test_a_terminal_needs_an_ssh_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.cli.run.has_terminal", lambda: True)
     monkeypatch.setenv("PATH", "")
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
     with pytest.raises(UsageError, match="--pty needs ssh on this machine"):
-        build_request(parser.parse_args(["run", "--pty", "--", "bash"]), RESULTS)
+        build_request(parse_request("run", "--pty", "--", "bash"), RESULTS)

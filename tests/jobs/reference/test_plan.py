@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
 from jobs.cli.shared.job_display import render_result
-from jobs.cli.train import add_parser, build_reference, build_request, follow_stack
+from jobs.cli.train import build_reference, build_request, follow_stack
 from jobs.launchers.plan import JobPaths, new_job_id
 from jobs.reference.plan import (
     _FOR_A_MINUTE,
@@ -34,7 +33,7 @@ from provision.stacks.load import load_stack, stack_names
 from provision.stacks.stack import Stack
 from tests.fakes import FakeHost
 from tests.golden import check_golden
-from tests.jobs.context import job_context, make_hosts, mpirun_line
+from tests.jobs.context import job_context, make_hosts, mpirun_line, parse_request
 from tests.provision.stacks.test_flags import with_transformers
 
 NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
@@ -243,9 +242,7 @@ def test_a_smoke_run_needs_no_results(tmp_path: Path, script: Path) -> None:
 
 
 def typed(*flags: str) -> Any:
-    parser = Parser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["train", "squad", *flags])
+    args = parse_request("train", "squad", *flags)
     return (build_reference if args.recipe == "reference" else build_request)(args, NOW)
 
 
@@ -300,10 +297,7 @@ def test_contradictory_options_are_refused(flags: str, message: str) -> None:
 def test_an_old_stack_runs_the_published_recipe(
     capsys: pytest.CaptureFixture[str], words: str, stack: str, is_reference: bool
 ) -> None:
-    parser = Parser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(words.split())
-    args.task = words.split()[1]
+    args = parse_request(*words.split())
     request = follow_stack(args, build_request(args, NOW), load_stack(stack), NOW)
 
     assert isinstance(request, ReferenceRequest) is is_reference

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster.console.parser import Parser
 from infra.errors import UsageError
-from jobs.cli.train import add_parser, build_request, build_resume
+from jobs.cli.train import build_request, build_resume
 from jobs.launchers.plan import PackageList
 from jobs.train.request import TrainRequest, spec_of
 from jobs.train.resume import ResumeRequest, plan_again
@@ -18,7 +16,7 @@ from jobs.train.trackers import tracker_packages, tracker_variables
 from jobs.train.train import plan_training
 from jobs.worker.tasks.squad.task import DEMO
 from provision.stacks.load import load_stack
-from tests.jobs.context import NOW, PATHS, listed, sent_variables
+from tests.jobs.context import NOW, PATHS, listed, parse_request, sent_variables
 from tests.jobs.train.test_resume import RECORD, hosts_with, run
 
 URI = "MLFLOW_TRACKING_URI"
@@ -33,10 +31,8 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(f"{client}{name}", raising=False)
 
 
-def parse(*words: str) -> argparse.Namespace:
-    parser = Parser()
-    add_parser(parser.add_subparsers())
-    return parser.parse_args(["train", "squad", *words])
+def parse(*words: str) -> Any:
+    return parse_request("train", "squad", *words)
 
 
 def test_the_shells_variables_go_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

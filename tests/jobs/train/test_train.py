@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
-from jobs.cli.train import add_parser, build_request
+from jobs.cli.train import build_request
 from jobs.launchers.queue.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes, spec_of
 from jobs.train.train import plan_training, train
@@ -34,6 +33,7 @@ from tests.jobs.context import (
     make_hosts,
     mpirun_line,
     pack_output,
+    parse_request,
     sent_variables,
 )
 
@@ -208,11 +208,9 @@ def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:
 
 
 def test_placement_options_are_read() -> None:
-    parser = Parser()
-    add_parser(parser.add_subparsers())
 
     def placement(*flags: str) -> PlacementOptions:
-        request = build_request(parser.parse_args(["train", "squad", *flags]), NOW)
+        request = build_request(parse_request("train", "squad", *flags), NOW)
         assert isinstance(request, TrainRequest)
         return request.placement
 
@@ -235,9 +233,7 @@ def test_placement_options_are_read() -> None:
     ],
 )
 def test_tune_decides_what_the_user_leaves_open(flags: tuple[str, ...], expected: set[str]) -> None:
-    parser = Parser()
-    add_parser(parser.add_subparsers())
-    request = build_request(parser.parse_args(["train", "squad", *flags]), NOW)
+    request = build_request(parse_request("train", "squad", *flags), NOW)
     assert request.may_tune == expected
 
 

@@ -32,7 +32,7 @@ ATTENTION = "planned"
 ADAM_BYTES = 8
 """AdamW's two averages for each trained weight, in fp32."""
 LATER_BYTES = 100_000_000
-"""Libraries that are imported later, and oneDNN's buffers (benchmarks.lm --memory)."""
+"""Libraries that are imported later, and oneDNN's buffers (measured: benchmarks/results.md)."""
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 # For each version of control groups: limit, usage, and the line of memory.stat with reclaimable memory.

@@ -20,8 +20,6 @@ class Proxy:
 
     upstream: tuple[str, int]
     requests: list[str] = field(default_factory=list)
-    sent: int = 0
-    """Bytes of answers, with their headers."""
     limit: Callable[[str], int | None] = lambda _: None
     """After how many bytes the answer to a request is cut; ``None``: never."""
     change: Callable[[str, bytes], bytes] = lambda _, block: block
@@ -35,8 +33,8 @@ class Proxy:
 
     @property
     def gets(self) -> list[str]:
-        """The ranges that were asked for."""
-        return [each for each in self.requests if each.startswith("GET") and "bytes=" in each]
+        """The requests for objects, or parts of them."""
+        return [each for each in self.requests if each.startswith("GET /data/")]
 
     def start(self) -> None:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -90,7 +88,6 @@ class Proxy:
             except OSError:
                 return
             sent += len(block)
-            self.sent += len(block)
             if limit is not None and sent >= limit:
                 return
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jobs.worker.runtime.checkpoint_names import LAST
 from jobs.worker.storage import push
 from tests.jobs.worker.storage.conftest import Proxy
 
@@ -43,7 +44,7 @@ def save_checkpoint(job: Path, step: int, text: str = "state") -> None:
     folder = job / f"output.state/checkpoints/step-{step:06d}"
     folder.mkdir(parents=True)
     (folder / "state.pt").write_text(f"{text} {step}")
-    (folder / push.LAST).write_text("{}")
+    (folder / LAST).write_text("{}")
 
 
 def names(bucket: Any) -> list[str]:
@@ -109,10 +110,10 @@ def test_checkpoint_is_complete_last_and_the_one_before_stays(
     assert names(bucket) == [
         f"output.state/checkpoints/step-000{step}/{name}"
         for step in ("050", "500")
-        for name in (push.LAST, "state.pt")
+        for name in (LAST, "state.pt")
     ]
     puts = [each.rpartition("/")[2] for each in proxy.requests if each.startswith("PUT")]
-    assert puts == ["state.pt", push.LAST] * 3
+    assert puts == ["state.pt", LAST] * 3
 
 
 def test_users_own_checkpoints_are_stored_and_stay(job: Path, bucket: Any) -> None:
@@ -130,7 +131,7 @@ def test_unfinished_job_is_stored_with_its_checkpoint(job: Path, bucket: Any) ->
     (job / "output/results.json").unlink()
     save_checkpoint(job, 7)
     assert run("all", job) == 0
-    assert f"output.state/checkpoints/step-000007/{push.LAST}" in names(bucket)
+    assert f"output.state/checkpoints/step-000007/{LAST}" in names(bucket)
 
 
 def test_after_an_interruption_only_the_rest_is_stored(

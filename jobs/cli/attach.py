@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import time
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from cluster.console.display import make_progress
+from cluster.console.options import option, switch
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command, positive_int
+from cluster.console.parser import Parser, add_command, positive_int
 from infra.errors import JobError, NoClusterError, SprError, UsageError
 from infra.files import read_object
 from infra.wait import Progress, wait_until
-from jobs.cli.results.fetch import run_stored
+from jobs.cli.results.fetch import JobResultsRequest, fetch_from_bucket
 from jobs.cli.shared.chosen_job import (
-    add_job_options,
-    add_results_option,
+    JobRequest,
     choose_results,
     look_in_bucket,
     open_job_context,
     open_launcher,
 )
 from jobs.cli.shared.job_display import render_end
-from jobs.cli.shared.when_done import add_end_options, with_ends
+from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
 from jobs.launchers.launcher import LOST, JobSummary, choose_active, choose_several
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.launcher import QueueLauncher
@@ -43,46 +43,63 @@ _WAIT_EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class AttachRequest(JobResultsRequest, EndRequest):
+    """The options of `attach`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitRequest(JobRequest):
+    """The options of `wait`."""
+
+    all: bool = switch("wait for all queued and running jobs")
+    timeout: int = option(
+        "give up after this time; the job continues (default: a week)",
+        _WEEK_S,
+        parse=positive_int,
+        metavar="SECONDS",
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "attach",
         "Follow a job from the beginning of its log, from any machine that has the cluster's key, and\n"
         "fetch its results when it ends. Ctrl-C ends only this command.",
         _ATTACH_EXAMPLES,
-        run=with_ends(run_attach),
+        run=run_attach,
+        options=AttachRequest,
     )
-    add_job_options(parser)
-    add_results_option(parser, "the files")
-    add_end_options(parser.add_argument_group("at the end"))
-    parser = add_command(
-        subparsers,
+    add_command(
+        parent,
         "wait",
         "Wait until a job ends, without showing its output. If none is queued or running, the newest one\n"
         "counts. The exit code is 0 if it succeeded, else 1.",
         _WAIT_EXAMPLES,
         run=run_wait,
-    )
-    add_job_options(parser)
-    parser.add_argument("--all", action="store_true", help="wait for all queued and running jobs")
-    parser.add_argument(
-        "--timeout",
-        type=positive_int,
-        default=_WEEK_S,
-        metavar="SECONDS",
-        help="give up after this time; the job continues (default: a week)",
+        options=WaitRequest,
     )
 
 
-def run_attach(args: argparse.Namespace) -> int:
+def run_attach(request: AttachRequest) -> int:
+    return follow_to_end(request, lambda on_cluster: _attach(request, on_cluster))
+
+
+def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
+    now = datetime.now(timezone.utc)
     try:
-        context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
+        context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
     except NoClusterError as error:
-        look_in_bucket(args, error, one=True)
-        return run_stored(args)
-    listed = list_jobs(context.open_host(context.cluster.head))
-    found = _choose(listed, args, f"on cluster {context.cluster.name}")
-    results = choose_results(args, found.job)
+        return fetch_from_bucket(look_in_bucket(request, error, one=True))
+    place = f"on cluster {context.cluster.name}"
+    found = choose_active(list_jobs(context.open_host(context.cluster.head)), request.job, place)
+    if found is None:
+        raise UsageError(
+            f"no job is running or queued {place}",
+            hint="`spr-cluster jobs` lists the earlier ones, `spr-cluster fetch JOB` downloads one",
+        )
+    results = choose_results(request.results, found.job)
     claim_results(results, found.job)
     end = attach(context, found.job, results)
 
@@ -90,28 +107,18 @@ def run_attach(args: argparse.Namespace) -> int:
         file = results / "results.json"
         return render_end(found.job, end, read_object(file) if file.is_file() else {}, results)
 
-    emit(args, render, {"job": found.job, **end.as_dict(), "results": str(results)})
+    emit(request, render, {"job": found.job, **end.as_dict(), "results": str(results)})
     return 0
 
 
-def _choose(found: tuple[JobSummary, ...], args: argparse.Namespace, place: str) -> JobSummary:
-    chosen = choose_active(found, args.job, place)
-    if chosen is None:
-        raise UsageError(
-            f"no job is running or queued {place}",
-            hint="`spr-cluster jobs` lists the earlier ones, `spr-cluster fetch JOB` downloads one",
-        )
-    return chosen
-
-
-def run_wait(args: argparse.Namespace) -> int:
+def run_wait(request: WaitRequest) -> int:
     progress = make_progress()
-    launcher = open_launcher(args, progress)
+    launcher = open_launcher(request, progress)
     listed = launcher.list_jobs()
-    chosen = choose_several(listed, args.job, launcher.place, every=args.all)
+    chosen = choose_several(listed, request.job, launcher.place, every=request.all)
     # Otherwise `run --detach … && wait && …` would continue after a job that failed quickly.
-    chosen = chosen or ([] if args.all else [*listed[-1:]])
-    done = [_wait_for(launcher, job.job, args.timeout, progress) for job in chosen]
+    chosen = chosen or ([] if request.all else [*listed[-1:]])
+    done = [_wait_for(launcher, job.job, request.timeout, progress) for job in chosen]
     rows = [job.as_dict() for job in done]
     fetch = {job.job: f"spr-cluster fetch {job.job} {launcher.flags}".rstrip() for job in done}
     lines = [
@@ -120,7 +127,7 @@ def run_wait(args: argparse.Namespace) -> int:
         if job.state == SUCCEEDED
     ]
     text = "\n".join(lines) if chosen else "No job is running or queued."
-    emit(args, text, {"jobs": rows} if args.all else rows[0] if rows else {"job": None})
+    emit(request, text, {"jobs": rows} if request.all else rows[0] if rows else {"job": None})
     failed = [job for job in done if job.state != SUCCEEDED]
     if failed:
         raise JobError(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-from cluster.cli.chosen_cluster import add_cloud_options, may_follow, open_context, open_place
+from cluster.cli.chosen_cluster import CloudRequest, may_follow, open_context, open_place
 from cluster.cli.proposal import propose
-from cluster.cli.spec_options import add_access_options, read_access_options
+from cluster.cli.spec_options import ACCESS, AccessRequest, read_spec_options, spec_options
 from cluster.cli.up import apply_proposal, confirm_purchase
 from cluster.console.display import make_progress
+from cluster.console.options import YES, option, switch
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command, add_yes_option
+from cluster.console.parser import Parser, add_command
 from cluster.context import Context
 from cluster.lifecycle.apply import ImageContentError
 from cluster.lifecycle.down import down
@@ -24,6 +23,7 @@ from infra.ec2.images import Image
 from infra.ec2.tags import KEPT
 from infra.errors import SprError, UsageError
 from infra.instance_types import BAKERS
+from infra.spec import ClusterChange, validate_options
 from infra.words import tag_value
 from jobs.launchers.packages import check_packages, install_packages, name_packages
 from jobs.launchers.plan import PackageList
@@ -46,50 +46,52 @@ _VOLUME_GIB = 30
 _TTL_H = 3
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class BakeRequest(AccessRequest, CloudRequest):
+    """The options of `bake`."""
+
+    stack: str | None = option("software, see `stacks` (default: as for `up`)", metavar="NAME")
+    packages: str | None = option(
+        "also install a project's packages, as `run` does: jobs with the same list then install nothing",
+        metavar="FILE",
+    )
+    own_torch: bool = switch("let the packages replace the stack's torch")
+    instance_type: str | None = option(
+        "type of the machine that installs, or several in order of preference "
+        f"(default: {','.join(BAKERS)})",
+        metavar="TYPES",
+    )
+    yes: bool = switch("buy without asking", flags=YES)
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "bake",
         "Start one small virtual machine, install a stack on it, make an image, and terminate the\n"
         "machine. Every later `up` with this stack uses the image, from any laptop, under any name.\n"
         "After an interruption, run `bake` again to continue. It does nothing if the image exists.",
         _EXAMPLES,
         run=run,
+        options=BakeRequest,
+        more=spec_options(ACCESS),
     )
-    add_cloud_options(parser)
-    parser.add_argument(
-        "--stack", metavar="NAME", help="software, see `stacks` (default: as for `up`)"
-    )
-    parser.add_argument(
-        "--packages",
-        metavar="FILE",
-        help="also install a project's packages, as `run` does: jobs with the same list then install nothing",
-    )
-    text = "let the packages replace the stack's torch"
-    parser.add_argument("--own-torch", action="store_true", help=text)
-    parser.add_argument(
-        "--instance-type",
-        metavar="TYPES",
-        help="type of the machine that installs, or several in order of preference "
-        f"(default: {','.join(BAKERS)})",
-    )
-    add_access_options(parser)
-    add_yes_option(parser, "buy without asking")
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.stack is not None:
-        load_stack(args.stack)
+def run(request: BakeRequest) -> int:
+    if request.stack is not None:
+        load_stack(request.stack)
     progress = make_progress()
-    cloud = open_place(args.cloud or "aws", args.region, progress, buys=True)
-    stack = load_stack(args.stack or DEFAULT_STACK)
+    cloud = open_place(request.cloud or "aws", request.region, progress, buys=True)
+    stack = load_stack(request.stack or DEFAULT_STACK)
     recipe = recipe_digest(stack, cloud.base)
-    packages = _read_packages(args.packages, own_torch=args.own_torch)
+    packages = _read_packages(request.packages, own_torch=request.own_torch)
     key = name_packages(packages, stack) if packages else ""
-    args.name = f"bake-{recipe}" + (f"-{key[:8]}" if key else "")
-    ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))
-    with ctx.files.lock(args.verb):
-        image, made = _bake(ctx, args, stack, packages)
+    name = f"bake-{recipe}" + (f"-{key[:8]}" if key else "")
+    allow = may_follow(request.ssh_cidr)
+    ctx = open_context(request, name, cloud, progress=progress, allow=allow)
+    with ctx.files.lock(request.verb):
+        image, made = _bake(ctx, request, stack, packages)
     result = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}
     result["packages"] = image.packages
     where = f"--cloud {cloud.name} --region {cloud.region}"
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             f"{has}: the next `up` with it installs nothing.\n"
             f"To delete it: spr-cluster images delete {image.id} {where}"
         )
-    emit(args, text, {**result, "region": cloud.region})
+    emit(request, text, {**result, "region": cloud.region})
     return 0
 
 
@@ -111,23 +113,24 @@ def _read_packages(file: str | None, *, own_torch: bool) -> PackageList | None:
     return packages and replace(packages, own_torch=own_torch)
 
 
-def _bake_options(args: argparse.Namespace, stack: str) -> dict[str, Any]:
-    types = args.instance_type.split(",") if args.instance_type else BAKERS
-    return {
-        "nodes": 1,
-        "stack": stack,
-        "instance_types": tuple(name.strip() for name in types if name.strip()),
-        "amx_required": False,
-        "volume_gib": _VOLUME_GIB,
-        "ttl": timedelta(hours=_TTL_H),
-        "bake": "head",
-        "placement_group": False,
-        **read_access_options(args),
-    }
+def _describe_baker(request: BakeRequest, name: str, stack: str) -> ClusterChange:
+    types = request.instance_type.split(",") if request.instance_type else BAKERS
+    return validate_options(
+        name=name,
+        nodes=1,
+        stack=stack,
+        instance_types=tuple(each.strip() for each in types if each.strip()),
+        amx_required=False,
+        volume_gib=_VOLUME_GIB,
+        ttl=timedelta(hours=_TTL_H),
+        bake="head",
+        placement_group=False,
+        **read_spec_options(request.given),
+    )
 
 
 def _bake(
-    ctx: Context, args: argparse.Namespace, stack: Stack, packages: PackageList | None
+    ctx: Context, request: BakeRequest, stack: Stack, packages: PackageList | None
 ) -> tuple[Image, bool]:
     """Return the image and whether this call made it; terminate the machine that did."""
 
@@ -136,29 +139,30 @@ def _bake(
             environment = proxy_environment(plan_input.spec.proxy or "", ctx.cloud.region)
             install_packages(head, packages, stack, ctx.progress.note, environment)
 
-    options, again, label = _bake_options(args, stack.name), f"bake --stack {stack.name}", ""
+    change = _describe_baker(request, ctx.name, stack.name)
+    again, label = f"bake --stack {stack.name}", ""
     if packages:
         label = tag_value(f"{name_packages(packages, stack)} {packages.source}")
-        again += f" --packages {shlex.quote(args.packages)}"
-        again += " --own-torch" if args.own_torch else ""
-    plan_input = prepare(ctx, args.name, options, args.ssh_cidr, wants_image=True, packages=label)
+        again += f" --packages {shlex.quote(request.packages or '')}"
+        again += " --own-torch" if request.own_torch else ""
+    plan_input = prepare(ctx, ctx.name, change, request.ssh_cidr, wants_image=True, packages=label)
     image = plan_input.image
     if image is None or image.state != "available":
         proposal = propose(ctx, plan_input)
         if ctx.cloud.billed:
             if packages:
                 check_packages(packages, stack, find_resolver())
-            confirm_purchase(proposal, yes=args.yes)
+            confirm_purchase(proposal, yes=request.yes)
         try:
             apply_proposal(proposal, yes=True, again=again, before_image=install)
         except ImageContentError:
             with ctx.progress.phase("Terminate the machine"):
-                down(ctx, args.name)
+                down(ctx, ctx.name)
             raise
     elif image.tags.get(KEPT) == "yes" and not plan_input.found.without_image():
         return image, False
     with ctx.progress.phase("Terminate the machine"):
-        kept = down(ctx, args.name, keep_image=True).kept.images
+        kept = down(ctx, ctx.name, keep_image=True).kept.images
     made = [image for image in kept if image.holds(plan_input.recipe, label)]
     if not made:
         raise SprError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
+from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import format_table
+from cluster.console.options import option, switch
 from cluster.console.output import emit, wrap
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from cluster.context import Context
 from infra.ec2.inventory import describe_inventory
 from infra.errors import SprError, UsageError
@@ -26,9 +27,19 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class BenchCommand(ClusterRequest):
+    """The options of `bench`."""
+
+    seconds: float = option(
+        f"seconds for each of the three measurements (default: {SECONDS:g})", SECONDS, parse=float
+    )
+    last: bool = switch("show the last result without measuring")
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "bench",
         "Measure matrix products (in bf16 if the processor has it), memory, and all-reduce on all\n"
         "nodes, with the default ranks, cores, and backend of a training job. oneDNN itself reports\n"
@@ -36,24 +47,17 @@ def add_parser(subparsers: SubParsers) -> None:
         "named, but is not a failure.",
         _EXAMPLES,
         run=run,
-    )
-    add_cluster_options(parser)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=SECONDS,
-        help=f"seconds for each of the three measurements (default: {SECONDS:g})",
-    )
-    parser.add_argument(
-        "--last", action="store_true", help="show the last result without measuring"
+        options=BenchCommand,
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    if not SHORTEST <= args.seconds <= LONGEST:
-        raise UsageError(f"--seconds {args.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}")
-    speeds, ctx = _measure(args)
-    emit(args, lambda: wrap("\n".join(render(speeds, ctx))), speeds.as_dict())
+def run(request: BenchCommand) -> int:
+    if not SHORTEST <= request.seconds <= LONGEST:
+        raise UsageError(
+            f"--seconds {request.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}"
+        )
+    speeds, ctx = _measure(request)
+    emit(request, lambda: wrap("\n".join(render(speeds, ctx))), speeds.as_dict())
     lacking = speeds.without_amx if speeds.amx_expected else ()
     if lacking:
         reports = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)
@@ -67,16 +71,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(args: argparse.Namespace) -> tuple[BenchResult, Context]:
-    ctx = open_cluster(args)
-    context = open_job_context(args, datetime.now(timezone.utc))
-    if args.last:
+def _measure(request: BenchCommand) -> tuple[BenchResult, Context]:
+    ctx = open_cluster(request)
+    context = open_job_context(replace(request, name=ctx.name), datetime.now(timezone.utc))
+    if request.last:
         return read_last_speeds(context.open_host(context.cluster.head), context.cluster), ctx
-    record = describe_inventory(ctx.clients.ec2, args.name, ("security_groups",)).record
+    record = describe_inventory(ctx.clients.ec2, ctx.name, ("security_groups",)).record
     required = bool(record.options["amx_required"]) if record else True
     has_amx = ctx.cloud.has_amx
-    request = BenchRequest(args.seconds, amx_expected=has_amx and required, real=has_amx)
-    return bench(context, request), ctx
+    wanted = BenchRequest(request.seconds, amx_expected=has_amx and required, real=has_amx)
+    return bench(context, wanted), ctx
 
 
 def render(speeds: BenchResult, ctx: Context) -> Iterator[str]:

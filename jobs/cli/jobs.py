@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from cluster.console.display import format_seconds, format_table, make_progress
+from cluster.console.options import option, switch
 from cluster.console.output import emit, printable, say, wrap
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
 from infra.errors import NoClusterError
 from infra.s3_url import parse_s3_url
 from infra.words import counted, parse_duration, spoken_time
 from jobs.cli.shared.chosen_job import (
-    add_job_options,
+    JobRequest,
     is_stored,
+    job_argument,
     look_in_bucket,
     open_launcher,
     open_s3,
+    parse_job_or_url,
 )
 from jobs.cli.shared.job_display import JobDisplay, render_event
 from jobs.launchers.bucket import list_stored
@@ -48,11 +51,56 @@ _JOBS_EXAMPLES = """\
   spr-cluster jobs squad-20261122-142501-k3f
   spr-cluster jobs s3://my-results
 """
+_LOGS_EXAMPLES = """\
+  spr-cluster logs -f
+  spr-cluster logs squad-20260731-142501-k3f --rank 3
+  spr-cluster logs --since 10m
+"""
+_CANCEL_EXAMPLES = """\
+  spr-cluster cancel
+  spr-cluster cancel --now                       do not wait for a checkpoint
+  spr-cluster cancel --all
+  spr-cluster cancel squad-20260731-142501-k3f --name bert
+"""
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class JobsRequest(JobRequest):
+    """The options of `jobs`."""
+
+    job: str | None = job_argument(
+        "show only this one, or those in s3://BUCKET/PREFIX", parse_job_or_url
+    )
+    all: bool = switch(f"list all jobs, not only the newest {_NEWEST}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogsRequest(JobRequest):
+    """The options of `logs`."""
+
+    job: str | None = job_argument("(default: the only queued or running job, else the newest)")
+    follow: bool = switch(
+        "continue until the job ends; Ctrl-C ends only this command", flags=("-f", "--follow")
+    )
+    rank: int | None = option("the log of this rank, from 0", parse=int, metavar="R")
+    since: str | None = option(
+        "only the last part, such as 10m, based on event timestamps; programs of `run` have none",
+        metavar="TIME",
+    )
+    json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelRequest(JobRequest):
+    """The options of `cancel`."""
+
+    all: bool = switch("end all queued and running jobs")
+    now: bool = switch("kill it without waiting")
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "jobs",
         "List the jobs on a cluster, oldest first, or show one. A job is submitting, queued, running,\n"
         "succeeded, failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run\n"
@@ -62,42 +110,55 @@ def add_parser(subparsers: SubParsers) -> None:
         "cluster is needed.",
         _JOBS_EXAMPLES,
         run=run_jobs,
+        options=JobsRequest,
     )
-    add_job_options(parser, "show only this one; or those in s3://BUCKET/PREFIX", stored=True)
-    parser.add_argument(
-        "--all", action="store_true", help=f"list all jobs, not only the newest {_NEWEST}"
+    add_command(
+        parent,
+        "logs",
+        "Print a job's log, with its ranks' events as text. --rank prints what one rank wrote, from its\n"
+        "own node.",
+        _LOGS_EXAMPLES,
+        run=run_logs,
+        options=LogsRequest,
     )
-    _add_logs(subparsers)
-    _add_cancel(subparsers)
+    add_command(
+        parent,
+        "cancel",
+        "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
+        "What is left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if\n"
+        "nodes are gone. If there is no job, nothing happens.",
+        _CANCEL_EXAMPLES,
+        run=run_cancel,
+        options=CancelRequest,
+    )
 
 
-def run_jobs(args: argparse.Namespace) -> int:
-    if is_stored(args.job):
-        return _run_stored(args)
+def run_jobs(request: JobsRequest) -> int:
+    if is_stored(request.job):
+        return _list_stored(request)
     try:
-        launcher, now = open_launcher(args), utc_now()
+        launcher, now = open_launcher(request), utc_now()
     except NoClusterError as error:
-        look_in_bucket(args, error)
-        return _run_stored(args)
+        return _list_stored(look_in_bucket(request, error))
     found = launcher.list_jobs()
-    if args.job:
-        job = choose_job(found, args.job, launcher.place)
+    if request.job:
+        job = choose_job(found, request.job, launcher.place)
         folder = JobPaths(job.job).root
         result: Mapping[str, object] = {**launcher.where, **job.as_dict(), "folder": folder}
         text = f"{render([job], now, launcher.expires)}\nits files are in {folder} on node0"
     else:
         result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
-        text = _render_list(launcher, found, now, every=args.all)
-    emit(args, wrap(text), result)
+        text = _render_list(launcher, found, now, every=request.all)
+    emit(request, wrap(text), result)
     return 0
 
 
-def _run_stored(args: argparse.Namespace) -> int:
+def _list_stored(request: JobsRequest) -> int:
     """List the jobs in a bucket; no cluster is needed."""
-    place, progress = parse_s3_url(args.job, "jobs"), make_progress()
+    place, progress = parse_s3_url(request.job or "", "jobs"), make_progress()
     with progress.phase(f"List {place}"):
-        found = list_stored(open_s3(args, progress), place)
-    shown = found if args.all else newest(found)
+        found = list_stored(open_s3(request, progress), place)
+    shown = found if request.all else newest(found)
     result: dict[str, object] = {"place": str(place), "jobs": [job.as_dict() for job in found]}
     lines = [render(shown, utc_now()) if found else f"No jobs in {place}."]
     if hidden := len(found) - len(shown):
@@ -107,10 +168,10 @@ def _run_stored(args: argparse.Namespace) -> int:
     if found:
         last, is_one = found[-1].job, place.prefix.rpartition("/")[2] == found[-1].job
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
-        words += ["--cloud", "local"] if args.cloud == "local" else []
+        words += ["--cloud", "local"] if request.cloud == "local" else []
         lines.append(f"To get the results of one: {shlex.join(words)}")
         result |= found[-1].as_dict() if is_one else {}
-    emit(args, wrap("\n".join(lines)), result)
+    emit(request, wrap("\n".join(lines)), result)
     return 0
 
 
@@ -174,48 +235,18 @@ def _describe(job: JobSummary, now: datetime, expires: datetime | None) -> str:
     return job.cause if job.state == FAILED else ""
 
 
-_LOGS_EXAMPLES = """\
-  spr-cluster logs -f
-  spr-cluster logs squad-20260731-142501-k3f --rank 3
-  spr-cluster logs --since 10m
-"""
-
-
-def _add_logs(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
-        "logs",
-        "Print a job's log, with its ranks' events as text. --rank prints what one rank wrote, from its\n"
-        "own node.",
-        _LOGS_EXAMPLES,
-        run=run_logs,
-    )
-    text = "(default: the only queued or running job, else the newest)"
-    add_job_options(parser, text, json=False)
-    parser.add_argument(
-        "-f",
-        "--follow",
-        action="store_true",
-        help="continue until the job ends; Ctrl-C ends only this command",
-    )
-    parser.add_argument("--rank", type=int, metavar="R", help="the log of this rank, from 0")
-    parser.add_argument(
-        "--since",
-        metavar="TIME",
-        help="only the last part, such as 10m or 2h, based on event timestamps; programs of `run` have none",
-    )
-
-
-def run_logs(args: argparse.Namespace) -> int:
-    since = parse_duration(args.since, "--since") if args.since else None
-    launcher = open_launcher(args)
-    found = choose_shown(launcher.list_jobs(), args.job, launcher.place)
-    show = getattr(args, "sink", _show_line)
+def run_logs(request: LogsRequest) -> int:
+    since = parse_duration(request.since, "--since") if request.since else None
+    launcher = open_launcher(request)
+    found = choose_shown(launcher.list_jobs(), request.job, launcher.place)
+    show = request.sink or _show_line
     printer = LogPrinter(found.job, show, utc_now() - since if since else None)
-    launcher.read_log(found, printer.take, args.rank, follow=args.follow)
-    if args.rank and not printer.has_shown:
+    launcher.read_log(found, printer.take, request.rank, follow=request.follow)
+    if request.rank and not printer.has_shown:
         yet = " so far" if found.is_active else ""
-        say(f"rank {args.rank} has printed nothing{yet} (in training, only rank 0 prints progress)")
+        say(
+            f"rank {request.rank} has printed nothing{yet} (in training, only rank 0 prints progress)"
+        )
     return 0
 
 
@@ -253,33 +284,10 @@ class LogPrinter:
             self._show(text)
 
 
-_CANCEL_EXAMPLES = """\
-  spr-cluster cancel
-  spr-cluster cancel --now                       do not wait for a checkpoint
-  spr-cluster cancel --all
-  spr-cluster cancel squad-20260731-142501-k3f --name bert
-"""
-
-
-def _add_cancel(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
-        "cancel",
-        "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
-        "What is left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if\n"
-        "nodes are gone. If there is no job, nothing happens.",
-        _CANCEL_EXAMPLES,
-        run=run_cancel,
-    )
-    add_job_options(parser)
-    parser.add_argument("--all", action="store_true", help="end all queued and running jobs")
-    parser.add_argument("--now", action="store_true", help="kill it without waiting")
-
-
-def run_cancel(args: argparse.Namespace) -> int:
+def run_cancel(request: CancelRequest) -> int:
     progress = make_progress()
-    launcher = open_launcher(args, progress)
-    chosen = choose_several(launcher.list_jobs(), args.job, launcher.place, every=args.all)
+    launcher = open_launcher(request, progress)
+    chosen = choose_several(launcher.list_jobs(), request.job, launcher.place, every=request.all)
     results = []
     # Waiting jobs first: they would start on the others' nodes.
     ordered = sorted(chosen, key=lambda job: job.state == RUNNING)
@@ -288,13 +296,13 @@ def run_cancel(args: argparse.Namespace) -> int:
         ends = found is not None and (found.is_active or found.state == LOST)
         if found and ends:
             with progress.phase(f"End {found.job}"):
-                silent = launcher.cancel(found, JobDisplay(progress).log, now=args.now)
+                silent = launcher.cancel(found, JobDisplay(progress).log, now=request.now)
             now = next((job for job in launcher.list_jobs() if job.job == found.job), found)
         result = {**launcher.where, "cancelled": ends, "unreachable": silent}
         results.append({**result, **(now.as_dict() if now else {"job": None})})
-        if not args.json:
+        if not request.json:
             print(_render_cancel(now, launcher, ended=ends))
-    emit(args, "", {"jobs": results} if args.all else results[0])
+    emit(request, "", {"jobs": results} if request.all else results[0])
     return 0
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import make_console
+from cluster.console.options import option, switch
 from cluster.console.output import ask, has_terminal
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from cluster.overview import look_up_prices
 from jobs.cli.shared.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
@@ -30,9 +31,31 @@ _EXAMPLES = """\
 _SHORTEST_S, _LONGEST_S = 0.5, 3600.0
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+def _parse_interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:
+        raise ValueError(f"{text!r}: expected seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}")
+    return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopRequest(ClusterRequest):
+    """The options of `top`."""
+
+    interval: float = option(
+        "time between two snapshots (default: 1)", 1.0, parse=_parse_interval, metavar="SECONDS"
+    )
+    replay: Path | None = option("show recorded snapshots", parse=Path, metavar="FILE")
+    once: bool = switch("print one snapshot and exit", excludes="form")
+    json: bool = switch("print one snapshot as a line of JSON", excludes="form")
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "top",
         "Watch a cluster live: each node's CPU use, memory, and network; each rank's step, samples\n"
         "per second, and share of communication; the queue; the time left, cost so far, and\n"
@@ -42,58 +65,34 @@ def add_parser(subparsers: SubParsers) -> None:
         "is installed on the nodes, and nothing stays there.",
         _EXAMPLES,
         run=run,
+        options=TopRequest,
     )
-    add_cluster_options(parser, json=False)
-    parser.add_argument(
-        "--interval",
-        type=_parse_interval,
-        default=1.0,
-        metavar="SECONDS",
-        help="time between two snapshots (default: 1)",
-    )
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="show recorded snapshots")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--once", action="store_true", help="print one snapshot and exit")
-    form.add_argument("--json", action="store_true", help="print one snapshot as a line of JSON")
 
 
-def _parse_interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not _SHORTEST_S <= seconds <= _LONGEST_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}"
-        )
-    return seconds
-
-
-def run(args: argparse.Namespace) -> int:
-    live = not (args.once or args.json) and has_terminal()
-    if args.replay:
-        recording = Recording(args.replay, args.interval)
-        return _watch(recording.latest) if live else _print(recording.last(), args)
-    collector = Collector(_open_cluster(args), args.interval)
+def run(request: TopRequest) -> int:
+    live = not (request.once or request.json) and has_terminal()
+    if request.replay:
+        recording = Recording(request.replay, request.interval)
+        return _watch(recording.latest) if live else _print(recording.last(), as_json=request.json)
+    collector = Collector(_open_cluster(request), request.interval)
     collector.start()
     try:
-        return _watch(collector.latest) if live else _print(collector.first(), args)
+        return _watch(collector.latest) if live else _print(collector.first(), as_json=request.json)
     finally:
         collector.stop()
 
 
-def _open_cluster(args: argparse.Namespace) -> Callable[[], Watched]:
+def _open_cluster(request: TopRequest) -> Callable[[], Watched]:
     """Return a function that reads the cluster's present state from EC2."""
 
     def allow(question: str) -> bool:
         # Before the view takes over screen and keys.
         return threading.current_thread() is threading.main_thread() and ask(question)
 
-    cloud = open_chosen_cloud(args)
-    ctx = open_context(args, cloud, allow=allow)
+    ctx = open_cluster(request, allow=allow)
     open_host = ctx.host_opener()
     types = {node.instance.instance_type for node in ctx.find_cluster().nodes}
-    prices = look_up_prices(cloud, ctx.clients, types, ctx.now())
+    prices = look_up_prices(ctx.cloud, ctx.clients, types, ctx.now())
     return lambda: Watched(ctx.find_cluster(), open_overview(ctx, prices), open_host)
 
 
@@ -106,8 +105,8 @@ def _watch(source: Source) -> int:
     return 0
 
 
-def _print(snapshot: Snapshot, args: argparse.Namespace) -> int:
-    if args.json:
+def _print(snapshot: Snapshot, *, as_json: bool) -> int:
+    if as_json:
         print(snapshot.as_json())
     else:
         console = make_console()

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from cluster.cli.chosen_cluster import add_cluster_options
 from cluster.console.display import format_seconds, format_table
+from cluster.console.options import option, switch
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command, positive_int
+from cluster.console.parser import Parser, add_command, positive_int
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_options import (
+    WITHOUT_EFFECT,
+    ResultsRequest,
+    TrialRequest,
     add_tasks,
-    add_trial_options,
-    check_seconds,
+    change_options,
     numbers,
-    read_options,
-    read_variable_options,
-    results_folder,
 )
 from jobs.experiments.scaling import (
     ScalingRequest,
@@ -42,9 +41,9 @@ from jobs.experiments.tune import (
     estimate_minutes,
     tune,
 )
-from jobs.train.request import TrainRequest, check_inputs, check_results
+from jobs.train.request import TrainRequest, check_inputs, check_results, spec_of
 from jobs.train.tuned import TuningResult
-from jobs.worker.spec import PlacementOptions
+from jobs.worker.spec import PlacementOptions, Resources
 
 _TUNE_EXAMPLES = """\
   spr-cluster tune {task}
@@ -58,51 +57,103 @@ _ABOUT_TUNE = (
     "you set --ppn or --ccl-workers. The batch size per rank varies only if --batch-size lists\n"
     "several, because it changes what the job learns."
 )
+_SCALING_EXAMPLES = """\
+  spr-cluster scaling {task} --nodes 1,2,4 --predict 8,16
+  spr-cluster scaling {task} --weak --batch-size 32
+"""
+_ABOUT_SCALING = (
+    "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
+    "the speed with ideal and published speedups, and fit a model of the step time that predicts\n"
+    "other numbers of nodes. Strong scaling is the default: the global batch stays as on the\n"
+    "fewest nodes; --weak keeps the batch of each rank."
+)
+_MAX_NODES = 256
+_NOT_COMPILED = (
+    "Trials compile no layers, except with --compile on; long runs in bf16 do and are faster."
+)
+_NO_NETWORK_GBIT_S = 3200
+"""Above any machine's speed: a faster fitted flow means that the exchange is not measurable."""
+_TRIALS: dict[str, Any] = {"parse": numbers, "metavar": "LIST", "section": "trials"}
+_STUDY: dict[str, Any] = {"section": "study"}
+_COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "study"}
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    tune = add_command(subparsers, "tune", _ABOUT_TUNE, _TUNE_EXAMPLES.replace("{task}", "squad"))
-    for task, parser in add_tasks(tune, _ABOUT_TUNE, _TUNE_EXAMPLES, run_tune):
-        add_cluster_options(parser)
-        trials = parser.add_argument_group("trials")
-        for option, dest, text in (
-            ("--ppn", "ppn", "ranks per node (default: what suits the nodes)"),
-            ("--ccl-workers", "ccl_workers", "oneCCL workers per rank (default: 1,2)"),
-            ("--batch-size", "batch_sizes", "features per rank"),
-        ):
-            trials.add_argument(option, dest=dest, type=numbers, metavar="LIST", help=text)
-        add_trial_options(parser, trials, task, "batch_size")
-    _add_scaling(subparsers)
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(TrialRequest):
+    """The options of `tune`."""
+
+    ppn: tuple[int, ...] | None = option(
+        "ranks per node (default: what suits the nodes)", **_TRIALS
+    )
+    ccl_workers: tuple[int, ...] | None = option(
+        "oneCCL workers per rank (default: 1,2)", **_TRIALS
+    )
+    batch_sizes: tuple[int, ...] | None = option(
+        "features per rank", flags=("--batch-size",), **_TRIALS
+    )
 
 
-def run_tune(args: argparse.Namespace) -> int:
-    request = build_tune_request(args)
-    check_inputs(request.training.options)
-    context = open_job_context(args, datetime.now(timezone.utc))
+@dataclass(frozen=True, kw_only=True)
+class ScalingCommand(TrialRequest, ResultsRequest):
+    """The options of `scaling`."""
+
+    nodes: tuple[int, ...] = option(
+        "numbers of nodes (default: 1, 2, 4… and all)", (), parse=numbers, metavar="LIST", **_STUDY
+    )
+    weak: bool = switch("keep the batch of each rank, not the global batch", **_STUDY)
+    predict: tuple[int, ...] = option(
+        "also predict these numbers of nodes", (), parse=numbers, metavar="LIST", **_STUDY
+    )
+    samples: int = option(
+        f"samples per epoch (default: SQuAD's {SQUAD_FEATURES})", SQUAD_FEATURES, **_COUNT
+    )
+    flow_gbit_s: float | None = option(
+        "known speed of one flow between two nodes: the model then estimates the overlap (default: it "
+        "estimates the speed)",
+        parse=float,
+        metavar="X",
+        **_STUDY,
+    )
+    ppn: int | None = option("ranks per node (default: one per NUMA node)", **_COUNT)
+    ccl_workers: int | None = option("oneCCL workers per rank (default: 1)", **_COUNT)
+    results: str | None = option(
+        "local folder for scaling.json (default: results/STUDY)", metavar="DIR", **_STUDY
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    for name, about, examples, run, options, without in (
+        ("tune", _ABOUT_TUNE, _TUNE_EXAMPLES, run_tune, TuneCommand, {"batch_size"}),
+        ("scaling", _ABOUT_SCALING, _SCALING_EXAMPLES, run_scaling, ScalingCommand, set()),
+    ):
+        parser = add_command(parent, name, about, examples.replace("{task}", "squad"))
+        add_tasks(parser, about, examples, run, options, WITHOUT_EFFECT | without)
+
+
+def run_tune(request: TuneCommand) -> int:
+    wanted = build_tune_request(request)
+    check_inputs(wanted.training.options)
+    context = open_job_context(request, datetime.now(timezone.utc))
     best, results = tune(
         context,
-        request,
+        wanted,
         on_plan=lambda trials: context.on_log(describe_trials(len(trials), request.seconds)),
     )
     rows = [as_row(*each) for each in results.items()]
-    emit(args, lambda: render_tune(best, results), {"best": asdict(best), "trials": rows})
+    emit(request, lambda: render_tune(best, results), {"best": asdict(best), "trials": rows})
     return 0
 
 
-def build_tune_request(args: argparse.Namespace) -> TuneRequest:
+def build_tune_request(request: TuneCommand) -> TuneRequest:
     """Return the options as a request. Raises :class:`UsageError` for one out of range."""
-    check_seconds(args.seconds)
-    options = read_options(args)
-    batch_sizes = args.batch_sizes or (options.batch_size,)
-    try:
-        for size in batch_sizes:
-            replace(options, batch_size=size)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    grid = TrialGrid(args.ppn, args.ccl_workers, batch_sizes)
-    env = read_variable_options(args)
-    training = TrainRequest(options, Path("results"), PlacementOptions(), env=env)
-    return TuneRequest(training, grid, args.seconds)
+    request.check_seconds()
+    options = request.read_options()
+    batch_sizes = request.batch_sizes or (options.batch_size,)
+    for size in batch_sizes:
+        change_options(options, {"batch_size": size})
+    grid = TrialGrid(request.ppn, request.ccl_workers, batch_sizes)
+    training = TrainRequest(spec_of(options), Path("results"), env=request.read_variables())
+    return TuneRequest(training, grid, request.seconds)
 
 
 def describe_trials(trials: int, seconds: int) -> str:
@@ -140,111 +191,43 @@ def _tune_row(trial: Trial, result: TrialResult) -> Sequence[str]:
     )
 
 
-_SCALING_EXAMPLES = """\
-  spr-cluster scaling {task} --nodes 1,2,4 --predict 8,16
-  spr-cluster scaling {task} --weak --batch-size 32
-"""
-_MAX_NODES = 256
-_NOT_COMPILED = (
-    "Trials compile no layers, except with --compile on; long runs in bf16 do and are faster."
-)
-_NO_NETWORK_GBIT_S = 3200
-"""Above any machine's speed: a faster fitted flow means that the exchange is not measurable."""
-
-_ABOUT_SCALING = (
-    "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
-    "the speed with ideal and published speedups, and fit a model of the step time that predicts\n"
-    "other numbers of nodes. Strong scaling is the default: the global batch stays as on the\n"
-    "fewest nodes; --weak keeps the batch of each rank."
-)
-
-
-def _add_scaling(subparsers: SubParsers) -> None:
-    scaling = add_command(
-        subparsers, "scaling", _ABOUT_SCALING, _SCALING_EXAMPLES.replace("{task}", "squad")
-    )
-    for task, parser in add_tasks(scaling, _ABOUT_SCALING, _SCALING_EXAMPLES, run_scaling):
-        add_cluster_options(parser)
-        study = parser.add_argument_group("study")
-        _add_study_options(study)
-        add_trial_options(parser, study, task)
-
-
-def _add_study_options(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--nodes", type=numbers, metavar="LIST", help="numbers of nodes (default: 1, 2, 4… and all)"
-    )
-    add("--weak", action="store_true", help="keep the batch of each rank, not the global batch")
-    add(
-        "--predict",
-        type=numbers,
-        default=(),
-        metavar="LIST",
-        help="also predict these numbers of nodes",
-    )
-    add(
-        "--samples",
-        type=positive_int,
-        metavar="N",
-        help=f"samples per epoch (default: SQuAD's {SQUAD_FEATURES})",
-    )
-    add(
-        "--flow-gbit-s",
-        type=float,
-        metavar="X",
-        help="known speed of one flow between two nodes: the model then estimates the overlap "
-        "(default: it estimates the speed)",
-    )
-    add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
-    add(
-        "--ccl-workers", type=positive_int, metavar="N", help="oneCCL workers per rank (default: 1)"
-    )
-    add("--results", metavar="DIR", help="local folder for scaling.json (default: results/STUDY)")
-
-
-def run_scaling(args: argparse.Namespace) -> int:
+def run_scaling(request: ScalingCommand) -> int:
     now = datetime.now(timezone.utc)
-    request = build_scaling_request(args, now)
-    check_inputs(request.training.options)
-    check_results(request.training.results)
-    context = open_job_context(args, now)
-    study = scaling(context, choose_nodes(request, len(context.cluster.nodes)))
-    folder = request.training.results
-    emit(args, lambda: "\n".join(render_scaling(study, folder)), study.as_dict())
+    wanted = build_scaling_request(request, now)
+    check_inputs(wanted.training.options)
+    check_results(wanted.training.results)
+    context = open_job_context(request, now)
+    study = scaling(context, choose_nodes(wanted, len(context.cluster.nodes)))
+    folder = wanted.training.results
+    emit(request, lambda: "\n".join(render_scaling(study, folder)), study.as_dict())
     return 0
 
 
-def build_scaling_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
+def build_scaling_request(request: ScalingCommand, now: datetime) -> ScalingRequest:
     """Return the options as a request. Raises :class:`UsageError` for one out of range."""
-    _check(args)
-    placement = PlacementOptions("auto", args.ppn, args.ccl_workers)
-    request = ScalingRequest(
-        TrainRequest(
-            read_options(args),
-            results_folder(args, "scaling", now),
-            placement,
-            env=read_variable_options(args),
-        ),
-        nodes=tuple(sorted(args.nodes or ())),
-        weak=args.weak,
-        seconds=args.seconds,
-        predict=tuple(sorted(args.predict)),
-        samples=args.samples or SQUAD_FEATURES,
-        flow_gbit_s=args.flow_gbit_s,
-    )
-    return _checked_batches(request) if request.nodes else request
-
-
-def _check(args: argparse.Namespace) -> None:
-    check_seconds(args.seconds)
-    for flag in ("nodes", "predict"):
-        for value in getattr(args, flag) or ():
+    request.check_seconds()
+    for name, given in {"nodes": request.nodes, "predict": request.predict}.items():
+        for value in given:
             if value > _MAX_NODES:
-                raise UsageError(f"--{flag} {value} is out of range: 1 to {_MAX_NODES}")
-    speed = args.flow_gbit_s
+                raise UsageError(f"--{name} {value} is out of range: 1 to {_MAX_NODES}")
+    speed = request.flow_gbit_s
     if speed is not None and not (0 < speed < math.inf):
         raise UsageError(f"--flow-gbit-s {speed:g} is out of range: more than 0")
+    resources = Resources(placement=PlacementOptions("auto", request.ppn, request.ccl_workers))
+    study = ScalingRequest(
+        TrainRequest(
+            spec_of(request.read_options(), resources=resources),
+            request.results_folder("scaling", now),
+            env=request.read_variables(),
+        ),
+        nodes=tuple(sorted(request.nodes)),
+        weak=request.weak,
+        seconds=request.seconds,
+        predict=tuple(sorted(request.predict)),
+        samples=request.samples,
+        flow_gbit_s=speed,
+    )
+    return _checked_batches(study) if study.nodes else study
 
 
 def choose_nodes(request: ScalingRequest, there: int) -> ScalingRequest:

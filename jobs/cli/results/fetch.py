@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.console.display import make_progress
+from cluster.console.options import Request, option, switch
 from cluster.console.output import emit, say
-from cluster.console.parser import SubParsers, add_command
+from cluster.console.parser import Parser, add_command
 from infra.aws.s3 import check_s3_location, connect_s3, push_folder
 from infra.errors import JobError, SprError, UsageError
 from infra.s3_url import S3Location, parse_s3_url
 from infra.wait import Progress
 from infra.words import counted
 from jobs.cli.shared.chosen_job import (
-    add_job_options,
-    add_results_option,
+    JobRequest,
     choose_results,
     is_stored,
+    job_argument,
     look_in_bucket,
     open_launcher,
     open_s3,
+    parse_job_or_url,
 )
+from jobs.cli.shared.job_options import ResultsRequest
 from jobs.launchers.bucket import fetch_stored, find_stored
 from jobs.launchers.launcher import RUNNING, choose_job
 from jobs.train.request import check_writable, expand_home
@@ -42,9 +45,40 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class JobResultsRequest(JobRequest, ResultsRequest):
+    """A request for a job's results."""
+
+    all_checkpoints: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushRequest(Request):
+    """A request that can store a model in S3."""
+
+    push_to: str | None = option(
+        "also store the model in S3, in a folder named after the job, with this machine's AWS "
+        "credentials",
+        metavar="s3://BUCKET/PREFIX",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchRequest(JobResultsRequest, PushRequest):
+    """The options of `fetch`."""
+
+    job: str | None = job_argument(
+        "job ID, or its URL, s3://BUCKET/PREFIX/JOB (default: the newest)", parse_job_or_url
+    )
+    last: bool = switch("fetch the newest job, as without JOB")
+    all_checkpoints: bool = switch(
+        "also fetch the checkpoints of transformers' Trainer that are neither the newest nor the best"
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "fetch",
         "Download what a job wrote, its log, and its metrics from a cluster's nodes, for example of a\n"
         "job that was started on another machine. `spr-cluster jobs` lists the jobs. By its URL in the\n"
@@ -52,34 +86,15 @@ def add_parser(subparsers: SubParsers) -> None:
         "`--cloud local` looks in the embedded cloud.",
         _EXAMPLES,
         run=run,
-    )
-    what = "job ID, or its URL, s3://BUCKET/PREFIX/JOB (default: the newest)"
-    add_job_options(parser, what, stored=True)
-    parser.add_argument("--last", action="store_true", help="fetch the newest job, as without JOB")
-    add_results_option(parser, "the files")
-    parser.add_argument(
-        "--all-checkpoints",
-        action="store_true",
-        help="also fetch the checkpoints of transformers' Trainer that are neither the newest nor the best",
-    )
-    add_push_option(parser)
-
-
-def add_push_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--push-to``, which :func:`open_push_target` reads."""
-    parser.add_argument(
-        "--push-to",
-        metavar="s3://BUCKET/PREFIX",
-        help="also store the model in S3, in a folder named after the job, with this machine's AWS "
-        "credentials",
+        options=FetchRequest,
     )
 
 
-def open_push_target(args: argparse.Namespace) -> tuple[S3Client, S3Location] | None:
+def open_push_target(push_to: str | None) -> tuple[S3Client, S3Location] | None:
     """Return the location of ``--push-to``. Raises :class:`UsageError` if it can't be written."""
-    if args.push_to is None:
+    if push_to is None:
         return None
-    location = parse_s3_url(args.push_to)
+    location = parse_s3_url(push_to)
     s3 = connect_s3()
     check_s3_location(s3, location)
     return s3, location
@@ -124,54 +139,55 @@ def files_to_push(results: Path) -> Mapping[str, Path]:
     return {path.relative_to(results).as_posix(): path for path in paths}
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.job and args.last:
+def run(request: FetchRequest) -> int:
+    if request.job and request.last:
         raise UsageError("JOB and --last can't be used together")
-    if args.results:
-        check_writable(expand_home(args.results))
-    if is_stored(args.job):
-        return run_stored(args)
-    target = open_push_target(args)
+    if request.results:
+        check_writable(expand_home(request.results))
+    if is_stored(request.job):
+        return _fetch_stored(request)
+    target = open_push_target(request.push_to)
     progress = make_progress()
     try:
-        launcher = open_launcher(args, progress)
-        found = choose_job(launcher.list_jobs(), args.job, launcher.place)
+        launcher = open_launcher(request, progress)
+        found = choose_job(launcher.list_jobs(), request.job, launcher.place)
     except SprError as error:
-        look_in_bucket(args, error, one=True)
-        return run_stored(args)
+        return _fetch_stored(look_in_bucket(request, error, one=True))
     if found.state == RUNNING:
         say(f"{found.job} is still running; fetching its output so far")
-    results = choose_results(args, found.job)
+    results = choose_results(request.results, found.job)
     with progress.phase(f"Fetch {found.job}"):
-        choice = {"all_checkpoints": args.all_checkpoints}
+        choice = {"all_checkpoints": request.all_checkpoints}
         fetched = launcher.fetch(found.job, results, progress.note, **choice)
     for line in (*fetched.said, *fetched.missing):
         say(line)
     pushed = push(target, results, found.job, progress, launcher.flags)
     text = f"{found.job} ({found.state}): {results}/" + (f"\n{pushed}" if pushed else "")
-    emit(args, text, {**found.as_dict(), "results": str(results), "pushed_to": pushed})
+    emit(request, text, {**found.as_dict(), "results": str(results), "pushed_to": pushed})
     return 0
 
 
-def run_stored(args: argparse.Namespace) -> int:
-    """Fetch a job from S3; no cluster is needed."""
-    names = ("name", "push_to")
-    refused = [flag for flag in names if getattr(args, flag, None)]
-    if refused:
-        option = refused[0].replace("_", "-")
-        raise UsageError(f"--{option}: the job is read from {args.job}: omit it")
-    bucket, job = parse_stored_job(args.job, "fetch")
+def _fetch_stored(request: FetchRequest) -> int:
+    for flag, given in {"--name": request.name, "--push-to": request.push_to}.items():
+        if given:
+            raise UsageError(f"{flag}: the job is read from {request.job}: omit it")
+    return fetch_from_bucket(request)
+
+
+def fetch_from_bucket(request: JobResultsRequest) -> int:
+    """Fetch a job by its URL in S3; no cluster is needed."""
+    bucket, job = parse_stored_job(request.job or "", "fetch")
     place, progress = bucket.below(job), make_progress()
-    results = choose_results(args, job)
-    s3 = open_s3(args, progress)
+    results = choose_results(request.results, job)
+    s3 = open_s3(request, progress)
     found, sizes = find_stored(s3, place, job)
     if found.state == RUNNING:
         say(f"{job} has not ended, as far as {place} says; fetching its output so far")
     with progress.phase(f"Fetch {job}"):
-        choice = {"all_checkpoints": getattr(args, "all_checkpoints", False)}
+        choice = {"all_checkpoints": request.all_checkpoints}
         fetched = fetch_stored(s3, place, sizes, results, progress.note, **choice)
     for line in fetched.said:
         say(line)
     known: dict[str, Any] = {**found.as_dict(), "results": str(results), "pushed_to": None}
-    emit(args, f"{job} ({found.state}): {results}/", known)
+    emit(request, f"{job} ({found.state}): {results}/", known)
     return 0

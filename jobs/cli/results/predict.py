@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime, timezone
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
+from cluster.cli.chosen_cluster import open_cluster
 from cluster.console.display import make_progress
+from cluster.console.options import argument, option, switch
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command, positive_int
+from cluster.console.parser import Parser, add_command, positive_int
 from infra.errors import UsageError
 from infra.files import check_folder
 from infra.words import counted
-from jobs.cli.shared.chosen_job import add_results_option, open_job_context
-from jobs.cli.shared.job_options import add_queue_options, detachable, results_folder
+from jobs.cli.shared.chosen_job import open_job_context
+from jobs.cli.shared.job_options import QueueRequest, ResultsRequest, follow_or_leave
+from jobs.cli.shared.when_done import OnCluster
 from jobs.train.predict import (
     Prediction,
     PredictRequest,
@@ -33,7 +34,7 @@ from jobs.train.predict import (
     read_context,
 )
 from jobs.train.request import check_results, expand_home
-from jobs.worker.spec import PlacementOptions
+from jobs.worker.spec import PlacementOptions, Resources, Work
 from jobs.worker.tasks.predict_file import INPUTS, PredictOptions
 from jobs.worker.training.options import flag, is_url
 
@@ -48,162 +49,174 @@ _EXAMPLES = """\
 """
 _ALL = "all"
 _RETRIES = 1
-
-
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
-        "predict",
-        "Use a trained model: answer questions about a text, classify texts, tag their words, compute their\n"
-        "vectors (embed) or their perplexity (lm). This happens on this machine if PyTorch and transformers\n"
-        "are installed with this tool (the extra `job`), else on the cluster's head. With --data and\n"
-        "--output, predict for each row of a file, here or as a job on the nodes of the cluster.",
-        _EXAMPLES,
-        run=detachable(run),
-    )
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a question, or a text")
-    parser.add_argument(
-        "--context",
-        metavar="FILE|TEXT",
-        help="for questions: the text that contains the answers, or its file",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="DIR|JOB",
-        help="model or results folder, or job ID (default: the newest in ./results, else on the "
-        "head)",
-    )
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--data",
-        metavar="PATH",
-        help="rows to predict for: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped, or "
-        "s3://…",
-    )
-    files.add_argument(
-        "--output",
-        metavar="FILE",
-        help="file for the rows with their predictions: .csv, .jsonl, or .parquet",
-    )
-    for name in INPUTS:
-        what = {"text": "the texts", "pair": "the second text of pairs"}.get(name, f"the {name}s")
-        files.add_argument(flag(f"{name}_column"), metavar="NAME", help=f"column with {what}")
-    files.add_argument(
-        "--skip-bad-records",
-        action="store_true",
-        help="leave out rows that can't be used instead of refusing the file",
-    )
-    files.add_argument(
-        "--nodes",
-        type=_nodes,
-        metavar=f"N|{_ALL}",
-        help="share the rows among this number of nodes (default: predict here, or, where that can't be, on "
-        "one node)",
-    )
-    files.add_argument(
-        "--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)"
-    )
-    add_queue_options(parser.add_argument_group("queue"), retries=_RETRIES)
-    add_results_option(parser, "the job's log and record")
-    add_cluster_options(parser)
+_FILES: dict[str, Any] = {"section": "files"}
+_COLUMN: dict[str, Any] = {"metavar": "NAME", "section": "files"}
 
 
 def _nodes(text: str) -> int | str:
     return text if text == _ALL else positive_int(text)
 
 
-def run(args: argparse.Namespace) -> int:
-    if (args.data is None) != (args.output is None):
-        raise UsageError("--data and --output belong together")
-    if bool(args.texts) == (args.data is not None):
-        raise UsageError("give texts, or a file with --data", hint="spr-cluster predict --help")
-    if args.data is not None:
-        return _run_file(args)
-    _refuse(args, "requires --data", *_OF_FILES, *_OF_JOBS)
-    if not all(text.strip() for text in args.texts):
-        raise UsageError("a text is empty")
-    rows = make_rows(args.texts, None if args.context is None else read_context(args.context))
-    model = find_model(args.model)
-    if model:
-        check_folder(model)
-    if model is not None and can_answer_here():
-        where, answers = "here", predict_here(model, rows)
-    else:
-        where, answers = "head", _ask_head(args, rows, model)
-    data = {"where": where, "model": str(model or ""), "answers": answers}
-    emit(args, lambda: render(answers), data)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class PredictCommand(QueueRequest, ResultsRequest):
+    """The options of `predict`."""
+
+    texts: tuple[str, ...] = argument("a question, or a text", (), takes="*", metavar="TEXT")
+    context: str | None = option(
+        "for questions: the text that contains the answers, or its file", metavar="FILE|TEXT"
+    )
+    model: str | None = option(
+        "model or results folder, or job ID (default: the newest in ./results, else on the head)",
+        metavar="DIR|JOB",
+    )
+    data: str | None = option(
+        "rows to predict for: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped, or "
+        "s3://…",
+        metavar="PATH",
+        **_FILES,
+    )
+    output: str | None = option(
+        "file for the rows with their predictions: .csv, .jsonl, or .parquet",
+        metavar="FILE",
+        **_FILES,
+    )
+    text_column: str | None = option("column with the texts", **_COLUMN)
+    pair_column: str | None = option("column with the second text of pairs", **_COLUMN)
+    question_column: str | None = option("column with the questions", **_COLUMN)
+    context_column: str | None = option("column with the contexts", **_COLUMN)
+    skip_bad_records: bool = switch(
+        "leave out rows that can't be used instead of refusing the file", **_FILES
+    )
+    nodes: int | str | None = option(
+        "share the rows among this number of nodes (default: predict here, or, where that can't be, on "
+        "one node)",
+        parse=_nodes,
+        metavar=f"N|{_ALL}",
+        **_FILES,
+    )
+    ppn: int | None = option(
+        "ranks per node (default: one per NUMA node)", parse=positive_int, metavar="N", **_FILES
+    )
+    max_time: timedelta | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that the user named, by what they contain."""
+        named = {name: getattr(self, f"{name}_column") for name in INPUTS}
+        return {name: column for name, column in named.items() if column is not None}
+
+    def refuse(self, why: str, *names: str) -> None:
+        """Raise :class:`UsageError` if one of these options is given."""
+        if given := [flag(name) for name in names if getattr(self, name)]:
+            raise UsageError(f"{given[0]} {why}")
 
 
 _OF_FILES = (*(f"{name}_column" for name in INPUTS), "skip_bad_records", "nodes")
 _OF_JOBS = ("ppn", "results", "detach", "bucket", "until_done", "on_finish", "down_when_done")
 
 
-def _refuse(args: argparse.Namespace, why: str, *names: str) -> None:
-    if given := [flag(name) for name in names if getattr(args, name)]:
-        raise UsageError(f"{given[0]} {why}")
-
-
-def _run_file(args: argparse.Namespace) -> int:
-    """Predict for a file: here if that is possible and no number of nodes is given."""
-    _refuse(args, "is for texts, not for --data", "context")
-    columns = {name: getattr(args, f"{name}_column") for name in INPUTS}
-    options = PredictOptions(
-        model="",
-        data=args.data if is_url(args.data) else str(expand_home(args.data)),
-        output=str(expand_home(args.output)),
-        columns={name: column for name, column in columns.items() if column is not None},
-        skip_bad_records=args.skip_bad_records,
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
+        "predict",
+        "Use a trained model: answer questions about a text, classify texts, tag their words, compute their\n"
+        "vectors (embed) or their perplexity (lm). This happens on this machine if PyTorch and transformers\n"
+        "are installed with this tool (the extra `job`), else on the cluster's head. With --data and\n"
+        "--output, predict for each row of a file, here or as a job on the nodes of the cluster.",
+        _EXAMPLES,
+        run=run,
+        options=PredictCommand,
     )
-    model = find_model(args.model)
+
+
+def run(request: PredictCommand) -> int:
+    if (request.data is None) != (request.output is None):
+        raise UsageError("--data and --output belong together")
+    if bool(request.texts) == (request.data is not None):
+        raise UsageError("give texts, or a file with --data", hint="spr-cluster predict --help")
+    if request.data is not None and request.output is not None:
+        options = PredictOptions(
+            model="",
+            data=request.data if is_url(request.data) else str(expand_home(request.data)),
+            output=str(expand_home(request.output)),
+            columns=request.columns,
+            skip_bad_records=request.skip_bad_records,
+        )
+        return follow_or_leave(request, lambda on_cluster: _run_file(request, options, on_cluster))
+    return _run_texts(request)
+
+
+def _run_texts(request: PredictCommand) -> int:
+    request.refuse("requires --data", *_OF_FILES, *_OF_JOBS)
+    if not all(text.strip() for text in request.texts):
+        raise UsageError("a text is empty")
+    context = None if request.context is None else read_context(request.context)
+    rows = make_rows(request.texts, context)
+    model = find_model(request.model)
+    if model:
+        check_folder(model)
+    if model is not None and can_answer_here():
+        where, answers = "here", predict_here(model, rows)
+    else:
+        where, answers = "head", _ask_head(request, rows, model)
+    data = {"where": where, "model": str(model or ""), "answers": answers}
+    emit(request, lambda: render(answers), data)
+    return 0
+
+
+def _run_file(request: PredictCommand, options: PredictOptions, on_cluster: OnCluster) -> int:
+    """Predict for a file: here if that is possible and no number of nodes is given."""
+    request.refuse("is for texts, not for --data", "context")
+    model = find_model(request.model)
     check_prediction(options, model)
     if model:
         check_folder(model)
-    is_here = args.nodes is None and model and can_answer_here() and not is_url(options.data)
+    is_here = request.nodes is None and model and can_answer_here() and not is_url(options.data)
     if is_here:
-        _refuse(args, "requires --nodes: the model runs here", *_OF_JOBS)
+        request.refuse("requires --nodes: the model runs here", *_OF_JOBS)
         progress = make_progress()
         with progress.phase(f"Predict with {model}"):
             found = predict_file_here(replace(options, model=str(model)), progress)
     else:
-        found = _predict_by_job(args, options, model)
+        found = _predict_by_job(request, options, model, on_cluster)
     where = "here" if is_here else "cluster"
     shown = ("task", "rows", "skipped", "skip_note", "rows_per_second")
     data = {"where": where, "model": str(model or ""), "output": options.output}
     text = f"{options.output}: {counted(found['rows'], 'row')}, {found['rows_per_second']:,} rows/s"
     text += f"\n{found['skip_note']}" if found["skip_note"] else ""
-    emit(args, text, {**data, **{name: found[name] for name in shown}})
+    emit(request, text, {**data, **{name: found[name] for name in shown}})
     return 0
 
 
 def _predict_by_job(
-    args: argparse.Namespace, options: PredictOptions, model: Path | None
+    request: PredictCommand, options: PredictOptions, model: Path | None, on_cluster: OnCluster
 ) -> dict[str, Any]:
     now = datetime.now(timezone.utc)
-    results = results_folder(args, "predict", now)
+    results = request.results_folder("predict", now)
     check_results(results)
     try:
-        context = open_job_context(args, now)
+        context = open_job_context(request, now, on_cluster=on_cluster)
     except UsageError as error:
-        raise error if args.nodes or can_answer_here() else no_place_to_answer(error) from None
-    nodes = 1 if args.nodes is None else None if args.nodes == _ALL else args.nodes
-    placement = PlacementOptions(nproc_per_node=args.ppn)
-    request = PredictRequest(options, results, model, args.model, nodes, placement, args.retries)
-    return predict_on_nodes(context, request)
+        raise error if request.nodes or can_answer_here() else no_place_to_answer(error) from None
+    nodes = None if request.nodes == _ALL else int(request.nodes or 1)
+    resources = Resources(nodes, PlacementOptions(nproc_per_node=request.ppn))
+    spec = request.spec(Work("predict", asdict(options)), resources, retries=_RETRIES)
+    wanted = PredictRequest(options, results, model, request.model, spec)
+    return predict_on_nodes(context, wanted)
 
 
 def _ask_head(
-    args: argparse.Namespace, rows: Sequence[Mapping[str, str]], model: Path | None
+    request: PredictCommand, rows: Sequence[Mapping[str, str]], model: Path | None
 ) -> list[Prediction]:
     progress = make_progress()
     try:
-        ctx = open_cluster(args, progress)
+        ctx = open_cluster(request, progress)
         cluster = ctx.find_cluster()
     except UsageError as error:
         raise error if can_answer_here() else no_place_to_answer(error) from None
     head = ctx.host_opener()(cluster.head)
     with progress.phase("Answer on the head"):
-        return predict_on_head(head, rows, model, args.model)
+        return predict_on_head(head, rows, model, request.model)
 
 
 def render(answers: Sequence[Prediction]) -> str:

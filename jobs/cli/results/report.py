@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.console.options import JsonRequest, argument, option
 from cluster.console.output import emit
-from cluster.console.parser import SubParsers, add_command, add_json_option
+from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import nearest
@@ -23,66 +24,64 @@ _EXAMPLES = """\
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
+@dataclass(frozen=True, kw_only=True)
+class ReportRequest(JsonRequest):
+    """The options of `report`."""
+
+    folder: str | None = argument(
+        "results folder, or job below ./results (default: the newest there)",
+        None,
+        metavar="DIR|JOB",
+    )
+    output: str | None = option("path of the page (default: DIR/report.html)", metavar="FILE")
+    compare: tuple[str, ...] = option(
+        "another run, on another number of nodes, for the scaling chart; repeatable",
+        (),
+        repeats=True,
+        metavar="DIR|JOB",
+    )
+    instance_type: str | None = option(
+        "EC2 type of the nodes, for the cost (default: from job.json in the folder)",
+        metavar="TYPE",
+    )
+    price: float | None = option(
+        "price per node and hour, instead of the list price", parse=float, metavar="USD"
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
         "report",
         "Write one HTML page from a results folder: loss, speed of each rank over time, time by phase,\n"
         "scaling, cost per epoch, environment, and placement. The page contains no scripts and needs no\n"
         "network. It lists what the folder lacks.",
         _EXAMPLES,
         run=run,
+        options=ReportRequest,
     )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        metavar="DIR|JOB",
-        help="results folder, or job below ./results (default: the newest there)",
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", help="path of the page (default: DIR/report.html)"
-    )
-    parser.add_argument(
-        "--compare",
-        action="append",
-        default=[],
-        metavar="DIR|JOB",
-        help="another run, on another number of nodes, for the scaling chart; can be repeated",
-    )
-    parser.add_argument(
-        "--instance-type",
-        metavar="TYPE",
-        help="EC2 type of the nodes, for the cost (default: from job.json in the folder)",
-    )
-    parser.add_argument(
-        "--price",
-        type=float,
-        metavar="USD",
-        help="price per node and hour, instead of the list price",
-    )
-    add_json_option(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    _check_price(args)
-    found = read_run(find_folder(args.folder))
-    others = [read_run(find_folder(name)) for name in args.compare]
-    price = find_price(found, args.instance_type, args.price)
+def run(request: ReportRequest) -> int:
+    _check_price(request)
+    found = read_run(find_folder(request.folder))
+    others = [read_run(find_folder(name)) for name in request.compare]
+    price = find_price(found, request.instance_type, request.price)
     report = build_report(found, others, compute_cost(found, price) if price else None)
-    page = Path(args.output) if args.output else found.folder / PAGE
+    page = Path(request.output) if request.output else found.folder / PAGE
     write_page(report, page)
-    emit(args, str(page), _as_dict(report, page))
+    emit(request, str(page), _as_dict(report, page))
     return 0
 
 
-def _check_price(args: argparse.Namespace) -> None:
-    if args.instance_type is not None:
-        _check_table(args.instance_type)
-        if args.price is not None:
+def _check_price(request: ReportRequest) -> None:
+    if request.instance_type is not None:
+        _check_table(request.instance_type)
+        if request.price is not None:
             raise UsageError("--price and --instance-type can't be used together")
-    if args.price is not None and not 0 < args.price <= 1000:
+    if request.price is not None and not 0 < request.price <= 1000:
         raise UsageError(
-            f"--price {args.price:g}: expected US dollars per hour, above 0, at most 1000"
+            f"--price {request.price:g}: expected US dollars per hour, above 0, at most 1000"
         )
 
 

@@ -58,13 +58,16 @@ def parse_job_or_url(text: str) -> str:
     return text if is_stored(text) else parse_job_id(text)
 
 
+def job_argument(help_: str, parse: Callable[[str], str] = parse_job_id) -> Any:
+    """Return the field of the optional ``JOB``."""
+    return argument(help_, None, metavar="JOB", parse=parse)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobRequest(ClusterRequest):
     """A request about a job on a cluster."""
 
-    job: str | None = argument(
-        "(default: the only queued or running job)", None, metavar="JOB", parse=parse_job_id
-    )
+    job: str | None = job_argument("(default: the only queued or running job)")
 
 
 def choose_results(results: str | None, job: str) -> Path:

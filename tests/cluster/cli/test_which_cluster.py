@@ -17,7 +17,7 @@ from tests.harness.command_line import CommandLine
 _LOCAL = ("--cloud", "local")
 _ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch --last"]
 _ADDRESSED += ["train squad --demo", "run -- hostname", "bench", "tune squad --demo"]
-_ADDRESSED += ["scaling squad --demo"]
+_ADDRESSED += ["tune squad --scaling --demo"]
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_mistyped_name_gets_the_nearest_one(
 ) -> None:
     know("tutor")
     verb, *rest = argv.split()
-    place = 1 if verb in ("train", "tune", "scaling") else 0
+    place = 1 if verb in ("train", "tune") else 0
 
     result = line.run(verb, *rest[:place], "--name", "tuor", *rest[place:])
 

@@ -198,9 +198,7 @@ def test_an_indivisible_batch_is_refused() -> None:
 
 
 def typed(*flags: str) -> ScalingRequest:
-    parser = Parser()
-    add_parser(parser.add_subparsers())
-    return build_scaling_request(parser.parse_args(["scaling", "squad", *flags]), NOW)
+    return build_scaling_request(parse_request("tune", "squad", "--scaling", *flags), NOW)
 
 
 def test_the_command_line() -> None:
@@ -224,7 +222,8 @@ def test_the_command_line() -> None:
         ("--seconds=0", "--seconds 0 is out of range: 1 to 3600"),
         ("--predict=257", "--predict 257 is out of range: 1 to 256"),
         ("--flow-gbit-s=nan", "--flow-gbit-s nan is out of range"),
-        ("--batch-size=0", "--batch-size 0 is out of range"),
+        ("--batch-size=5000", "--batch-size 5000 is out of range"),
+        ("--ppn=1,2", "--ppn 1,2: --scaling compares only nodes"),
     ],
 )
 def test_mistakes(flags: str, message: str) -> None:

@@ -33,8 +33,8 @@ class AccessRequest(Request):
     given: Mapping[str, Any] = field(default_factory=dict)
     """Those that the user gave, as typed, by the spec's names."""
     ssh_cidr: str | None = option(
-        "address ranges that may use SSH: a,b,c; `auto` tracks this machine's address (default: "
-        "unchanged, or auto; with --private or --jump, the VPC)",
+        "address ranges that may use SSH: a,b,c; `auto` is this machine's address (default: unchanged, "
+        "or auto; with --private or --jump, the VPC)",
         metavar="RANGES",
         is_list=True,
     )

@@ -116,7 +116,7 @@ YES = ("--yes", "-y")
 class JsonRequest(Request):
     """A request with ``--json``."""
 
-    json: bool = switch("print the result as JSON on stdout")
+    json: bool = switch("print the result as JSON")
 
 
 def opposite(flag: str) -> str:

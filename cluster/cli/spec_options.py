@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_origin
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import Option, Request, option
+from cluster.console.options import JsonRequest, Option, option
 from cluster.console.output import say
 from infra.errors import UsageError
 from infra.instance_types import complete_type_name
@@ -27,7 +27,7 @@ ACCESS = ("private", "jump", "subnet_ids", "proxy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccessRequest(Request):
+class AccessRequest(JsonRequest):
     """A request with options of the cluster."""
 
     given: Mapping[str, Any] = field(default_factory=dict)

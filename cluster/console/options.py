@@ -130,6 +130,9 @@ def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
         return parse
 
     def parse_word(text: str) -> Any:
+        # argparse also parses the default of an omitted argument.
+        if text == argparse.SUPPRESS:
+            return text
         try:
             return parse(text)
         except (ValueError, UsageError) as error:

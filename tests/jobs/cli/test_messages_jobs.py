@@ -280,8 +280,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("tune squad --scaling --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
     (
         "tune squad --scaling --samples 0",
-        "argument --samples: '0': expected a whole number of at least 1"
-        + f.help_of("tune squad"),
+        "argument --samples: '0': expected a whole number of at least 1" + f.help_of("tune squad"),
     ),
     ("tune squad --scaling --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     ("tune squad --epochs 3", re.compile("unknown option '--epochs'.*", re.DOTALL)),

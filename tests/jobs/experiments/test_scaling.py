@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
-from jobs.cli.tune import add_parser, build_scaling_request, choose_nodes, render_scaling
+from jobs.cli.tune import build_scaling_request, choose_nodes, render_scaling
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
 from jobs.launchers.plan import JobPaths, new_job_id
@@ -24,7 +23,15 @@ from jobs.worker.fast.compilation import choose_compilation
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, ended, event, job_context, make_hosts, mpirun_line
+from tests.jobs.context import (
+    NOW,
+    ended,
+    event,
+    job_context,
+    make_hosts,
+    mpirun_line,
+    parse_request,
+)
 
 TRIALS = JobPaths(new_job_id("scaling", NOW))
 BYTES = 265_457_672

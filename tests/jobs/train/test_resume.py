@@ -229,8 +229,8 @@ def test_fewer_ranks_share_the_samples_of_all(
         nodes,
         "squad-1",
     )
-    assert (plan.nodes, plan.planned_nodes) == (nodes, planned)
-    assert plan.placement.nproc_per_node == (ppn or before)
+    assert (plan.spec.resources.nodes, plan.planned_nodes) == (nodes, planned)
+    assert plan.spec.resources.placement.nproc_per_node == (ppn or before)
 
 
 def test_a_smaller_cluster_continues_a_job_with_its_samples_per_step(tmp_path: Path) -> None:
@@ -263,9 +263,15 @@ def restoring(answer: dict[str, Any], *lists: str) -> dict[str, FakeHost]:
 def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: Path) -> None:
     hosts = restoring(RESTORED, "", listed(PATHS.job_id, "step-000040", end={}, cancelled=True))
     log: list[str] = []
-    request = ResumeRequest("squad", PATHS.job_id, tmp_path / "out", bucket=BUCKET)
+    request = ResumeRequest(
+        "squad",
+        PATHS.job_id,
+        tmp_path / "out",
+        spec=job_spec(bucket=str(BUCKET)),
+        bucket=BUCKET,
+    )
 
-    resume(job_context(hosts, log=log, bucket=str(BUCKET)), request)
+    resume(job_context(hosts, log=log), request)
 
     head = hosts["node0"]
     order = ("# placing the worker code", "# restoring the job", "# submitting a job")

@@ -75,7 +75,7 @@ def test_weights_and_biases_offline_needs_no_login() -> None:
         ("tensorboard,wandbb", "; did you mean wandb"),
         ("auto,mlflow", "--report-to 'auto,mlflow': expected auto, none, or one or several of"),
         ("mlflow,", "separated by commas"),
-        ("", "separated by commas"),
+        ("", "--report-to is empty"),
     ],
 )
 def test_other_trackers_are_refused_with_the_closest_name(value: str, said: str) -> None:

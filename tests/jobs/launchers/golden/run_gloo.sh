@@ -13,6 +13,36 @@ export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794
 batch() {
 exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_LAUNCH_'
 {
+ "spec": {
+  "work": {
+   "task": "",
+   "options": {},
+   "program": []
+  },
+  "resources": {
+   "nodes": null,
+   "placement": {
+    "mode": "auto",
+    "nproc_per_node": null,
+    "ccl_workers": null
+   }
+  },
+  "storage": {
+   "stage": [],
+   "bucket": ""
+  },
+  "recovery": {
+   "retries": 0,
+   "least_nodes": 0,
+   "resumed_job": ""
+  },
+  "ending": {
+   "until_done": false,
+   "down_when_done": false,
+   "max_time_s": 0.0,
+   "on_finish": ""
+  }
+ },
  "folder": "/home/ubuntu/spr-jobs/squad-20260731-142501",
  "head": "node0",
  "mpirun": "/opt/spr-cluster/venv/bin/mpirun",
@@ -169,15 +199,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_L
  },
  "setup": [],
  "again": [],
- "retries": 0,
- "planned_nodes": 3,
- "least_nodes": 0,
- "stage": [],
- "until_done": false,
- "bucket": "",
- "down_when_done": false,
- "max_time_s": 0.0,
- "on_finish": ""
+ "planned_nodes": 3
 }
 _END_OF_THE_LAUNCH_
 }

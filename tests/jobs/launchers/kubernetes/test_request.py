@@ -46,7 +46,8 @@ def test_the_demo_needs_neither_claim_data_nor_hub() -> None:
 
 
 def test_every_option_of_the_training_is_offered() -> None:
-    assert {"batch_size", "stack", "kind"} <= vars(parse("--batch-size", "8")).keys()
+    request = parse("--batch-size", "8", "--kind", "PyTorchJob")
+    assert (request.given, request.kind) == ({"batch_size": 8}, "PyTorchJob")
 
 
 @pytest.mark.parametrize(

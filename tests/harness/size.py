@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from cluster.console.parser import Parser
 from jobs.cli import COMMANDS, build_parser
 
 ROOT = Path(__file__).parents[2]
@@ -16,27 +14,9 @@ ROOT = Path(__file__).parents[2]
 NOT_SOURCE = {".json", ".jsonl", ".conll", ".txt", ".md"}
 
 
-def subcommands(parser: argparse.ArgumentParser) -> list[Any]:
-    return [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-
-
-def listed(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield a command's parser and those of the subcommands that its help lists."""
-    yield parser
-    for action in subcommands(parser):
-        for shown in action._choices_actions:
-            yield from listed(action.choices[shown.dest])
-
-
-def options_of(parser: argparse.ArgumentParser) -> list[str]:
+def options_of(parser: Parser) -> list[str]:
     """Return a command's options and arguments, including those that only `--advanced` shows."""
-    return [
-        (action.option_strings or [action.dest])[-1]
-        for action in parser._actions
-        if action.help != argparse.SUPPRESS
-        and action.dest != "help"
-        and action.nargs != argparse.PARSER
-    ]
+    return [(each.flags or (each.name,))[-1] for each in parser.options if not each.is_hidden]
 
 
 def lines_of(*folders: str) -> int:
@@ -49,9 +29,8 @@ def lines_of(*folders: str) -> int:
 def main() -> None:
     os.environ["COLUMNS"] = "80"
     shown = [name for name, command in COMMANDS.items() if command.help]
-    tops = [subcommands(build_parser(name))[0].choices[name] for name in shown]
-    parsers = [parser for top in tops for parser in listed(top)]
-    leaves = [each for each in parsers if not any(sub.required for sub in subcommands(each))]
+    parsers = [each for name in shown for each in build_parser(name).children[name].walk()]
+    leaves = [each for each in parsers if not each.needs_command]
     slots = [option for leaf in leaves for option in options_of(leaf)]
     helps = [each.format_help() for each in (build_parser(), *parsers)]
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]

@@ -340,7 +340,9 @@ class Rendered:
 
 def render(plan: JobPlan, pods: PodOptions, stack: Stack) -> Rendered:
     """Return a plan's image, claim, and job. Raises :class:`UsageError` for nodes that don't fit it."""
-    placement, size = place_pod(pods.shape, plan.spec.resources.placement, plan.backend, find_preloads(stack))
+    placement, size = place_pod(
+        pods.shape, plan.spec.resources.placement, plan.backend, find_preloads(stack)
+    )
     return Rendered(
         plan=plan,
         pods=pods,

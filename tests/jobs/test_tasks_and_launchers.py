@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from datetime import datetime, timezone
 from typing import Any
 
@@ -21,8 +20,9 @@ NOW = datetime(2026, 11, 23, tzinfo=timezone.utc)
 STACK = load_stack("upstream")
 
 
-def parse(*words: str) -> argparse.Namespace:
-    return build_parser(words[0]).parse_args(words)
+def parse(*words: str) -> Any:
+    _, request = build_parser(words[0]).parse(words)
+    return request
 
 
 @pytest.fixture(params=sorted(TASKS))
@@ -70,7 +70,7 @@ def test_a_script_for_slurm(task: str) -> None:
 @pytest.mark.parametrize("study", ["tune", "scaling"])
 def test_trials(task: str, study: str) -> None:
     build: Any = {"tune": build_tune_request, "scaling": build_scaling_request}[study]
-    args = parse(study, task, "--demo")
-    request = build(args) if study == "tune" else build(args, NOW)
+    command = parse(study, task, "--demo")
+    request = build(command) if study == "tune" else build(command, NOW)
     assert request.training.options.task == task
     check_program(task, plan_training(request.training, STACK).argv)

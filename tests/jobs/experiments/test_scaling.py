@@ -198,9 +198,10 @@ def test_an_indivisible_batch_is_refused() -> None:
 
 
 def typed(*flags: str) -> ScalingRequest:
-    parser = Parser()
-    add_parser(parser.add_subparsers())
-    return build_scaling_request(parser.parse_args(["scaling", "squad", *flags]), NOW)
+    parser = Parser("spr-cluster")
+    add_parser(parser)
+    _, request = parser.parse(["scaling", "squad", *flags])
+    return build_scaling_request(request, NOW)
 
 
 def test_the_command_line() -> None:

@@ -271,7 +271,7 @@ def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: 
         request, load_stack("upstream"), "/home/ubuntu/spr-jobs/a-1/output/model"
     )
     assert plan.head_folders == {"model": "/home/ubuntu/spr-jobs/a-1/output/model"}
-    assert (plan.stage, plan.files) == (
+    assert (plan.spec.storage.stage, plan.files) == (
         (("s3://my-data/rows.csv.gz", "data/rows.csv.gz"),),
         {},
     )

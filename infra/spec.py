@@ -94,7 +94,7 @@ class ClusterOptions(BaseModel):
     instance_types: Annotated[
         tuple[str, ...],
         Option(
-            f"EC2 type, or several in order of preference: a,b,c (default: {DEFAULT_INSTANCE_TYPE})",
+            f"EC2 types in order of preference: a,b,c (default: {DEFAULT_INSTANCE_TYPE})",
             "TYPES",
             "1 to 12 EC2 types separated by commas",
             flag="--instance-type",
@@ -110,9 +110,9 @@ class ClusterOptions(BaseModel):
     bake: Annotated[
         Literal["head", "none"],
         Option(
-            "how to install software if no image has it: `head` installs it on the head and starts the "
-            "workers from an image of the head; `none` installs it on all nodes in parallel and makes "
-            "the image afterward (default: none on AWS for up to 32 nodes, else head)",
+            "without an image: `head` installs the software on the head and starts the workers from its "
+            "image; `none` installs it on all nodes, then makes the image (default: none on AWS for up to "
+            "32 nodes, else head)",
             "WAY",
             "head or none",
         ),
@@ -120,7 +120,7 @@ class ClusterOptions(BaseModel):
     ttl: Annotated[
         timedelta,
         Option(
-            "each node shuts itself down after this time (default: 8h); see `extend`",
+            "nodes shut down after this time (default: 8h); see `extend`",
             None,
             "from 1m to 30d",
             parse=lambda text: parse_duration(text, "--ttl"),
@@ -130,8 +130,7 @@ class ClusterOptions(BaseModel):
     grace: Annotated[
         timedelta,
         Option(
-            "how long nodes wait after their time to live for results that are nowhere else, until `fetch` "
-            "(default: 30m)",
+            "then they wait this long for `fetch` of results that are nowhere else (default: 30m)",
             None,
             "from 0m to 24h",
             parse=lambda text: parse_duration(text, "--grace"),
@@ -141,7 +140,7 @@ class ClusterOptions(BaseModel):
     max_hours: Annotated[
         float | None,
         Option(
-            "jobs with --until-done may extend the cluster's life to at most this many hours in all",
+            "jobs with --until-done may extend the cluster's life to this many hours",
             "HOURS",
             "hours, above 0 and at most 720",
             write="{:g}".format,
@@ -150,7 +149,7 @@ class ClusterOptions(BaseModel):
     max_cost: Annotated[
         float | None,
         Option(
-            "the same limit in US dollars, for all nodes at on-demand prices",
+            "and to this many US dollars, for all nodes at on-demand prices",
             "USD",
             "US dollars, above 0 and at most 1000000",
             write="{:.10g}".format,
@@ -170,7 +169,7 @@ class ClusterOptions(BaseModel):
         bool,
         Option(
             "also have EventBridge Scheduler terminate each machine 10 min after its deadline, in case "
-            "it never boots and can't shut itself down (free; needs `iam-policy --second-guard`)",
+            "it never boots (free; needs `iam-policy --second-guard`)",
             const=True,
             write=lambda value: "yes" if value else None,
             read=bool,
@@ -180,8 +179,7 @@ class ClusterOptions(BaseModel):
     bucket: Annotated[
         str | None,
         Option(
-            "nodes may read and write this prefix, and nothing else in S3, through an IAM role that `down` "
-            "removes (needs `iam-policy --bucket`)",
+            "nodes may read and write this prefix, and nothing else in S3 (needs `iam-policy --bucket`)",
             "s3://BUCKET/PREFIX",
             fixed=True,
         ),
@@ -200,7 +198,7 @@ class ClusterOptions(BaseModel):
     instance_profile: Annotated[
         str | None,
         Option(
-            "give nodes this existing instance profile, instead of a role made for --bucket",
+            "give nodes this instance profile, instead of a role made for --bucket",
             "NAME",
             "an instance profile's name",
             fixed=True,
@@ -209,7 +207,7 @@ class ClusterOptions(BaseModel):
     bucket_kms_key: Annotated[
         str | None,
         Option(
-            "nodes may also use this KMS key, with which the bucket of --bucket encrypts",
+            "nodes may also use the KMS key with which that bucket encrypts",
             "ARN",
             "arn:aws:kms:REGION:ACCOUNT:key/ID",
             fixed=True,
@@ -218,8 +216,7 @@ class ClusterOptions(BaseModel):
     permissions_boundary: Annotated[
         str | None,
         Option(
-            "the permissions boundary of the roles for --bucket and --second-guard, if your organization "
-            "requires one",
+            "permissions boundary of the roles for --bucket and --second-guard",
             "ARN",
             "the ARN of a managed policy",
             fixed=True,
@@ -231,8 +228,8 @@ class ClusterOptions(BaseModel):
     market: Annotated[
         Literal["on-demand", "spot", "spot-or-on-demand"],
         Option(
-            "how to buy: on-demand, spot (cheaper, but EC2 can reclaim the machines), or "
-            "spot-or-on-demand, which buys on demand if spot has no capacity (default: on-demand)",
+            "on-demand, spot (cheaper, but EC2 can reclaim the machines), or spot-or-on-demand, which buys "
+            "on demand if spot has no capacity (default: on-demand)",
             "MARKET",
             write=lambda market: market.replace("-or-", " "),
             read=lambda text: text.replace(" ", "-or-"),
@@ -253,23 +250,23 @@ class ClusterOptions(BaseModel):
     private: Annotated[
         bool,
         _switch(
-            "give machines no public addresses: reach them from inside the VPC or with --jump; "
-            "installing software requires a route to a NAT gateway, or --proxy",
+            "no public addresses: reach machines from inside the VPC or with --jump; installing software "
+            "requires a NAT gateway or --proxy",
             fixed=True,
         ),
     ] = False
     jump: Annotated[
         str | None,
         Option(
-            "reach machines at their private addresses through a jump host, [user@]host[:port], that "
-            "OpenSSH already knows; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
+            "reach private addresses through a jump host, [user@]host[:port], that OpenSSH knows; "
+            "`eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
             "WAY",
         ),
     ] = None
     proxy: Annotated[
         str | None,
         Option(
-            "nodes install software and run jobs through this HTTP proxy; `none` ends that",
+            "HTTP proxy of the nodes, also for jobs; or `none`",
             "http://HOST:PORT",
         ),
     ] = None
@@ -277,8 +274,7 @@ class ClusterOptions(BaseModel):
     subnet_ids: Annotated[
         tuple[str, ...],
         Option(
-            "use this subnet and its zone, or several of one VPC in order of preference: a,b,c (default: "
-            "each zone's default subnet, in turn)",
+            "subnets of one VPC in order of preference: a,b,c (default: each zone's default subnet)",
             "IDS",
             "an ID such as subnet-0123456789abcdef0, or up to 10 separated by commas",
             flag="--subnet-id",
@@ -292,8 +288,8 @@ class ClusterOptions(BaseModel):
     capacity_reservation: Annotated[
         str | None,
         Option(
-            "buy only in this On-Demand Capacity Reservation; `none` stops using it (default: prefer zones "
-            "whose open reservations have room for all machines)",
+            "buy only in this On-Demand Capacity Reservation, or `none` (default: prefer zones whose open "
+            "reservations have room)",
             "ID",
             "an ID such as cr-0123456789abcdef0, or none",
         ),
@@ -323,8 +319,8 @@ class ClusterOptions(BaseModel):
     volume_init_rate: Annotated[
         int | None,
         Option(
-            "copy the image to new disks at 100 to 300 MiB/s; AWS bills this per GiB of the image "
-            "(default: load each block when it is first read)",
+            "copy the image to new disks at 100 to 300 MiB/s, billed per GiB (default: load each block "
+            "when it is first read)",
             "MIB_S",
             "from 100 to 300 MiB/s",
         ),
@@ -332,7 +328,7 @@ class ClusterOptions(BaseModel):
     labels: Annotated[
         tuple[tuple[str, str], ...],
         Option(
-            "tag every resource, for cost reports and for organizations that require tags; repeatable",
+            "tag every resource; repeatable",
             "KEY=VALUE",
             flag="--tag",
             tag=None,

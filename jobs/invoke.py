@@ -25,8 +25,12 @@ _SYNONYMS = {
     **dict.fromkeys(("ps", "queue"), "jobs"),
     **dict.fromkeys(("exec", "login"), "ssh"),
 }
-# Former commands, and the places that replace them.
-_FORMER = {"k8s": "kubernetes-yaml", "render": "kubernetes-yaml, or --to slurm-script"}
+# Former commands, and what replaces them.
+_FORMER = {
+    "k8s": "train TASK --to kubernetes-yaml",
+    "render": "train TASK --to kubernetes-yaml, or --to slurm-script",
+    "scaling": "tune TASK --scaling",
+}
 _VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
 
 
@@ -63,7 +67,7 @@ def _without_values(words: Sequence[str]) -> Iterator[str]:
 def _add_project(words: Sequence[str]) -> CommandWords:
     """Return the words with the options in ``spr-cluster.toml``."""
     if words[0] in _FORMER:
-        raise UsageError(f"{words[0]!r} is now spr-cluster train TASK --to {_FORMER[words[0]]}")
+        raise UsageError(f"{words[0]!r} is now spr-cluster {_FORMER[words[0]]}")
     if words[0] not in COMMANDS:
         near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
         near = near or difflib.get_close_matches(words[0], COMMANDS, n=1)

@@ -34,7 +34,7 @@ from infra.spec import AUTO, DEFAULT_NAME, parse_ssh_cidr
 from infra.wait import Progress, Silent
 
 CLOUD_NAMES = ("aws", "local")
-_CLOUD = "aws, or local: the embedded cloud on this machine (default: {})"
+_CLOUD = "AWS, or containers on this machine (default: {})"
 _CONFIGURED = "AWS_REGION, else your AWS configuration"
 
 
@@ -50,15 +50,9 @@ class CloudRequest(JsonRequest):
 class ClusterRequest(CloudRequest):
     """A request about an existing cluster."""
 
-    name: str | None = option(
-        "the cluster's name (default: the only cluster that this machine knows, or spr)"
-    )
-    cloud: str | None = option(
-        _CLOUD.format("where the cluster was made, or aws"), choices=CLOUD_NAMES
-    )
-    region: str | None = option(
-        f"AWS region (default: where this machine made the cluster, else {_CONFIGURED})"
-    )
+    name: str | None = option("the cluster (default: the only one that this machine knows, or spr)")
+    cloud: str | None = option(_CLOUD.format("the cluster's, or aws"), choices=CLOUD_NAMES)
+    region: str | None = option(f"AWS region (default: the cluster's, else {_CONFIGURED})")
 
     @property
     def is_named(self) -> bool:

@@ -17,9 +17,7 @@ from infra.errors import SprError
 from provision.stacks.load import DEFAULT_STACK
 
 _EXAMPLES = """\
-  spr-cluster doctor --nodes 4
   spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --market spot
-  spr-cluster doctor --json
 """
 # A documentation address, in place of the ones that `up` looks up.
 _SOME_CIDRS = ("192.0.2.1/32",)
@@ -35,9 +33,8 @@ def add_parser(parent: Parser) -> None:
         parent,
         "doctor",
         "Check whether `up` with the same options would succeed: account, region, quota, network,\n"
-        "routes, permissions, image, tag policies, and outgoing connections to port 22. EC2 checks the\n"
-        "purchase in each zone as a dry run. Buys and changes nothing. The exit code is 1 if a check\n"
-        "failed, else 0.",
+        "routes, permissions, image, tag policies, outgoing connections to port 22, and the purchase in\n"
+        "each zone. Buys and changes nothing. The exit code is 1 if a check failed, else 0.",
         _EXAMPLES,
         run=run,
         options=DoctorRequest,

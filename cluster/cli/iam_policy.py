@@ -90,9 +90,9 @@ def add_parser(parent: Parser) -> None:
         parent,
         "iam-policy",
         "Print the minimal IAM policy that this tool requires, as JSON. It allows buying only the types in\n"
-        "--instance-type, and only machines and disks with this tool's tag. EC2 resources can be changed or\n"
-        "deleted only if they have that tag. Each of --bucket and --second-guard permits creating roles with\n"
-        "any permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.",
+        "--instance-type, and only machines and disks with this tool's tag; only EC2 resources with that\n"
+        "tag can be changed or deleted. Each of --bucket and --second-guard permits creating roles with any\n"
+        "permissions, if their names begin with spr-cluster-; --permissions-boundary limits them.",
         _EXAMPLES,
         run=run,
         options=PolicyRequest,

@@ -40,10 +40,11 @@ class ListRequest(CloudRequest):
 
     all_regions: bool = switch("every region that the account can use")
     cloud: str | None = option(
-        "aws or local (default: aws, and where this machine made clusters)", choices=CLOUD_NAMES
+        "AWS, or containers on this machine (default: aws, and those of known clusters)",
+        choices=CLOUD_NAMES,
     )
     region: str | None = option(
-        "AWS region (default: the configured one, and where this machine made clusters)"
+        "AWS region (default: the configured one, and those of known clusters)"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_origin
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import Option, Request, option
+from cluster.console.options import JsonRequest, Option, option
 from cluster.console.output import say
 from infra.errors import UsageError
 from infra.instance_types import complete_type_name
@@ -27,14 +27,14 @@ ACCESS = ("private", "jump", "subnet_ids", "proxy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccessRequest(Request):
+class AccessRequest(JsonRequest):
     """A request with options of the cluster."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
     """Those that the user gave, as typed, by the spec's names."""
     ssh_cidr: str | None = option(
-        "address ranges that may use SSH: a,b,c; `auto` tracks this machine's address (default: "
-        "unchanged, or auto; with --private or --jump, the VPC)",
+        "address ranges that may use SSH: a,b,c; `auto` is this machine's address (default: unchanged, "
+        "or auto; with --private or --jump, the VPC)",
         metavar="RANGES",
         is_list=True,
     )

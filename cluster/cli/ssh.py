@@ -118,7 +118,7 @@ def run(request: SshRequest) -> int:
     client = shutil.which("ssh")
     if not client:
         raise UsageError("ssh is not installed on this machine", hint="install the OpenSSH client")
-    # argparse drops the "--", so `ssh -- hostname` looks like a node named hostname.
+    # The parser drops the "--", so `ssh -- hostname` looks like a node named hostname.
     named = _NODE.fullmatch(request.node)
     node = request.node if named else "node0"
     command = request.command if named else (request.node, *request.command)

@@ -49,11 +49,9 @@ from provision.stacks.compatibility import runs_tasks
 from provision.stacks.load import load_stack
 
 _UP_EXAMPLES = """\
-  spr-cluster up --nodes 4
   spr-cluster up --nodes 4 --dry-run      plan and price; changes nothing
   spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --yes
   spr-cluster up --nodes 4 --market spot-or-on-demand --max-price 3
-  spr-cluster up --nodes 16 --wait-for-capacity 2h
   spr-cluster up --nodes 8                grow (or shrink) an existing cluster
   spr-cluster up                          continue after Ctrl-C or a crash
   spr-cluster up --nodes 2 --cloud local  containers on this machine, free
@@ -68,7 +66,7 @@ _REPAIR_EXAMPLES = """\
 class RepairRequest(ClusterRequest, AccessRequest):
     """The options of `repair`."""
 
-    dry_run: bool = switch("show the actions, price, quota, zones, and time; change nothing")
+    dry_run: bool = switch("show the plan and its price; change nothing")
     yes: bool = switch("buy without asking", flags=YES)
 
 
@@ -77,9 +75,7 @@ class UpRequest(SpecRequest, RepairRequest):
     """The options of `up`."""
 
     wait_for_capacity: str | None = option(
-        "if EC2 has no capacity for all machines, try again for this time, such as 2h; nothing is billed "
-        "between tries",
-        metavar="TIME",
+        "if EC2 lacks capacity, try again for this time, such as 2h, without cost", metavar="TIME"
     )
 
 
@@ -87,10 +83,9 @@ def add_parser(parent: Parser) -> None:
     add_command(
         parent,
         "up",
-        "Create a cluster. Nodes start from an image with the software; if there is none, `up` installs\n"
-        "the software (see --bake) and makes an image. It connects the nodes over SSH and checks AMX on\n"
-        "each. After an interruption, run `up` again to continue. It changes nothing on a cluster that\n"
-        "is up to date.",
+        "Create a cluster, or change one. Nodes start from an image with the software; if there is none,\n"
+        "`up` installs the software and makes an image. It connects the nodes over SSH and checks AMX on\n"
+        "each. After an interruption, run `up` again to continue.",
         _UP_EXAMPLES,
         run=run,
         options=UpRequest,
@@ -99,9 +94,8 @@ def add_parser(parent: Parser) -> None:
     add_command(
         parent,
         "repair",
-        "Restore a cluster: replace nodes that are missing, stopped, impaired, or unreachable. If the\n"
-        "head is missing, a worker becomes the head. A job that has lost a node and may run again\n"
-        "(--retries) waits for this.",
+        "Replace nodes that are missing, stopped, impaired, or unreachable. If the head is missing, a\n"
+        "worker becomes the head. A job that has lost a node and may run again waits for this.",
         _REPAIR_EXAMPLES,
         run=run_repair,
         options=RepairRequest,

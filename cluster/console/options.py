@@ -120,7 +120,7 @@ YES = ("--yes", "-y")
 class JsonRequest(Request):
     """A request with ``--json``."""
 
-    json: bool = switch("print the result as JSON on stdout")
+    json: bool = switch("print the result as JSON")
 
 
 def opposite(flag: str) -> str:
@@ -134,6 +134,9 @@ def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
         return parse
 
     def parse_word(text: str) -> Any:
+        # argparse also parses the default of an omitted argument.
+        if text == argparse.SUPPRESS:
+            return text
         try:
             return parse(text)
         except (ValueError, UsageError) as error:

@@ -239,7 +239,7 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
 
         return run_dry(request, request.nodes, now, plan, stack)
     if request.to == KUBERNETES:
-        pods = _render_pods(request, now)
+        pods = render_pods(request, now)
         for warning in pods.placement.warnings:
             say(f"warning: {warning}")
         if request.apply:
@@ -247,13 +247,14 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
         if request.dry_run:
             return kubernetes.summarize(pods), kubernetes.describe(pods)
         return kubernetes.write(pods, request.write_to)
-    script = _render_script(request, now)
+    script = render_script(request, now)
     if request.dry_run:
         return slurm.summarize(script), slurm.describe(script)
     return slurm.write(script, request.write_to)
 
 
-def _render_pods(request: TrainCommand, now: datetime) -> Rendered:
+def render_pods(request: TrainCommand, now: datetime) -> Rendered:
+    """Return the job for Kubernetes. Raises :class:`UsageError` for options that don't fit together."""
     reference = request.recipe == "reference"
     stack = load_stack(request.stack or ("reference" if reference else DEFAULT_STACK))
     name = request.job_name or new_job_id(request.task, now)
@@ -270,7 +271,8 @@ def _render_pods(request: TrainCommand, now: datetime) -> Rendered:
     return render(plan, pods, stack)
 
 
-def _render_script(request: TrainCommand, now: datetime) -> SlurmScript:
+def render_script(request: TrainCommand, now: datetime) -> SlurmScript:
+    """Return the job for another Slurm cluster. Raises :class:`UsageError` as :func:`render_pods`."""
     name = request.job_name or new_job_id(request.task, now)
     options = slurm.read_script(request, request.nodes, name)
     resources = Resources(None, request.placement_options)

@@ -1,4 +1,4 @@
-"""``spr-cluster tune`` and ``spr-cluster scaling``: short trials of a training job."""
+"""``spr-cluster tune``: short trials of a training job, of placements or of numbers of nodes."""
 
 from __future__ import annotations
 
@@ -44,28 +44,25 @@ from jobs.experiments.tune import (
 from jobs.train.request import TrainRequest, check_inputs, check_results, spec_of
 from jobs.train.tuned import TuningResult
 from jobs.worker.spec import PlacementOptions, Resources
+from jobs.worker.training.options import flag
 
 _TUNE_EXAMPLES = """\
   spr-cluster tune {task}
   spr-cluster tune {task} --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
   spr-cluster tune {task} --batch-size 8,16,32      also compare batch sizes
+  spr-cluster tune {task} --scaling --nodes 1,2,4 --predict 8,16
+  spr-cluster tune {task} --scaling --weak --batch-size 32
 """
 
 _ABOUT_TUNE = (
     "Find the fastest placement of a training job: run short trials with different numbers of\n"
     "ranks per node and oneCCL workers. The head keeps the result, and `train` uses it unless\n"
     "you set --ppn or --ccl-workers. The batch size per rank varies only if --batch-size lists\n"
-    "several, because it changes what the job learns."
-)
-_SCALING_EXAMPLES = """\
-  spr-cluster scaling {task} --nodes 1,2,4 --predict 8,16
-  spr-cluster scaling {task} --weak --batch-size 32
-"""
-_ABOUT_SCALING = (
-    "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
+    "several, because it changes what the job learns.\n"
+    "\n"
+    "With --scaling, measure how the job scales: run a trial on the first 1, 2, 4… nodes, compare\n"
     "the speed with ideal and published speedups, and fit a model of the step time that predicts\n"
-    "other numbers of nodes. Strong scaling is the default: the global batch stays as on the\n"
-    "fewest nodes; --weak keeps the batch of each rank."
+    "other numbers of nodes. The global batch stays as on the fewest nodes (strong scaling)."
 )
 _MAX_NODES = 256
 _NOT_COMPILED = (
@@ -79,7 +76,7 @@ _COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "stu
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneCommand(TrialRequest):
+class TuneCommand(TrialRequest, ResultsRequest):
     """The options of `tune`."""
 
     ppn: tuple[int, ...] | None = option(
@@ -91,12 +88,9 @@ class TuneCommand(TrialRequest):
     batch_sizes: tuple[int, ...] | None = option(
         "features per rank", flags=("--batch-size",), **_TRIALS
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalingCommand(TrialRequest, ResultsRequest):
-    """The options of `scaling`."""
-
+    scaling: bool = switch(
+        "compare numbers of nodes, with one placement and batch size", **_STUDY
+    )
     nodes: tuple[int, ...] = option(
         "numbers of nodes (default: 1, 2, 4… and all)", (), parse=numbers, metavar="LIST", **_STUDY
     )
@@ -114,23 +108,23 @@ class ScalingCommand(TrialRequest, ResultsRequest):
         metavar="X",
         **_STUDY,
     )
-    ppn: int | None = option("ranks per node (default: one per NUMA node)", **_COUNT)
-    ccl_workers: int | None = option("oneCCL workers per rank (default: 1)", **_COUNT)
     results: str | None = option(
         "local folder for scaling.json (default: results/STUDY)", metavar="DIR", **_STUDY
     )
 
 
 def add_parser(parent: Parser) -> None:
-    for name, about, examples, run, options, without in (
-        ("tune", _ABOUT_TUNE, _TUNE_EXAMPLES, run_tune, TuneCommand, {"batch_size"}),
-        ("scaling", _ABOUT_SCALING, _SCALING_EXAMPLES, run_scaling, ScalingCommand, set()),
-    ):
-        parser = add_command(parent, name, about, examples.replace("{task}", "squad"))
-        add_tasks(parser, about, examples, run, options, WITHOUT_EFFECT | without)
+    parser = add_command(parent, "tune", _ABOUT_TUNE, _TUNE_EXAMPLES.replace("{task}", "squad"))
+    without = WITHOUT_EFFECT | {"batch_size"}
+    add_tasks(parser, _ABOUT_TUNE, _TUNE_EXAMPLES, run_tune, TuneCommand, without)
 
 
 def run_tune(request: TuneCommand) -> int:
+    if request.scaling:
+        return run_scaling(request)
+    names = ("nodes", "weak", "predict", "flow_gbit_s", "results")
+    if given := [flag(name) for name in names if getattr(request, name)]:
+        raise UsageError(f"{', '.join(given)}: only with --scaling")
     wanted = build_tune_request(request)
     check_inputs(wanted.training.options)
     context = open_job_context(request, datetime.now(timezone.utc))
@@ -191,7 +185,7 @@ def _tune_row(trial: Trial, result: TrialResult) -> Sequence[str]:
     )
 
 
-def run_scaling(request: ScalingCommand) -> int:
+def run_scaling(request: TuneCommand) -> int:
     now = datetime.now(timezone.utc)
     wanted = build_scaling_request(request, now)
     check_inputs(wanted.training.options)
@@ -203,7 +197,7 @@ def run_scaling(request: ScalingCommand) -> int:
     return 0
 
 
-def build_scaling_request(request: ScalingCommand, now: datetime) -> ScalingRequest:
+def build_scaling_request(request: TuneCommand, now: datetime) -> ScalingRequest:
     """Return the options as a request. Raises :class:`UsageError` for one out of range."""
     request.check_seconds()
     for name, given in {"nodes": request.nodes, "predict": request.predict}.items():
@@ -213,10 +207,14 @@ def build_scaling_request(request: ScalingCommand, now: datetime) -> ScalingRequ
     speed = request.flow_gbit_s
     if speed is not None and not (0 < speed < math.inf):
         raise UsageError(f"--flow-gbit-s {speed:g} is out of range: more than 0")
-    resources = Resources(placement=PlacementOptions("auto", request.ppn, request.ccl_workers))
+    ppn = _one("--ppn", request.ppn)
+    workers = _one("--ccl-workers", request.ccl_workers)
+    size = _one("--batch-size", request.batch_sizes)
+    options = change_options(request.read_options(), {"batch_size": size} if size else {})
+    resources = Resources(placement=PlacementOptions("auto", ppn, workers))
     study = ScalingRequest(
         TrainRequest(
-            spec_of(request.read_options(), resources=resources),
+            spec_of(options, resources=resources),
             request.results_folder("scaling", now),
             env=request.read_variables(),
         ),
@@ -228,6 +226,13 @@ def build_scaling_request(request: ScalingCommand, now: datetime) -> ScalingRequ
         flow_gbit_s=speed,
     )
     return _checked_batches(study) if study.nodes else study
+
+
+def _one(name: str, values: Sequence[int] | None) -> int | None:
+    """Return the only value of an option that may have several. Raises :class:`UsageError`."""
+    if values and len(values) > 1:
+        raise UsageError(f"{name} {','.join(map(str, values))}: --scaling compares only nodes")
+    return values[0] if values else None
 
 
 def choose_nodes(request: ScalingRequest, there: int) -> ScalingRequest:

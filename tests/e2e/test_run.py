@@ -413,7 +413,7 @@ def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
 
 def test_scaling_measures_each_size_and_predicts_others(two: LiveCluster, tmp_path: Path) -> None:
     study = two.cli.json(
-        *("scaling", "squad", "--name", NAME, "--demo", "--seconds=2", "--predict=4"),
+        *("tune", "squad", "--scaling", "--name", NAME, "--demo", "--seconds=2", "--predict=4"),
         *("--results", str(tmp_path)),
     )
 

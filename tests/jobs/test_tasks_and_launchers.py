@@ -7,22 +7,16 @@ from typing import Any
 
 import pytest
 
-from jobs.cli import build_parser
-from jobs.cli.places import kubernetes, slurm
-from jobs.cli.train import build_request
+from jobs.cli.train import build_request, render_pods, render_script
 from jobs.cli.tune import build_scaling_request, build_tune_request
 from jobs.train.request import check_inputs
 from jobs.train.train import plan_training
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import load_stack
+from tests.jobs.context import parse_request
 
 NOW = datetime(2026, 11, 23, tzinfo=timezone.utc)
 STACK = load_stack("upstream")
-
-
-def parse(*words: str) -> Any:
-    _, request = build_parser(words[0]).parse(words)
-    return request
 
 
 @pytest.fixture(params=sorted(TASKS))
@@ -38,7 +32,7 @@ def check_program(task: str, words: Any) -> None:
 
 
 def test_the_queue(task: str) -> None:
-    request = build_request(parse("train", task, "--demo", "--nodes", "2"), NOW)
+    request = build_request(parse_request("train", task, "--demo", "--nodes", "2"), NOW)
     check_inputs(request.options)
     plan = plan_training(request, STACK)
     assert (plan.kind, plan.module) == (task, "worker.tasks")
@@ -52,7 +46,7 @@ def test_the_queue(task: str) -> None:
 
 def test_kubernetes(task: str) -> None:
     words = ("--to", "kubernetes-yaml", "--demo", "--nodes", "2")
-    found = kubernetes.read_job(parse("train", task, *words), NOW)
+    found = render_pods(parse_request("train", task, *words), NOW)
     check_program(task, found.plan.argv)
     for data in (word for word in found.plan.argv if word.startswith("--data=")):
         assert "code" + data.partition("/code")[2] in found.build
@@ -60,7 +54,7 @@ def test_kubernetes(task: str) -> None:
 
 def test_a_script_for_slurm(task: str) -> None:
     words = ("--to", "slurm-script", "--demo", "--nodes", "2", "--cores", "8")
-    script = slurm.read_job(parse("train", task, *words), NOW)
+    script = render_script(parse_request("train", task, *words), NOW)
     assert f"program=(worker.tasks {task} " in script.text
     install = script.files["install.sh"]
     assert isinstance(install, bytes)
@@ -70,7 +64,7 @@ def test_a_script_for_slurm(task: str) -> None:
 @pytest.mark.parametrize("study", ["tune", "scaling"])
 def test_trials(task: str, study: str) -> None:
     build: Any = {"tune": build_tune_request, "scaling": build_scaling_request}[study]
-    command = parse(study, task, "--demo")
-    request = build(command) if study == "tune" else build(command, NOW)
+    args = parse_request("tune", task, "--demo")
+    request = build(args) if study == "tune" else build(args, NOW)
     assert request.training.options.task == task
     check_program(task, plan_training(request.training, STACK).argv)

@@ -103,12 +103,6 @@ def test_a_dry_run_changes_nothing_and_shows_the_actions(
     assert as_json["zones"][0] == "us-east-1a"
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_plan_is_the_earlier_name_of_a_dry_run(line: CommandLine, form: list[str]) -> None:
-    planned = line.must("up", "--dry-run", "--nodes", "2", *form)
-    assert planned.out == line.must("up", "--dry-run", "--nodes", "2", *form).out
-
-
 def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
     planned = line.must("up", "--dry-run", "--nodes", "2").out
     shown = line.must("up", "--nodes", "2", "--yes").err

@@ -17,7 +17,7 @@ from tests.harness.command_line import CommandLine
 _LOCAL = ("--cloud", "local")
 _ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch --last"]
 _ADDRESSED += ["train squad --demo", "run -- hostname", "bench", "tune squad --demo"]
-_ADDRESSED += ["scaling squad --demo"]
+_ADDRESSED += ["tune squad --scaling --demo"]
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_mistyped_name_gets_the_nearest_one(
 ) -> None:
     know("tutor")
     verb, *rest = argv.split()
-    place = 1 if verb in ("train", "tune", "scaling") else 0
+    place = 1 if verb in ("train", "tune") else 0
 
     result = line.run(verb, *rest[:place], "--name", "tuor", *rest[place:])
 
@@ -249,10 +249,10 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
 @pytest.mark.parametrize(
     ("verb", "cloud"),
     [
-        ("status", "where the cluster was made, or aws"),
-        ("up", "where the cluster was made, or aws"),
-        ("list", "aws, and every cloud in which this machine made a cluster"),
-        ("gc", "aws, and every cloud in which this machine made a cluster"),
+        ("status", "the cluster's, or aws"),
+        ("up", "the cluster's, or aws"),
+        ("list", "aws, and those of known clusters"),
+        ("gc", "aws, and those of known clusters"),
         ("bake", "aws"),
         ("images list", "aws"),
         ("iam-policy", "aws"),
@@ -261,6 +261,6 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
 def test_the_help_says_which_cloud_is_used(line: CommandLine, verb: str, cloud: str) -> None:
     help_ = " ".join(line.must(*verb.split(), "--help").out.split())
 
-    assert f"the embedded cloud on this machine (default: {cloud})" in help_
-    made_here = "where this machine made the cluster, else AWS_REGION" in help_
-    assert made_here == cloud.startswith("where")
+    assert f"AWS, or containers on this machine (default: {cloud})" in help_
+    made_here = "AWS region (default: the cluster's, else AWS_REGION" in help_
+    assert made_here == cloud.startswith("the cluster's")

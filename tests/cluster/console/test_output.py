@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import pytest
 
+from cluster.console.options import Request
 from cluster.console.output import emit
 
 
@@ -15,20 +15,20 @@ def render_damaged() -> str:
 
 
 def test_a_result_is_printed_as_text_or_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    emit(argparse.Namespace(json=False), "Up to date", {"changed": False})
+    emit(Request(json=False), "Up to date", {"changed": False})
     assert capsys.readouterr().out == "Up to date\n"
-    emit(argparse.Namespace(json=False), lambda: "Up to date", {"changed": False})
+    emit(Request(json=False), lambda: "Up to date", {"changed": False})
     assert capsys.readouterr().out == "Up to date\n"
 
-    emit(argparse.Namespace(json=True), "Up to date", {"changed": False})
+    emit(Request(json=True), "Up to date", {"changed": False})
     assert json.loads(capsys.readouterr().out) == {"changed": False}
 
 
 def test_without_a_text_only_json_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    emit(argparse.Namespace(json=False), "", {"removed": []})
+    emit(Request(json=False), "", {"removed": []})
     assert capsys.readouterr().out == ""
 
 
 def test_a_text_that_fails_does_not_keep_the_data_back(capsys: pytest.CaptureFixture[str]) -> None:
-    emit(argparse.Namespace(json=True), render_damaged, {"state": "succeeded"})
+    emit(Request(json=True), render_damaged, {"state": "succeeded"})
     assert json.loads(capsys.readouterr().out) == {"state": "succeeded"}

@@ -40,7 +40,7 @@ SAMPLE = {
 }
 VERBS = [
     *("up", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
-    *("verify", "iam-policy", "local", "run", "scaling", "jobs", "cancel"),
+    *("verify", "iam-policy", "local", "run", "tune", "jobs", "cancel"),
 ]
 
 
@@ -149,7 +149,7 @@ def test_examples_fit_into_80_columns(command: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["train squad", "tune tag", "scaling squad", "render slurm squad"],
+    ["train squad", "tune tag"],
 )
 def test_options_for_experts_are_in_the_advanced_help(
     capsys: pytest.CaptureFixture[str], command: str

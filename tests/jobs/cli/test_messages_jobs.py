@@ -250,8 +250,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("tune", "the following arguments are required: JOB" + f.help_of("tune")),
     ("tune squad --resume", "unknown option '--resume'" + f.help_of("tune squad")),
     (
-        "scaling squad --resume",
-        "unknown option '--resume'; did you mean --results?" + f.help_of("scaling squad"),
+        "tune squad --scaling --resume",
+        "unknown option '--resume'; did you mean --results?" + f.help_of("tune squad"),
     ),
     ("tune squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     (
@@ -271,20 +271,18 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("tune squad --model ./nowhere", "--model ./nowhere: no such folder"),
     ("tune squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
     ("tune squad --stride 300", re.compile("--stride 300 is out of range: .*")),
-    ("scaling", "the following arguments are required: JOB" + f.help_of("scaling")),
     (
-        "scaling squad --nodes 1,3 --batch-size 16",
+        "tune squad --scaling --nodes 1,3 --batch-size 16",
         "--batch-size 16: the batch of 1 node can't be divided evenly among 3\n  → use a multiple of "
         "the numbers of nodes, or --weak, which keeps the batch of each rank",
     ),
-    ("scaling squad --predict 257", "--predict 257 is out of range: 1 to 256"),
-    ("scaling squad --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
+    ("tune squad --scaling --predict 257", "--predict 257 is out of range: 1 to 256"),
+    ("tune squad --scaling --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
     (
-        "scaling squad --samples 0",
-        "argument --samples: '0': expected a whole number of at least 1"
-        + f.help_of("scaling squad"),
+        "tune squad --scaling --samples 0",
+        "argument --samples: '0': expected a whole number of at least 1" + f.help_of("tune squad"),
     ),
-    ("scaling squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
+    ("tune squad --scaling --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     ("tune squad --epochs 3", re.compile("unknown option '--epochs'.*", re.DOTALL)),
 )
 
@@ -372,7 +370,7 @@ _SENDING = (
     "train squad --data {}",
     "train squad --data train.json --eval {}",
     "tune squad --data {}",
-    "scaling squad --data {}",
+    "tune squad --scaling --data {}",
     "run --files {} -- hostname",
     "predict Who? --context {}",
     "predict --data {} --output out.csv",

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.console.parser import Parser
 from infra.errors import JobError, UsageError
-from jobs.cli.tune import add_parser, build_scaling_request, choose_nodes, render_scaling
+from jobs.cli.tune import build_scaling_request, choose_nodes, render_scaling
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
 from jobs.launchers.plan import JobPaths, new_job_id
@@ -24,7 +23,15 @@ from jobs.worker.fast.compilation import choose_compilation
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.tasks.squad.task import DEMO
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, ended, event, job_context, make_hosts, mpirun_line
+from tests.jobs.context import (
+    NOW,
+    ended,
+    event,
+    job_context,
+    make_hosts,
+    mpirun_line,
+    parse_request,
+)
 
 TRIALS = JobPaths(new_job_id("scaling", NOW))
 BYTES = 265_457_672
@@ -198,10 +205,7 @@ def test_an_indivisible_batch_is_refused() -> None:
 
 
 def typed(*flags: str) -> ScalingRequest:
-    parser = Parser("spr-cluster")
-    add_parser(parser)
-    _, request = parser.parse(["scaling", "squad", *flags])
-    return build_scaling_request(request, NOW)
+    return build_scaling_request(parse_request("tune", "squad", "--scaling", *flags), NOW)
 
 
 def test_the_command_line() -> None:
@@ -225,7 +229,8 @@ def test_the_command_line() -> None:
         ("--seconds=0", "--seconds 0 is out of range: 1 to 3600"),
         ("--predict=257", "--predict 257 is out of range: 1 to 256"),
         ("--flow-gbit-s=nan", "--flow-gbit-s nan is out of range"),
-        ("--batch-size=0", "--batch-size 0 is out of range"),
+        ("--batch-size=5000", "--batch-size 5000 is out of range"),
+        ("--ppn=1,2", "--ppn 1,2: --scaling compares only nodes"),
     ],
 )
 def test_mistakes(flags: str, message: str) -> None:

@@ -303,7 +303,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked.spec.resources.placement == PlacementOptions("auto", 4, 2)
     assert list(asked.files.files) == ["x.py"]
     assert asked.results == RESULTS
-    assert typed("hostname").command == ("hostname",)
+    assert typed("hostname").spec.work.program == ("hostname",)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/x").touch()
     (tmp_path / "a/b").mkdir(parents=True)

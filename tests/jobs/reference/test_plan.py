@@ -129,7 +129,7 @@ def test_a_smoke_run_is_a_minute_on_one_node(tmp_path: Path) -> None:
 
     assert planned.command[:2] == ("sh", "-c")
     assert planned.command[3:5] == ("60", "env")
-    assert (planned.nodes, planned.backend) == (1, "gloo")
+    assert (planned.spec.resources.nodes, planned.backend) == (1, "gloo")
     # Its stack's OMP_NUM_THREADS=24 is for two processes on a node.
     assert planned.spec.resources.placement == PlacementOptions("auto", 1)
 
@@ -253,13 +253,14 @@ def test_the_command_line_knows_every_preset() -> None:
 def test_the_command_line(script: Path) -> None:
     asked = typed("--recipe=reference", "--nodes=2", "--preset=bert-large", f"--run-qa={script}")
     assert isinstance(asked, ReferenceRequest)
-    assert (asked.preset, asked.nodes, asked.script, asked.smoke) == (BERT, 2, script, False)
+    assert (asked.preset, asked.script, asked.smoke) == (BERT, script, False)
+    assert asked.spec.resources.nodes == 2
     assert check_script(script / "run_qa.py") == script
     fast = typed("--preset=bert-large", "--epochs=3", "--nodes=2")
     assert isinstance(fast, TrainRequest)
     assert (fast.options.model_name, fast.options.epochs) == ("bert-large-uncased", 3)
     assert (fast.options.batch_size, fast.options.learning_rate) == (12, 3e-5)
-    assert fast.nodes == 2
+    assert fast.spec.resources.nodes == 2
     assert fast.may_tune == frozenset({"placement"})
 
 

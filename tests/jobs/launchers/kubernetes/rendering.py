@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from datetime import datetime, timezone
 from itertools import product
+from typing import Any
 
-from jobs.cli import build_parser
-from jobs.cli.places.kubernetes import read_job
+from jobs.cli.train import render_pods
 from jobs.launchers.kubernetes.manifests import Rendered
+from tests.jobs.context import parse_request
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 _ON_CLAIM = ("--recipe", "reference", "--run-qa", "/workspace/run_qa", "--stack")
@@ -28,13 +28,12 @@ EVERY = [
     (*recipe, "--kind", kind, *claim)
     for recipe, kind, claim in product(RECIPES.values(), KINDS, CLAIMS.values())
 ]
-_PARSER = build_parser("train")
 
 
-def parse(*words: str) -> argparse.Namespace:
+def parse(*words: str) -> Any:
     job = ["train", "squad", "--to", "kubernetes-yaml", "--nodes", "4", "--job-name", "bert"]
-    return _PARSER.parse_args([*job, *words])
+    return parse_request(*job, *words)
 
 
 def rendered(*words: str) -> Rendered:
-    return read_job(parse(*words), NOW)
+    return render_pods(parse(*words), NOW)

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import jobs.launchers.script
-from jobs.cli import build_parser
 from jobs.cli.places.folder import write_files
-from jobs.cli.places.slurm import read_job
+from jobs.cli.train import render_script
 from jobs.launchers.placement import NodeShape
 from jobs.launchers.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script
-from jobs.train.request import TrainRequest
+from jobs.train.request import TrainRequest, spec_of
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.golden import check_golden
+from tests.jobs.context import parse_request
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 GOLDEN = Path(__file__).with_name("golden")
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, ...]] = {
 def rendered(*words: str) -> SlurmScript:
     shape = ("--to", "slurm-script", "--nodes", "2", "--cores", "32")
     argv = ["train", "squad", *shape, "--job-name", "bert", *words]
-    return read_job(build_parser("train").parse_args(argv), NOW)
+    return render_script(parse_request(*argv), NOW)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,7 +57,7 @@ def test_a_locked_stack_needs_the_python_of_its_lock() -> None:
     line = f"torch==2.13.0 --hash=sha256:{'0' * 64}"
     stack = load_stack("upstream").model_copy(update={"lock": (line,)})
     options = ScriptOptions("bert", 2, NodeShape())
-    plan = plan_for_script(TrainRequest(SquadOptions(), Path()), stack)
+    plan = plan_for_script(TrainRequest(spec_of(SquadOptions()), Path()), stack)
     files = render_slurm(plan, options, stack).files
 
     install, requirements = files[INSTALL], files["requirements.txt"]

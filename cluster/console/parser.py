@@ -91,9 +91,7 @@ class Parser(argparse.ArgumentParser):
                 groups[each.excludes] = self.add_mutually_exclusive_group()
             add = groups[each.excludes].add_argument
             flags = each.flags or (each.name,)
-            # argparse would parse the other default as if it were typed.
-            default = argparse.SUPPRESS if each.flags or each.takes != "?" else None
-            self.actions[each.name] = add(*flags, default=default, **how)
+            self.actions[each.name] = add(*flags, default=argparse.SUPPRESS, **how)
         if any(each.for_experts for each in self.options):
             self.add_argument("--advanced", action="help")
 
@@ -134,7 +132,6 @@ class Parser(argparse.ArgumentParser):
             if parsed.get(each.name) == "":
                 name = each.flags[0] if each.flags else each.name
                 raise UsageError(f"{name} is empty", hint="give it a value, or omit it")
-        parsed = {name: value for name, value in parsed.items() if value is not None}
         parsed = {name: tuple(v) if isinstance(v, list) else v for name, v in parsed.items()}
         known = {each.name for each in fields(leaf.request)}
         own = {name: value for name, value in parsed.items() if name in known}

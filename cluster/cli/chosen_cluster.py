@@ -60,7 +60,9 @@ class ClusterRequest(CloudRequest):
         return self.name is not None
 
 
-def choose_cluster(request: ClusterRequest, *, yes: bool = False) -> str:
+def choose_cluster(
+    request: ClusterRequest, *, yes: bool = False, tell: Callable[[str], None] = say
+) -> str:
     """Return the named cluster, else the only one whose key this machine has, else ``spr``.
 
     Raises :class:`UsageError` for an invalid name, or if the choice would be a guess: among several
@@ -82,7 +84,7 @@ def choose_cluster(request: ClusterRequest, *, yes: bool = False) -> str:
         raise UsageError(
             f"which cluster? This machine knows {_list_places(known)}", hint="--name chooses one"
         )
-    say(f"cluster {names[0]}, the only one that this machine knows")
+    tell(f"cluster {names[0]}, the only one that this machine knows")
     return names[0]
 
 

@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         for each in leaf.options:
             # It is usually an unset shell variable, and must not mean the default.
             if parsed.get(each.name) == "":
-                name = each.flags[0] if each.flags else each.shown
+                name = each.flags[0] if each.flags else each.name
                 raise UsageError(f"{name} is empty", hint="give it a value, or omit it")
         parsed = {name: tuple(v) if isinstance(v, list) else v for name, v in parsed.items()}
         known = {each.name for each in fields(leaf.request)}

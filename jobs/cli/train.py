@@ -141,6 +141,10 @@ class TrainCommand(
     run_qa: str | None = None
 
     @property
+    def pushes(self) -> bool:
+        return self.push_to is not None
+
+    @property
     def may_tune(self) -> frozenset[str]:
         """The values that the user left to `tune`."""
         if self.no_tuned or self.placement != "auto":

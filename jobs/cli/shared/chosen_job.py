@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cluster.cli.chosen_cluster import ClusterRequest, open_cloud, open_cluster
+from cluster.cli.chosen_cluster import ClusterRequest, choose_cluster, open_cloud, open_cluster
 from cluster.console.display import make_progress
 from cluster.console.options import argument
 from cluster.console.output import say
@@ -25,7 +25,6 @@ from infra.errors import NoClusterError, SprError
 from infra.files import read_object
 from infra.project_file import read_project_file
 from infra.s3_url import parse_s3_url
-from infra.spec import DEFAULT_NAME
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
 from jobs.cli.shared.job_options import QueueRequest
@@ -98,7 +97,7 @@ def look_in_bucket(request: Asks, error: SprError, *, one: bool = False) -> Asks
     The bucket is that of the cluster's record, of spr-cluster.toml, or of a job's record here. With
     ``one``, the default is the newest job. Raises ``error`` if no bucket is known.
     """
-    job, name = request.job or "", request.name or DEFAULT_NAME
+    job, name = request.job or "", choose_cluster(request, tell=lambda _: None)
     paths = Path("results").glob(f"{job or '*'}/job/{RECORD}")
     known = [read_object(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
     record: dict[str, Any] = next((each for each in reversed(known) if each.get("bucket")), {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,10 +14,12 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from cluster.local_files import ClusterFiles
 from infra.aws.s3 import connect_s3
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord, record_tags
 from infra.errors import JobError, UsageError
+from infra.files import write_private
 from infra.s3_url import S3Location
 from infra.spec import ClusterSpec
 from jobs.__main__ import main
@@ -214,15 +215,16 @@ def test_without_any_bucket_the_cluster_is_missing(
 def test_a_job_that_a_new_cluster_lacks_is_found_in_the_bucket(
     s3: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(args: argparse.Namespace, _: object) -> None:
-        args.name = name
+    def fail(*_: object) -> None:
         raise UsageError("there is no job squad-1 on cluster 'spr'")
 
     monkeypatch.setattr("jobs.cli.results.fetch.open_launcher", fail)
     write_record("spr")
-    name: str | None = "spr"
     assert main(["fetch", "squad-1"]) == 0
     assert "there is no job squad-1 on cluster 'spr'; looking in" in capsys.readouterr().err
     assert main(["fetch", "--last"]) == 2
-    name = None  # such as: which cluster?
+    for name in ("bert", "tutor"):
+        ClusterFiles.of(name).remember("aws", "us-east-1")
+        write_private(ClusterFiles.of(name).key, "key")
     assert main(["fetch", "squad-1"]) == 2
+    assert "which cluster?" in capsys.readouterr().err

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from cluster.cli.chosen_cluster import ClusterRequest
 from infra.errors import CloudError
 from infra.s3_url import S3Location
-from jobs.cli import build_parser
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.launchers.launcher import Fetched
 from provision.host import Result
@@ -134,8 +134,8 @@ def test_the_list_names_who_submitted_each_job(line: CommandLine) -> None:
         ["squad-2", "-", "running"],
     ]
     assert json.loads(line.must("jobs", "squad-1", "--json").out)["owner"] == "ann"
-    args = build_parser("run").parse_args(["run", "--name", "spr", "--", "true"])
-    assert open_job_context(args, datetime.now(timezone.utc)).cloud.owner == "spr-cluster"
+    context = open_job_context(ClusterRequest(name="spr"), datetime.now(timezone.utc))
+    assert context.cloud.owner == "spr-cluster"
 
 
 def test_on_a_terminal_no_word_of_a_cause_is_cut(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import json
 from collections.abc import Iterator
@@ -64,9 +63,9 @@ class StagedJob:
 def removed(monkeypatch: pytest.MonkeyPatch) -> Removed:
     found: Removed = []
 
-    def remove(ctx: Context, args: argparse.Namespace) -> None:
+    def remove(ctx: Context, *, yes: bool, sure: bool) -> None:
         assert ctx.command == "down"
-        found.append((args.name, not args.yes))
+        found.append((ctx.name, not (yes and sure)))
 
     monkeypatch.setattr("jobs.cli.shared.when_done.remove_cluster", remove)
     return found
@@ -469,4 +468,4 @@ def test_a_job_may_keep_the_nodes_only_within_a_limit(
     after = find_record(line)
     assert after
     assert (after.expires, after.latest) == (before.expires, before.bound)
-    assert [launch.until_done for launch in launches] == [True]
+    assert [launch.spec.ending.until_done for launch in launches] == [True]

@@ -14,9 +14,8 @@ import pytest
 
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
-from jobs.worker.supervisor import attempt, nodes
+from jobs.worker.supervisor import nodes, watcher
 from jobs.worker.supervisor.attempt import (
-    Attempt,
     choose_copy_limit,
     describe,
     describe_killed,
@@ -29,16 +28,15 @@ from jobs.worker.supervisor.nodes import (
     NodeState,
     newest_copy,
     order_nodes,
-    parse_cpus,
     parse_state,
 )
 from jobs.worker.supervisor.watch import (
     IdleWatch,
     LogWatch,
-    NoticeWatch,
     StallDetector,
     measure_ranks,
 )
+from jobs.worker.supervisor.watcher import Watcher
 from tests.jobs.launchers.this_machine import wait_for
 
 
@@ -110,13 +108,14 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, code: int
 ) -> None:
     script = "trap '' TERM; sleep 0.5; exit 7" if stopped else "exit 1"
-    monkeypatch.setattr(attempt, "render_script", lambda *_: script)
-    monkeypatch.setattr(attempt, "LEAVE_S", 0)
+    monkeypatch.setattr(watcher, "render_script", lambda *_: script)
+    monkeypatch.setattr(watcher, "LEAVE_S", 0)
+    monkeypatch.setattr("jobs.worker.supervisor.watch.Poll.turn", lambda *_: None)
     monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
     launch: Any = SimpleNamespace(nproc_per_node=1, folder="/job", program=())
-    notices, watch = NoticeWatch(str, {"node1": "disk: full"}), LogWatch(tmp_path / "log")
-    run = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
+    run = Watcher(launch, SlurmJob("1", NODES, 1), LogWatch(tmp_path / "log"), stopping=stopped)
+    run.notices = {"node1": "disk: full"}
     assert run.run() == code
     assert bool(run.leaving) is not stopped
 
@@ -182,10 +181,10 @@ def test_a_lost_node_is_known_from_mpirun(tmp_path: Path) -> None:
 
 
 def test_what_a_node_says_about_itself() -> None:
-    text = "files\nstep-000015\nstep-000030\nstep-000045.copy\nstep-000045.partial\ncpus\t0-1,4\n"
+    text = "files\nstep-000015\nstep-000030\nstep-000045.copy\nstep-000045.partial\ncpus 0 1 4\n"
     assert parse_state(text) == NodeState((0, 1, 4), True, 30)
-    assert parse_state("cpus\t3\n") == NodeState((3,), False, -1)
-    assert parse_cpus("") == ()
+    assert parse_state("cpus 3\n") == NodeState((3,), False, -1)
+    assert parse_state("") == NodeState()
 
 
 @pytest.mark.parametrize(

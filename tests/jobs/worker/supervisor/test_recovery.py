@@ -153,12 +153,14 @@ def test_an_error_has_the_names_of_nodes_instead_of_their_host_names() -> None:
     assert name_nodes(error, NODES, {}, 2) == {**error, "host": "node1"}
 
 
-def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
+def test_a_killed_rank_and_a_lost_node_are_known_from_mpirun(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
         "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
         "=   RANK 1 PID 654 RUNNING AT node1\n=   KILLED BY SIGNAL: 9 (Killed)\n"
         "=   RANK 2 PID 655 RUNNING AT node2\n=   KILLED BY SIGNAL: 15 (Terminated)\n"
+        "[mpiexec@ip-4] Error: Downstream from host node1 exited abnormally\n"
+        "[mpiexec@ip-4] wait_proxies_to_terminate: downstream from host node1 exited with status 255\n"
     )
     watch = LogWatch(log)
     watch.poll()
@@ -166,17 +168,6 @@ def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
         "rank 1 on node1: killed by signal 9 (Killed), usually because its node ran out of memory"
     )
     assert describe_killed({}) == {}
-
-
-def test_a_lost_node_is_known_from_mpirun(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "Connection to 172.31.0.5 closed by remote host.\n"
-        "[mpiexec@ip-4] Error: Downstream from host node1 exited abnormally\n"
-        "[mpiexec@ip-4] wait_proxies_to_terminate: downstream from host node1 exited with status 255\n"
-    )
-    watch = LogWatch(log)
-    watch.poll()
     assert watch.lost == ("node1",)
 
 

@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.process import STOPPED
-from .attempt import (
-    SUCCEEDED,
-    choose_copy_limit,
-    conclude,
-    describe,
-    describe_dead,
-    find_cause,
-)
+from .attempt import SUCCEEDED, choose_copy_limit, conclude, describe, describe_dead, find_cause
 from .commands import REQUEUED, SlurmJob
 from .deadline import Deadline
 from .head import HeadFolder

@@ -19,7 +19,7 @@ from provision.run_on_nodes import send
 
 # JSON is YAML, so no value can break the document.
 _HEADER = "#cloud-config\n"
-_STATE = "/run/spr-cluster"
+_STATE = str(keeper.STATE)
 EXPIRY_SCRIPT = f"{_STATE}/expiry"
 EXPIRY_TIMER = "spr-cluster-expiry.timer"
 # In the folder of this instance, which a copy of the machine does not share:

@@ -15,6 +15,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -323,11 +324,13 @@ CHECKPOINT = checkpoints.Checkpoint(
     IDENTITY, TrainingProgress(7, 70, 900, 1.25, [(1, 0.1)], [(3, 0.5)], DivergenceDetector(0.2))
 )
 
+SAVED = {"identity": IDENTITY._asdict(), "progress": asdict(CHECKPOINT.progress)}
+
 
 def read_own_checkpoint() -> None:
     Path("checkpoints/step-000007/state.pt").touch()
     found = checkpoints.read_checkpoint(Path("checkpoints/step-000007"))
-    checkpoints.require_same(found.identity, IDENTITY, SquadOptions())
+    checkpoints.require_same(found.identity, IDENTITY)
     found.progress.watch.see(0.5)
 
 
@@ -467,7 +470,7 @@ READERS = {
     "environment": Reader("environment.json", lambda: b'["A=b"]', read_program_environment),
     "checkpoint.json": Reader(
         "checkpoints/step-000007/checkpoint.json",
-        lambda: lines({"identity": IDENTITY._asdict(), "progress": asdict(CHECKPOINT.progress)}),
+        lambda: lines({**SAVED, "digest": sha256(json.dumps(SAVED).encode()).hexdigest()}),
         read_own_checkpoint,
     ),
     "state.pt": Reader(

@@ -9,11 +9,10 @@ from importlib import resources
 from cluster.nodes import Node
 from provision.facts import HostFacts
 from provision.host import SSH_USER
+from provision.on_node.keeper import ENDED_JOBS
 
 FOLDER = ".spr-cluster-slurm"
 """In the login user's home, while a node is being configured."""
-STATE_FOLDER = "/var/spool/spr-cluster-slurm"
-"""On the head: slurmctld's state, and the record of the jobs that ended."""
 PARTITION = "cluster"
 _KEY_BYTES = 1024
 _SCRIPTS = (
@@ -31,7 +30,7 @@ AuthType=auth/munge
 # Slurm waits twice this long before it uses a dead node's jobs again; its default is 120 s.
 AuthInfo=cred_expire=15
 SlurmUser=slurm
-StateSaveLocation={STATE_FOLDER}
+StateSaveLocation={ENDED_JOBS.parent}
 
 # Jobs get whole nodes.
 SelectType=select/linear
@@ -60,7 +59,7 @@ HealthCheckNodeState=ANY
 # Ended jobs stay in `scontrol show job` for an hour, and in this file forever.
 MinJobAge=3600
 JobCompType=jobcomp/filetxt
-JobCompLoc={STATE_FOLDER}/jobs.txt
+JobCompLoc={ENDED_JOBS}
 """
 
 

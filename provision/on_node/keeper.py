@@ -31,7 +31,8 @@ _PUSH_LIMIT_S = 1800
 _SUBMITTED_S = 600
 _PYTHON = "/opt/spr-cluster/venv/bin/python"  # as in provision/install.py
 HEAD, ALL = "head", "all"
-_ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")  # as in cluster/slurm/configuration.py
+ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")
+"""Slurm's record on the head of the jobs that ended."""
 _ENDED = re.compile(r"JobId=(\S+) .*? Name=(\S+) JobState=(\S+) ")
 _IN_BUCKET = re.compile(r'"bucket": "(s3:[^"]+)"')
 _KILLED = 137
@@ -149,7 +150,7 @@ def finish_lost_jobs() -> None:
         # One that came with an image ended elsewhere.
         if modified(job / "begin.json") > booted and _may_run(job)
     ]
-    ended = {name: (number, state) for number, name, state in _ENDED.findall(read(_ENDED_JOBS))}
+    ended = {name: (number, state) for number, name, state in _ENDED.findall(read(ENDED_JOBS))}
     for job in begun:
         with suppress(QueueError, ValueError, LookupError):
             # Slurm's record may be of an attempt before the present one.

@@ -91,7 +91,7 @@ def _has_newer_work(job: Path, since: float) -> bool:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return not since  # an earlier release's job
+        return not since  # its code is incomplete
     return bool(done.stdout.strip())
 
 

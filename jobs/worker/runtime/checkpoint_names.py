@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Union
 
 CHECKPOINTS = "checkpoints"
 LAST = "checkpoint.json"
 """The file of a checkpoint that is stored last: with it, the checkpoint is complete."""
 PATTERN = "step-[0-9]{6,}"
 """For Python and for ``grep -E``."""
-_Path = Union[str, PurePath]
 
 
 def checkpoint_name(step: int) -> str:
@@ -23,13 +21,13 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def step_of(path: _Path) -> int:
+def step_of(path: str | PurePath) -> int:
     """Return the step of the checkpoint with this path; -1 if it is not a checkpoint."""
     name = PurePath(path).name
     return int(name.partition("-")[2]) if re.fullmatch(PATTERN, name) else -1
 
 
-def newest(paths: Iterable[_Path]) -> str:
+def newest(paths: Iterable[str | PurePath]) -> str:
     """Return the name of the newest checkpoint among these paths; "" if there is none."""
     found = max(paths, key=step_of, default="")
     return PurePath(found).name if step_of(found) >= 0 else ""

@@ -1,7 +1,8 @@
 """``python -m worker.storage.push WHAT FOLDER URL``: store a job's folder in S3, as far as S3 lacks it.
 
-WHAT is ``inputs``; ``checkpoint``, the newest one; ``all``, after which ``pushed.json`` says that everything
-is there; or ``probe``, whether this node may write there. Prints a line of JSON. Runs on Python 3.8.
+WHAT is ``checkpoint``, the inputs and the newest checkpoint; ``all``, after which ``pushed.json`` says that
+everything is there; or ``probe``, whether this node may write there. Prints a line of JSON. Runs on Python
+3.8.
 """
 
 from __future__ import annotations
@@ -91,17 +92,16 @@ class Push:
     folder: Path
     url: S3Url
 
-    def inputs(self) -> None:
-        """Store the job's record, data, and model; data from S3 stay where they are."""
-        self.store(self._find(_INPUTS))
-
     def checkpoint(self) -> None:
-        """Store the newest checkpoint; then remove older ones there, except the one before."""
+        """Store the job's record, data, and model, and the newest checkpoint.
+
+        Then remove older checkpoints there, except the one before. Data from S3 stay where they are.
+        """
+        self.store(self._find([*_INPUTS, DATA]))
         name = newest_checkpoint(self.folder)
         if not name:
             return
         place = f"{ownership.STATE}/{CHECKPOINTS}"
-        self.store(self._find([DATA]))
         files = self._find([f"{place}/{name}"])
         mark = {each: path for each, path in files.items() if each.endswith(f"/{LAST}")}
         rest = {each: path for each, path in files.items() if each not in mark}
@@ -271,7 +271,7 @@ def repeat(action: Callable[[], Any], url: S3Url) -> Any:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="push", allow_abbrev=False)
-    parser.add_argument("what", choices=("inputs", "checkpoint", "all", "probe"))
+    parser.add_argument("what", choices=("checkpoint", "all", "probe"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("url")
     args = parser.parse_args(words)
@@ -279,7 +279,6 @@ def main(words: Sequence[str] | None = None) -> int:
         url = S3Url.parse(args.url)
         push = Push(connect(), args.folder, url)
         actions: dict[str, Callable[[], Any]] = {
-            "inputs": push.inputs,
             "checkpoint": push.checkpoint,
             "all": push.everything,
             "probe": push.probe,

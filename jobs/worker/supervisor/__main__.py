@@ -13,27 +13,23 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..runtime.process import STOPPED
-from .attempt import (
-    SUCCEEDED,
-    Attempt,
-    choose_copy_limit,
-    conclude,
-    describe,
-    describe_dead,
-    find_cause,
-)
+from .attempt import SUCCEEDED, choose_copy_limit, conclude, describe, describe_dead, find_cause
 from .commands import REQUEUED, SlurmJob
-from .deadline import DeadlineWatch
+from .deadline import Deadline
 from .head import HeadFolder
-from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
+from .launch import BEGIN, CANCELLED, END, SECRETS, parse_launch
 from .nodes import prepare, send_end
 from .staging import stage_data
 from .storing import Storing
-from .watch import LogWatch, NoticeWatch, announce
+from .transfers import Uploads
+from .watch import LogWatch, announce
+from .watcher import Watcher
 
 _LOG = Path("log")
 # Higher exit codes of a shell mean killed processes.
@@ -46,146 +42,151 @@ def main() -> int:
     head = HeadFolder(
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )
-    size = _LOG.stat().st_size
-    deadline = DeadlineWatch(
-        launch.spec.ending.until_done, max_time_s=launch.spec.ending.max_time_s
-    )
-    watches = LogWatch(_LOG, size), NoticeWatch(job.drained_nodes)
-    attempt = Attempt(launch, job, *watches, deadline=deadline)
+    deadline = Deadline(launch.spec.ending.until_done, max_time_s=launch.spec.ending.max_time_s)
+    watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
+    supervisor = Supervisor(watcher, head)
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.on_term())
+    # A background shell ignores it, and the ranks would inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     try:
-        code = _conclude_for(code, attempt, head) if code else _attempt(attempt, head)
+        code = supervisor.finish_killed(code) if code else supervisor.attempt()
     except Exception:
         traceback.print_exc()
-        code = _conclude_for(1, attempt, head)
+        code = supervisor.finish_killed(1)
     return min(code, _MOST)
 
 
-def _attempt(attempt: Attempt, head: HeadFolder) -> int:
-    if end := head.read(END):
-        announce(event="note", text="the job had ended before Slurm lost one of its nodes")
-        head.remove(SECRETS)
-        _store(end, attempt, head)
-        return 0
-    launch, job, size = attempt.launch, attempt.job, attempt.watch.offset
-    # A background shell ignores it, and the ranks would inherit that.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
-    began = _begin(launch, job, head)
-    head.copy_log(size)
-    attempt.deadline.first = float(str(began["first"]))
-    attempt.deadline.start()
-    if late := attempt.deadline.find_end():
-        attempt.leaving = late
-        announce(event="note", text=f"{late['message']}; the job does not start")
-        return _finish(STOPPED, attempt, head, began)
-    attempt.launch, copier = prepare(launch, job, lambda: attempt.notices.found)
-    attempt.notices.start()
-    storing = Storing(launch, head, job.nodes)
-    storing.start()
-    if attempt.launch.again:
-        copier.start()
-    code = stage_data(attempt, head) or attempt.run()
-    limit_s = choose_copy_limit(code, job.fate())
-    copier.finish(limit_s)
-    storing.stop(limit_s)
-    return _finish(code, attempt, head, began)
+@dataclass
+class Supervisor:
+    """One attempt of a job, on its first node: its begin, its end or its return to the queue."""
 
+    watcher: Watcher
+    head: HeadFolder
+    began: dict[str, Any] = field(default_factory=dict)
+    """The content of ``begin.json``."""
 
-def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
-    """Finish an attempt whose supervisor ended with this exit code."""
-    if head.read(END):
-        return code
-    attempt.kill_rest()
-    # If the supervisor was killed, the program is not to blame: the job may run again.
-    began = head.read(BEGIN)
-    node = [*began.get("nodes", []), *attempt.job.nodes][0]
-    attempt.stopping, attempt.leaving = True, describe_dead(code, node, os.environ.get("SPR_ENDED"))
-    attempt.watch.offset = max(0, attempt.watch.offset - 1)
-    attempt.watch.poll()
-    head.copy_log(_LOG.stat().st_size)
-    return _finish(code, attempt, head, {"attempt": attempt.job.attempt, **began})
+    def __post_init__(self) -> None:
+        self.on_term: Callable[[], object] = self.watcher.stop
+        """What SIGTERM does now; at first, the ranks save a checkpoint and exit."""
 
+    def attempt(self) -> int:
+        """Run the job and return its exit code."""
+        watcher, head, launch = self.watcher, self.head, self.watcher.launch
+        if end := head.read(END):
+            announce(event="note", text="the job had ended before Slurm lost one of its nodes")
+            head.remove(SECRETS)
+            self._store(end)
+            return 0
+        size = watcher.log.offset
+        self._begin()
+        head.copy_log(size)
+        watcher.deadline.first = float(self.began["first"])
+        watcher.lifetime.ask()
+        if late := watcher.deadline.find_end():
+            watcher.leaving = late
+            announce(event="note", text=f"{late['message']}; the job does not start")
+            return self._finish(STOPPED)
+        watcher.launch, copies = prepare(launch, watcher.job, lambda: watcher.notices)
+        watcher.transfers = [*copies, *([Uploads(launch)] if launch.bucket else [])]
+        code = stage_data(watcher, head) or watcher.run()
+        watcher.settle(choose_copy_limit(code, watcher.job.fate()))
+        return self._finish(code)
 
-def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> int:
-    """Requeue the job, or write its outcome."""
-    end = conclude(code, attempt, cancelled=head.exists(CANCELLED))
-    if end is None and _start_again(attempt, head, began):
-        return code
-    end = end or conclude(code, attempt, last=True) or {}
-    content, launch = {**began, "ended": time.time(), **end}, attempt.launch
-    succeeded = content["state"] == SUCCEEDED
-    if succeeded:
-        head.send_results()  # while Slurm may still start the job again
-    attempt.job.keep_from_requeueing()
-    # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
-    signal.signal(signal.SIGTERM, lambda *_: _write_end(content, head))
-    if content["state"] == CANCELLED or attempt.job.fate():
-        _write_end(content, head)
-    if not succeeded:
-        head.send_results()
-    send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
-    head.remove(SECRETS)
-    _store(content, attempt, head)
-    return code
+    def finish_killed(self, code: int) -> int:
+        """Finish the attempt of a supervisor that ended with this exit code."""
+        if self.head.read(END):
+            return code
+        watcher = self.watcher
+        watcher.kill_rest()
+        # If the supervisor was killed, the program is not to blame: the job may run again.
+        self.began = {"attempt": watcher.job.attempt, **self.head.read(BEGIN)}
+        node = [*self.began.get("nodes", []), *watcher.job.nodes][0]
+        watcher.stop()
+        watcher.leaving = describe_dead(code, node, os.environ.get("SPR_ENDED"))
+        watcher.log.offset = max(0, watcher.log.offset - 1)
+        watcher.log.poll()
+        self.head.copy_log(_LOG.stat().st_size)
+        return self._finish(code)
 
+    def _begin(self) -> None:
+        """Write on the head when and where this attempt runs."""
+        launch, job, now = self.watcher.launch, self.watcher.job, time.time()
+        if 0 < launch.spec.recovery.retries < job.attempt:
+            job.keep_from_requeueing()
+        last = self.head.read(BEGIN) if job.attempt > 1 else {}
+        if job.attempt > 1:
+            if not last.get("message") and last.get("nodes"):
+                # Its batch script could not report what happened.
+                text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
+                announce(event="note", text=text)
+            announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
+        self.began = {
+            "began": now,
+            "first": last.get("first", now),
+            "nodes": job.nodes,
+            "ranks_per_node": launch.nproc_per_node,
+            "attempt": job.attempt,
+        }
+        self.head.write(BEGIN, self.began)
+        self.head.reserve(BEGIN, END)
 
-def _store(content: dict[str, Any], attempt: Attempt, head: HeadFolder) -> None:
-    """Write the job's end on the head, after its results are in its bucket, if it has one."""
-    nodes = content.get("nodes") or attempt.job.nodes
-    storing = Storing(attempt.launch, head, nodes)
-    why = storing.finish()
-    storing.run_command(content["state"])
-    head.finish(results=False)
-    # Last and on the head: others wait for this file.
-    _write_end({**content, "push_error": why or None}, head)
-    # This file and the last lines of the log.
-    if not why and (late := storing.store()[1]):
-        head.write(END, {**content, "push_error": late})
-
-
-def _write_end(content: dict[str, object], head: HeadFolder) -> None:
-    """Write the job's end; no SIGTERM writes it again."""
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    head.write(END, content)
-
-
-def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:
-    """Write on the head when and where this attempt runs; return the content."""
-    if 0 < launch.spec.recovery.retries < job.attempt:
+    def _finish(self, code: int) -> int:
+        """Requeue the job, or write its outcome."""
+        head, job, launch = self.head, self.watcher.job, self.watcher.launch
+        end = conclude(code, self.watcher, cancelled=head.exists(CANCELLED))
+        if end is None and self._start_again():
+            return code
+        end = end or conclude(code, self.watcher, last=True) or {}
+        content = {**self.began, "ended": time.time(), **end}
+        succeeded = content["state"] == SUCCEEDED
+        if succeeded:
+            head.send_results()  # while Slurm may still start the job again
         job.keep_from_requeueing()
-    last, now = head.read(BEGIN) if job.attempt > 1 else {}, time.time()
-    if job.attempt > 1:
-        if not last.get("message") and last.get("nodes"):
-            # Its batch script could not report what happened.
-            text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
-            announce(event="note", text=text)
-        announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
-    began: dict[str, object] = {
-        "began": now,
-        "first": last.get("first", now),
-        "nodes": job.nodes,
-        "ranks_per_node": launch.nproc_per_node,
-        "attempt": job.attempt,
-    }
-    head.write(BEGIN, began)
-    head.reserve(BEGIN, END)
-    return began
+        # Slurm kills this process 30 s after the loss of a node, and soon if the job is canceled.
+        self.on_term = lambda: self._write_end(content)
+        if content["state"] == CANCELLED or job.fate():
+            self._write_end(content)
+        if not succeeded:
+            head.send_results()
+        send_end(
+            launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content)
+        )
+        head.remove(SECRETS)
+        self._store(content)
+        return code
 
+    def _store(self, content: dict[str, Any]) -> None:
+        """Write the job's end on the head, after its results are in its bucket, if it has one."""
+        nodes = content.get("nodes") or self.watcher.job.nodes
+        storing = Storing(self.watcher.launch, self.head, nodes)
+        why = storing.finish()
+        storing.run_command(content["state"])
+        self.head.finish()
+        # Last and on the head: others wait for this file.
+        self._write_end({**content, "push_error": why or None})
+        # This file and the last lines of the log.
+        if not why and (late := storing.store()[1]):
+            self.head.write(END, {**content, "push_error": late})
 
-def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> bool:
-    """Print the reason and requeue the job, unless Slurm has; return whether it is queued."""
-    job, cause = attempt.job, find_cause(attempt)
-    text = f"{describe(cause) or 'a rank or node was lost'}; the job will run again"
-    cut = attempt.watch.ends_amid_line
-    announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
-    known = {name: cause.get(name) for name in ("rank", "host", "message")}
-    head.write(BEGIN, {**began, **known})
-    head.remove(END)  # only its program can have written it
-    head.finish(results=False)
-    # Slurm also ends this process and the child that requests it.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return job.fate() == REQUEUED or job.requeue()
+    def _write_end(self, content: dict[str, Any]) -> None:
+        """Write the job's end; no SIGTERM writes it again."""
+        self.on_term = lambda: None
+        self.head.write(END, content)
+
+    def _start_again(self) -> bool:
+        """Print the reason and requeue the job, unless Slurm has; return whether it is queued."""
+        job, cause = self.watcher.job, find_cause(self.watcher)
+        text = f"{describe(cause) or 'a rank or node was lost'}; the job will run again"
+        cut = self.watcher.log.ends_amid_line
+        announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
+        known = {name: cause.get(name) for name in ("rank", "host", "message")}
+        self.head.write(BEGIN, {**self.began, **known})
+        self.head.remove(END)  # only its program can have written it
+        self.head.finish()
+        # Slurm also ends this process and the child that requests it.
+        self.on_term = lambda: os._exit(128 + signal.SIGTERM)
+        return job.fate() == REQUEUED or job.requeue()
 
 
 if __name__ == "__main__":

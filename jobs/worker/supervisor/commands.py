@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S, _POLL_S = 30.0, 0.05
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 _LOWER = "{ echo 19 > /proc/self/autogroup; } 2>/dev/null"
 # Linux takes one such change per 0.1 s from all users but root, and some kernels and containers take none.
@@ -22,6 +24,8 @@ https://man7.org/linux/man-pages/man7/sched.7.html).
 # Slurm's reasons that name neither the missing node nor the cause.
 _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 _GONE = "--states=drain,down,no_respond"
+DRAINED = ("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E")
+"""Prints a line for each drained node of the cluster: its name and the reason."""
 
 
 def ask(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> str | None:
@@ -41,6 +45,53 @@ def _run(argv: list[str], timeout_s: float, options: dict[str, Any]) -> bytes | 
         return subprocess.run(argv, timeout=timeout_s, check=True, **options).stdout or b""
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+class Running:
+    """A command that runs beside this process, in its own session, for a limited time.
+
+    When it has ended, ``printed`` is its output, and ``why`` the reason if it failed.
+    """
+
+    def __init__(self, argv: Sequence[str], limit_s: float) -> None:
+        self.printed = self.why = ""
+        self._limit_s, self._until = limit_s, time.monotonic() + limit_s
+        # Not on a disk, which may be full, nor in pipes, which may fill up.
+        self._files = [os.fdopen(os.memfd_create(name), "w+b") for name in ("output", "errors")]
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        # With `env`, a missing program is an error like others.
+        output, errors = self._files
+        self._process = subprocess.Popen(["env", *argv], stdout=output, stderr=errors, **options)
+
+    def poll(self) -> bool:
+        """Return whether it has ended."""
+        if not self._files:
+            return True
+        code = self._process.poll()
+        if code is None and time.monotonic() < self._until:
+            return False
+        if code is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self.printed, said = map(_read_all, self._files)
+        self._files = []
+        if code is None:
+            self.why = f"it took longer than {self._limit_s / 60:.0f} min"
+        elif code:
+            self.why = said.splitlines()[-1] if said else f"exit code {code}"
+        return True
+
+    def wait(self) -> Running:
+        """Wait for its end."""
+        while not self.poll():
+            time.sleep(_POLL_S)
+        return self
+
+
+def _read_all(file: IO[bytes]) -> str:
+    with file:
+        file.seek(0)
+        return file.read().decode(errors="replace").strip()
 
 
 def ask_slurm(argv: list[str]) -> str | None:
@@ -93,11 +144,6 @@ class SlurmJob:
         asked = f"--nodes={','.join(self.nodes)}"
         down = ["--states=down,no_respond", "--format=%N"]
         return tuple(_ask(["sinfo", "--noheader", "--Node", asked, *down]).split())
-
-    @staticmethod
-    def drained_nodes() -> str:
-        """Return a line for each drained node of the cluster: its name and the reason."""
-        return _ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E"])
 
     def kill_steps(self) -> None:
         """Kill the processes of the job's steps on all nodes; mpirun reaches its nodes through a step."""

@@ -86,10 +86,8 @@ class HeadFolder:
         self._copier = threading.Thread(target=self._copy_log, daemon=True)
         self._copier.start()
 
-    def finish(self, *, results: bool) -> None:
-        """Copy the results, unless the job will run again, and the rest of the log."""
-        if results:
-            self.send_results()
+    def finish(self) -> None:
+        """Copy the rest of the log."""
         self._ended.set()
         if self._copier:
             self._copier.join(_SSH_S)

@@ -1,32 +1,29 @@
-"""The nodes' state before and during an attempt: their CPUs, the job's files, and checkpoints.
+"""The nodes' state before an attempt: their CPUs, the job's files, and checkpoints.
 
-Before an attempt, every node gets the files it lacks, for example a replacement node. During it, each
-checkpoint is copied to a second node, so that losing one node loses no checkpoint.
+Every node gets the files it lacks, for example a replacement node.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ..runtime.checkpoint_names import checkpoint_name, step_of
 from ..runtime.cores import CoreShare
-from .commands import LOW_PRIORITY, SlurmJob, ask, succeeds
+from .commands import SlurmJob, ask, succeeds
 from .head import SSH
 from .launch import CHECKPOINTS, END, SECRETS, Launch, fit_pinning
+from .transfers import Copies
 from .watch import announce
 
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
-_STEP = re.compile(r"step-(\d{6,})")
 PARTS = f"code data model work site packages {SECRETS} job.json run.sh"
 """The parts of a job's folder that a node needs, if they exist."""
 PACK = (
@@ -37,20 +34,9 @@ PACK = (
 """Packs them, and the shared data and packages to which they link; data from S3 are downloaded anew."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls
-sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status
+python3 -I -S -c 'import os; print("cpus", *sorted(os.sched_getaffinity(0)))'
 """
-_LOOK_S, _AGAIN_S, _COPY_S = 1.0, 15.0, 900
 _TRIES, _PAUSE_S = 3, 5.0
-_KEPT = 2
-# A complete checkpoint is renamed to its final name; then older copies are removed.
-_TAKE = """set -e
-mkdir -p {folder}; cd {folder}
-rm -rf *.copy; mkdir {name}.copy; ({low} tar -C {name}.copy -xf -)
-[ -s {name}.copy/checkpoint.json ]
-[ -s {name}.copy/state.pt ]
-rm -rf {name}; mv {name}.copy {name}
-ls | grep -x 'step-[0-9]*' | sort -V | head -n -{kept} | xargs -r rm -rf
-"""
 
 
 @dataclass(frozen=True)
@@ -79,18 +65,9 @@ def ask_nodes(folder: str, names: Collection[str], here: str) -> dict[str, NodeS
 def parse_state(text: str) -> NodeState:
     """Parse a node's state."""
     lines = text.splitlines()
-    steps = [int(found[1]) for line in lines if (found := _STEP.fullmatch(line))]
-    cpus = next((line.split()[1] for line in lines if line.startswith("cpus")), "")
-    return NodeState(parse_cpus(cpus), "files" in lines, max(steps, default=-1))
-
-
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """Return the CPUs in the kernel's list format, such as ``0-3,8``."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+    cpus = next((line.split()[1:] for line in lines if line.startswith("cpus ")), [])
+    newest = max(map(step_of, lines), default=-1)
+    return NodeState(tuple(map(int, cpus)), "files" in lines, newest)
 
 
 def send_files(folder: str, names: Iterable[str]) -> list[str]:
@@ -118,7 +95,7 @@ def send_end(folder: str, names: Iterable[str], content: str) -> None:
 def fetch_checkpoint(folder: str, step: int, name: str) -> bool:
     """Fetch a checkpoint from another node; return whether that worked."""
     there = f"{folder}/{CHECKPOINTS}"
-    here, step_name = shlex.quote(there), f"step-{step:06d}"
+    here, step_name = shlex.quote(there), checkpoint_name(step)
     pack = shlex.quote(f"cd {here} && tar -cf - {step_name}")
     new = f"{step_name}.new"
     return _succeeds(
@@ -130,8 +107,7 @@ def fetch_checkpoint(folder: str, step: int, name: str) -> bool:
 def newest_step(folder: str) -> int:
     """Return the step of the newest checkpoint on this node; -1 if there is none."""
     with suppress(OSError):
-        names = [path.name for path in Path(folder, CHECKPOINTS).iterdir()]
-        return parse_state("\n".join(names)).newest
+        return max(map(step_of, Path(folder, CHECKPOINTS).iterdir()), default=-1)
     return -1
 
 
@@ -153,10 +129,10 @@ def order_nodes(nodes: Iterable[str], here: str, head: str) -> list[str]:
 
 def prepare(
     launch: Launch, job: SlurmJob, leaving: Callable[[], Collection[str]]
-) -> tuple[Launch, CheckpointCopier]:
+) -> tuple[Launch, list[Copies]]:
     """Send the job's files and the newest checkpoint to the nodes that lack them.
 
-    Returns the launch for the attempt's nodes, and the copier of its checkpoints to nodes not ``leaving``.
+    Returns the launch for the attempt's nodes, and the copies of its checkpoints, on a node not ``leaving``.
     """
     here = job.nodes[0]
     asked = dict.fromkeys((*job.nodes, *(launch.pinning if launch.again else ())))
@@ -172,14 +148,16 @@ def prepare(
         announce(event="note", text=f"warning: {name} does not take the job's files")
     if launch.again and (source := newest_copy(states, here)):
         step = states[source].newest
-        what = f"checkpoint step-{step:06d} from {source}"
+        what = f"checkpoint {checkpoint_name(step)} from {source}"
         done = any(fetch_checkpoint(launch.folder, step, source) for _ in range(_TRIES))
         announce(event="note", text=what if done else f"warning: {what} can't be fetched")
     others = order_nodes(filter(states.__contains__, launch.pinning), here, launch.head)
-    copied = states[others[0]].newest if others else -1
+    copies = [Copies(launch.folder, others, leaving)] if launch.again and others else []
+    for each in copies:
+        each.kept = states[others[0]].newest
     has_state = job.attempt > 1 or newest >= 0
     ready = launch.prepared(again=has_state, pinning=fit_all(launch, job.nodes, states))
-    return ready, CheckpointCopier(launch.folder, others, leaving, copied)
+    return ready, copies
 
 
 def fit_all(
@@ -191,74 +169,3 @@ def fit_all(
         name: fit_pinning(launch.pinning.get(name, other), states.get(name, NodeState()).cpus)
         for name in nodes
     }
-
-
-@dataclass
-class CheckpointCopier:
-    """Copies each new checkpoint to another node, one at a time, with low priority."""
-
-    folder: str
-    to: list[str]
-    """Candidate nodes; the first is in use. If it fails, it moves to the end."""
-    leaving: Callable[[], Collection[str]] = tuple
-    """Returns the nodes that can't keep a copy, such as those being reclaimed by EC2."""
-    newest: int = -1
-    """The step of the newest copied checkpoint."""
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-    _warned: bool = False
-
-    def start(self) -> None:
-        """Start to copy new checkpoints."""
-        if self.to:
-            self._thread = threading.Thread(target=self._copy_all, daemon=True)
-            self._thread.start()
-
-    def finish(self, limit_s: float) -> None:
-        """Wait at most so long until the newest checkpoint is copied."""
-        self._ended.set()
-        if self._thread:
-            self._thread.join(limit_s)
-
-    def _copy_all(self) -> None:
-        last, pause = False, _LOOK_S
-        while not last:
-            last, pause = self._ended.wait(pause), _LOOK_S
-            self._prefer_staying()
-            step = newest_step(self.folder)
-            if step <= self.newest:
-                continue
-            if self._copy(f"step-{step:06d}"):
-                self.newest = step
-            else:
-                self.to.append(self.to.pop(0))
-                pause = _AGAIN_S
-
-    def _prefer_staying(self) -> None:
-        """Copy to a leaving node only if there is no other."""
-        gone, first = self.leaving(), self.to[0]
-        self.to.sort(key=gone.__contains__)
-        if self.to[0] != first:
-            self.newest = -1
-
-    def _copy(self, name: str) -> bool:
-        folder = f"{self.folder}/{CHECKPOINTS}"
-        take = _TAKE.format(folder=shlex.quote(folder), name=name, kept=_KEPT, low=LOW_PRIORITY)
-        pack, send = (
-            ["sh", "-c", f"{LOW_PRIORITY} {shlex.join(argv)}"]
-            for argv in (
-                ["tar", "-C", f"{folder}/{name}", "-cf", "-", "."],
-                [*SSH, self.to[0], take],
-            )
-        )
-        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "start_new_session": True}
-        with subprocess.Popen(pack, stdout=subprocess.PIPE, **options) as source:
-            if succeeds(send, _COPY_S, stdin=source.stdout, **options):
-                return True
-            source.kill()
-        # If it was removed meanwhile, a newer one exists.
-        if Path(folder, name).exists() and not self._warned:
-            self._warned = True
-            text = f"warning: no second copy of checkpoint {name}: {self.to[0]} does not take it"
-            announce(event="note", text=text)
-        return False

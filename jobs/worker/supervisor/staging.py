@@ -8,18 +8,17 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from ..runtime.events import MARK
 from ..runtime.process import STOPPED
-from .attempt import POLL_S, Attempt
 from .commands import ask
 from .head import SSH, HeadFolder
 from .launch import Launch
 from .watch import announce
+from .watcher import Watcher
 
 _MODULE, VERSIONS = "worker.storage.stage", "data.json"
 """In the job's folder on the head: the version of each URL that the job's first attempt found."""
@@ -28,17 +27,17 @@ _CHECK_S = 300
 _ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 
 
-def stage_data(attempt: Attempt, head: HeadFolder) -> int:
+def stage_data(watcher: Watcher, head: HeadFolder) -> int:
     """Return 0, or the exit code of an attempt whose data can't be had; the log has the reason.
 
     All attempts use the same version, because ranks with different data would not train together.
     """
-    launch, job = attempt.launch, attempt.job
+    launch, job = watcher.launch, watcher.job
     if not launch.spec.storage.stage:
         return 0
     versions = head.read(VERSIONS) or _find_versions(launch, job.nodes[0])
     if not versions:
-        attempt.watch.poll()
+        watcher.log.poll()
         return 1
     head.write(VERSIONS, versions)
     script = {name: _render(launch, name, versions) for name in job.nodes}
@@ -46,7 +45,7 @@ def stage_data(attempt: Attempt, head: HeadFolder) -> int:
     argv[job.nodes[0]] = ["bash", "-c", script[job.nodes[0]]]
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
     running = {name: subprocess.Popen(words, **options) for name, words in argv.items()}
-    return _wait(attempt, running)
+    return _wait(watcher, running)
 
 
 def _find_versions(launch: Launch, here: str) -> dict[str, str]:
@@ -75,23 +74,24 @@ def _render(launch: Launch, name: str, versions: Mapping[str, str]) -> str:
     return " && ".join(lines)
 
 
-def _wait(attempt: Attempt, running: Mapping[str, subprocess.Popen[bytes]]) -> int:
+def _wait(watcher: Watcher, running: Mapping[str, subprocess.Popen[bytes]]) -> int:
     codes: dict[str, int | None] = {}
-    while not codes or (None in codes.values() and not any(codes.values())):
-        if attempt.stopping:
-            break
-        time.sleep(POLL_S)
-        codes = {name: process.poll() for name, process in running.items()}
+
+    def is_over() -> bool:
+        codes.update((name, process.poll()) for name, process in running.items())
+        return watcher.stopping or None not in codes.values() or any(codes.values())
+
+    watcher.wait(is_over)
     for process in running.values():
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # on another node, it ends when it next prints
         process.wait()
-    if attempt.stopping:
+    if watcher.stopping:
         return STOPPED
-    attempt.watch.poll()
+    watcher.log.poll()
     failed = [name for name, code in codes.items() if code]
-    if failed and not attempt.watch.errors:
+    if failed and not watcher.log.errors:
         text = f"{failed[0]} was lost while it received the data"
         announce(event="error", message=text, rank=None, host=failed[0], lost_peer=True)
-        attempt.watch.poll()
+        watcher.log.poll()
     return 1 if failed else 0

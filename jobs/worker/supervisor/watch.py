@@ -1,4 +1,4 @@
-"""What the supervisor watches: the job's log, its steps, and nodes that are drained.
+"""What the supervisor's loop reads: the job's log, the times of its steps, and which nodes are drained.
 
 The nodes' health check drains a node that EC2 reclaims or whose disk is full, with Slurm's reason
 ``spot: …`` or ``disk: …``. A node drained for another reason keeps its jobs.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.events import MARK, PREFIX, parse_event, render_event
+from .commands import Running
 
-ASK_S = 5.0
-WAIT_S = 12.0
-"""Time after which the health check has also noticed what a rank noticed."""
+_ANSWER_S = 30.0
 _TEXTS = {
     "spot": "its node, {node}, goes: {text}",
     "disk": "its node, {node}, has a full disk: {text}",
@@ -212,7 +210,12 @@ def describe_notice(
     if node is None:
         return {}
     kind, _, text = notices[node].partition(": ")
-    rank, message = nodes.index(node) * ranks_per_node, _TEXTS[kind].format(node=node, text=text)
+    return blame(node, nodes, ranks_per_node, _TEXTS[kind].format(node=node, text=text))
+
+
+def blame(node: str, nodes: Sequence[str], ranks_per_node: int, message: str) -> dict[str, Any]:
+    """Return what happened to one of a job's nodes as an error of its first rank. Pure."""
+    rank = nodes.index(node) * ranks_per_node
     return {"rank": rank, "host": node, "message": message, "lost_peer": True}
 
 
@@ -223,31 +226,29 @@ def has_no_room(folder: str = ".") -> bool:
 
 
 @dataclass
-class NoticeWatch:
-    """Queries Slurm every few seconds in a thread, because it may be slow."""
+class Poll:
+    """A command that runs again every few seconds beside the loop; ``take`` gets what it prints."""
 
-    ask: Callable[[], str]
-    """Returns sinfo's lines."""
-    found: dict[str, str] = field(default_factory=dict)
-    """The reasons of all leaving nodes of the cluster."""
-    _asked: threading.Condition = field(default_factory=threading.Condition)
+    argv: Sequence[str]
+    every_s: float
+    take: Callable[[str], None]
+    _running: Running | None = None
+    _due: float = 0.0
 
-    def start(self) -> None:
-        threading.Thread(target=self._watch, daemon=True).start()
+    def turn(self, now: float) -> None:
+        """Take the answer if there is one, or ask again."""
+        if self._running is None and now >= self._due:
+            self._running = Running(self.argv, _ANSWER_S)
+        elif self._running and self._running.poll():
+            self._due = now + self.every_s
+            self.ask()
 
-    def wait(self, nodes: Sequence[str], seconds: float) -> None:
-        """Wait for a notice about one of these nodes."""
-        with self._asked:
-            self._asked.wait_for(lambda: any(name in self.found for name in nodes), seconds)
-
-    def _watch(self) -> None:
-        pause = threading.Event()
-        while True:
-            found = parse_notices(self.ask())
-            with self._asked:
-                self.found = found
-                self._asked.notify_all()
-            pause.wait(ASK_S)
+    def ask(self) -> None:
+        """Wait for the answer."""
+        found = (self._running or Running(self.argv, _ANSWER_S)).wait()
+        self._running = None
+        if not found.why:
+            self.take(found.printed)
 
 
 def announce(*, amid_line: bool = False, **fields: object) -> None:

@@ -100,6 +100,7 @@ def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: R
 
     Raises :class:`CheckpointError` on every rank if it can't be written.
     """
+    # Next, the supervisor's loop copies it to a second node and stores it in the job's bucket (transfers.py).
     randoms = ranks.gather(random_state())
     folder, trouble = state_folder(output) / CHECKPOINTS, ""
     target = folder / checkpoint_name(checkpoint.progress.step)
@@ -220,11 +221,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Return a checkpoint's description. Raises :class:`CheckpointError`, also for damaged tensors."""
     try:
         content = json.loads((folder / LAST).read_text(encoding="utf-8"))
-        digest = content.pop("digest", None)  # of earlier versions: none
-        parts = content.keys() == {"identity", "progress"}
-        if not parts or digest not in (None, _digest(folder, content)):
+        if content.pop("digest", None) != _digest(folder, content):
             raise ValueError("its files have changed since it was written")
-        identity = RunIdentity(**{"ground": {}, **content["identity"]})
+        identity = RunIdentity(**content["identity"])
         identity = identity._replace(options={**identity.options}, ground={**identity.ground})
         return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
     # A damaged file can raise anything.
@@ -239,10 +238,8 @@ def _unreadable(folder: Path, error: Exception) -> CheckpointError:
     )
 
 
-def require_same(saved: RunIdentity, now: RunIdentity, defaults: TrainOptions) -> list[str]:
+def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
     """Return the permitted changes, such as ``--learning-rate 1e-05 (it was 5e-05)``.
-
-    An option that the checkpoint does not know had its value of ``defaults``.
 
     Raises :class:`CheckpointError`, naming the differences, if the run can't be resumed.
     """
@@ -251,7 +248,7 @@ def require_same(saved: RunIdentity, now: RunIdentity, defaults: TrainOptions) -
             f"the checkpoint has {saved.world_size} ranks, this run {now.world_size}",
             hint=f"resume with {saved.world_size} ranks, or start over without --resume",
         )
-    then = {**asdict(defaults), **saved.options}
+    then = saved.options
     changed = {
         name: f"{flag(name)} {now.options.get(name)} (it was {then.get(name)})"
         for name in sorted({*saved.options, *now.options})

@@ -132,8 +132,7 @@ def _resume(loop: Loop) -> None:
     context, ranks = loop.context, loop.context.ranks
     found = newest_undamaged(context.output, context.events.note) if ranks.first else None
     newest, saved = found or (None, None)
-    defaults = type(context.options)()
-    changes = require_same(saved.identity, loop.checkpoint.identity, defaults) if saved else []
+    changes = require_same(saved.identity, loop.checkpoint.identity) if saved else []
     saved = ranks.share(saved)
     if saved is None:
         context.events.note(f"no checkpoint in {context.output}: training starts over")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(os.environ.get("FAKE_SLURM", "/nowhere"))
-KILL_WAIT_S = 1.0
+KILL_WAIT_S = 4.0
 _POLL_S, _SIGNAL_S = 0.02, 0.15
 _TEXTS = ("script", "output", "cwd")
 _ACTIVE = ("PENDING", "RUNNING", "COMPLETING")

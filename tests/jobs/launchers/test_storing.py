@@ -27,7 +27,7 @@ URL = "s3://data/team/squad-1"
 _TRAIN = """
 step=output.state/checkpoints/step-000007; mkdir -p $step.partial
 echo x > $step.partial/state.pt; echo {} > $step.partial/checkpoint.json; mv $step.partial $step
-for i in $(seq 100); do sleep 0.2; [ ! -e ../../seen ] || break; done
+for i in $(seq 900); do sleep 0.2; [ ! -e ../../seen ] || break; done
 echo trained; echo '{}' > output/results.json
 """
 

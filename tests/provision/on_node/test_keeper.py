@@ -261,7 +261,7 @@ def test_a_job_that_slurm_ended_without_a_record_is_finished(
 ) -> None:
     ended, run = jobs.parent / "jobs.txt", list[list[str]]()
     ended.write_text(f"JobId=7 UserId=u(1) GroupId=u(1) {record}Partition=cluster\n")
-    monkeypatch.setattr(keeper, "_ENDED_JOBS", ended)
+    monkeypatch.setattr(keeper, "ENDED_JOBS", ended)
     monkeypatch.setattr(keeper, "_ask", run.append)
     os.utime(jobs.parent / "expiry", (time.time() + (100 if is_from_image else -100),) * 2)
     for name in ("squad-1", "busy"):

@@ -71,7 +71,7 @@ def test_a_head_that_is_this_node_needs_no_connection(tmp_path: Path) -> None:
     assert folder.write("begin.json", {"attempt": 1})
     assert folder.exists("begin.json")
     assert not folder.exists("cancelled")
-    folder.finish(results=True)
+    folder.finish()
     assert (tmp_path / "log").read_text() == "x"
 
 
@@ -92,7 +92,7 @@ def test_no_line_is_lost_or_doubled_if_connections_break(
             file.flush()
             if number % 50 == 0:
                 time.sleep(0.02)
-    folder.finish(results=True)
+    folder.finish()
 
     assert on_head(head).read_text() == "of the first attempt\n" + "".join(lines)
 
@@ -106,7 +106,7 @@ def test_the_last_lines_arrive_over_a_connection_that_breaks_at_the_end(
     (head.root / "breaks").write_text("5\n")
     with log.open("a") as file:
         file.write("the last words\n")
-    folder.finish(results=True)
+    folder.finish()
     assert on_head(head).read_text() == "the last words\n"
 
 
@@ -119,7 +119,7 @@ def test_a_head_that_answers_late_gets_the_whole_log(head: ThisMachine, worker: 
     with log.open("a") as file:
         file.write("more\n")
     wait_for(lambda: on_head(head).exists())
-    folder.finish(results=True)
+    folder.finish()
     assert on_head(head).read_text() == log.read_text()
 
 
@@ -132,7 +132,8 @@ def test_results_arrive_without_the_state_of_the_job(head: ThisMachine, worker: 
     folder.copy_log(0)
     (head.root / "tars").write_text("2000\n")
 
-    folder.finish(results=True)
+    folder.send_results()
+    folder.finish()
 
     output = on_head(head, "output")
     found = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
@@ -150,7 +151,8 @@ def test_results_that_do_not_arrive_are_mentioned(
     folder = make_folder(worker)
     folder.copy_log(0)
 
-    folder.finish(results=True)
+    folder.send_results()
+    folder.finish()
 
     assert "copying them to node0 failed" in capfd.readouterr().out
     assert on_head(head).read_text() == (worker / "log").read_text()

@@ -15,8 +15,9 @@ from jobs.launchers.launcher import JobEnd
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.worker.supervisor import transfers
 from jobs.worker.supervisor.attempt import describe
-from jobs.worker.supervisor.nodes import CheckpointCopier
+from jobs.worker.supervisor.transfers import Copies, Transfer, Uploads
 from jobs.worker.supervisor.watch import describe_notice, parse_notices
 from tests.jobs.context import event
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
@@ -56,20 +57,17 @@ def test_a_node_that_goes_is_named_by_its_first_rank() -> None:
     assert describe_notice({"node9": DISK}, NODES, 1) == {}
 
 
-@pytest.mark.parametrize("reason", [SPOT, DISK])
-def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(
-    head: ThisMachine, reason: str
-) -> None:
+def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine) -> None:
     head.connect("node1", "node2")
     paths = submit(head, SAVES, nodes=2, retries=1, again=("echo", "resumed"))
     wait_for(Path(paths.root, "ready").exists)
 
-    drain(head, "node1", reason)
+    drain(head, "node1", SPOT)
     end, log, _ = follow(head, paths)
 
     assert (end.state, end.attempt, end.nodes) == ("succeeded", 2, ("node0", "node2"))
     assert Path(paths.output, "checkpoint").exists()
-    why = describe_notice({"node1": reason}, NODES[:2], 1)
+    why = describe_notice({"node1": SPOT}, NODES[:2], 1)
     assert f"{why['message']}; saving a checkpoint and stopping" in log
     assert f"attempt 1 ended: {describe(why)}; the job will run again" in log
     assert log.endswith("resumed")
@@ -167,6 +165,14 @@ def save(folder: Path, step: int) -> None:
         (checkpoint / name).write_text(f"{step}")
 
 
+def settle(transfer: Transfer, step: int, now: float = 0.0) -> None:
+    """Offer a checkpoint until it is there, or can't be brought there now."""
+    transfer.turn(step, now)
+    while not transfer.is_settled(step, now):
+        time.sleep(0.01)
+        transfer.turn(step, now)
+
+
 def test_incomplete_copies_do_not_count_and_are_removed(
     head: ThisMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,9 +188,7 @@ def test_incomplete_copies_do_not_count_and_are_removed(
     (folder / "output.state/checkpoints/step-000003/checkpoint.json").unlink()
 
     for step in (3, 2):
-        copier = CheckpointCopier(str(folder), ["node1"])
-        copier.start()
-        copier.finish(60)
+        settle(Copies(str(folder), ["node1"]), step)
         assert [path.name for path in copies.glob("step-??????")] == ["step-000002"] * (step == 2)
         shutil.rmtree(folder / "output.state/checkpoints/step-000003", ignore_errors=True)
     assert sorted(path.name for path in copies.iterdir()) == ["step-000002"]
@@ -194,22 +198,42 @@ def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.M
     head.connect("node1", "node2")
     for name, value in head.environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("jobs.worker.supervisor.nodes._LOOK_S", 0.05)
     folder = head.home / "spr-jobs/squad-1"
     gone = dict[str, Any]()
-    copier = CheckpointCopier(str(folder), ["node1", "node2"], lambda: gone)
-    save(folder, 1)
-    copier.start()
+    copies = Copies(str(folder), ["node1", "node2"], lambda: gone)
 
     def there(node: str) -> list[str]:
         found = head.root.glob(f"{node}/spr-jobs/squad-1/output.state/checkpoints/step-[0-9]*[0-9]")
         return sorted(path.name for path in found)
 
-    wait_for(lambda: there("node1") == ["step-000001"])
+    save(folder, 1)
+    settle(copies, 1)
+    assert there("node1") == ["step-000001"]
     gone["node1"] = SPOT
     # No newer one is needed for that.
-    wait_for(lambda: there("node2") == ["step-000001"])
+    settle(copies, 1)
+    assert there("node2") == ["step-000001"]
     save(folder, 2)
-    copier.finish(60)
+    settle(copies, 2)
     assert there("node2") == ["step-000001", "step-000002"]
     assert there("node1") == ["step-000001"]
+
+
+def test_uploads_begin_with_the_inputs_and_are_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = iter(["exit 1", "true", "exit 1", "true"])
+    monkeypatch.setattr(transfers, "render_push", lambda *_: next(outcomes))
+    launch: Any = None
+    uploads, kept = Uploads(launch), list[int]()
+    # No checkpoint at first; a later try needs time, unless it is the last.
+    for newest, now in ((-1, 0), (-1, 14), (-1, 15), (7, 20), (7, 34)):
+        settle(uploads, newest, now)
+        kept.append(uploads.kept)
+    assert kept == [-2, -2, -1, -1, -1]
+    assert uploads.is_settled(7, 34)
+    uploads.hurry()
+    assert not uploads.is_settled(7, 34)
+    settle(uploads, 7, 34)
+    assert (uploads.kept, [*outcomes]) == (7, [])
+    assert capsys.readouterr().out.count("can't be stored: exit code 1") == 1

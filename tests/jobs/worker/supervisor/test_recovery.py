@@ -14,9 +14,8 @@ import pytest
 
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
-from jobs.worker.supervisor import attempt, nodes
+from jobs.worker.supervisor import nodes, watcher
 from jobs.worker.supervisor.attempt import (
-    Attempt,
     choose_copy_limit,
     describe,
     describe_killed,
@@ -29,16 +28,15 @@ from jobs.worker.supervisor.nodes import (
     NodeState,
     newest_copy,
     order_nodes,
-    parse_cpus,
     parse_state,
 )
 from jobs.worker.supervisor.watch import (
     IdleWatch,
     LogWatch,
-    NoticeWatch,
     StallDetector,
     measure_ranks,
 )
+from jobs.worker.supervisor.watcher import Watcher
 from tests.jobs.launchers.this_machine import wait_for
 
 
@@ -110,13 +108,14 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, code: int
 ) -> None:
     script = "trap '' TERM; sleep 0.5; exit 7" if stopped else "exit 1"
-    monkeypatch.setattr(attempt, "render_script", lambda *_: script)
-    monkeypatch.setattr(attempt, "LEAVE_S", 0)
+    monkeypatch.setattr(watcher, "render_script", lambda *_: script)
+    monkeypatch.setattr(watcher, "LEAVE_S", 0)
+    monkeypatch.setattr("jobs.worker.supervisor.watch.Poll.turn", lambda *_: None)
     monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
     launch: Any = SimpleNamespace(nproc_per_node=1, folder="/job", program=())
-    notices, watch = NoticeWatch(str, {"node1": "disk: full"}), LogWatch(tmp_path / "log")
-    run = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
+    run = Watcher(launch, SlurmJob("1", NODES, 1), LogWatch(tmp_path / "log"), stopping=stopped)
+    run.notices = {"node1": "disk: full"}
     assert run.run() == code
     assert bool(run.leaving) is not stopped
 
@@ -154,12 +153,14 @@ def test_an_error_has_the_names_of_nodes_instead_of_their_host_names() -> None:
     assert name_nodes(error, NODES, {}, 2) == {**error, "host": "node1"}
 
 
-def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
+def test_a_killed_rank_and_a_lost_node_are_known_from_mpirun(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
         "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
         "=   RANK 1 PID 654 RUNNING AT node1\n=   KILLED BY SIGNAL: 9 (Killed)\n"
         "=   RANK 2 PID 655 RUNNING AT node2\n=   KILLED BY SIGNAL: 15 (Terminated)\n"
+        "[mpiexec@ip-4] Error: Downstream from host node1 exited abnormally\n"
+        "[mpiexec@ip-4] wait_proxies_to_terminate: downstream from host node1 exited with status 255\n"
     )
     watch = LogWatch(log)
     watch.poll()
@@ -167,25 +168,14 @@ def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
         "rank 1 on node1: killed by signal 9 (Killed), usually because its node ran out of memory"
     )
     assert describe_killed({}) == {}
-
-
-def test_a_lost_node_is_known_from_mpirun(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "Connection to 172.31.0.5 closed by remote host.\n"
-        "[mpiexec@ip-4] Error: Downstream from host node1 exited abnormally\n"
-        "[mpiexec@ip-4] wait_proxies_to_terminate: downstream from host node1 exited with status 255\n"
-    )
-    watch = LogWatch(log)
-    watch.poll()
     assert watch.lost == ("node1",)
 
 
 def test_what_a_node_says_about_itself() -> None:
-    text = "files\nstep-000015\nstep-000030\nstep-000045.copy\nstep-000045.partial\ncpus\t0-1,4\n"
+    text = "files\nstep-000015\nstep-000030\nstep-000045.copy\nstep-000045.partial\ncpus 0 1 4\n"
     assert parse_state(text) == NodeState((0, 1, 4), True, 30)
-    assert parse_state("cpus\t3\n") == NodeState((3,), False, -1)
-    assert parse_cpus("") == ()
+    assert parse_state("cpus 3\n") == NodeState((3,), False, -1)
+    assert parse_state("") == NodeState()
 
 
 @pytest.mark.parametrize(

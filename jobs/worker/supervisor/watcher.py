@@ -1,0 +1,222 @@
+"""The loop of a running job: what may end it is noticed or heard of here, and acted on here.
+
+Ranks and mpirun report in the log, and the nodes' health checks through Slurm; docs/recovery.md lists who
+notices what. If a rank dies, the others report it (``runtime/heartbeat.py``). Here, mpirun is killed if it
+does not end by itself. Then :mod:`.attempt` decides, and ``__main__`` requeues the job or writes its end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .commands import DRAINED, SlurmJob
+from .deadline import SHOW, Deadline
+from .launch import FOLDER, Launch, build_argv
+from .nodes import newest_step
+from .transfers import Transfer
+from .watch import (
+    IdleWatch,
+    LogWatch,
+    Poll,
+    announce,
+    describe_notice,
+    has_no_room,
+    measure_ranks,
+    parse_notices,
+)
+
+ERROR_GRACE_S = 15.0
+"""Time for mpirun to end after a rank has failed: a node may be gone."""
+LEAVE_S = 60.0
+"""Time for ranks to save a checkpoint and exit when one of their nodes leaves."""
+WAIT_S = 12.0
+"""Time after which the health check has also noticed what a rank noticed."""
+POLL_S = 0.1
+NOTICES_S, DEADLINE_S = 5.0, 10.0
+"""Time between questions about drained nodes and about the deadline."""
+
+
+@dataclass
+class Watcher:
+    """What is known of a running job."""
+
+    launch: Launch
+    job: SlurmJob
+    log: LogWatch
+    deadline: Deadline = field(default_factory=Deadline)
+    transfers: Sequence[Transfer] = ()
+    stopping: bool = False
+    """Whether the ranks are to save a checkpoint and exit."""
+    leaving: dict[str, Any] = field(default_factory=dict)
+    """Why they are, if one of their nodes leaves or the deadline is near."""
+    hang: dict[str, Any] = field(default_factory=dict)
+    """Why they were killed, if no rank made progress for too long."""
+    notices: dict[str, str] = field(default_factory=dict)
+    """The reasons of all leaving nodes of the cluster."""
+    newest: int = -1
+    """The step of the newest checkpoint on this node."""
+    _idle: IdleWatch | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _forwarded_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.lifetime = Poll(SHOW, DEADLINE_S, self.deadline.take)
+        self._drained = Poll(DRAINED, NOTICES_S, self._take_notices)
+
+    def stop(self) -> None:
+        """Tell the ranks to save a checkpoint and exit."""
+        self.stopping = True
+
+    def _take_notices(self, text: str) -> None:
+        self.notices = parse_notices(text)
+
+    def wait(self, until: Callable[[], bool], limit_s: float = math.inf) -> None:
+        """The loop: take what is new, until a condition holds or the time is over."""
+        end = time.monotonic() + limit_s
+        while True:
+            now = time.monotonic()
+            self.log.poll()
+            self.lifetime.turn(now)
+            self._drained.turn(now)
+            self.newest = newest_step(self.launch.folder)
+            for each in self.transfers:
+                each.turn(self.newest, now)
+            if until() or now > end:
+                return
+            time.sleep(POLL_S)
+
+    def run(self) -> int:
+        """Run mpirun to its end and return its exit code."""
+        self._process = subprocess.Popen(
+            ["bash", "-c", render_script(self.launch, self.job.nodes)],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # A program on the user's terminal waits for the user.
+        if "--terminal" not in self.launch.program:
+            self._idle = IdleWatch(partial(measure_ranks, mark_folder(self.launch)))
+        self.wait(self._has_ended)
+        self.log.poll()
+        self.kill()
+        code = self._process.wait()
+        if code and not self.stopping:
+            self._blame_node()
+        return code if code >= 0 else 128 - code
+
+    def settle(self, limit_s: float) -> None:
+        """Wait at most so long until the newest checkpoint is where it is to be kept."""
+        for each in self.transfers:
+            each.hurry()
+        self.wait(
+            lambda: all(each.is_settled(self.newest, time.monotonic()) for each in self.transfers),
+            limit_s,
+        )
+
+    def _has_ended(self) -> bool:
+        """Return whether mpirun has ended; until then, act on what is known."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return True
+        self._stop_if_leaving()
+        now, failed = time.monotonic(), self.log.failed_at
+        if self.stopping and self._forwarded_at is None:
+            self._forwarded_at = now
+            self._forward(self._process.pid)
+        if (failed is not None and now - failed > ERROR_GRACE_S) or self._is_left(now):
+            self.kill()
+        elif not self.hang and (silent := self.log.steps.stalled(now)):
+            message = f"no step for {silent / 60:.0f} min: a rank hangs"
+            self.hang = {"message": message, "lost_peer": True}
+            self.kill()
+        elif self._idle and (silent := self._idle.find(self.log.offset, now)):
+            self._warn_idle(self._idle, silent)
+        return False
+
+    def _stop_if_leaving(self) -> None:
+        if self.stopping or self.log.failed_at is not None:
+            return
+        self.leaving = self._find_notice() or self.deadline.find_end(self.log.checkpoint_s)
+        if self.leaving:
+            text = f"{self.leaving['message']}; saving a checkpoint and stopping"
+            announce(event="note", text=text)
+            self.stop()
+
+    def _warn_idle(self, idle: IdleWatch, silent: float) -> None:
+        job, node = Path(self.launch.folder).name, self.job.nodes[0]
+        text = f"no rank on {node} has used CPU time for {silent / 60:.0f} min, and nothing was printed"
+        announce(event="note", text=f"warning: {text}; to end the job: spr-cluster cancel {job}")
+        self.log.poll()
+        idle.size = self.log.offset
+
+    def _is_left(self, now: float) -> bool:
+        """Return whether the ranks had enough time to save a checkpoint: before a deadline, all there is."""
+        if not self.leaving or self._forwarded_at is None:
+            return False
+        is_late = time.time() > float(self.leaving.get("until", 0.0))
+        return now - self._forwarded_at > LEAVE_S and is_late
+
+    def _blame_node(self) -> None:
+        """Determine whether the ranks failed because a node leaves."""
+        is_full = self.log.disk_full or has_no_room()
+        if is_full:
+            self.wait(lambda: bool(self._find_notice()), WAIT_S)
+        if is_full or not self.log.errors:
+            self.leaving = self._find_notice()
+
+    def _find_notice(self) -> dict[str, Any]:
+        return describe_notice(self.notices, self.job.nodes, self.launch.nproc_per_node)
+
+    def _forward(self, group: int) -> None:
+        """Pass SIGTERM to mpirun, which passes it to every rank of every node and waits for them."""
+        # Not to the shell scripts around it, which would not wait for the ranks.
+        argv = ["pkill", "-TERM", "-g", str(group), "-x", "mpiexec.hydra"]
+        if subprocess.run(argv, check=False).returncode:
+            self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the remaining processes of this attempt on all nodes."""
+        self._signal_group(signal.SIGKILL)
+        self.job.kill_steps()
+
+    def kill_rest(self) -> None:
+        """Kill the processes that another supervisor of this job left on all nodes."""
+        mark = mark_folder(self.launch)
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            pid = int(environ.parent.name)
+            with suppress(OSError):
+                if pid != os.getpid() and mark in environ.read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
+        self.kill()
+
+    def _signal_group(self, number: int) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def mark_folder(launch: Launch) -> bytes:
+    """Return what the environment of all processes of a job on its first node contains."""
+    return f"{FOLDER}={launch.folder}".encode()
+
+
+def render_script(launch: Launch, nodes: Sequence[str]) -> str:
+    """Return the shell script that execs mpirun."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in launch.exports.items()]
+    # Resolved now: a replacement node has the same name but another address.
+    argv = build_argv(launch, nodes, socket.gethostbyname(nodes[0]))
+    command = " ".join(shlex.quote(word) for word in argv)
+    # After the setup, because oneCCL's script selects the older MPI that it ships.
+    return "\n".join([*launch.setup, *exports, f"exec {command}", ""])

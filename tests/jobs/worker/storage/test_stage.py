@@ -48,7 +48,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Stage:
 
     def stage_url(url: str = URL, job: str = "job", expected: str = "") -> str:
         target = tmp_path / "spr-jobs" / job / "data" / "train.csv"
-        stage.stage(connect(), url, target, expected, stage.Progress("node1", url), tmp_path)
+        progress = stage.Progress(lambda text: print(f"node1: {text}"), url)
+        stage.stage(connect(), url, target, expected, progress, tmp_path)
         return capsys.readouterr().out
 
     return stage_url

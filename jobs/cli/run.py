@@ -37,7 +37,7 @@ from jobs.launchers.queue.job_output import Event
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
 from jobs.program.folder import SentFolders, choose_folders, describe_left_out, read_urls
-from jobs.program.packages import OwnPackage, find_packages, read_own_package, runs_python
+from jobs.program.packages import find_packages
 from jobs.program.plan import (
     MAX_BYTES,
     ProgramRequest,
@@ -45,6 +45,7 @@ from jobs.program.plan import (
     find_script,
     plan_program,
 )
+from jobs.program.pyproject import OwnPackage, read_own_package, runs_python
 from jobs.train.request import check_results
 from jobs.worker.spec import JobSpec, Resources, Work
 from jobs.worker.training.options import is_url

@@ -1,7 +1,8 @@
 """Install a project's packages beside the stack: resolved here by uv, installed once on the head.
 
-uv installs there as well, from pip's configured indexes, and pip itself if uv fails. Twenty small packages
-take 3.2 s with uv and 15.1 s with pip, one takes 0.9 s and 3.8 s [two busy cores of an AMD EPYC, 2026-11].
+uv installs there as well, or pip if uv fails. uv gets the node's pip configuration as options: it does not
+read it by itself (https://docs.astral.sh/uv/pip/compatibility/). Twenty small packages take 3.2 s with uv and
+15.1 s with pip, one takes 0.9 s and 3.8 s [two busy cores of an AMD EPYC, 2026-11].
 
 They go to a folder named after what was asked for, before the stack's in the ranks' search path. torch and
 the libraries that it and mpirun load stay those of the stack.

@@ -13,7 +13,7 @@ from infra.errors import UsageError
 from infra.files import check_file, read_text
 from infra.words import counted, format_size
 from jobs.launchers.plan import JobFolder, JobPlan, PackageList
-from jobs.program.packages import OwnPackage
+from jobs.program.pyproject import OwnPackage
 from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack

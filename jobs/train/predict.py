@@ -33,7 +33,9 @@ from jobs.train.request import (
     require_able_stack,
 )
 from jobs.train.train import read_results
-from jobs.worker.data.readers import READERS, choose_column, first_rows
+from jobs.worker.data.readers import first_rows
+from jobs.worker.data.table import choose_column
+from jobs.worker.data.text_files import READERS
 from jobs.worker.runtime.errors import DatasetError, WorkerError
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.spec import JobSpec

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,7 @@ class _Observer(BaseSubscriber):
         self._download = download
 
     def on_queued(self, future: Any, **_: Any) -> None:
-        """Tell what a request of its own would find out."""
+        """Spare the transfer a request for the size and the ETag."""
         future.meta.provide_transfer_size(self._download.source.size)
         if hasattr(future.meta, "provide_object_etag"):
             future.meta.provide_object_etag(self._download.source.etag)
@@ -179,17 +180,20 @@ _CHECKSUMS: dict[str, Callable[[], Any]] = {
 def _verify(s3: S3Client, download: Download) -> None:
     """Compare a file with its object's ETag or checksum, whichever S3 made from the content."""
     source, size = download.source, download.partial.stat().st_size
-    fits = size == source.size and _matches(s3, download, hashlib.md5, source.etag.strip('"'))
+    is_whole = size == source.size
+    fits = is_whole and _matches(s3, download, hashlib.md5, source.etag.strip('"'))
     if fits:
         return
     head = _head(s3, source, ChecksumMode="ENABLED", IfMatch=source.etag)
-    if size != source.size:
+    if not is_whole:
         raise CorruptError(f"{source.url}: {size} bytes of {source.size} arrived")
     for name, new in _CHECKSUMS.items():
         if value := str(head.get(f"Checksum{name}", "")):
-            if _matches(s3, download, new, value):
+            known = _matches(s3, download, new, value)
+            if known:
                 return
-            raise CorruptError(f"{source.url}: the content differs from its {name} checksum")
+            if known is False:
+                raise CorruptError(f"{source.url}: the content differs from its {name} checksum")
     # The ETag of an object that is encrypted with KMS, or has unknown parts, says nothing about its content.
     if fits is False and "kms" not in str(head.get("ServerSideEncryption")):
         raise CorruptError(f"{source.url}: the content differs from its ETag {source.etag}")
@@ -204,20 +208,30 @@ def _matches(s3: S3Client, download: Download, new: Callable[[], Any], value: st
     ``VALUE-3`` is the digest of the digests of three parts.
     """
     wanted, _, parts = value.partition("-")
-    size = part = download.source.size
-    if parts:
-        first = _head(s3, download.source, PartNumber=1)
-        part = int(first["ContentLength"])
-        if -(-size // max(part, 1)) != int(first.get("PartsCount", 0)):
-            return None
+    sizes = _part_sizes(s3, download.source, int(parts)) if parts else [download.source.size]
+    ends = [*accumulate(sizes)]
+    if ends[-1] != download.source.size:
+        return None
     with ThreadPoolExecutor(4) as pool:
-        starts = range(0, size, part) if size else (0,)
-        found = [*pool.map(lambda at: _digest(new(), download.partial, at, part), starts)]
+        path, starts = download.partial, [0, *ends[:-1]]
+        found = [*pool.map(lambda *part: _digest(new(), path, *part), starts, sizes)]
     if parts:
         whole = new()
         whole.update(b"".join(found))
         found = [whole.digest()]
     return wanted in (found[0].hex(), base64.b64encode(found[0]).decode())
+
+
+def _part_sizes(s3: S3Client, source: S3Object, count: int) -> list[int]:
+    """Return the sizes of the parts in which an object was uploaded, as far as S3 tells."""
+
+    def ask(number: int) -> int:
+        return int(_head(s3, source, PartNumber=number)["ContentLength"])
+
+    first = ask(1)
+    if first and -(-source.size // first) == count:
+        return [first] * (count - 1) + [source.size - first * (count - 1)]
+    return [first, *map(ask, range(2, count + 1))]
 
 
 def _digest(state: Any, path: Path, at: int, size: int) -> bytes:

@@ -13,10 +13,8 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ from ..runtime.errors import LARGER_DISKS
 from .client import connect
 from .download import Download, S3Object, StagingError, download_all
 from .ownership import STATE
-from .stage import Source, resolve
+from .stage import Progress, Source, resolve
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -34,7 +32,7 @@ _RECORD, _RESULTS, _CHECKPOINTS = "job.json", "output/results.json", f"{STATE}/{
 # The versions of its data too: another version would not continue the same run.
 _FILES = re.compile(r"job\.json|data\.json|log(\..+)?|(data|model|output|output\.state)/.+")
 _PARTIAL = ".restore-"
-_SPARE_BYTES, _SHOW_S = 256 << 20, 5.0
+_SPARE_BYTES = 256 << 20
 
 
 def choose(url: str, objects: Mapping[str, S3Object]) -> tuple[dict[str, S3Object], str]:
@@ -57,21 +55,6 @@ def choose(url: str, objects: Mapping[str, S3Object]) -> tuple[dict[str, S3Objec
     return chosen, found
 
 
-@dataclass
-class Shown:
-    """Prints from time to time how much has arrived."""
-
-    total: int
-    received: int = 0
-    _last: float = 0.0
-
-    def count(self, size: int) -> None:
-        self.received += size
-        if time.monotonic() - self._last > _SHOW_S:
-            self._last = time.monotonic()
-            print(f"{self.received / 1e6:,.0f} of {self.total / 1e6:,.0f} MB", flush=True)
-
-
 def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
     """Restore a job, and describe it. Raises :class:`StagingError`; then the folder is as before."""
     objects = resolve(s3, f"{url}/").objects
@@ -92,21 +75,22 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
 
 
 def _download(s3: S3Client, source: Source, partial: Path) -> None:
-    shown = Shown(0)
+    progress = Progress(lambda text: print(text, flush=True), source.url)
     for left in partial.rglob(".*.partial"):
         left.unlink()
     downloads = [
-        Download(each, partial / name, shown.count) for name, each in source.objects.items()
+        Download(each, partial / name, progress.count) for name, each in source.objects.items()
     ]
     lacking = [each for each in downloads if not each.target.exists()]
     for each in lacking:
         each.target.parent.mkdir(parents=True, exist_ok=True)
-    shown.total = sum(each.source.size for each in lacking)
+    progress.total = sum(each.source.size for each in lacking)
     free = shutil.disk_usage(str(partial)).free
-    if shown.total + _SPARE_BYTES > free:
-        sizes = f"{shown.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+    if progress.total + _SPARE_BYTES > free:
+        sizes = f"{progress.total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         raise StagingError(f"{source.url}: has {sizes}", hint=LARGER_DISKS)
-    download_all(s3, lacking)
+    with progress.shown():
+        download_all(s3, lacking)
 
 
 def _install(partial: Path, folder: Path) -> None:

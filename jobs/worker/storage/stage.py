@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,9 +111,9 @@ def _list(s3: S3Client, text: str, url: S3Url, instead_of: ClientError | None = 
 
 @dataclass
 class Progress:
-    """Shows from time to time how much has arrived, in the job's log."""
+    """Shows from time to time how much has arrived. ``note`` gets the text."""
 
-    node: str
+    note: Callable[[str], None]
     url: str
     total: int = 0
     received: int = 0
@@ -123,9 +123,6 @@ class Progress:
     def count(self, size: int) -> None:
         with self._lock:
             self.received += size
-
-    def note(self, text: str) -> None:
-        announce(event="note", text=f"{self.node}: {text}")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -324,7 +321,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.check:
         print(json.dumps(check(s3, args.url)), flush=True)
         return 0
-    progress = Progress(args.node, args.url)
+    progress = Progress(lambda text: announce(event="note", text=f"{args.node}: {text}"), args.url)
     try:
         stage(s3, args.url, args.target, args.expect, progress, Path.home())
     except StagingError as error:

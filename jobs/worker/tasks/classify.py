@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..data.readers import Table
 from ..data.records import require_text, show
+from ..data.table import Table
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
 from ..training.task import Data, Loaded

@@ -24,8 +24,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..data.mapped import PROBLEM
-from ..data.readers import Table, choose_column, read_records, read_table
+from ..data.readers import read_table
 from ..data.records import refusal, require_text, skip_note
+from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, TrainingError, first_line
 from ..runtime.events import name_files
 from ..runtime.output import replacing

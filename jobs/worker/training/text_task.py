@@ -12,18 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..data.mapped import Lazy
-from ..data.readers import (
-    EVAL,
-    TRAIN,
-    Table,
-    choose_column,
-    first_rows,
-    has_split,
-    is_small,
-    read_records,
-    read_table,
-)
+from ..data.readers import EVAL, TRAIN, first_rows, has_split, is_small, read_table
 from ..data.records import require_text, show, skip_note
+from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, ModelError
 from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
 from .task import Data, Loaded, Task

@@ -20,7 +20,7 @@ from tests.jobs.context import NOW, parse_request, whole_cluster
 from tests.jobs.launchers.test_staging import cluster
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
-from tests.jobs.worker.storage.test_push import DENIED, answer
+from tests.jobs.worker.storage.test_push import DENIED
 
 __all__ = ["bucket", "cluster", "proxy", "s3_server"]
 URL = "s3://data/team/squad-1"
@@ -46,10 +46,9 @@ def read(bucket: Any, name: str) -> str:
 def test_checkpoints_and_results_are_stored(
     cluster: ThisMachine, bucket: Any, proxy: Proxy
 ) -> None:
-    def look(request: str) -> bytes:
+    def look(request: str) -> None:
         if "DELETE" not in request and "PUT" not in request and "step-000007" in request:
             (cluster.home / "seen").touch()
-        return b""
 
     proxy.answer = look
     command = 'echo "$SPR_JOB is $SPR_STATE" | tee $SPR_RESULTS/../finished'
@@ -73,7 +72,7 @@ def test_checkpoints_and_results_are_stored(
 def test_failure_to_store_does_not_change_the_state(
     cluster: ThisMachine, bucket: Any, proxy: Proxy
 ) -> None:
-    proxy.answer = lambda _: answer("403 Forbidden", DENIED)
+    proxy.answer = lambda _: DENIED
     paths, end, log = run(cluster, "echo '{}' > output/results.json")
 
     assert end.state == "succeeded"
@@ -90,7 +89,7 @@ def test_denial_is_reported_at_submission(
     paths = JobPaths("squad-1", home=str(cluster.home))
     place_files(cluster, paths, worker_files())
     check_bucket(cluster, paths, "s3://data/team")
-    proxy.answer = lambda _: answer("403 Forbidden", DENIED)
+    proxy.answer = lambda _: DENIED
     with pytest.raises(UsageError, match=r"--bucket s3://data/team: .*AccessDenied") as refused:
         check_bucket(cluster, paths, "s3://data/team")
     assert "up --bucket" in (refused.value.hint or "")

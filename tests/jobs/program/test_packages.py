@@ -12,8 +12,9 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.launchers.plan import PackageList
-from jobs.program import packages
-from jobs.program.packages import find_packages, read_own_package, runs_python
+from jobs.program import packages, pyproject
+from jobs.program.packages import find_packages
+from jobs.program.pyproject import read_own_package, runs_python
 
 HEADER = """\
 #!/usr/bin/env python
@@ -246,7 +247,7 @@ def test_any_project_file_is_read_or_refused_in_one_line(
     read, refused = 0, list[str]()
     for value in HOSTILE:
         for content in changed(base, value):
-            monkeypatch.setattr(packages, "parse_toml", lambda *_, content=content: content)
+            monkeypatch.setattr(pyproject, "parse_toml", lambda *_, content=content: content)
             if not isinstance(content, dict):
                 continue
             for given in ("pyproject.toml[train,dev]", "uv.lock[train]", None):

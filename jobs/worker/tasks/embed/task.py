@@ -9,8 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...data.readers import Table, choose_column
 from ...data.records import require_text
+from ...data.table import Table, choose_column
 from ...runtime.errors import DatasetError
 from ...training.options import SMALL, Range, option
 from ...training.task import Data, Loaded

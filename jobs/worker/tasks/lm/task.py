@@ -9,8 +9,8 @@ from math import exp, fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.readers import Table, choose_column
 from ...data.records import require_text
+from ...data.table import Table, choose_column
 from ...runtime.errors import DatasetError, ModelError
 from ...training.options import SCRATCH, SMALL
 from ...training.task import Data, Loaded

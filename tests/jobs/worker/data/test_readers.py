@@ -12,9 +12,10 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
-from jobs.worker.data import readers
-from jobs.worker.data.readers import EVAL, Table, has_split, read_records, read_table
+from jobs.worker.data import readers, text_files
+from jobs.worker.data.readers import EVAL, has_split, read_table
 from jobs.worker.data.records import require_text
+from jobs.worker.data.table import Table, choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.tasks.tag import TagOptions
@@ -123,7 +124,7 @@ def test_quotation_marks_of_tsv_files_belong_to_texts_or_are_around_cells(
 def test_columns_keep_the_spaces_of_their_names(tmp_path: Path) -> None:
     table = read_table(str(write(tmp_path, "a.csv", "id, text , label\n1,a,b\n")))
     assert table.columns == ("id", " text ", " label")
-    choose: Any = readers.choose_column
+    choose: Any = choose_column
     assert [choose(table, x, ("text",), "") for x in (None, "label", " label")] == [
         " text ",
         " label",
@@ -254,7 +255,7 @@ def test_what_is_wrong_with_tags(tmp_path: Path, name: str, content: str, messag
 def test_a_line_without_an_end_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(text_files, "LONGEST_LINE", 1000)
     for name in ("a.csv", "a.jsonl", "a.conll"):
         path = write(tmp_path, name, "x" * 5000)
         with pytest.raises(DatasetError, match="line 1: is longer than 1000 characters"):
@@ -367,7 +368,7 @@ def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_columns_are_guessed_or_named() -> None:
     table = Table("t", ("title", "content", "section"), [])
-    choose: Any = readers.choose_column
+    choose: Any = choose_column
     assert choose(table, None, ("text", "content"), "--text-column") == "content"
     assert choose(table, "title", ("text", "content"), "--text-column") == "title"
     with pytest.raises(DatasetError, match=r"t: has no column 'body'; it has title, content"):

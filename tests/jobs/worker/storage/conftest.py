@@ -1,129 +1,85 @@
+"""S3 by moto, behind a layer that counts, cuts, and falsifies what nodes' clients get."""
+
 from __future__ import annotations
 
 import logging
-import re
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
 
 
 @dataclass
 class Proxy:
-    """A TCP proxy before S3 that counts, cuts, and falsifies answers. Each connection has one request."""
+    """The layer: a WSGI application."""
 
-    upstream: tuple[str, int]
+    app: Any
+    url: str = ""
     requests: list[str] = field(default_factory=list)
     limit: Callable[[str], int | None] = lambda _: None
-    """After how many bytes the answer to a request is cut; ``None``: never."""
-    change: Callable[[str, bytes], bytes] = lambda _, block: block
-    answer: Callable[[str], bytes] = lambda _: b""
-    """The answer to a request, instead of S3's."""
-    _socket: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
-
-    @property
-    def url(self) -> str:
-        return "http://{}:{}".format(*self._socket.getsockname())
+    """After how many bytes the content of an answer is cut; ``None``: never."""
+    change: Callable[[str, bytes], bytes] = lambda _, content: content
+    answer: Callable[[str], tuple[str, str] | None] = lambda _: None
+    """Status and content instead of S3's."""
 
     @property
     def gets(self) -> list[str]:
         """The requests for objects, or parts of them."""
         return [each for each in self.requests if each.startswith("GET /data/")]
 
-    def start(self) -> None:
-        threading.Thread(target=self._accept, daemon=True).start()
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        words = (environ.get(name) for name in ("REQUEST_METHOD", "RAW_URI", "HTTP_RANGE"))
+        request = " ".join(filter(None, words))
+        self.requests.append(request)
+        if own := self.answer(request):
+            start_response(own[0], [("Content-Length", str(len(own[1])))])
+            return [own[1].encode()]
+        content = self.change(request, b"".join(self.app(environ, start_response)))
+        return [content[: self.limit(request)]]
 
-    def stop(self) -> None:
-        self._socket.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self.upstream) as server:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                block = client.recv(1 << 16)
-                if not block:
-                    return
-                head += block
-            found = re.search(rb"(?im)^range: (\S+)", head)
-            request = head.split(b" HTTP", 1)[0].decode() + (
-                f" {found[1].decode()}" if found else ""
-            )
-            self.requests.append(request)
-            if own := self.answer(request):
-                client.sendall(own)
-                return
-            server.sendall(head)
-            threading.Thread(target=self._relay_body, args=(client, server), daemon=True).start()
-            self._relay(request, server, client)
-            # The other thread's `recv` would keep a closed socket open.
-            with suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-
-    @staticmethod
-    def _relay_body(client: socket.socket, server: socket.socket) -> None:
-        with suppress(OSError):
-            while block := client.recv(1 << 16):
-                server.sendall(block)
-
-    def _relay(self, request: str, server: socket.socket, client: socket.socket) -> None:
-        limit, sent = self.limit(request), 0
-        while block := server.recv(1 << 16):
-            block = self.change(request, block)[: None if limit is None else limit - sent]
-            try:
-                client.sendall(block)
-            except OSError:
-                return
-            sent += len(block)
-            if limit is not None and sent >= limit:
-                return
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve an application; give its URL."""
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[tuple[str, int]]:
+def s3_server() -> Iterator[tuple[Any, str]]:
+    """The application, and where it is served without the layer."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    yield "127.0.0.1", port
-    server.stop()
+    app = DomainDispatcherApplication(create_backend_app)
+    with serving(app) as url:
+        yield app, url
 
 
 @pytest.fixture
-def proxy(s3_server: tuple[str, int]) -> Iterator[Proxy]:
-    proxy = Proxy(s3_server)
-    proxy.start()
-    yield proxy
-    proxy.stop()
+def proxy(s3_server: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The layer, which nodes' clients find."""
+    proxy = Proxy(s3_server[0])
+    with serving(proxy) as proxy.url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        yield proxy
 
 
 @pytest.fixture
 def bucket(
-    s3_server: tuple[str, int], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    s3_server: tuple[Any, str], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A new bucket ``data`` without the proxy between; nodes' clients find the proxy."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL_S3": proxy.url,
-    }.items():
-        monkeypatch.setenv(name, value)
-    url = "http://{}:{}".format(*s3_server)
-    found = boto3.resource("s3", endpoint_url=url).Bucket("data")
+    """A new bucket ``data``, without the layer."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    found = boto3.resource("s3", endpoint_url=s3_server[1]).Bucket("data")
     found.create()
     yield found
     found.objects.all().delete()

@@ -15,12 +15,10 @@ from jobs.worker.storage import push
 from tests.jobs.worker.storage.conftest import Proxy
 
 URL = "s3://data/team/squad-1"
-DENIED = "<Error><Code>AccessDenied</Code><Message>AKIASECRET may not</Message></Error>"
-
-
-def answer(status: str, body: str = "") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return (head + body).encode()
+DENIED = (
+    "403 Forbidden",
+    "<Error><Code>AccessDenied</Code><Message>AKIASECRET may not</Message></Error>",
+)
 
 
 @pytest.fixture
@@ -138,11 +136,11 @@ def test_after_an_interruption_only_the_rest_is_stored(
     job: Path, bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(push, "_TRIES", 1)
-    proxy.answer = lambda request: answer("403 Forbidden", DENIED) if "a.bin" in request else b""
+    proxy.answer = lambda request: DENIED if "a.bin" in request else None
     assert run("all", job) == 1
     before = names(bucket)
     assert not (job / push.PUSHED).exists()
-    proxy.answer = lambda _: b""
+    proxy.answer = lambda _: None
     proxy.requests.clear()
 
     assert run("all", job) == 0
@@ -156,7 +154,7 @@ def test_after_an_interruption_only_the_rest_is_stored(
 def test_denial_fails_at_once_without_secrets(
     job: Path, bucket: Any, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    proxy.answer = lambda _: answer("403 Forbidden", DENIED)
+    proxy.answer = lambda _: DENIED
     assert run("probe", job) == 1
     assert len(proxy.requests) == 1
     assert capsys.readouterr().err == f"{URL}: AccessDenied: the nodes may not write it\n"
@@ -167,9 +165,9 @@ def test_errors_of_the_server_are_tried_again(
 ) -> None:
     monkeypatch.setattr(push, "_PAUSE_S", 0.01)
     failures = iter(range(9))  # more than boto3 alone tries again
-    slow = answer("503 Slow Down", "<Error><Code>SlowDown</Code></Error>")
+    slow = ("503 Slow Down", "<Error><Code>SlowDown</Code></Error>")
     monkeypatch.setattr("random.random", lambda: 0.001)  # boto3's pauses
-    proxy.answer = lambda request: slow if "PUT" in request and next(failures, None) == 0 else b""
+    proxy.answer = lambda request: slow if "PUT" in request and next(failures, None) == 0 else None
     assert run("checkpoint", job) == 0
     assert names(bucket) == ["data/train.csv", "job.json"]
 
@@ -184,7 +182,7 @@ def test_uploads_that_an_earlier_push_left_unfinished_are_aborted(
     }
     uploads = {key: found.initiate_multipart_upload() for key, found in begun.items()}
     if not may:
-        proxy.answer = lambda request: answer("403 No", DENIED) if "?uploads" in request else b""
+        proxy.answer = lambda request: DENIED if "?uploads" in request else None
 
     assert run("all", job) == 0
 

@@ -1,4 +1,4 @@
-"""A job's folder comes back from S3: moto's server behind a proxy."""
+"""A job's folder comes back from S3: moto behind a layer."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_only_a_newer_checkpoint_replaces_what_is_there(
 def test_an_interrupted_restore_continues(
     stored: Any, folder: Path, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    denied = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    proxy.answer = lambda request: denied if "state.pt" in request else b""
+    denied = "403 Forbidden", ""
+    proxy.answer = lambda request: denied if "state.pt" in request else None
     found = run(folder, capsys)
     assert "AccessDenied: the nodes may not read it" in found["message"]
     assert not (folder / "job.json").exists()
 
-    proxy.answer = lambda _: b""
+    proxy.answer = lambda _: None
     proxy.requests.clear()
     assert run(folder, capsys)["checkpoint"] == "step-1000000"
     assert sum("state.pt" in each for each in proxy.gets) == 1

@@ -1,0 +1,85 @@
+"""Rows of a file or split, and the records that a task makes of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..runtime.errors import DatasetError
+from .mapped import PROBLEM, Lazy
+from .records import noting, refusal
+
+Row = Mapping[str, Any]
+Record = TypeVar("Record")
+
+
+class Table(NamedTuple):
+    """The rows of a file or split; ``place(n)`` names the n-th row by its line in an editor."""
+
+    source: str
+    columns: tuple[str, ...]
+    rows: Sequence[Row]
+    lines: Sequence[int] = ()
+    problems: Sequence[DatasetError] = ()
+    """Rows that could not be read."""
+
+    def place(self, row: int) -> str:
+        """Return where a row is, such as "train.csv: line 7"."""
+        return (
+            f"{self.source}: line {self.lines[row]}"
+            if self.lines
+            else f"{self.source}: row {row + 1}"
+        )
+
+
+def choose_column(table: Table, asked: str | None, known: Sequence[str], flag: str) -> str:
+    """Return the column that the user named, or the first of the known names. Raises ``DatasetError``."""
+    stripped = {name.strip(): name for name in reversed(table.columns)}
+    for name in known if asked is None else (asked, asked.strip()):
+        if name in table.columns or name in stripped:
+            return name if name in table.columns else stripped[name]
+    there = ", ".join(name or "one without a name" for name in table.columns)
+    if asked is not None:
+        raise DatasetError(f"{table.source}: has no column {asked!r}; it has {there}")
+    if len(table.columns) == 1 and flag != "--text-column":
+        raise DatasetError(
+            f"{table.source}: has one column, {there}, and two are needed",
+            hint="give CSV, JSON lines, or Parquet with a column for each",
+        )
+    raise DatasetError(f"{table.source}: which column? It has {there}", hint=f"name it with {flag}")
+
+
+def read_records(
+    table: Table, convert: Callable[[str, Row], Record], skipped: list[DatasetError] | None
+) -> Sequence[Record]:
+    """Return each row as a record. ``convert`` gets its place and the row, and raises :class:`DatasetError`.
+
+    A bad row is an error; with a list ``skipped``, it is left out and added to the list. Records of rows
+    that are not in memory are not either.
+    """
+    problems, records, kept = list(table.problems), list[Record](), array("q")
+    is_mapped = not isinstance(table.rows, list)
+
+    def convert_row(number: int, row: Row) -> Record:
+        if is_mapped and row.get(PROBLEM):
+            raise DatasetError(row[PROBLEM])
+        return convert(table.place(number), row)
+
+    for number, row in enumerate(table.rows):
+        with noting(problems):
+            record = convert_row(number, row)
+            if is_mapped:
+                kept.append(number)
+            else:
+                records.append(record)
+    count = len(kept) or len(records)
+    if problems and (skipped is None or not count):
+        raise refusal(problems, has_good=count > 0)
+    if not count:
+        raise DatasetError(f"{table.source}: has no rows")
+    if skipped is not None:
+        skipped += problems
+    if is_mapped:
+        return Lazy(table.rows, convert_row, None if count == len(table.rows) else kept)
+    return records

@@ -1,4 +1,4 @@
-"""What botocore and moto read and compute again for each session and each answer, kept: half of a call's time."""
+"""What botocore and moto read and compute again for each session and each answer: here it is kept."""
 
 from __future__ import annotations
 

@@ -111,8 +111,12 @@ def run_sweep(
         raise SystemExit
     results = {}
     for scenario in chosen:
-        options = [f"--scenario={scenario}", f"--every={args.every}"]
-        shares = run_shares(module, options, args.jobs)
+        if args.jobs == 1:
+            with tempfile.TemporaryDirectory() as root:
+                shares = [sweep(Path(root), scenario, args.every, 0, 1)]
+        else:
+            options = [f"--scenario={scenario}", f"--every={args.every}"]
+            shares = run_shares(module, options, args.jobs)
         runs = sum(share["runs"] for share in shares)
         wrong = [line for share in shares for line in share["wrong"]]
         results[scenario] = {**shares[0], "runs": runs, "wrong": wrong}

@@ -1,4 +1,4 @@
-"""The built wheel, installed as the README says, on each supported Python of this machine."""
+"""The built wheel with `[local]`, as the README says, and without, on supported Pythons of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from tests.harness.user_environment import (
 
 _FIRST, *_MIDDLE, _LAST = find_pythons()
 # The end-to-end tests run on this Python; `make test-full` tries the others between first and last.
-_PYTHONS = [_FIRST, *(pytest.param(each, marks=pytest.mark.full) for each in _MIDDLE), _LAST]
+_INSTALLATIONS = [
+    (_FIRST, "[local]"),
+    *(pytest.param(each, "[local]", marks=pytest.mark.full) for each in _MIDDLE),
+    (_LAST, ""),
+]
 # Runs all commands and all functions of the Python API without a cluster.
 _TRY = """
 import contextlib, importlib.util, io, json, socket
@@ -56,7 +60,7 @@ public = {
     if not name.startswith("_") and (callable(value) or isinstance(value, KINDS))
 }
 found = {"untried": sorted(public ^ set(CALLS)), "commands": {}, "api": {}}
-extras = ("kubernetes", "torch", "transformers", "pytest")
+extras = ("kubernetes", "moto", "torch", "transformers", "pytest")
 found["extras"] = [name for name in extras if importlib.util.find_spec(name)]
 words = [[name, "--help"] for name in COMMANDS] + [[name] for name in COMMANDS] + [["docs", "--agent"]]
 for each in words:
@@ -86,11 +90,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.mark.parametrize("python", _PYTHONS)
-def test_every_command_and_function_works_without_extras(
-    wheel: Path, python: str, tmp_path: Path
+@pytest.mark.parametrize(("python", "extra"), _INSTALLATIONS)
+def test_every_command_and_function_works_without_other_extras(
+    wheel: Path, python: str, extra: str, tmp_path: Path
 ) -> None:
-    programs = make_environment(wheel, tmp_path / "venv", python)
+    programs = make_environment(wheel, tmp_path / "venv", python, extra)
     done = subprocess.run(
         [str(programs / "python"), "-c", _TRY],
         cwd=tmp_path,
@@ -103,7 +107,7 @@ def test_every_command_and_function_works_without_extras(
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
 
-    assert found["extras"] == []
+    assert found["extras"] == (["moto"] if extra else [])
     assert found["untried"] == []
     helps = {name: each for name, each in found["commands"].items() if name.endswith("--help")}
     assert len(helps) > 30

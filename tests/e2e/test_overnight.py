@@ -196,15 +196,6 @@ def test_programs_lose_nothing(
     check(night, tmp_path, GROUPS[group], bucket=bucket)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("bucket", [True, False], ids=["bucket", "fetch"])
-def test_each_program_loses_nothing(
-    night: LiveCluster, tmp_path: Path, name: str, bucket: bool
-) -> None:
-    check(night, tmp_path, [name], bucket=bucket)
-
-
 def test_the_nodes_power_off_when_all_is_stored(night: LiveCluster, tmp_path: Path) -> None:
     """This ends the cluster, so it is the last test."""
     machines = {node["instance"] for node in night.up_result["nodes"]}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.forked import Forked, run_forked
 from tests.harness.processes import JobProcesses
 
 _ROOT = Path(__file__).parents[2]
@@ -52,3 +53,19 @@ def test_absence_is_proved_only_after_presence(monkeypatch: pytest.MonkeyPatch) 
         finally:
             rank.kill()
     found.require_gone()
+
+
+def test_a_forked_process_is_like_any_other(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getcwd(), sys.argv[1], input(), os.environ); sys.exit(3)"
+    argv = [sys.executable, "-c", code, "word"]
+    done = run_forked(argv, timeout=60, input="line\n", cwd=tmp_path, env={"ONE": "1"})
+    expected = f"{tmp_path} word line environ({{'ONE': '1'}})\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, expected, "")
+
+    failed = run_forked([sys.executable, "-m", "json.tool", "nowhere"], timeout=60)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "No such file or directory: 'nowhere'" in failed.stderr
+    with Forked([sys.executable, "-c", _SLEEP]) as sleeping:
+        assert sleeping.poll() is None
+        sleeping.kill()
+    assert sleeping.returncode == -9

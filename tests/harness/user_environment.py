@@ -21,11 +21,13 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def make_environment(wheel: Path, folder: Path, python: str = sys.executable) -> Path:
+def make_environment(
+    wheel: Path, folder: Path, python: str = sys.executable, extra: str = "[local]"
+) -> Path:
     """Install the wheel for a user; return the folder of the environment's programs."""
     _run(find_uv_bin(), "venv", "--quiet", "--clear", "--python", python, str(folder))
     into = ("--python", str(folder / "bin/python"))
-    _run(find_uv_bin(), "pip", "install", "--quiet", *into, f"{wheel}[local]")
+    _run(find_uv_bin(), "pip", "install", "--quiet", *into, f"{wheel}{extra}")
     return folder / "bin"
 
 

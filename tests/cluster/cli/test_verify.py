@@ -14,7 +14,6 @@ from cluster.cli.verify import PROGRAMS, build_table, list_remedies
 from cluster.verify.machine import check_governor
 from cluster.verify.results import Verdict
 from infra.errors import HostError
-from provision.host import Result
 from tests.cluster.verify.fleet import NODES, judge
 from tests.cluster.verify.test_nodes import DEFECTS
 from tests.harness.command_line import CommandLine, CommandResult
@@ -101,12 +100,6 @@ def test_missing_amx_is_a_warning_if_it_is_not_required(line: CommandLine) -> No
     assert {c["verdict"] for c in checks(line) if c["check"] == "amx"} == {"warn"}
 
 
-def test_closed_ports_are_blamed_on_their_node(cluster: CommandLine) -> None:
-    change(cluster, 2, closed={"reach": {"error": "timed out"}, "send": {"gbit": 20.0}})
-
-    assert wrong(checks(cluster, code=1)) == [("node2", "ports", "fail")]
-
-
 def test_a_node_that_the_head_cannot_reach_is_probed_from_here(cluster: CommandLine) -> None:
     change(cluster, 1, mesh="another")
 
@@ -119,16 +112,6 @@ def test_a_node_that_the_head_cannot_reach_is_probed_from_here(cluster: CommandL
     assert amx["verdict"] == "ok"
     (launcher,) = [c for c in found if c["check"] == "mpirun"]
     assert launcher["found"] == "not tested: the head can't connect to node1"
-
-
-def test_a_dead_node_fails_only_the_ssh_check(cluster: CommandLine) -> None:
-    change(cluster, 1, fate="no-ssh")
-
-    found = checks(cluster, code=1)
-
-    assert wrong(found) == [("node1", "ssh", "fail")]
-    assert "nor can this machine: no SSH at" in json.dumps(found)
-    assert {c["check"] for c in found if c["node"] == "node1"} == {"ssh"}
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -144,28 +127,6 @@ def test_an_incomplete_cluster_fails(cluster: CommandLine, rank: int) -> None:
     # The names that the head knows may belong to other machines now.
     assert {c["node"] for c in found if c["check"] == "amx"} == {"node0", "node1"}
     assert not [c for c in found if c["check"] in ("names", "ports")]
-
-
-def test_mpirun_that_does_not_start_is_a_failure(cluster: CommandLine) -> None:
-    cluster.stage("node0", "bin/mpirun", Result(1, "", "mpirun: not found\n"))
-
-    assert wrong(checks(cluster, code=1)) == [("cluster", "mpirun", "fail")]
-
-
-def test_a_rank_without_torch_names_its_node(cluster: CommandLine) -> None:
-    said = "hello 0 torch 2.7.0\nhello 1 error no libc10.so\nhello 2 torch 2.7.0\n"
-    cluster.stage("node0", "bin/mpirun", Result(0, said, ""))
-
-    assert wrong(checks(cluster, code=1)) == [("node1", "mpirun", "fail")]
-
-
-def test_a_node_that_slurm_does_not_use_is_a_failure(cluster: CommandLine) -> None:
-    cluster.cloud.change_machine(cluster.ids()[0], queue={"node2": "down*|Not responding"})
-
-    found = checks(cluster, code=1)
-
-    assert wrong(found) == [("node2", "queue", "fail")]
-    assert found[-1]["remedy"].endswith("\nspr-cluster repair --name spr")
 
 
 def test_a_running_job_is_not_disturbed(cluster: CommandLine) -> None:

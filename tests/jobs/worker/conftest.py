@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,6 @@ import pytest
 from jobs.launchers.files import worker_files
 from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
 from jobs.worker.tasks.squad.task import SAMPLE
-from tests.jobs.worker.forked_ranks import end_server
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _end_server() -> Iterator[None]:
-    yield
-    end_server()
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,17 @@
-"""Ranks of a tiny job as forks of one process that has already loaded torch: a run takes a second.
+"""Ranks of a tiny job as forks of a process that has already loaded torch: a run takes a second.
 
-``python -m tests.jobs.worker.forked_ranks`` reads lists of :class:`Run` as lines of JSON, runs one
-after another, and prints their exit codes. They are processes like mpirun's, and are killed as such.
+``python -m tests.jobs.worker.forked_ranks`` is a rank of the :class:`Run` that its argument describes.
+Ranks are processes like mpirun's, and are killed as such.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.worker.training.options import TrainOptions
+from tests.harness.forked import Forked
 
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 # So that the random states count.
@@ -58,94 +57,25 @@ class Ran:
 
 
 def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]:
-    """Run one after another, in a separate process."""
-    wanted = [asdict(Run(options.to_argv(), task=options.task, **more)) for options, more in runs]
-    environ = {**os.environ, **_ENVIRON}
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps({"environ": environ, "runs": wanted}))
-    server.stdin.write("\n")
-    server.stdin.flush()
-    answer = server.stdout.readline()
-    assert answer, f"the process that forks the ranks has ended: {server.wait()}"
-    return [Ran(**each) for each in json.loads(answer)]
-
-
-@functools.cache
-def _server() -> subprocess.Popen[str]:
-    """The process that forks: it loads torch once for all tests."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.jobs.worker.forked_ranks"],
-        cwd=_REPOSITORY,
-        env=os.environ | _ENVIRON,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def end_server() -> None:
-    """End the process that forks, if there is one."""
-    if _server.cache_info().currsize:
-        with _server() as server:
-            server.kill()
-        _server.cache_clear()
-
-
-def main() -> None:
-    """Run what each line of standard input describes."""
-    import torch.utils.tensorboard  # noqa: F401 - before the forks
-    import transformers.models.distilbert.modeling_distilbert  # noqa: F401
-
-    from jobs.worker.training import run as job  # noqa: F401
-
-    for line in sys.stdin:
-        wanted = json.loads(line)
-        os.environ.clear()
-        os.environ.update(wanted["environ"])
-        print(json.dumps([asdict(_run(Run(**each))) for each in wanted["runs"]]), flush=True)
+    """Run one after another."""
+    return [_run(Run(options.to_argv(), task=options.task, **more)) for options, more in runs]
 
 
 def _run(run: Run) -> Ran:
     from tests.jobs.worker.training.test_run import free_port
 
-    port = free_port()
-    pids, printed = [], []
-    for rank in range(run.ranks):
-        end, descriptor = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _be_rank(run, rank, port, descriptor)
-        os.close(descriptor)
-        pids.append(pid)
-        printed.append(end)
+    argv = [sys.executable, "-m", "tests.jobs.worker.forked_ranks", json.dumps(asdict(run))]
+    environ = {**os.environ, **_ENVIRON, "MASTER_PORT": str(free_port())}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "PMI_SIZE": str(run.ranks)}
+    printed: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [
+        Forked(argv, cwd=_REPOSITORY, env={**environ, "PMI_RANK": str(rank)}, **printed)
+        for rank in range(run.ranks)
+    ]
     # A rank's copier of its log, through which it prints, ends after the rank.
     with ThreadPoolExecutor(run.ranks) as pool:
-        texts = list(pool.map(_read_all, printed))
-    return Ran([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids], texts)
-
-
-def _read_all(descriptor: int) -> str:
-    with open(descriptor, encoding="utf-8") as printed:
-        return printed.read()
-
-
-def _be_rank(run: Run, rank: int, port: int, descriptor: int) -> None:
-    """Become a rank; does not return."""
-    code = 99
-    try:
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(run.ranks)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        code = _work(run, rank)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        texts = [text for text, _ in pool.map(lambda rank: rank.communicate(), ranks)]
+    return Ran([rank.returncode for rank in ranks], texts)
 
 
 def _work(run: Run, rank: int) -> int:
@@ -191,4 +121,6 @@ def _work(run: Run, rank: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    _code = _work(Run(**json.loads(sys.argv[1])), int(os.environ["PMI_RANK"]))
+    sys.stdout.flush()
+    os._exit(_code)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
 
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
@@ -46,6 +49,27 @@ class ThreadedRank(Ranks):
         return self.gather(value)[0]
 
 
+@contextmanager
+def loading_in_turn() -> Iterator[None]:
+    """Let threads load their models in turn: transformers meanwhile replaces ``tie_weights`` for all of them.
+
+    Two at once would put each other's replacement back, and no later model of this process would be tied.
+    """
+    load, lock = vars(PreTrainedModel)["from_pretrained"], threading.RLock()
+    tie_weights = PreTrainedModel.tie_weights
+
+    def load_alone(cls: Any, *args: Any, **named: Any) -> Any:
+        with lock:
+            return load.__func__(cls, *args, **named)
+
+    PreTrainedModel.from_pretrained = classmethod(load_alone)
+    try:
+        yield
+    finally:
+        PreTrainedModel.from_pretrained = load
+    assert PreTrainedModel.tie_weights is tie_weights
+
+
 def run_threaded(size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Return each rank's result, in rank order."""
     table = Table(size)
@@ -63,7 +87,7 @@ def run_threaded(size: int, work: Callable[[Ranks], T]) -> list[T]:
             table.barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
+    with loading_in_turn(), ThreadPoolExecutor(size) as pool:
         running = [pool.submit(one, rank) for rank in ranks]
     failures = [error for each in running if (error := each.exception())]
     # The barrier also breaks for ranks that have already arrived: theirs come last.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.worker.runtime.events import parse_event
+from tests.harness.forked import Forked, run_forked
 from tests.jobs.worker.training.test_run import free_port
 
 TIMEOUT = 120
@@ -19,7 +20,7 @@ def run_ranks(folder: Path, environ: dict[str, str], ranks: int) -> list[tuple[i
     environ["GLOO_SOCKET_IFNAME"] = "lo"
     environ |= {"OMP_NUM_THREADS": "1", "PMI_SIZE": str(ranks)}
     running = [
-        subprocess.Popen(
+        Forked(
             python,
             cwd=folder,
             env={**environ, "PMI_RANK": str(rank)},
@@ -65,13 +66,7 @@ def check_result(result: dict[str, Any]) -> None:
 
 
 def test_an_unknown_backend_is_a_usage_error(node: Path, node_environ: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.bench", "--backend=nccl"],
-        cwd=node,
-        env=node_environ,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    argv = [sys.executable, "-m", "worker.bench", "--backend=nccl"]
+    done = run_forked(argv, cwd=node, env=node_environ, timeout=TIMEOUT)
     assert done.returncode == 2
     assert "invalid choice: 'nccl'" in done.stderr

@@ -15,6 +15,7 @@ from torch import nn
 from jobs.worker.fast.communication import choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
+from tests.harness.forked import Forked
 from tests.jobs.worker.training.test_run import TIMEOUT, free_port
 
 RANK = """
@@ -93,7 +94,7 @@ def run_ranks(size: int, local: int, *argv: str, script: str = RANK) -> list[int
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
-        running.append(subprocess.Popen([sys.executable, "-c", script, *argv], env=environ))
+        running.append(Forked([sys.executable, "-c", script, *argv], env=environ))
     try:
         return [process.wait(TIMEOUT) for process in running]
     finally:

@@ -20,6 +20,7 @@ import pytest
 
 from infra.wait import wait_until
 from jobs.worker.runtime import heartbeat
+from tests.harness.forked import Forked
 from tests.jobs.worker.training.test_run import Ended, finish, free_port
 
 TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
@@ -79,7 +80,7 @@ KINDS = {"a rank that is stuck": (BARE, STUCK), "a program": (PROGRAM, HANG)}
 TORCH = {"gloo": (JOB, REDUCE), "a backend that never returns": (JOB, STUCK)}
 
 
-class Rank(subprocess.Popen[str]):
+class Rank(Forked):
     """A rank as mpirun starts it; ``port`` is the heartbeat's."""
 
     def __init__(

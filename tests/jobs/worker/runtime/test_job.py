@@ -18,6 +18,7 @@ from jobs.worker.runtime.cores import read_cores
 from jobs.worker.runtime.events import Events, parse_event
 from jobs.worker.runtime.job import _explain
 from jobs.worker.runtime.ranks import ASKED
+from tests.harness.forked import Forked
 from tests.jobs.worker.training.test_run import Ended, finish, free_port
 
 JOB = """
@@ -55,7 +56,7 @@ def start(node: Path, environ: dict[str, str], *argv: str) -> subprocess.Popen[s
     # Each node has one of the names.
     interfaces = "ens5,lo,enp2s0" if "MASTER_ADDR" in environ else "lo"
     own = {"GLOO_SOCKET_IFNAME": interfaces, "OMP_NUM_THREADS": "1", "SPR_BACKEND": "gloo"}
-    return subprocess.Popen(
+    return Forked(
         [sys.executable, "-m", "worker.toy", *argv],
         cwd=node,
         env={**environ, **own},

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.harness.forked import Forked
 from tests.jobs.worker.training.test_run import free_port
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "contribute.md"
@@ -25,7 +26,7 @@ def run(node: Path, *words: str, ranks: int = 2) -> list[str]:
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "worker.tasks", "score", *words]
     started = [
-        subprocess.Popen(
+        Forked(
             argv,
             cwd=node,
             env={**environ, "PMI_RANK": str(rank), "PMI_SIZE": str(ranks)},

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from jobs.worker.tasks import predict_file as module
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
 from jobs.worker.tasks.predict_file import PredictOptions, predict_file
+from tests.harness.forked import Forked
 from tests.jobs.worker.threaded_ranks import run_threaded
 from tests.jobs.worker.training.test_run import free_port
 
@@ -273,9 +273,7 @@ def test_ranks_are_processes(
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PMI_SIZE": "2"}
     meeting |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen(
-            argv, cwd=nodes_folder, env={**os.environ, **meeting, "PMI_RANK": str(rank)}
-        )
+        Forked(argv, cwd=nodes_folder, env={**os.environ, **meeting, "PMI_RANK": str(rank)})
         for rank in range(2)
     ]
     assert [rank.wait(120) for rank in ranks] == [0, 0]

@@ -30,6 +30,7 @@ from jobs.worker.tasks.squad.task import DEMO, SAMPLE, Squad, SquadOptions
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import find_idle
 from jobs.worker.training.task import Loaded
+from tests.harness.forked import Forked
 
 TIMEOUT = 240
 """Seconds after which a rank that hangs fails its test."""
@@ -85,7 +86,7 @@ def run_ranks(
 def start(
     folder: Path, options: SquadOptions, environ: dict[str, str], python: str = sys.executable
 ) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return (Forked if python == sys.executable else subprocess.Popen)(
         [python, "-m", "worker.tasks", "squad", *options.to_argv()],
         cwd=folder,
         env=environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},

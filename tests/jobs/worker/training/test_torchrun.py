@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.tasks.squad.task import SquadOptions
+from tests.harness.forked import Forked
 from tests.jobs.worker.training.test_run import Ended, finish, free_port, run_ranks, small
 
 
@@ -21,7 +22,7 @@ def start_torchrun(folder: Path, options: SquadOptions) -> subprocess.Popen[str]
     pod |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
     # What the operator of PyTorchJob also sets, about pods instead of ranks.
     pod |= {"RANK": "0", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
+    return Forked(
         [
             sys.executable,
             "-m",

@@ -14,7 +14,6 @@ import pytest
 from botocore import xform_name
 
 from infra.local.faults import parse_faults
-from infra.spec import OPTIONS as SPEC_OPTIONS
 from jobs.cli import COMMANDS
 from tests.jobs.cli.test_commands_page import parsers_of
 
@@ -73,13 +72,6 @@ FOREIGN_OPTIONS = {
 }
 
 
-def code_of(page: str, language: str) -> str:
-    """Return the only block of a language in a page of docs/."""
-    text = (ROOT / "docs" / page).read_text()
-    (code,) = re.findall(rf"```{language}\n(.*?)```", text, re.S)
-    return str(code)
-
-
 def anchors_of(page: Path) -> set[str]:
     titles = re.findall(r"(?m)^#+ (.*)", page.read_text())
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -102,8 +94,8 @@ def test_every_page_is_reachable_from_the_readme() -> None:
 
 
 def test_the_documented_faults_are_valid() -> None:
-    text = code_of("embedded-cloud.md", "toml").replace("/path/policy.json", str(ROOT / "none"))
-    faults = parse_faults(text)
+    text = (ROOT / "docs" / "faults.toml").read_text()
+    faults = parse_faults(text.replace("/path/policy.json", str(ROOT / "none")))
     assert {*type(faults).model_fields} <= {*re.findall(r"\w+", text)}
 
 
@@ -256,9 +248,3 @@ def test_paths_in_pages_help_and_hints_exist() -> None:
         if path not in NEW_PATHS and not path_exists(path)
     }
     assert not unknown
-
-
-def test_the_page_names_all_options_that_cannot_change() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text().partition("can't change these")[2]
-    fixed = {option.flag for option in SPEC_OPTIONS.values() if option.fixed}
-    assert fixed == {*re.findall(r"`(--[\w-]+)`", text)}

@@ -94,7 +94,7 @@ def test_every_page_is_reachable_from_the_readme() -> None:
 
 
 def test_the_documented_faults_are_valid() -> None:
-    text = (ROOT / "docs" / "faults.toml").read_text()
+    text = (ROOT / "tests" / "faults.toml").read_text()
     faults = parse_faults(text.replace("/path/policy.json", str(ROOT / "none")))
     assert {*type(faults).model_fields} <= {*re.findall(r"\w+", text)}
 
@@ -161,7 +161,7 @@ def unknown_in(command: str) -> Iterator[str]:
 
 def is_elsewhere(option: str, where: str) -> bool:
     """Return whether an option is one of a benchmark or of another program that a page speaks of."""
-    if where in ("results.md", "README.md", "aws-check.md", "run.md"):
+    if where in ("results.md", "README.md", "aws-check.md"):
         return any(f'"{option}"' in text for text in OTHER_PROGRAMS)
     return option in FOREIGN_OPTIONS
 

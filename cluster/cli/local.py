@@ -29,7 +29,7 @@ _FAULTS_EXAMPLES = """\
   spr-cluster local faults bad-day.toml  # works while a command runs
   spr-cluster local faults --clear       # no faults
 
-a file (every part is optional; docs/faults.toml has them all):
+a file (every part is optional; docs/embedded-cloud.md describes them all):
   profile = "metal"                      # boot 20 s, image 60 s, end 5 s
   visibility_s = 2                       # new resources stay hidden that long
   [[capacity]]                           # a full zone

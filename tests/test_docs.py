@@ -1,4 +1,4 @@
-"""The pages agree with the product: links, the stack, the faults file, and the options of every command."""
+"""The pages agree with the product: links, paths, and the options of every command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from infra.local.faults import parse_faults
 from jobs.cli import COMMANDS
 from tests.jobs.cli.test_commands_page import parsers_of
 
@@ -91,12 +90,6 @@ def test_every_link_leads_somewhere() -> None:
 def test_every_page_is_reachable_from_the_readme() -> None:
     found = {*re.findall(r"docs/([\w-]+\.md)", (ROOT / "README.md").read_text())}
     assert {page.name for page in ROOT.glob("docs/*.md")} <= found
-
-
-def test_the_documented_faults_are_valid() -> None:
-    text = (ROOT / "tests" / "faults.toml").read_text()
-    faults = parse_faults(text.replace("/path/policy.json", str(ROOT / "none")))
-    assert {*type(faults).model_fields} <= {*re.findall(r"\w+", text)}
 
 
 def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -31,7 +31,7 @@ def test_a_monitored_cluster_has_zones(line: CommandLine) -> None:
 def blocks(section: str) -> list[str]:
     """Return the code in a section of the page, without the indentation of its list."""
     text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"(?ms)^( *)```(?:python|sh)\n(.*?)^ *```", text)
+    found = re.findall(r"(?ms)^( *)```(?:python|sh|text)\n(.*?)^ *```", text)
     return [re.sub(rf"(?m)^{indent}", "", code) for indent, code in found]
 
 

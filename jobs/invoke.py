@@ -27,6 +27,8 @@ _SYNONYMS = {
     **dict.fromkeys(("ps", "queue"), "jobs"),
     **dict.fromkeys(("exec", "login"), "ssh"),
 }
+# Former commands, and the places that replace them.
+_FORMER = {"k8s": "kubernetes-yaml", "render": "kubernetes-yaml, or --to slurm-script"}
 _VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
 
 
@@ -64,6 +66,8 @@ def _without_values(words: Sequence[str]) -> Iterator[str]:
 
 def _add_project(words: Sequence[str]) -> CommandWords:
     """Return the words with the options in ``spr-cluster.toml``."""
+    if words[0] in _FORMER:
+        raise UsageError(f"{words[0]!r} is now spr-cluster train TASK --to {_FORMER[words[0]]}")
     if words[0] not in COMMANDS:
         near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
         near = near or difflib.get_close_matches(words[0], COMMANDS, n=1)

@@ -100,6 +100,6 @@ def test_the_stack_and_the_task_are_known(copy: Path) -> None:
     assert "mine" in {
         each["name"] for each in json.loads(run(copy, "-m", "jobs", "stacks", "--json"))
     }
-    words = ("-m", "jobs", "render", "k8s", "score", "--nodes", "2")
+    words = ("-m", "jobs", "train", "score", "--to", "kubernetes-yaml", "--nodes", "2")
     for data in (("--data", "/workspace/data/reviews.csv"), ("--demo",)):
         assert "\n    - score\n" in run(copy, *words, *data, "--stack", "mine")

@@ -23,10 +23,6 @@ _JOBS = {
     "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
     "tune": Command("jobs.cli.tune", "find the fastest placement of a training job"),
     "scaling": Command("jobs.cli.tune", "measure a training job on more and more nodes"),
-    "k8s": Command("jobs.cli.elsewhere.k8s", "the same training job on Kubernetes"),
-    "render": Command(
-        "jobs.cli.elsewhere.render", "the same training job as YAML or a Slurm script"
-    ),
 }
 GROUPS = {
     "cluster": CLUSTER_GROUPS["cluster"],

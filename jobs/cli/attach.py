@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
 
-from cluster.console.display import PlainProgress, TreeProgress, make_progress
-from cluster.console.output import emit, say
+from cluster.console.display import make_progress
+from cluster.console.output import emit
 from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import JobError, NoClusterError, SprError, UsageError
 from infra.files import read_object
@@ -21,30 +17,19 @@ from jobs.cli.shared.chosen_job import (
     add_job_options,
     add_results_option,
     choose_results,
-    find_access,
     look_in_bucket,
     open_job_context,
-    open_kubernetes,
     open_launcher,
 )
-from jobs.cli.shared.job_display import JobDisplay, render_end
+from jobs.cli.shared.job_display import render_end
 from jobs.cli.shared.when_done import add_end_options, with_ends
-from jobs.launchers.kubernetes.errors import KubernetesError
-from jobs.launchers.kubernetes.launcher import KubernetesLauncher
-from jobs.launchers.launcher import (
-    LOST,
-    JobEnd,
-    JobSummary,
-    Launcher,
-    choose_active,
-    choose_several,
-)
+from jobs.launchers.launcher import LOST, JobSummary, choose_active, choose_several
 from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
+from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import attach
 from jobs.launchers.queue.slurm import END_S
 from jobs.launchers.record import claim_results
-from jobs.worker.supervisor.attempt import SUCCEEDED, choose_cause
+from jobs.worker.supervisor.attempt import SUCCEEDED
 
 _ATTACH_EXAMPLES = """\
   spr-cluster attach
@@ -90,30 +75,16 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run_attach(args: argparse.Namespace) -> int:
-    access = find_access(args)
-    if access is not None:
-        if args.on_finish is not None or args.down_when_done:
-            raise UsageError(
-                "--on-finish and --down-when-done are for jobs on a cluster of this tool"
-            )
-        progress, launcher = make_progress(), open_kubernetes(access, args)
-        found = _choose(launcher.list_jobs(), args, launcher.place)
-        results = choose_results(args, found.job)
-        end: JobEnd = follow(launcher, found.job, progress)[0]
-        with progress.phase("Fetch the results"):
-            for line in launcher.fetch(found.job, results, progress.note).missing:
-                say(line)
-    else:
-        try:
-            context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
-        except NoClusterError as error:
-            look_in_bucket(args, error, one=True)
-            return run_stored(args)
-        listed = list_jobs(context.open_host(context.cluster.head))
-        found = _choose(listed, args, f"on cluster {context.cluster.name}")
-        results = choose_results(args, found.job)
-        claim_results(results, found.job)
-        end = attach(context, found.job, results)
+    try:
+        context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
+    except NoClusterError as error:
+        look_in_bucket(args, error, one=True)
+        return run_stored(args)
+    listed = list_jobs(context.open_host(context.cluster.head))
+    found = _choose(listed, args, f"on cluster {context.cluster.name}")
+    results = choose_results(args, found.job)
+    claim_results(results, found.job)
+    end = attach(context, found.job, results)
 
     def render() -> str:
         file = results / "results.json"
@@ -131,41 +102,6 @@ def _choose(found: tuple[JobSummary, ...], args: argparse.Namespace, place: str)
             hint="`spr-cluster jobs` lists the earlier ones, `spr-cluster fetch JOB` downloads one",
         )
     return chosen
-
-
-def follow(
-    launcher: KubernetesLauncher, job: str, progress: PlainProgress | TreeProgress
-) -> tuple[JobSummary, dict[str, Any]]:
-    """Follow a job; return its outcome and result. Raises :class:`JobError` if it fails."""
-    display = JobDisplay(progress)
-    output = JobOutput(display.event, display.log, job)
-    with leaving_it(job, launcher), progress.phase(f"Follow {job}"), note_silence(output):
-        end = launcher.follow(job, output.add, output.show, output.note_state)
-    if end.state != SUCCEEDED:
-        raise _failure(end, output, f"the whole log: spr-cluster logs {job} {launcher.flags}")
-    return end, next((e for e in reversed(output.events) if e["event"] == "result"), {})
-
-
-@contextmanager
-def leaving_it(job: str, launcher: KubernetesLauncher) -> Iterator[None]:
-    """After Ctrl-C or a cluster error, say that the job continues, and how to see or end it."""
-    try:
-        yield
-    except (KeyboardInterrupt, KubernetesError):
-        with suppress(OSError):
-            say(how_to_come_back(job, launcher.flags))
-        raise
-
-
-def _failure(end: JobSummary, output: JobOutput, hint: str) -> JobError:
-    """Return the root cause: a rank's own error, else its pod's."""
-    cause = choose_cause([event for event in output.events if event["event"] == "error"])
-    if cause:
-        known = {key: cause[key] for key in ("rank", "host", "message") if key in cause}
-        end = replace(end, **known)
-    elif end.fix:
-        hint = f"{end.fix}; {hint}"
-    return explain(end, output, hint.rstrip())
 
 
 def run_wait(args: argparse.Namespace) -> int:
@@ -196,7 +132,7 @@ def run_wait(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wait_for(launcher: Launcher, job: str, timeout_s: int, progress: Progress) -> JobSummary:
+def _wait_for(launcher: QueueLauncher, job: str, timeout_s: int, progress: Progress) -> JobSummary:
     lost_at = list[float]()
 
     def ended() -> JobSummary | None:
@@ -213,7 +149,7 @@ def _wait_for(launcher: Launcher, job: str, timeout_s: int, progress: Progress) 
             raise JobError(f"job {job} was deleted before it ended")
         progress.note(found[job].state)
         # The keeper of its cluster records the end of a killed job soon.
-        if found[job].state == LOST and launcher.where.get("cluster"):
+        if found[job].state == LOST:
             lost_at.append(time.monotonic())
             return found[job] if time.monotonic() - lost_at[0] > END_S else None
         return None if found[job].is_active else found[job]

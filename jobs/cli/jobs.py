@@ -6,15 +6,14 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from cluster.console.display import format_seconds, format_table, make_progress
-from cluster.console.output import confirm, emit, printable, say, wrap
-from cluster.console.parser import SubParsers, add_command, add_yes_option
+from cluster.console.output import emit, printable, say, wrap
+from cluster.console.parser import SubParsers, add_command
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
-from infra.errors import NoClusterError, UsageError
+from infra.errors import NoClusterError
 from infra.s3_url import parse_s3_url
 from infra.words import counted, parse_duration, spoken_time
 from jobs.cli.shared.chosen_job import (
@@ -26,18 +25,18 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.cli.shared.job_display import JobDisplay, render_event
 from jobs.launchers.bucket import list_stored
-from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.launcher import (
-    DELETED,
+    LOST,
     QUEUED,
     REQUEUED,
     RUNNING,
     JobSummary,
-    Launcher,
     choose_job,
     choose_several,
     choose_shown,
 )
+from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.train.train import resume_command, task_of
 from jobs.worker.runtime.events import mark_of, parse_event
 from jobs.worker.supervisor.attempt import FAILED
@@ -47,7 +46,6 @@ _JOBS_EXAMPLES = """\
   spr-cluster jobs
   spr-cluster jobs --name bert --json
   spr-cluster jobs squad-20261122-142501-k3f
-  spr-cluster jobs --context lab --namespace ml
   spr-cluster jobs s3://my-results
 """
 
@@ -65,10 +63,7 @@ def add_parser(subparsers: SubParsers) -> None:
         _JOBS_EXAMPLES,
         run=run_jobs,
     )
-    what = (
-        "show only this one, with its pods if it is on Kubernetes; or those in s3://BUCKET/PREFIX"
-    )
-    add_job_options(parser, what, stored=True)
+    add_job_options(parser, "show only this one; or those in s3://BUCKET/PREFIX", stored=True)
     parser.add_argument(
         "--all", action="store_true", help=f"list all jobs, not only the newest {_NEWEST}"
     )
@@ -87,11 +82,9 @@ def run_jobs(args: argparse.Namespace) -> int:
     found = launcher.list_jobs()
     if args.job:
         job = choose_job(found, args.job, launcher.place)
-        more, lines = launcher.describe(job)
-        result: Mapping[str, object] = {**launcher.where, **job.as_dict(), **more}
-        # Problems are more detailed than the list's short cause.
-        own = _table([job], now) if more.get("problems") else render([job], now, launcher.expires)
-        text = "\n".join([own, *lines])
+        folder = JobPaths(job.job).root
+        result: Mapping[str, object] = {**launcher.where, **job.as_dict(), "folder": folder}
+        text = f"{render([job], now, launcher.expires)}\nits files are in {folder} on node0"
     else:
         result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
         text = _render_list(launcher, found, now, every=args.all)
@@ -122,11 +115,10 @@ def _run_stored(args: argparse.Namespace) -> int:
 
 
 def _render_list(
-    launcher: Launcher, found: Sequence[JobSummary], now: datetime, *, every: bool
+    launcher: QueueLauncher, found: Sequence[JobSummary], now: datetime, *, every: bool
 ) -> str:
     if not found:
-        start = f"spr-cluster {launcher.example} {launcher.flags}".rstrip()
-        return f"No jobs {launcher.place}. `{start}` starts one."
+        return f"No jobs {launcher.place}. `spr-cluster train squad {launcher.flags}` starts one."
     shown = found if every else newest(found)
     lines = [render(shown, now, launcher.expires)]
     if hidden := len(found) - len(shown):
@@ -194,7 +186,7 @@ def _add_logs(subparsers: SubParsers) -> None:
         subparsers,
         "logs",
         "Print a job's log, with its ranks' events as text. --rank prints what one rank wrote, from its\n"
-        "own node or, on Kubernetes, its pod.",
+        "own node.",
         _LOGS_EXAMPLES,
         run=run_logs,
     )
@@ -275,72 +267,43 @@ def _add_cancel(subparsers: SubParsers) -> None:
         "cancel",
         "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
         "What is left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if\n"
-        "nodes are gone. If there is no job, nothing happens. On Kubernetes, the job is deleted; its files\n"
-        "stay on the claim, so a job with the same name and options resumes from its newest checkpoint.",
+        "nodes are gone. If there is no job, nothing happens.",
         _CANCEL_EXAMPLES,
         run=run_cancel,
     )
     add_job_options(parser)
     parser.add_argument("--all", action="store_true", help="end all queued and running jobs")
     parser.add_argument("--now", action="store_true", help="kill it without waiting")
-    text = "on Kubernetes: also delete its claim, with the files of all jobs on it, unless others use it"
-    parser.add_argument("--delete-claim", action="store_true", help=text)
-    add_yes_option(parser, "delete the claim without asking")
 
 
 def run_cancel(args: argparse.Namespace) -> int:
     progress = make_progress()
     launcher = open_launcher(args, progress)
     chosen = choose_several(launcher.list_jobs(), args.job, launcher.place, every=args.all)
-    if chosen and not args.job and isinstance(launcher, KubernetesLauncher):
-        raise UsageError(
-            f"name the job to end: others may use the namespace, where {chosen[0].job} is active",
-            hint="`spr-cluster jobs` lists them",
-        )
-    claim = _choose_claim(launcher, chosen, args) if args.delete_claim else ""
     results = []
     # Waiting jobs first: they would start on the others' nodes.
     ordered = sorted(chosen, key=lambda job: job.state == RUNNING)
     for found in (*ordered,) or (None,):
         now, silent = found, tuple[str, ...]()
-        ends = found is not None and launcher.can_cancel(found)
+        ends = found is not None and (found.is_active or found.state == LOST)
         if found and ends:
             with progress.phase(f"End {found.job}"):
                 silent = launcher.cancel(found, JobDisplay(progress).log, now=args.now)
-            left = [job for job in launcher.list_jobs() if job.job == found.job]
-            now = left[0] if left else replace(found, state=DELETED)
+            now = next((job for job in launcher.list_jobs() if job.job == found.job), found)
         result = {**launcher.where, "cancelled": ends, "unreachable": silent}
         results.append({**result, **(now.as_dict() if now else {"job": None})})
         if not args.json:
             print(_render_cancel(now, launcher, ended=ends))
-    if claim and isinstance(launcher, KubernetesLauncher):
-        with progress.phase(f"Delete claim {claim}"):
-            launcher.delete_claim(claim, progress.note)
-        results[0]["claim"] = claim
-        if not args.json:
-            print(f"Claim {claim} is gone.")
     emit(args, "", {"jobs": results} if args.all else results[0])
     return 0
 
 
-def _choose_claim(launcher: Launcher, chosen: list[JobSummary], args: argparse.Namespace) -> str:
-    """Return the job's claim after the user approved its deletion. Raises :class:`UsageError`."""
-    if not isinstance(launcher, KubernetesLauncher) or args.all or not chosen:
-        raise UsageError("--delete-claim is for one job on Kubernetes")
-    claim = launcher.choose_claim(chosen[0])
-    question = f"Delete job {chosen[0].job} and claim {claim} with all of its files?"
-    confirm(question, yes=args.yes)
-    return claim
-
-
-def _render_cancel(found: JobSummary | None, launcher: Launcher, *, ended: bool) -> str:
+def _render_cancel(found: JobSummary | None, launcher: QueueLauncher, *, ended: bool) -> str:
     """Describe in one or two lines what was done and how to resume the job."""
     if found is None:
         return f"No job is running or queued {launcher.place}."
     if not ended:
         return f"Job {found.job} has ended already: it is {found.state}."
-    if found.state == DELETED:
-        return f"Job {found.job} is gone."
     lines = [f"Job {found.job} has ended."]
     if found.unfinished and found.checkpoint:
         resume = f"{shlex.join(resume_command(task_of(found.job)))} {found.job} {launcher.flags}"

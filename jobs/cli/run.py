@@ -20,6 +20,8 @@ from cluster.console.output import emit, has_terminal, say
 from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
+from jobs.cli.places.dry_run import run_dry
+from jobs.cli.places.options import CLUSTER, add_dry_run_options, check_place
 from jobs.cli.shared.chosen_job import add_results_option, open_job_context
 from jobs.cli.shared.job_options import (
     add_max_time,
@@ -73,6 +75,7 @@ def add_parser(subparsers: SubParsers) -> None:
         run=detachable(run),
     )
     add_cluster_options(parser)
+    add_dry_run_options(parser, "; only `train` can write it for other places")
     add_placement_options(parser.add_argument_group("placement"))
     queue = parser.add_argument_group("queue")
     add_queue_options(queue, retries=0)
@@ -129,6 +132,7 @@ def add_parser(subparsers: SubParsers) -> None:
     add("--large-files", action="store_true", help="allow more than 256 MiB besides the data")
     add_variable_options(add)
     add_results_option(group, "the output")
+    parser.hide_from_help(("instance_type", "stack"))
     parser.add_argument(
         "program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --"
     )
@@ -136,7 +140,16 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
+    if args.to != CLUSTER:
+        raise UsageError(
+            f"--to {args.to}: only tasks can run there: spr-cluster train TASK --to {args.to}"
+        )
+    check_place(vars(args))
     results = results_folder(args, "run", now)
+    if args.dry_run:
+        dry = build_request(args, results)
+        emit(args, *run_dry(args, now, lambda target: plan_program(dry, target.stack)))
+        return 0
     with ThreadPoolExecutor(1) as pool:
         # The project is read while EC2 answers; what is wrong with it is reported first.
         reading = pool.submit(build_request, args, results)

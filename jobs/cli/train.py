@@ -12,6 +12,15 @@ from cluster.cli.chosen_cluster import add_cluster_options
 from cluster.console.output import emit, say
 from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
+from jobs.cli.places import kubernetes, slurm
+from jobs.cli.places.dry_run import Target, run_dry
+from jobs.cli.places.options import (
+    CLUSTER,
+    HIDDEN,
+    KUBERNETES,
+    add_place_options,
+    check_place,
+)
 from jobs.cli.results.fetch import add_push_option, open_push_target, push
 from jobs.cli.shared.chosen_job import add_results_option, open_job_context
 from jobs.cli.shared.job_display import render_result
@@ -29,19 +38,27 @@ from jobs.cli.shared.job_options import (
     refuse_own_settings,
     results_folder,
 )
+from jobs.launchers.plan import JobPlan
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import read_job_id
-from jobs.reference.plan import PRESETS, ReferenceRequest, check_script, train_reference
+from jobs.reference.plan import (
+    PRESETS,
+    ReferenceRequest,
+    check_script,
+    plan_reference,
+    train_reference,
+)
 from jobs.train.request import (
     TrainRequest,
     check_inputs,
     check_results,
     check_writable,
     expand_home,
+    require_able_stack,
 )
 from jobs.train.resume import ResumeRequest, parse_stored_job, resume
 from jobs.train.trackers import tracker_variables
-from jobs.train.train import train
+from jobs.train.train import plan_training, train
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import MAY_CHANGE, flag
 from provision.stacks.compatibility import runs_tasks
@@ -56,6 +73,9 @@ _EXAMPLES = """\
   spr-cluster train lm --data texts.txt --eval-fraction 0.1 --lora
   spr-cluster train classify --data s3://my-data/train.parquet
   spr-cluster train digits                 does this cluster train? no data
+  spr-cluster train squad --dry-run --instance-type r7iz.metal-16xl
+  spr-cluster train squad --to kubernetes-yaml --nodes 4 --output build
+  spr-cluster train squad --to slurm-script --nodes 4 --cores 64
 """
 _TASK_EXAMPLES = """\
   spr-cluster train {task} --data train.csv --eval-fraction 0.2
@@ -63,6 +83,7 @@ _TASK_EXAMPLES = """\
   spr-cluster train {task} --demo        small model, small sample
   spr-cluster train {task} --resume      the last unfinished job
   spr-cluster train {task} --resume s3://mine/{task}-20260731-142501-k3f
+  spr-cluster train {task} --to slurm-script --nodes 2 --cores 8 --demo
 """
 _SQUAD_EXAMPLES = """\
   spr-cluster train squad               DistilBERT on SQuAD
@@ -71,6 +92,8 @@ _SQUAD_EXAMPLES = """\
   spr-cluster train squad --resume      the last unfinished job
   spr-cluster train squad --resume s3://mine/squad-20260731-142501-k3f
   spr-cluster train squad --recipe reference --smoke
+  spr-cluster train squad --to slurm-script --nodes 2 --cores 8 --demo
+  spr-cluster train squad --to kubernetes-yaml --nodes 4 --image me/spr:1
 """
 _RECIPES = ("fast", "reference")
 Request = TrainRequest | ReferenceRequest | ResumeRequest
@@ -109,6 +132,7 @@ def _add_task(jobs: SubParsers, task: str) -> None:
         examples = "".join(line for line in lines if "--data" not in line)
     parser = add_task_command(jobs, task, about, examples, detachable(run))
     add_cluster_options(parser)
+    add_place_options(parser)
     parser.set_defaults(recipe="fast", preset=None, smoke=False, run_qa=None)
     if is_squad:
         _add_recipe(parser.add_argument_group("recipe"))
@@ -141,7 +165,7 @@ def _add_task(jobs: SubParsers, task: str) -> None:
         help="continue an interrupted job from its last checkpoint, with its own options; also one of "
         "another cluster, by its URL in that cluster's bucket (default: the last unfinished one)",
     )
-    add_training_options(parser, task, "run_qa", "placement", "ccl_workers", "no_tuned")
+    add_training_options(parser, task, "run_qa", "placement", "ccl_workers", "no_tuned", *HIDDEN)
 
 
 def _add_recipe(group: argparse._ArgumentGroup) -> None:
@@ -172,6 +196,10 @@ def _add_recipe(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
+    check_place(vars(args))
+    if args.to != CLUSTER or args.dry_run:
+        emit(args, *_write_elsewhere(args, now))
+        return 0
     request = _build_request(args, now)
     target = open_push_target(args)
     context = open_job_context(args, now, show_cost=True)
@@ -182,6 +210,38 @@ def run(args: argparse.Namespace) -> int:
     pushed = push(target, folder, read_job_id(folder), context.progress, context.cluster.flags)
     emit(args, pushed or "", {**result, "pushed_to": pushed} if pushed else result)
     return 0
+
+
+def _write_elsewhere(args: argparse.Namespace, now: datetime) -> tuple[str, dict[str, object]]:
+    """Return the job as it is printed, after writing or creating it if the user asked for that."""
+    if args.to == CLUSTER:
+        request = _build_request(args, now)
+        if isinstance(request, ResumeRequest):
+            raise UsageError("--dry-run: a resumed job's options are on its nodes: omit --resume")
+        return run_dry(args, now, lambda target: _plan_dry(args, request, target, now))
+    if args.to == KUBERNETES:
+        pods = kubernetes.read_job(args, now)
+        for warning in pods.placement.warnings:
+            say(f"warning: {warning}")
+        if args.apply:
+            return kubernetes.apply(pods, yes=args.yes, dry_run=args.dry_run)
+        if args.dry_run:
+            return kubernetes.summarize(pods), kubernetes.describe(pods)
+        return kubernetes.write(pods, args.write_to)
+    script = slurm.read_job(args, now)
+    if args.dry_run:
+        return slurm.summarize(script), slurm.describe(script)
+    return slurm.write(script, args.write_to)
+
+
+def _plan_dry(args: argparse.Namespace, request: Request, target: Target, now: datetime) -> JobPlan:
+    found = follow_stack(args, request, target.stack, now)
+    if isinstance(found, ReferenceRequest):
+        nodes = len(target.cluster.first(found.nodes).nodes)
+        return plan_reference(found, target.stack, nodes)
+    assert isinstance(found, TrainRequest)
+    require_able_stack(target.stack, f"train {found.options.task}")
+    return plan_training(found, target.stack)
 
 
 def _build_request(args: argparse.Namespace, now: datetime) -> Request:

@@ -1,25 +1,23 @@
-"""The launcher protocol, and the jobs that launchers list: their states and outcomes."""
+"""The jobs that a launcher lists: their states and outcomes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from infra.errors import SprError, UsageError
+from infra.errors import UsageError
 from jobs.worker.supervisor.attempt import CANCELLED, FAILED, SUCCEEDED, describe
-from jobs.worker.training.options import flag
 
 __all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
 SUBMITTING, QUEUED, RUNNING = "submitting", "queued", "running"
 REQUEUED, LOST = "requeued", "lost"
-SUSPENDED, DELETING, DELETED = "suspended", "deleting", "deleted"
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,7 @@ def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:
     return None
 
 
-def check_forms(options: object, forms: Mapping[str, tuple[str, str]]) -> None:
-    """Raise :class:`UsageError` for an option whose value does not match the required pattern.
-
-    A form is a regular expression and its description for the user.
-    """
-    for name, (form, wanted) in forms.items():
-        value = getattr(options, name)
-        if value is not None and not re.fullmatch(form, value, re.ASCII):
-            raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
-
-
-ACTIVE = (SUBMITTING, QUEUED, RUNNING, REQUEUED, SUSPENDED, DELETING)
+ACTIVE = (SUBMITTING, QUEUED, RUNNING, REQUEUED)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """The pattern of job IDs, which become parts of shell commands."""
 
@@ -113,21 +100,18 @@ class JobSummary(JobEnd):
     """One job and, if it has ended, its outcome. Unknown values are ``None``.
 
     ``state`` is submitting, queued, running, requeued (waiting to run again), succeeded, failed,
-    cancelled, or lost (ended without a record, for example because the head shut down); on Kubernetes
-    also suspended, deleting, or deleted (its files are still there). A requeued job's ``message`` says
-    what ended its last attempt. ``checkpoint`` is the name of the newest one.
+    cancelled, or lost (ended without a record, for example because the head shut down). A requeued job's
+    ``message`` says what ended its last attempt. ``checkpoint`` is the name of the newest one.
     ``unfinished`` means that `train squad --resume` can resume it.
     """
 
     job: str
     submitted: datetime
     waits_for: str = ""
-    """Why it is queued, in Slurm's or Kubernetes's words, such as ``Resources``."""
+    """Why it is queued, in Slurm's words, such as ``Resources``."""
     ranks_per_node: int = 0
     command: str = ""
     owner: str = ""
-    fix: str = ""
-    """How to fix the cause, if the launcher knows."""
     size_kib: int | None = None
     has_model: bool = False
     checkpoint: str | None = None
@@ -139,83 +123,6 @@ class JobSummary(JobEnd):
     def is_active(self) -> bool:
         """Whether the job runs or will run."""
         return self.state in ACTIVE
-
-
-class Launcher(Protocol):
-    """A place where jobs run: the queue of a cluster, or a namespace of Kubernetes.
-
-    Submitting is not part of it: a batch script and manifests have too little in common.
-    """
-
-    @property
-    def place(self) -> str:
-        """Its name in messages, such as ``on cluster spr``."""
-
-    @property
-    def where(self) -> Mapping[str, str]:
-        """The same for ``--json``."""
-
-    @property
-    def example(self) -> str:
-        """A command that starts a job there, without its ``flags``."""
-
-    @property
-    def flags(self) -> str:
-        """The options that choose it, for the next command."""
-
-    @property
-    def expires(self) -> datetime | None:
-        """When its nodes shut down; ``None`` if never."""
-
-    @property
-    def outlook(self) -> str:
-        """When the place, and its jobs with it, will end; "" if never."""
-
-    def list_jobs(self) -> tuple[JobSummary, ...]:
-        """Return the jobs, in the order of submission."""
-
-    def describe(self, job: JobSummary) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Return further details, such as why a job is not running, for ``--json`` and as lines of text."""
-
-    def follow(
-        self,
-        job: str,
-        on_text: Callable[[str], None],
-        on_wait: Callable[[str], None],
-        on_state: Callable[[str], None],
-    ) -> JobEnd:
-        """Stream a job's output, in whole lines, until it ends.
-
-        ``on_wait`` gets the reason why it is not running yet, ``on_state`` the current text of a line that
-        rewrites itself, such as a progress bar.
-        """
-
-    def read_log(
-        self, job: JobSummary, on_text: Callable[[str], None], rank: int | None, *, follow: bool
-    ) -> None:
-        """Stream the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
-
-        Raises :class:`UsageError` if the job has no such rank, or no log yet.
-        """
-
-    def can_cancel(self, job: JobSummary) -> bool:
-        """Return whether there is anything left to end."""
-
-    def cancel(
-        self, job: JobSummary, on_log: Callable[[str], None], *, now: bool
-    ) -> tuple[str, ...]:
-        """End a job on all nodes; unless ``now``, one that trains saves a checkpoint first.
-
-        Returns the names of nodes that can't be reached.
-        """
-
-    def fetch(
-        self, job: str, results: Path, note: Callable[[str], None], *, all_checkpoints: bool = False
-    ) -> Fetched:
-        """Download what is the user's of a job, its log, and its record."""
-
-    def explain_loss(self, job: str, error: SprError) -> SprError | None:
-        """Return why an unreachable job must be over; ``None`` if it may still be running."""
 
 
 def choose_job(

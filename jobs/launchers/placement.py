@@ -228,6 +228,16 @@ def place_on(
     return plan_placement({_NODE: facts}, {_NODE: ""}, options, backend)
 
 
+def place_on_nodes(
+    shapes: Mapping[str, NodeShape], options: PlacementOptions, backend: str, preload: Preload
+) -> Placement:
+    """Return the placement of ranks on all cores of nodes, whose shapes are by name."""
+    facts = {
+        name: _describe(shape, shape.cores // shape.numa, preload) for name, shape in shapes.items()
+    }
+    return plan_placement(facts, dict.fromkeys(shapes, ""), options, backend)
+
+
 def _describe(shape: NodeShape, usable: int, preload: Preload) -> HostFacts:
     each = shape.cores // shape.numa
     cpus = tuple(

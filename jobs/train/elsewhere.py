@@ -33,7 +33,7 @@ def plan_in_pods(
 
     Raises :class:`UsageError` for a path that does not exist in pods.
     """
-    require_able_stack(stack, f"render k8s {options.task}")
+    require_able_stack(stack, f"train {options.task} --to kubernetes-yaml")
     refuse_s3(options, "on Kubernetes")
     sample = getattr(TASKS[options.task].demo, "data", None)
     paths: dict[str, Any] = {}
@@ -115,11 +115,11 @@ def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
     Raises :class:`UsageError` for a job that can't run there.
     """
     options = request.options
-    require_able_stack(stack, f"render slurm {options.task}")
+    require_able_stack(stack, f"train {options.task} --to slurm-script")
     refuse_s3(options, "on another Slurm cluster")
     if stack.choose_backend(options.backend) == "ccl":
         raise UsageError(
-            "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",
+            "--to slurm-script has no oneCCL: its transport has to fit the center's network and MPI",
             hint="use --backend gloo, or --stack upstream",
         )
     # Most centers give users small home folders.

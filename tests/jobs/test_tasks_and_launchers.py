@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.cli import build_parser
-from jobs.cli.elsewhere.pod_options import build_rendered
-from jobs.cli.elsewhere.render import build_script
+from jobs.cli.places import kubernetes, slurm
 from jobs.cli.train import build_request
 from jobs.cli.tune import build_scaling_request, build_tune_request
 from jobs.train.request import check_inputs
@@ -52,15 +51,16 @@ def test_the_queue(task: str) -> None:
 
 
 def test_kubernetes(task: str) -> None:
-    found = build_rendered(parse("render", "k8s", task, "--demo", "--nodes", "2"), NOW)
+    words = ("--to", "kubernetes-yaml", "--demo", "--nodes", "2")
+    found = kubernetes.read_job(parse("train", task, *words), NOW)
     check_program(task, found.plan.argv)
     for data in (word for word in found.plan.argv if word.startswith("--data=")):
         assert "code" + data.partition("/code")[2] in found.build
 
 
 def test_a_script_for_slurm(task: str) -> None:
-    argv = ("render", "slurm", task, "--demo", "--nodes", "2", "--cores", "8")
-    script = build_script(parse(*argv))
+    words = ("--to", "slurm-script", "--demo", "--nodes", "2", "--cores", "8")
+    script = slurm.read_job(parse("train", task, *words), NOW)
     assert f"program=(worker.tasks {task} " in script.text
     install = script.files["install.sh"]
     assert isinstance(install, bytes)

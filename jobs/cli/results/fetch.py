@@ -21,7 +21,6 @@ from jobs.cli.shared.chosen_job import (
     choose_results,
     is_stored,
     look_in_bucket,
-    object_name,
     open_launcher,
     open_s3,
 )
@@ -47,10 +46,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "fetch",
-        "Download what a job wrote, its log, and its metrics from a cluster's nodes or a claim on\n"
-        "Kubernetes, for example of a job that was started on another machine. `spr-cluster jobs`\n"
-        "lists the jobs. By its URL in the bucket of a cluster (`up --bucket`), a job can be fetched when\n"
-        "the cluster is gone; `--cloud local` looks in the embedded cloud.",
+        "Download what a job wrote, its log, and its metrics from a cluster's nodes, for example of a\n"
+        "job that was started on another machine. `spr-cluster jobs` lists the jobs. By its URL in the\n"
+        "bucket of a cluster (`up --bucket`), a job can be fetched when the cluster is gone;\n"
+        "`--cloud local` looks in the embedded cloud.",
         _EXAMPLES,
         run=run,
     )
@@ -64,13 +63,6 @@ def add_parser(subparsers: SubParsers) -> None:
         help="also fetch the checkpoints of transformers' Trainer that are neither the newest nor the best",
     )
     add_push_option(parser)
-    gone = parser.add_argument_group(
-        "jobs on Kubernetes that another machine submitted and deleted"
-    )
-    gone.add_argument("--claim", type=object_name, metavar="NAME", help="its claim")
-    gone.add_argument("--image", help="its image, in which a small pod reads the files")
-    text = "secret with which nodes pull the image"
-    gone.add_argument("--pull-secret", type=object_name, metavar="NAME", help=text)
 
 
 def add_push_option(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_stored(args: argparse.Namespace) -> int:
     """Fetch a job from S3; no cluster is needed."""
-    names = ("name", "push_to", "context", "claim")
+    names = ("name", "push_to")
     refused = [flag for flag in names if getattr(args, flag, None)]
     if refused:
         option = refused[0].replace("_", "-")

@@ -1,16 +1,11 @@
-"""Finds where a job runs, a cluster of this tool or Kubernetes, and which job a command means."""
+"""Finds the cluster where a job runs, and which job a command means."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import shlex
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +18,7 @@ from cluster.cli.chosen_cluster import (
 from cluster.console.display import make_progress
 from cluster.console.output import say
 from cluster.context import Context
-from cluster.local_files import home, remembered_cloud, utc_now
+from cluster.local_files import remembered_cloud, utc_now
 from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.caller import short_owner
@@ -32,16 +27,15 @@ from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
 from infra.cost.prices import Prices
 from infra.ec2.inventory import describe_inventory
-from infra.errors import MissingExtraError, NoClusterError, SprError, UsageError
-from infra.files import parse_as, read_object, read_text
+from infra.errors import NoClusterError, SprError
+from infra.files import read_object
 from infra.project_file import read_project_file
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
 from jobs.cli.shared.when_done import keep_nodes, require_limit
 from jobs.launchers.bucket import list_stored
-from jobs.launchers.kubernetes.launcher import KubernetesLauncher, SubmittedJob
-from jobs.launchers.launcher import NAME, Launcher, choose_job
+from jobs.launchers.launcher import NAME, choose_job
 from jobs.launchers.plan import RECORD
 from jobs.launchers.queue.launcher import QueueLauncher
 from jobs.launchers.queue.session import JobContext
@@ -53,8 +47,6 @@ from provision.stacks.load import load_stack
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-    from jobs.launchers.kubernetes.api import KubernetesApi
-
 _ONLY_ACTIVE = "(default: the only queued or running job)"
 
 
@@ -65,14 +57,13 @@ def add_job_options(
     json: bool = True,
     stored: bool = False,
 ) -> None:
-    """Add the optional ``JOB`` and the options that choose its cluster or namespace.
+    """Add the optional ``JOB`` and the options that choose its cluster.
 
     ``stored``: it may be an URL, which :func:`is_stored` recognizes.
     """
     parse = _job_id_or_url if stored else _job_id
     parser.add_argument("job", nargs="?", metavar="JOB", type=parse, help=help_)
     add_cluster_options(parser, json=json)
-    add_access_options(parser)
 
 
 def add_results_option(container: argparse._ActionsContainer, what: str) -> None:
@@ -138,117 +129,11 @@ def look_in_bucket(args: argparse.Namespace, error: SprError, *, one: bool = Fal
     args.name, args.job = None, "/".join(filter(None, (bucket.rstrip("/"), args.job)))
 
 
-def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> Launcher:
-    """Return a job's launcher: Kubernetes by option or by the job's submission, else a cluster."""
-    access = find_access(args)
-    if access is not None:
-        return open_kubernetes(access, args)
+def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> QueueLauncher:
+    """Return the queue of the chosen cluster."""
     ctx = open_context(args, open_chosen_cloud(args), progress=progress or Silent())
     cluster = ctx.find_cluster()
     return QueueLauncher(ctx, ctx.host_opener()(cluster.head), cluster.expires)
-
-
-NAMESPACE_HELP = "Kubernetes namespace (default: that of the context)"
-OBJECT_NAME = r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
-_OPTIONS = ("namespace", "context", "kubeconfig")
-
-
-@dataclass(frozen=True)
-class KubernetesAccess:
-    """A cluster and namespace and, for a job submitted from this machine, the place of its files."""
-
-    context: str | None = None
-    kubeconfig: str | None = None
-    namespace: str | None = None
-    claim: str | None = None
-    image: str | None = None
-    pull_secret: str | None = None
-
-
-def add_access_options(parser: argparse.ArgumentParser, *, namespace: bool = True) -> None:
-    """Add ``--context``, ``--kubeconfig``, and, unless the command has it, ``--namespace``."""
-    add = parser.add_argument_group("jobs on Kubernetes").add_argument
-    add("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
-    add("--kubeconfig", metavar="FILE", help="default: KUBECONFIG, else ~/.kube/config")
-    if namespace:
-        add("--namespace", type=object_name, metavar="NAME", help=NAMESPACE_HELP)
-
-
-def object_name(text: str) -> str:
-    """Parse a name; a ``type`` for argparse. Names become parts of paths."""
-    if text and not re.fullmatch(OBJECT_NAME, text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected lower-case letters, digits, dashes, and dots"
-        )
-    return text
-
-
-def find_access(args: argparse.Namespace) -> KubernetesAccess | None:
-    """Return a job's place on Kubernetes; ``None`` if neither options nor its submission name one.
-
-    Raises :class:`UsageError` for options of both kinds of clusters.
-    """
-    names = (*_OPTIONS, "claim", "image", "pull_secret")
-    given = {name: value for name in names if isinstance(value := getattr(args, name, None), str)}
-    if args.name or args.cloud or args.region:
-        if given:
-            raise UsageError(
-                f"--{next(iter(given)).replace('_', '-')} is for jobs on Kubernetes: "
-                "omit --name, --cloud, and --region"
-            )
-        return None
-    note = _read_note(args.job) if args.job else None
-    return (
-        KubernetesAccess(**{**asdict(note or KubernetesAccess()), **given})
-        if note or given
-        else None
-    )
-
-
-def remember_job(job: str, access: KubernetesAccess) -> None:
-    """Record a job's place locally, so that later commands need only its ID."""
-    with suppress(OSError):
-        path = _note(job)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(access)) + "\n", encoding="utf-8")
-
-
-def _note(job: str) -> Path:
-    return home() / ".kubernetes" / f"{job}.json"  # not a valid cluster name
-
-
-def _read_note(job: str) -> KubernetesAccess | None:
-    path = _note(job)
-    with suppress(UsageError):
-        return parse_as(KubernetesAccess, read_text(path), str(path))
-    return None
-
-
-def open_kubernetes(access: KubernetesAccess, args: argparse.Namespace) -> KubernetesLauncher:
-    """Return the launcher for a place."""
-    known = None
-    if args.job and access.claim and access.image:
-        known = SubmittedJob(args.job, access.claim, access.image, access.pull_secret)
-    return KubernetesLauncher(open_api(access), access_flags(args).strip(), known)
-
-
-def open_api(access: KubernetesAccess | argparse.Namespace) -> KubernetesApi:
-    """Return the API of the chosen cluster. Raises :class:`UsageError` without the client library."""
-    try:
-        found: KubernetesApi = import_module("jobs.launchers.kubernetes.api").connect(
-            access.kubeconfig, access.context, access.namespace
-        )
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("kubernetes", "websocket"):
-            raise
-        raise MissingExtraError("the Python package kubernetes is not installed", "k8s") from error
-    return found
-
-
-def access_flags(args: argparse.Namespace) -> str:
-    """Return the options that choose the cluster, for the next command; with a leading space."""
-    words = [[f"--{name}", value] for name in _OPTIONS if (value := getattr(args, name))]
-    return "".join(f" {shlex.join(pair)}" for pair in words)
 
 
 def open_job_context(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,7 +17,6 @@ from infra.s3_url import check_prefixes
 from infra.words import parse_duration
 from jobs.cli.shared.when_done import add_end_options, with_ends
 from jobs.launchers.launcher import QUEUED
-from jobs.launchers.placement import NodeShape
 from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launchers.queue.job_output import how_to_come_back
 from jobs.launchers.queue.session import DetachedError
@@ -75,21 +74,6 @@ def add_placement_options(
             default="auto",
             help="communication backend of the ranks; ccl reserves cores (default: the stack's)",
         )
-
-
-def add_shape_options(group: argparse._ArgumentGroup, texts: Mapping[str, str]) -> None:
-    """Add options for the fields of :class:`NodeShape` that ``texts`` describe."""
-    add = group.add_argument
-    for name, text in texts.items():
-        default = getattr(NodeShape(), name)
-        option, help_ = flag(name.removesuffix("_gib")), f"{text} (default: {default})"
-        add(option, dest=name, type=positive_int, default=default, metavar="N", help=help_)
-
-
-def read_shape(args: argparse.Namespace) -> NodeShape:
-    """Return the value of :func:`add_shape_options`. Raises :class:`UsageError` for one out of range."""
-    names = {each.name for each in fields(NodeShape)}
-    return NodeShape(**{name: value for name, value in vars(args).items() if name in names})
 
 
 def add_task_command(

@@ -38,7 +38,7 @@ READERS = _ON_CLUSTER | {*_BUYS}
 _WITH_TASK = ("train", "tune", "scaling")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
-_NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume"})
+_NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume", "to", "apply"})
 # An option that takes several values, separated by commas, has a plural as its metavar: TYPES, IDS.
 _SEVERAL = re.compile(r"[A-Z]+S")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -155,10 +155,11 @@ def _place(words: Sequence[str], project: ProjectFile, build_parser: BuildParser
     status = parser_of(build_parser("status"), "status")
     found = _Options(status, project, ("cluster",)).render(table)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--name", "--cloud"):
+    for name in ("--name", "--cloud", "--to"):
         parser.add_argument(name, nargs="?")
     typed, _ = parser.parse_known_args(words[1 : _end(words)])
-    if typed.name not in (None, table.get("name")):
+    # Only a cluster has a name, a cloud, and a region.
+    if typed.to not in (None, "cluster") or typed.name not in (None, table.get("name")):
         return {}
     if typed.cloud not in (None, table.get("cloud", "aws")):
         found.pop("--region", None)

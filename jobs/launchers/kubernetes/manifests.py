@@ -24,8 +24,6 @@ MANAGER = "spr-cluster"
 STACK = "spr-cluster/stack"
 """Annotation that names a job's stack."""
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
-HUB_TOKEN = "HF_TOKEN"
-"""The variable that the hub's libraries read, which is also its key in the secret."""
 RETRIES = 3
 # torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
 _GRACE_SECONDS = CHECKPOINT_SECONDS + 30
@@ -48,6 +46,7 @@ CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
+_WORKSPACE_MOUNT = {"name": "workspace", "mountPath": CLAIM_PATH}
 
 
 def render_claim(pods: PodOptions) -> Manifest | None:
@@ -59,8 +58,6 @@ def render_claim(pods: PodOptions) -> Manifest | None:
         "accessModes": ["ReadWriteMany" if pods.nodes > 1 else "ReadWriteOnce"],
         "resources": {"requests": {"storage": claim.size}},
     }
-    if claim.storage_class:
-        spec["storageClassName"] = claim.storage_class
     metadata = {**_metadata(pods), "name": claim.name}
     kind = "PersistentVolumeClaim"
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
@@ -75,10 +72,7 @@ def render_job(
     container = {
         "image": pods.image,
         **_command(plan, stack),
-        "env": [
-            *({"name": n, "value": v} for n, v in env.items()),
-            *_token(pods),
-        ],
+        "env": [{"name": n, "value": v} for n, v in env.items()],
         "resources": {"requests": resources, "limits": resources},
     }
     render_spec = _train_job_spec if pods.kind == TRAIN_JOB else _pytorch_job_spec
@@ -107,13 +101,6 @@ def _environment(name: str, plan: JobPlan, placement: Placement, stack: Stack) -
         # torchrun's default is 30 s. Older versions, such as 1.13 and 2.7, have no option for it.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(CHECKPOINT_SECONDS),
     }
-
-
-def _token(pods: PodOptions) -> list[Manifest]:
-    if not pods.hub_secret:
-        return []
-    source = {"secretKeyRef": {"name": pods.hub_secret, "key": HUB_TOKEN}}
-    return [{"name": HUB_TOKEN, "valueFrom": source}]
 
 
 def _train_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
@@ -147,10 +134,7 @@ def _pytorch_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodO
 
 
 def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> Manifest:
-    mounts = [
-        {"name": "workspace", "mountPath": CLAIM_PATH},
-        {"name": "shm", "mountPath": "/dev/shm"},
-    ]
+    mounts = [_WORKSPACE_MOUNT, {"name": "shm", "mountPath": "/dev/shm"}]
     spec: Manifest = {
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "securityContext": POD_SECURITY,
@@ -158,7 +142,7 @@ def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> 
             {**container, "securityContext": CONTAINER_SECURITY, "volumeMounts": mounts}
         ],
         "volumes": [
-            {"name": "workspace", "persistentVolumeClaim": {"claimName": pods.claim.name}},
+            _workspace(pods),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size.shm_gib}Gi"}},
         ],
     }
@@ -167,9 +151,31 @@ def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> 
         spec["automountServiceAccountToken"] = False
     if pods.node_labels:
         spec["nodeSelector"] = {**pods.node_labels}
-    if pods.pull_secret:
-        spec["imagePullSecrets"] = [{"name": pods.pull_secret}]
     return spec
+
+
+def render_copy_pod(pods: PodOptions) -> Manifest:
+    """Return a pod for ``kubectl cp`` to and from the claim; it ends after a day."""
+    container = {
+        "name": "copy",
+        "image": pods.image,
+        "command": ["sleep", "86400"],
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [_WORKSPACE_MOUNT],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": POD_SECURITY,
+        "containers": [container],
+        "volumes": [_workspace(pods)],
+    }
+    metadata = {**_metadata(pods), "name": "copy"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _workspace(pods: PodOptions) -> Manifest:
+    return {"name": "workspace", "persistentVolumeClaim": {"claimName": pods.claim.name}}
 
 
 def _metadata(pods: PodOptions) -> Manifest:
@@ -229,7 +235,6 @@ def job_comments(
         "CCL_ATL_TRANSPORT": "Not MPI: torchrun starts the ranks, not mpirun.",
         "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
         "HF_HOME": "The hub's models and data are kept on the claim.",
-        HUB_TOKEN: "For models and data of the hub that need a login.",
         AMX_LABEL: "Set by node-feature-discovery where the processor has AMX.",
         "shm": "For oneCCL and other libraries; part of the pod's memory. The runtime's own has 64 MiB.",
         "restartPolicy": "It overrides a policy in the pod's own specification.",
@@ -327,6 +332,10 @@ class Rendered:
         comments = job_comments(self.pods, self.placement, self.size, reference=reference)
         claim = {"claim.yaml": render_yaml(self.claim, CLAIM_COMMENTS)} if self.claim else {}
         return {**claim, "job.yaml": render_yaml(self.job, comments)}
+
+    def copy_yaml(self) -> str:
+        """Return the pod for ``kubectl cp`` as YAML."""
+        return render_yaml(render_copy_pod(self.pods), {})
 
 
 def render(plan: JobPlan, pods: PodOptions, stack: Stack) -> Rendered:

@@ -13,44 +13,17 @@ from jobs.launchers.plan import PlacementOptions
 
 @dataclass(frozen=True)
 class JobKind:
-    """A kind of job. ``api`` is its group and version; ``install`` is the command that installs it."""
+    """A kind of job. ``api`` is its group and version; ``pod_label`` names the job on its pods."""
 
     name: str
     api: str
-    plural: str
     pod_label: str
-    install: str
-
-    @property
-    def resource(self) -> str:
-        """Its name in roles and quotas."""
-        return f"{self.plural}.{self.api.partition('/')[0]}"
-
-    @property
-    def create_right(self) -> str:
-        return f"create {self.resource}"
-
-    def path(self, namespace: str, name: str = "") -> str:
-        """Return the path of the jobs of a namespace, or of one of them."""
-        return f"/apis/{self.api}/namespaces/{namespace}/{self.plural}" + (
-            f"/{name}" if name else ""
-        )
 
 
-TRAIN_JOB = JobKind(
-    "TrainJob",
-    "trainer.kubeflow.org/v1alpha1",
-    "trainjobs",
-    "jobset.sigs.k8s.io/jobset-name",
-    "Kubeflow Trainer 2.2 or newer",
-)
-PYTORCH_JOB = JobKind(
-    "PyTorchJob",
-    "kubeflow.org/v1",
-    "pytorchjobs",
-    "training.kubeflow.org/job-name",
-    "Kubeflow training-operator 1.x",
-)
+# Kubeflow Trainer 2.2 or newer.
+TRAIN_JOB = JobKind("TrainJob", "trainer.kubeflow.org/v1alpha1", "jobset.sigs.k8s.io/jobset-name")
+# Kubeflow training-operator 1.x.
+PYTORCH_JOB = JobKind("PyTorchJob", "kubeflow.org/v1", "training.kubeflow.org/job-name")
 JOB_KINDS = {kind.name: kind for kind in (TRAIN_JOB, PYTORCH_JOB)}
 """All kinds, the preferred one first."""
 
@@ -65,7 +38,6 @@ class Claim:
 
     name: str = "spr-cluster"
     size: str | None = None
-    storage_class: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,9 +51,6 @@ class PodOptions:
     namespace: str | None = None
     claim: Claim = field(default_factory=Claim)
     shape: NodeShape = field(default_factory=NodeShape)
-    pull_secret: str | None = None
-    hub_secret: str | None = None
-    """A secret with a hub token under the key ``HF_TOKEN``."""
     node_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that a node must have."""
 

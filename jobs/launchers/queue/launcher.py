@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from cluster.context import Context
 from infra.errors import HostError, HostKeyError, JobError, SprError
 from jobs.launchers import files
-from jobs.launchers.launcher import LOST, RUNNING, Fetched, JobEnd, JobSummary
+from jobs.launchers.launcher import RUNNING, Fetched, JobSummary
 from jobs.launchers.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
 from jobs.launchers.queue import history
 from jobs.launchers.queue.history import describe_expiry, explain_expiry
@@ -23,7 +22,7 @@ from provision.host import Host, TextSink
 
 @dataclass(frozen=True)
 class QueueLauncher:
-    """A :class:`jobs.launchers.launcher.Launcher`: the queue on the head of a cluster."""
+    """The queue on the head of a cluster."""
 
     context: Context
     head: Host
@@ -31,27 +30,22 @@ class QueueLauncher:
 
     @property
     def place(self) -> str:
+        """Its name in messages."""
         return f"on cluster {self.context.files.folder.name}"
 
     @property
     def where(self) -> dict[str, str]:
+        """The same for ``--json``."""
         return {"cluster": self.context.files.folder.name}
 
     @property
-    def example(self) -> str:
-        return "train squad"
-
-    @property
     def flags(self) -> str:
+        """The options that choose it, for the next command."""
         return self.context.flags
 
     def list_jobs(self) -> tuple[JobSummary, ...]:
-        """Raises :class:`HostError` while the head does not answer."""
+        """Return the jobs in the order of submission. Raises :class:`HostError` without the head's answer."""
         return history.list_jobs(self.head)
-
-    def describe(self, job: JobSummary) -> tuple[Mapping[str, Any], Sequence[str]]:
-        folder = JobPaths(job.job).root
-        return {"folder": folder}, (f"its files are in {folder} on node0",)
 
     @property
     def outlook(self) -> str:
@@ -60,21 +54,23 @@ class QueueLauncher:
             return ""
         return describe_expiry(self.expires, self.context.now(), self.flags)
 
-    def follow(self, job: str, on_text: TextSink, on_wait: TextSink, on_state: TextSink) -> JobEnd:
-        return self._slurm.follow(JobPaths(job), on_text, on_wait, on_state)
-
     def read_log(
         self, job: JobSummary, on_text: TextSink, rank: int | None = None, *, follow: bool
     ) -> None:
+        """Stream the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
+
+        Raises :class:`UsageError` if the job has no such rank, or no log yet.
+        """
         try:
             history.read_log(self.head, job, on_text, rank, follow=follow)
         finally:
             self.head.close()
 
-    def can_cancel(self, job: JobSummary) -> bool:
-        return job.is_active or job.state == LOST
-
     def cancel(self, job: JobSummary, on_log: TextSink, *, now: bool) -> tuple[str, ...]:
+        """End a job on all nodes; unless ``now``, one that trains saves a checkpoint first.
+
+        Returns the names of nodes that can't be reached.
+        """
         at_once = now or job.state != RUNNING
         # Programs that report steps can also save a checkpoint.
         saves = job.unfinished or job.expected_end is not None
@@ -84,11 +80,13 @@ class QueueLauncher:
     def fetch(
         self, job: str, results: Path, note: Callable[[str], None], *, all_checkpoints: bool = False
     ) -> Fetched:
+        """Download what is the user's of a job, its log, and its record."""
         claim_results(results, job)
         paths, choice = JobPaths(job), {"all_checkpoints": all_checkpoints}
         return files.fetch(self.head, paths, results, note, self.flags, **choice)
 
     def explain_loss(self, job: str, error: SprError) -> SprError | None:
+        """Return why an unreachable job must be over; ``None`` if it may still be running."""
         if isinstance(error, HostKeyError) or not isinstance(error, HostError):
             return error
         gone = self.head.why_gone()

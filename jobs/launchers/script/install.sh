@@ -1,4 +1,4 @@
-# The rest is the same for every job. `render slurm` writes the lines above it, and it doesn't run without them.
+# The rest is the same for every job. `train --to slurm-script` writes the lines above it, and it doesn't run without them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # pip would take what a module has there for installed, and the job does not use that.

@@ -1,4 +1,4 @@
-# The rest is the same for every job. `render slurm` writes the lines above it.
+# The rest is the same for every job. `train --to slurm-script` writes the lines above it.
 
 # sbatch runs a copy of this script.
 cd "$SLURM_SUBMIT_DIR" || exit 1

@@ -6,6 +6,7 @@ torchrun starts the ranks, as on Kubernetes, because mpirun is set up differentl
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from jobs.launchers.files import worker_files
-from jobs.launchers.launcher import check_forms
 from jobs.launchers.mpirun import rank_environment
 from jobs.launchers.placement import NodeShape, Placement, Preload, place_on
 from jobs.launchers.plan import CHECKPOINT_SECONDS, JobPlan
@@ -25,18 +25,8 @@ OURS = (SCRIPT, INSTALL, REQUIREMENTS, "code")
 """Subfolders of every job's folder."""
 # The ranks finish a step, agree to stop, save the checkpoint, and exit.
 _STOP_SECONDS = CHECKPOINT_SECONDS + 60
-_SHORTEST_MINUTES = 10
 _OLDEST_PYTHON = "3.10"
-_FORMS = {
-    "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, and _.-, at most 64"),
-    "partition": (r"[A-Za-z0-9_.,-]+", "a partition's name, or several with commas"),
-    "account": (r"[A-Za-z0-9_.@-]+", "an account's name"),
-    # Not MINUTES:SS: Slurm would accept 8:00, but users mean eight hours.
-    "time": (r"\d+|\d+:\d\d:\d\d|\d+-\d\d?(:\d\d){0,2}", "MINUTES, HOURS:MM:SS, or DAYS-HOURS"),
-    "constraint": (r"[A-Za-z0-9_.&|*()\[\]-]+", "features of nodes, such as amx or 'a&b'"),
-    "interface": (r"[A-Za-z0-9_.-]{1,15}", "a network interface's name, such as ib0"),
-}
-_PASSED_ON = ("partition", "account", "time", "constraint")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 _HEADER = """\
 #!/bin/bash
 # Trains a model with spr-cluster's code. In this file's folder, run
@@ -49,7 +39,7 @@ _HEADER = """\
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --mincpus={cores}
-{passed_on}# One log, also of later attempts.
+# One log, also of later attempts.
 #SBATCH --output=log
 #SBATCH --open-mode=append
 # After the loss of a node, the job starts again, and resumes from its newest checkpoint.
@@ -87,29 +77,19 @@ _INSTALL_HEADER = """\
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """A job's Slurm options; ``None`` uses the cluster's default.
+    """A job's name, and its nodes. Raises :class:`UsageError` for a name that is invalid in a script's line.
 
-    ``interface`` is the network interface of the ranks' traffic. Raises :class:`UsageError` for a value
-    that is invalid in Slurm or in a script's line.
+    Others, such as a partition, are options of ``sbatch``, or lines that users add to the script.
     """
 
     name: str
     nodes: int
     shape: NodeShape
-    partition: str | None = None
-    account: str | None = None
-    time: str | None = None
-    constraint: str | None = None
-    interface: str | None = None
 
     def __post_init__(self) -> None:
-        check_forms(self, _FORMS)
-        # 0 is no limit.
-        if self.time and 0 < _minutes(self.time) < _SHORTEST_MINUTES:
+        if not re.fullmatch(_NAME, self.name, re.ASCII):
             raise UsageError(
-                f"--time {self.time}: too short: {_STOP_SECONDS} s before its end, the job stops with a "
-                "checkpoint",
-                hint=f"give {_SHORTEST_MINUTES} minutes or more",
+                f"--job-name {self.name!r}: expected letters, digits, and _.-, at most 64"
             )
 
 
@@ -128,7 +108,6 @@ def render_slurm(plan: JobPlan, options: ScriptOptions, stack: Stack) -> SlurmSc
     shape = options.shape
     usable = shape.cores // shape.numa
     placement = place_on(shape, usable, plan.placement, plan.backend, Preload())
-    placement = replace(placement, interface=options.interface or "")
     text = _render_script(plan, placement, options, stack)
     files = {
         SCRIPT: text.encode(),
@@ -140,21 +119,10 @@ def render_slurm(plan: JobPlan, options: ScriptOptions, stack: Stack) -> SlurmSc
     return SlurmScript(options, placement, text, files)
 
 
-def _minutes(time: str) -> float:
-    days, _, rest = time.rpartition("-")
-    # HOURS:MM:SS after days, and HOURS:MM:SS or MINUTES without.
-    parts = [int(part) for part in rest.split(":")]
-    if not days and len(parts) == 1:
-        return parts[0]
-    hours, minutes, seconds = [*parts, 0, 0][:3]
-    return (int(days or 0) * 24 + hours) * 60 + minutes + seconds / 60
-
-
 def _render_script(
     plan: JobPlan, placement: Placement, options: ScriptOptions, stack: Stack
 ) -> str:
     ranks, threads = placement.nproc_per_node, placement.omp_threads
-    passed_on = {name: getattr(options, name) for name in _PASSED_ON}
     # The plan turns the hub off only for jobs that don't need it; here it is off for all.
     env = rank_environment(replace(plan, env={}), placement, "", stack)
     # gloo ignores libfabric's variables.
@@ -164,7 +132,6 @@ def _render_script(
         name=options.name,
         nodes=options.nodes,
         cores=options.shape.cores,
-        passed_on="".join(f"#SBATCH --{n}={v}\n" for n, v in passed_on.items() if v),
         stop=_STOP_SECONDS,
         placed=f"{ranks} x {threads} = {ranks * threads} of a node's {options.shape.cores} cores: each "
         "rank finds the CPUs that it may use, and takes its own.",

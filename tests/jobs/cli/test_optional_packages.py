@@ -41,8 +41,6 @@ for command in commands:
     found[command] = [code, errors.getvalue()]
 print(json.dumps(found))
 """
-_K8S = "k8s submit squad --nodes 2 --image me/spr:1"
-_K8S_JOBS = [f"{name} J --context lab" for name in ("jobs", "attach", "logs", "wait", "cancel")]
 _LOCAL = ["up --cloud local --yes", "status --cloud local", "jobs --cloud local --name none"]
 _HELP = [f"{name} --help" for name in COMMANDS]
 
@@ -71,7 +69,7 @@ def run_without(extra: str, *commands: str) -> dict[str, Any]:
         for module, names in packages_distributions().items()
         if not {canonicalize_name(name) for name in names} & allowed
     ]
-    assert {"kubernetes", "torch", "pytest"} <= set(blocked)
+    assert {"torch", "pytest"} <= set(blocked)
     argv = [sys.executable, "-c", _RUN, json.dumps(blocked), json.dumps(commands)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -81,19 +79,8 @@ def run_without(extra: str, *commands: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("extra", ["local", ""])
 @pytest.mark.parametrize(
-    "command", [*_HELP, "docs --agent", "render k8s squad --nodes 2 --image i"]
+    "command", [*_HELP, "docs --agent", "train squad --to kubernetes-yaml --nodes 2"]
 )
 def test_a_command_needs_no_optional_package(command: str, extra: str) -> None:
-    found = run_without(extra, *_HELP, "docs --agent", "render k8s squad --nodes 2 --image i")
+    found = run_without(extra, *_HELP, "docs --agent", "train squad --to kubernetes-yaml --nodes 2")
     assert found[command] == [0, ""], found[command]
-
-
-@pytest.mark.parametrize("command", [_K8S, *_K8S_JOBS])
-def test_a_job_on_kubernetes_names_the_extra(command: str) -> None:
-    code, errors = run_without("local", _K8S, *_K8S_JOBS)[command]
-    assert code == 2
-    assert errors == (
-        "spr-cluster: the Python package kubernetes is not installed\n"
-        "  → in spr-cluster's source folder: pip install '.[k8s]'; with pipx: pipx runpip spr-cluster "
-        "install '.[k8s]'\n"
-    )

@@ -1,4 +1,4 @@
-"""Jobs as `render k8s` makes them, from its command line, at a fixed time."""
+"""Jobs as `train squad --to kubernetes-yaml` makes them, from its command line, at a fixed time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 from datetime import datetime, timezone
 from itertools import product
 
-from cluster.console.parser import Parser
-from jobs.cli.elsewhere.pod_options import add_pod_options, build_rendered
+from jobs.cli import build_parser
+from jobs.cli.places.kubernetes import read_job
 from jobs.launchers.kubernetes.manifests import Rendered
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
@@ -22,21 +22,19 @@ RECIPES: dict[str, tuple[str, ...]] = {
 KINDS = ("TrainJob", "PyTorchJob")
 CLAIMS: dict[str, tuple[str, ...]] = {
     "new": (),
-    "new-with-class": ("--claim-size", "2Ti", "--storage-class", "nfs"),
     "existing": ("--claim", "data"),
 }
 EVERY = [
     (*recipe, "--kind", kind, *claim)
     for recipe, kind, claim in product(RECIPES.values(), KINDS, CLAIMS.values())
 ]
+_PARSER = build_parser("train")
 
 
 def parse(*words: str) -> argparse.Namespace:
-    parser = Parser()
-    parser.set_defaults(task="squad")
-    add_pod_options(parser, "squad")
-    return parser.parse_args(["--nodes", "4", "--name", "bert", *words])
+    job = ["train", "squad", "--to", "kubernetes-yaml", "--nodes", "4", "--job-name", "bert"]
+    return _PARSER.parse_args([*job, *words])
 
 
 def rendered(*words: str) -> Rendered:
-    return build_rendered(parse(*words), NOW)
+    return read_job(parse(*words), NOW)

@@ -13,15 +13,12 @@ from kubernetes_validate.utils import ValidationError as PodError
 from kubernetes_validate.utils import validate
 
 from jobs.launchers.kubernetes.manifests import AMX_LABEL, Manifest
-from jobs.launchers.kubernetes.resources import claims_of
 from tests.golden import check_golden, compare
 from tests.jobs.launchers.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
 from tests.jobs.launchers.kubernetes.schemas import read_schemas
 
 GOLDEN = Path(__file__).with_name("golden")
 NEWEST = "1.33"
-SECRETS = ("--pull-secret", "registry", "--hub-secret", "hub")
-DOCUMENTATION = Path(__file__).parents[4] / "docs" / "kubernetes.md"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*Job-*.yaml")))
@@ -53,16 +50,13 @@ def test_each_kind_and_each_recipe_has_its_yaml() -> None:
 
 @pytest.mark.parametrize(("kind", "recipe"), [*product(KINDS, RECIPES)])
 def test_claims_differ_only_where_they_should(kind: str, recipe: str) -> None:
-    new, classy, existing = (
+    new, existing = (
         rendered(*RECIPES[recipe], "--kind", kind, *claim) for claim in CLAIMS.values()
     )
 
     assert new.claim is not None
-    assert classy.claim is not None
-    assert classy.claim["spec"]["storageClassName"] == "nfs"
-    assert classy.claim["spec"]["resources"]["requests"] == {"storage": "2Ti"}
+    assert new.claim["spec"]["resources"]["requests"] == {"storage": "100Gi"}
     assert "storageClassName" not in new.claim["spec"], "the cluster's default"
-    assert new.job == classy.job
     assert existing.manifests == [existing.job]
     text = existing.yaml_files()["job.yaml"]
     assert text.replace("claimName: data", "claimName: spr-cluster") == new.yaml_files()["job.yaml"]
@@ -78,7 +72,7 @@ def test_comments_do_not_change_what_is_submitted(words: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_kubeflows_schemas_accept_every_job(words: tuple[str, ...]) -> None:
-    job = rendered(*words, *SECRETS).job
+    job = rendered(*words).job
 
     for schema in read_schemas(job["kind"]):
         schema.validate(job)
@@ -97,7 +91,7 @@ def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "field"),
     [
-        *product(KINDS, ["apiVersion", "imagePullSecrets", "claimName", "runAsNonRoot"]),
+        *product(KINDS, ["apiVersion", "nodeSelector", "claimName", "runAsNonRoot"]),
         ("PyTorchJob", "nprocPerNode"),
         ("PyTorchJob", "cleanPodPolicy"),
         ("PyTorchJob", "restartPolicy"),
@@ -107,7 +101,7 @@ def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
     ],
 )
 def test_kubeflows_models_refuse_a_misspelled_field(kind: str, field: str) -> None:
-    text = json.dumps(rendered("--kind", kind, *SECRETS).job)
+    text = json.dumps(rendered("--kind", kind).job)
     models = read_schemas(kind)[0]
     models.validate(json.loads(text))
 
@@ -118,7 +112,7 @@ def test_kubeflows_models_refuse_a_misspelled_field(kind: str, field: str) -> No
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None:
-    found = rendered(*words, *SECRETS)
+    found = rendered(*words)
     pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -141,7 +135,7 @@ def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:
         require_restricted(pod)
         assert pod.get("automountServiceAccountToken", True) is (kind == "TrainJob")
         assert pod["nodeSelector"] == {AMX_LABEL: "true"}
-        assert "nodeSelector" not in pod_of(rendered("--kind", kind, "--any-cpu").job)
+        assert "nodeSelector" not in pod_of(rendered("--kind", kind, "--node-selector", "any").job)
         own = pod_of(rendered("--kind", kind, "--node-selector", "a.com/pool=spr").job)
         assert own["nodeSelector"] == {AMX_LABEL: "true", "a.com/pool": "spr"}
 
@@ -163,26 +157,19 @@ def require_restricted(pod: Manifest) -> None:
         }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_hubs_token_comes_from_a_secret(kind: str) -> None:
-    plain, found = (
-        pod_of(rendered("--kind", kind, *words).job)["containers"][0]["env"]
-        for words in ((), ("--hub-secret", "hub"))
-    )
-
-    source = {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
-    assert found == [*plain, {"name": "HF_TOKEN", "valueFrom": source}]
-
-
-def test_the_pod_of_the_documentation_is_valid_and_restricted() -> None:
-    text = DOCUMENTATION.read_text().partition("<<'YAML'\n")[2].partition("    YAML\n")[0]
-    pod = yaml.safe_load(text)
+def test_the_copy_pod_mounts_the_claim_and_is_restricted() -> None:
+    found = rendered("--claim", "data", "--namespace", "ml", "--image", "me/spr:1")
+    pod = yaml.safe_load(found.copy_yaml())
 
     validate(pod, NEWEST, strict=True)
     require_restricted(pod["spec"])
-    claim = rendered().claim
-    assert claim is not None
-    assert claims_of(pod["spec"]) == [claim["metadata"]["name"]]
+    assert pod["metadata"]["namespace"] == "ml"
+    (container,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
+    assert (container["image"], volume["persistentVolumeClaim"]["claimName"]) == (
+        "me/spr:1",
+        "data",
+    )
+    assert container["volumeMounts"] == [{"name": "workspace", "mountPath": "/workspace"}]
 
 
 def test_one_node_needs_no_worker_and_no_shared_storage() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 import jobs.launchers.script
 from jobs.cli import build_parser
-from jobs.cli.elsewhere.render import build_script, write_files
+from jobs.cli.places.folder import write_files
+from jobs.cli.places.slurm import read_job
 from jobs.launchers.placement import NodeShape
 from jobs.launchers.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script
@@ -20,21 +22,21 @@ from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.golden import check_golden
 
+NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 GOLDEN = Path(__file__).with_name("golden")
 CASES: dict[str, tuple[str, ...]] = {
     "default": (),
     "all-options": (
-        *("--cores", "96", "--numa", "2", "--ppn", "4", "--interface", "ib0", "--model", "a'b"),
-        *("--partition", "cpu,amx", "--account", "ml@hpc", "--time", "1-12", "--constraint", "a&b"),
+        *("--cores", "96", "--numa", "2", "--ppn", "4", "--model", "a'b"),
         *("--seed", "7", "--dataset", "me/qa"),
     ),
 }
 
 
 def rendered(*words: str) -> SlurmScript:
-    shape = ("--nodes", "2", "--cores", "32")
-    argv = ["render", "slurm", "squad", *shape, "--name", "bert", *words]
-    return build_script(build_parser("render").parse_args(argv))
+    shape = ("--to", "slurm-script", "--nodes", "2", "--cores", "32")
+    argv = ["train", "squad", *shape, "--job-name", "bert", *words]
+    return read_job(build_parser("train").parse_args(argv), NOW)
 
 
 @pytest.mark.parametrize("case", CASES)

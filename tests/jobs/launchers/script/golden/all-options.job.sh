@@ -9,10 +9,6 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --mincpus=96
-#SBATCH --partition=cpu,amx
-#SBATCH --account=ml@hpc
-#SBATCH --time=1-12
-#SBATCH --constraint=a&b
 # One log, also of later attempts.
 #SBATCH --output=log
 #SBATCH --open-mode=append
@@ -35,7 +31,6 @@ trap : TERM
 unset "${!OMP_@}" "${!GOMP_@}" "${!KMP_@}"
 # In a shell that srun has started, the variables of its MPI number the ranks: all would be rank 0.
 unset "${!PMI@}" "${!MPI_LOCAL@}"
-export GLOO_SOCKET_IFNAME=ib0
 export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=24
 export OMP_PROC_BIND=false

@@ -1,0 +1,129 @@
+"""``--dry-run``: a job's placement and mpirun command, from the types of its nodes alone."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from cluster.cli.chosen_cluster import open_cluster
+from cluster.nodes import Cluster, Node
+from infra.ec2.instances import Instance
+from infra.errors import NoClusterError, UsageError
+from infra.instance_types import (
+    DEFAULT_INSTANCE_TYPE,
+    INSTANCE_TYPES,
+    InstanceType,
+    complete_type_name,
+    find_machine,
+    nearest_type,
+)
+from infra.words import counted
+from jobs.launchers.kubernetes.image import find_preloads
+from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
+from jobs.launchers.placement import NodeShape, place_on_nodes
+from jobs.launchers.plan import JobPaths, JobPlan, new_job_id
+from provision.stacks.load import DEFAULT_STACK, load_stack
+from provision.stacks.stack import Stack
+
+
+@dataclass(frozen=True)
+class Target:
+    """Nodes on which a job would run. ``shapes`` are those of their types, by the nodes' names."""
+
+    cluster: Cluster
+    stack: Stack
+    shapes: Mapping[str, NodeShape]
+
+
+def run_dry(
+    args: argparse.Namespace, now: datetime, build_plan: Callable[[Target], JobPlan]
+) -> tuple[str, dict[str, object]]:
+    """Return what ``--dry-run`` prints, as text and as JSON. EC2 is asked only for an existing cluster."""
+    if args.instance_type:
+        nodes = args.nodes or 1
+        recipe = getattr(args, "recipe", "fast")
+        stack = args.stack or ("reference" if recipe == "reference" else DEFAULT_STACK)
+        target = imagine(args.instance_type, nodes, stack, now)
+    else:
+        target = _find(args)
+    return preview(build_plan(target), target, now)
+
+
+def imagine(type_name: str, nodes: int, stack: str, now: datetime) -> Target:
+    """Return new nodes of a type in the table. Raises :class:`UsageError` for another one."""
+    machine = INSTANCE_TYPES.get(complete_type_name(type_name))
+    if machine is None:
+        raise UsageError(
+            f"--instance-type {type_name}: not in the table{nearest_type(type_name, INSTANCE_TYPES)}",
+            hint=f"give another one, such as {DEFAULT_INSTANCE_TYPE}, or omit it and use a cluster's",
+        )
+    names = [f"node{rank}" for rank in range(nodes)]
+    instances = [
+        Instance("", "", "", name, "", rank, now, machine.name, "", {})
+        for rank, name in enumerate(names)
+    ]
+    every = tuple(Node(rank, instance) for rank, instance in enumerate(instances))
+    shapes = dict.fromkeys(names, _shape(machine))
+    return Target(Cluster("spr", every, nodes), load_stack(stack), shapes)
+
+
+def _find(args: argparse.Namespace) -> Target:
+    try:
+        context = open_cluster(args)
+        cluster = context.find_cluster()
+    except NoClusterError as error:
+        error.hint = "--instance-type TYPE needs no cluster" + (
+            f"; {error.hint}" if error.hint else ""
+        )
+        raise
+    machines = {node.name: node.instance.instance_type for node in cluster.nodes}
+    types = {name: find_machine(context.clients.ec2, name) for name in {*machines.values()}}
+    unknown = [name for name, machine in types.items() if machine is None]
+    if unknown:
+        raise UsageError(f"EC2 does not describe {', '.join(unknown)} in {context.cloud.region}")
+    shapes = {node: _shape(found) for node, name in machines.items() if (found := types[name])}
+    return Target(cluster, load_stack(cluster.stack, locked=False), shapes)
+
+
+def _shape(machine: InstanceType) -> NodeShape:
+    return NodeShape(
+        cores=machine.cores,
+        memory_gib=max(2, round(machine.memory_gib)),
+        numa=machine.sockets or 1,
+        threads_per_core=max(1, machine.vcpus // machine.cores),
+    )
+
+
+def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str, object]]:
+    """Return a job's placement and mpirun command. Raises :class:`UsageError` if the nodes don't fit."""
+    cluster, stack = target.cluster, target.stack
+    preload = find_preloads(stack)._replace(tcmalloc=None)
+    placement = place_on_nodes(target.shapes, plan.placement, plan.backend, preload)
+    paths = JobPaths(new_job_id(plan.kind, now))
+    launch = build_launch(plan, placement, paths, cluster, stack)
+    mpirun = render_command(launch, cluster.head.private_ip)
+    used = cluster.first(plan.nodes).nodes
+    types = sorted({node.instance.instance_type for node in used})
+    warnings = (*placement.warnings, *warn_ignored(stack, placement))
+    ranks = counted(placement.nproc_per_node, "rank")
+    workers = f" + {placement.ccl_workers} for oneCCL" if placement.ccl_workers else ""
+    lines = [
+        f"{counted(len(used), 'node')} ({', '.join(types)}), each with {ranks} of "
+        f"{counted(placement.omp_threads, 'thread')}{workers}; backend {plan.backend}, stack {stack.name}",
+        *(f"warning: {warning}" for warning in warnings),
+        f"$ {mpirun}",
+        "Nothing was sent. The job adds the nodes' network interface and the path of tcmalloc.",
+    ]
+    return "\n".join(lines), {
+        "nodes": len(used),
+        "instance_types": types,
+        "stack": stack.name,
+        "backend": plan.backend,
+        "nproc_per_node": placement.nproc_per_node,
+        "omp_threads": placement.omp_threads,
+        "ccl_workers": placement.ccl_workers,
+        "warnings": [*warnings],
+        "mpirun": mpirun,
+    }

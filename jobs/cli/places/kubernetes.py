@@ -1,0 +1,202 @@
+"""A training job as YAML for Kubernetes: printed, written into a folder, or created by kubectl."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+from cluster.console.output import confirm, say
+from infra.errors import SprError, UsageError
+from infra.words import counted
+from jobs.cli.places.folder import check_output_folder, write_files
+from jobs.cli.places.options import ANY, KUBERNETES, read_shape
+from jobs.cli.shared.job_options import read_options, refuse_own_settings
+from jobs.launchers.kubernetes.manifests import AMX_LABEL, Rendered, render
+from jobs.launchers.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
+from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.reference.plan import PRESETS
+from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
+from jobs.worker.training.options import flag
+from provision.stacks.load import DEFAULT_STACK, load_stack
+
+# Names of pods and services add a suffix, with at most 63 characters in total.
+_NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_OBJECT = r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
+# https://github.com/distribution/reference
+_IMAGE = r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,499}"
+_FORMS = {
+    "job_name": (_NAME, "lower-case letters, digits, and dashes, at most 40, first a letter"),
+    "namespace": (_LABEL, "lower-case letters, digits, and dashes, at most 63"),
+    "image": (_IMAGE, "REPOSITORY/NAME:TAG"),
+    "claim": (_OBJECT, "a claim's name"),
+}
+_CLAIM_SIZE = "100Gi"
+_FILES = ("Dockerfile", "requirements.txt", "job.yaml", "code")
+Result = tuple[str, dict[str, object]]
+"""What a command prints, as text and as JSON."""
+
+
+def read_job(args: argparse.Namespace, now: datetime) -> Rendered:
+    """Return the job for the options. Raises :class:`UsageError` for options that don't fit together."""
+    reference = args.recipe == "reference"
+    stack = load_stack(args.stack or ("reference" if reference else DEFAULT_STACK))
+    pods = _read_pods(args, stack.name, now)
+    placement = PlacementOptions(nproc_per_node=args.ppn, ccl_workers=args.ccl_workers)
+    if reference:
+        refuse_own_settings(args, ("demo",))
+        preset = PRESETS[args.preset or "bert-large"]
+        plan = plan_reference_in_pods(preset, args.run_qa, placement, pods, stack)
+    else:
+        if args.run_qa:
+            raise UsageError("--run-qa requires --recipe reference")
+        plan = plan_in_pods(read_options(args, args.preset), placement, pods, stack)
+    return render(plan, pods, stack)
+
+
+def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOptions:
+    for name, (form, wanted) in _FORMS.items():
+        value = getattr(args, name)
+        if value is not None and not re.fullmatch(form, value, re.ASCII):
+            raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
+    if args.nodes is None:
+        raise UsageError(f"--to {KUBERNETES} needs --nodes, the number of pods")
+    labels = args.node_selector or []
+    amx = {} if ANY in labels else {AMX_LABEL: "true"}
+    own = (label.split("=") for label in labels if label != ANY)
+    return PodOptions(
+        name=args.job_name or new_job_id(args.task, now),
+        nodes=args.nodes,
+        image=args.image or f"spr-cluster:{stack}",
+        kind=JOB_KINDS[args.kind] if args.kind else TRAIN_JOB,
+        namespace=args.namespace,
+        claim=Claim(args.claim) if args.claim else Claim(size=_CLAIM_SIZE),
+        shape=read_shape(vars(args)),
+        node_labels={**amx, **dict(own)},
+    )
+
+
+def write(rendered: Rendered, output: str | None) -> Result:
+    """Write a job's files into a folder; without one, return its YAML, which kubectl accepts."""
+    if output is None:
+        lines = [f"# {line}".rstrip() for line in ["With this in job.yaml:", *_next(rendered)]]
+        return "\n".join([_yaml(rendered), *lines]), describe(rendered)
+    folder = check_output_folder(output, _FILES, KUBERNETES)
+    # It may be left from an earlier rendering.
+    (folder / "claim.yaml").unlink(missing_ok=True)
+    yaml = {name: text.encode() for name, text in rendered.yaml_files().items()}
+    copy = {"copy.yaml": rendered.copy_yaml().encode()}
+    write_files({**rendered.build, **yaml, **copy}, folder)
+    image, name = shlex.quote(rendered.pods.image), shlex.quote(str(folder))
+    lines = [
+        f"Dockerfile, code, and YAML of job {rendered.pods.name}: {folder}/\n",
+        f"  docker build --tag {image} {name} && docker push {image}",
+        *(f"  {line}" for line in _next(rendered, folder)),
+    ]
+    return "\n".join(lines), describe(rendered, folder)
+
+
+def _yaml(rendered: Rendered) -> str:
+    return "---\n".join(rendered.yaml_files().values()).rstrip("\n")
+
+
+def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
+    """Return the commands from a job's files to its results and its end."""
+    pods = rendered.pods
+    kubectl = "kubectl" + (f" -n {pods.namespace}" if pods.namespace else "")
+    names = [folder / each for each in rendered.yaml_files()] if folder else [Path("job.yaml")]
+    files = " ".join(f"-f {shlex.quote(str(each))}" for each in names)
+    copy = shlex.quote(str(folder / "copy.yaml")) if folder else "copy.yaml"
+    # Without a folder, the YAML has the claim, which must outlive the job.
+    job = f"-f {shlex.quote(str(names[-1]))}" if folder else f"{pods.kind.name.lower()} {pods.name}"
+    return [
+        f"{kubectl} create {files}",
+        *_watch(rendered),
+        f"{kubectl} create -f {copy}  # a pod with the claim; --output writes it",
+        f"{kubectl} cp copy:{pods.output} results/{pods.name}",
+        f"spr-cluster report results/{pods.name}",
+        f"{kubectl} delete -f {copy}",
+        f"{kubectl} delete {job}",
+    ]
+
+
+def _watch(rendered: Rendered) -> list[str]:
+    pods = rendered.pods
+    kubectl = "kubectl" + (f" -n {pods.namespace}" if pods.namespace else "")
+    label = f"{pods.kind.pod_label}={pods.name}"
+    first = f"{pods.name}-master-0"
+    if pods.kind == TRAIN_JOB:
+        first = f"--tail=-1 -l {label},batch.kubernetes.io/job-completion-index=0"
+    return [f"{kubectl} get pods -l {label}", f"{kubectl} logs -f {first}"]
+
+
+def describe(rendered: Rendered, folder: Path | None = None) -> dict[str, object]:
+    """Return the job for ``--json``."""
+    placement, size = rendered.placement, rendered.size
+    return {
+        "job": rendered.pods.name,
+        "output": str(folder) if folder else None,
+        "nodes": rendered.pods.nodes,
+        "nproc_per_node": placement.nproc_per_node,
+        "omp_threads": placement.omp_threads,
+        "ccl_workers": placement.ccl_workers,
+        "cpus": size.cpus,
+        "memory_gib": size.memory_gib,
+        "manifests": rendered.manifests,
+        "dockerfile": rendered.dockerfile,
+    }
+
+
+def summarize(rendered: Rendered) -> str:
+    """Return the job in a line: its pods, their ranks, and its claim."""
+    pods, placement, size = rendered.pods, rendered.placement, rendered.size
+    ranks = counted(placement.nproc_per_node, "rank")
+    return (
+        f"{pods.kind.name} {pods.name}: {counted(pods.nodes, 'pod')} of {size.cpus} CPUs and "
+        f"{size.memory_gib} GiB, each with {ranks} of {counted(placement.omp_threads, 'thread')}; "
+        f"image {pods.image}; {'new' if rendered.claim else 'existing'} claim {pods.claim.name}"
+    )
+
+
+def apply(rendered: Rendered, *, yes: bool, dry_run: bool) -> Result:
+    """Create a job through kubectl; with ``dry_run``, the cluster only validates it.
+
+    A job that the cluster refuses leaves no claim behind. Raises :class:`UsageError` without kubectl.
+    """
+    if not shutil.which("kubectl"):
+        hint = "install it, or omit --apply and give the YAML to `kubectl create -f -` elsewhere"
+        raise UsageError("--apply: kubectl is not installed here", hint=hint)
+    context, name = _kubectl("config", "current-context").strip(), rendered.pods.claim.name
+    say(summarize(rendered))
+    if not dry_run:
+        confirm(f"Create it in context {context}?", yes=yes, about=f"in context {context}")
+    namespace = rendered.pods.namespace
+    where = ("--namespace", namespace) if namespace else ()
+    found = _kubectl("get", "pvc", name, "--ignore-not-found", "--output=name", *where)
+    files = rendered.yaml_files()
+    if found:
+        files.pop("claim.yaml", None)
+    yaml = "---\n".join(files.values())
+    _kubectl("create", "--dry-run=server", "-f", "-", stdin=yaml)
+    if dry_run:
+        text = f"The cluster accepts job {rendered.pods.name}; nothing was created."
+        return text, {**describe(rendered), "created": False}
+    created = _kubectl("create", "-f", "-", stdin=yaml)
+    lines = [created.rstrip("\n"), *(f"  {line}" for line in _watch(rendered))]
+    return "\n".join(lines), {**describe(rendered), "created": True}
+
+
+def _kubectl(*words: str, stdin: str = "") -> str:
+    """Return what kubectl prints. Raises :class:`SprError` with its message if it fails."""
+    argv = ["kubectl", *words]
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise SprError(f"kubectl {words[0]}: {why}", hint=f"the command was: {shlex.join(argv)}")
+    return done.stdout

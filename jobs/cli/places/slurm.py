@@ -1,0 +1,99 @@
+"""A training job as a batch script and a folder for another Slurm cluster."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from datetime import datetime
+from pathlib import Path
+
+from cluster.console.output import say
+from infra.errors import UsageError
+from infra.words import counted
+from jobs.cli.places.folder import check_output_folder, write_files
+from jobs.cli.places.options import SLURM, read_shape
+from jobs.cli.shared.job_options import read_options
+from jobs.launchers.mpirun import warn_ignored
+from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.launchers.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
+from jobs.train.elsewhere import plan_for_script
+from jobs.train.request import TrainRequest, check_inputs
+from provision.stacks.load import DEFAULT_STACK, load_stack
+
+Result = tuple[str, dict[str, object]]
+"""What a command prints, as text and as JSON."""
+
+
+def read_job(args: argparse.Namespace, now: datetime) -> SlurmScript:
+    """Return the job for the options. Raises :class:`UsageError` for options that don't fit together."""
+    # No machine is typical of centers, and ranks with another number of cores are slow.
+    for name, what in {
+        "nodes": "nodes",
+        "cores": "physical cores per node that jobs may use",
+    }.items():
+        if getattr(args, name) is None:
+            raise UsageError(f"--to {SLURM} needs --{name}, the number of {what}")
+    name = args.job_name or new_job_id(args.task, now)
+    options = ScriptOptions(name=name, nodes=args.nodes, shape=read_shape(vars(args)))
+    stack = load_stack(args.stack or DEFAULT_STACK)
+    placement = PlacementOptions(nproc_per_node=args.ppn)
+    request = TrainRequest(read_options(args, args.preset), Path(), placement)
+    check_inputs(request.options)
+    script = render_slurm(plan_for_script(request, stack), options, stack)
+    for warning in warn_ignored(stack, script.placement):
+        say(f"warning: {warning}")
+    return script
+
+
+def write(script: SlurmScript, output: str | None) -> Result:
+    """Write a job's folder; without one, return its script."""
+    if output is None:
+        return script.text.rstrip("\n"), describe(script)
+    folder = check_output_folder(output, OURS, SLURM)
+    write_files(script.files, folder)
+    _warn_of_results(folder / "output")
+    return _how_to_submit(script, folder), describe(script, folder)
+
+
+def _warn_of_results(output: Path) -> None:
+    if output.exists():
+        say(
+            f"warning: {output} is from an earlier job: this one would resume it or, if it is finished, "
+            "not train; to start over, move it away"
+        )
+
+
+def summarize(script: SlurmScript) -> str:
+    """Return the job in a line: its nodes and their ranks."""
+    placement, nodes = script.placement, script.options.nodes
+    ranks = counted(placement.nproc_per_node, "rank")
+    threads = counted(placement.omp_threads, "thread")
+    return f"job {script.options.name}: {counted(nodes, 'node')}, each with {ranks} of {threads}"
+
+
+def describe(script: SlurmScript, folder: Path | None = None) -> dict[str, object]:
+    """Return the job for ``--json``."""
+    return {
+        "job": script.options.name,
+        "output": str(folder) if folder else None,
+        "nodes": script.options.nodes,
+        "nproc_per_node": script.placement.nproc_per_node,
+        "omp_threads": script.placement.omp_threads,
+        "script": script.text,
+    }
+
+
+def _how_to_submit(script: SlurmScript, folder: Path) -> str:
+    name = script.options.name
+    return (
+        f"Slurm job {name}: {folder}/\n\n"
+        f"Copy the folder to a file system that all nodes share, and submit it there:\n\n"
+        f"  rsync -a {shlex.quote(str(folder))}/ CENTER:{name}/\n"
+        f"  cd {name} && bash install.sh     once, where the internet can be reached\n"
+        f"  sbatch {SCRIPT}\n"
+        "  squeue --me; tail -F log\n\n"
+        "Model, metrics, and results.json are then in output/. Here:\n\n"
+        "  mkdir -p results\n"
+        f"  rsync -a --exclude checkpoints CENTER:{name}/output/ results/{name}/\n"
+        f"  spr-cluster report results/{name}"
+    )

@@ -37,6 +37,8 @@ _FORMS = {
     "image": (_IMAGE, "REPOSITORY/NAME:TAG"),
     "claim": (_OBJECT, "a claim's name"),
 }
+# A line of kubectl's own log, such as "E1127 14:16:19.642687 1655 memcache.go:265] …".
+_LOG = re.compile(r"[EWI]\d{4} ")
 _CLAIM_SIZE = "100Gi"
 _FILES = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 Result = tuple[str, dict[str, object]]
@@ -197,6 +199,7 @@ def _kubectl(*words: str, stdin: str = "") -> str:
     argv = ["kubectl", *words]
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
-        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        lines = [line.strip() for line in done.stderr.splitlines() if not _LOG.match(line)]
+        why = " ".join(lines) or f"exit code {done.returncode}"
         raise SprError(f"kubectl {words[0]}: {why}", hint=f"the command was: {shlex.join(argv)}")
     return done.stdout

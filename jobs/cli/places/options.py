@@ -104,6 +104,8 @@ def check_place(options: Mapping[str, Any]) -> None:
         if value and value not in _DEFAULTS and place not in places:
             option, able = _FLAGS.get(name, flag(name)), " or ".join(places)
             raise UsageError(f"{option}: not with --to {place}, only with --to {able}")
+    if options.get("apply") and options["write_to"]:
+        raise UsageError("--apply creates the job, --output writes it: give one of them")
     if options.get("yes") and not options["apply"]:
         raise UsageError("--yes confirms --apply: give both, or neither")
     if place == CLUSTER and options["stack"] and not options["instance_type"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ _GOOD: dict[str, list[str]] = {
     "results": ["out"],
     "model": ["scratch", "distilbert-base-uncased", "./model"],
     "cores": ["2", "32", "64"],
-    "memory": ["16", "512"],
+    "memory_gib": ["16", "512"],
     "numa": ["1", "2"],
     "threads_per_core": ["1", "2"],
     "ppn": ["1", "2", "3"],
@@ -96,9 +97,8 @@ _GOOD: dict[str, list[str]] = {
     "image": ["ghcr.io/me/spr:1", "me/"],
     "namespace": ["training", "Training"],
     "claim": ["data", "-"],
-    "claim_size": ["100Gi", "100"],
-    "storage_class": ["nfs"],
-    "pull_secret": ["registry"],
+    "node_selector": ["any", "pool=spr", "pool"],
+    "job_name": ["bert", "Bert"],
     "run_qa": ["/workspace/qa", "qa"],
 }
 
@@ -166,6 +166,8 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with one_for_all(endpoint) as line, pytest.MonkeyPatch.context() as patch:
         # No test may touch the containers of this machine's own embedded cloud.
         patch.setattr("infra.local.cloud._has_podman", lambda: False)
+        # Nor create a job on its Kubernetes.
+        patch.setenv("KUBECONFIG", os.devnull)
         patch.chdir(folder)
         (folder / "faults.toml").write_text("profile = 'fast'\n")
         shutil.copy(SAMPLE, folder / "train.json")

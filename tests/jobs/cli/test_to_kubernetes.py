@@ -122,6 +122,10 @@ def test_a_folder_with_other_files_stays_as_it_is(render: K8s, tmp_path: Path) -
             "squad --nodes 2 --node-selector pool",
             "argument --node-selector: 'pool': expected a node's",
         ),
+        (
+            "squad --nodes 2 --apply --output x",
+            "--apply creates the job, --output writes it: give one",
+        ),
         ("squad --nodes 2 --yes", "--yes confirms --apply: give both, or neither"),
         (
             "squad --nodes 2 --detach",
@@ -228,13 +232,11 @@ def test_a_dry_run_lets_the_cluster_validate_and_creates_nothing(
 
 
 def test_a_refused_job_creates_nothing(render: K8s, kubectl: Path) -> None:
-    (kubectl / "refused").write_text("Error from server (AlreadyExists):\n bert exists\n")
+    (kubectl / "refused").write_text("E1127 14:16:19 a.go] x\nError from server:\n bert exists\n")
     result = render(*APPLY, "--yes")
 
     assert (result.code, result.out) == (1, "")
-    assert (
-        "spr-cluster: kubectl create: Error from server (AlreadyExists): bert exists" in result.err
-    )
+    assert "spr-cluster: kubectl create: Error from server: bert exists" in result.err
     assert not (kubectl / "created").exists()
 
 

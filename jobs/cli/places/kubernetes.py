@@ -88,7 +88,8 @@ def write(rendered: Rendered, output: str | None) -> Result:
     """Write a job's files into a folder; without one, return its YAML, which kubectl accepts."""
     if output is None:
         lines = [f"# {line}".rstrip() for line in ["With this in job.yaml:", *_next(rendered)]]
-        return "\n".join([_yaml(rendered), *lines]), describe(rendered)
+        yaml_ = "---\n".join(rendered.yaml_files().values())
+        return "\n".join([yaml_.rstrip("\n"), *lines]), describe(rendered)
     folder = check_output_folder(output, _FILES, KUBERNETES)
     # It may be left from an earlier rendering.
     (folder / "claim.yaml").unlink(missing_ok=True)
@@ -104,14 +105,9 @@ def write(rendered: Rendered, output: str | None) -> Result:
     return "\n".join(lines), describe(rendered, folder)
 
 
-def _yaml(rendered: Rendered) -> str:
-    return "---\n".join(rendered.yaml_files().values()).rstrip("\n")
-
-
 def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     """Return the commands from a job's files to its results and its end."""
-    pods = rendered.pods
-    kubectl = "kubectl" + (f" -n {pods.namespace}" if pods.namespace else "")
+    pods, kubectl = rendered.pods, _prefix(rendered)
     names = [folder / each for each in rendered.yaml_files()] if folder else [Path("job.yaml")]
     files = " ".join(f"-f {shlex.quote(str(each))}" for each in names)
     copy = shlex.quote(str(folder / "copy.yaml")) if folder else "copy.yaml"
@@ -128,9 +124,13 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     ]
 
 
+def _prefix(rendered: Rendered) -> str:
+    namespace = rendered.pods.namespace
+    return f"kubectl -n {namespace}" if namespace else "kubectl"
+
+
 def _watch(rendered: Rendered) -> list[str]:
-    pods = rendered.pods
-    kubectl = "kubectl" + (f" -n {pods.namespace}" if pods.namespace else "")
+    pods, kubectl = rendered.pods, _prefix(rendered)
     label = f"{pods.kind.pod_label}={pods.name}"
     first = f"{pods.name}-master-0"
     if pods.kind == TRAIN_JOB:
@@ -182,6 +182,8 @@ def apply(rendered: Rendered, *, yes: bool, dry_run: bool) -> Result:
     where = ("--namespace", namespace) if namespace else ()
     found = _kubectl("get", "pvc", name, "--ignore-not-found", "--output=name", *where)
     files = rendered.yaml_files()
+    if not found and rendered.claim is None:
+        raise UsageError(f"claim {name} doesn't exist", hint="without --claim, a new one is made")
     if found:
         files.pop("claim.yaml", None)
     yaml = "---\n".join(files.values())

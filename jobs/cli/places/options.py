@@ -16,7 +16,6 @@ from jobs.worker.training.options import flag
 
 CLUSTER, SLURM, KUBERNETES = "cluster", "slurm-script", "kubernetes-yaml"
 PLACES = (CLUSTER, SLURM, KUBERNETES)
-_SHAPE = ("cores", "numa", "memory_gib", "threads_per_core")
 _ELSEWHERE = ("write_to", "job_name", "cores", "numa")
 _PODS = (
     *("kind", "image", "namespace", "claim", "node_selector", "memory_gib", "threads_per_core"),

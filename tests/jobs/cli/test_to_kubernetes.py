@@ -220,6 +220,14 @@ def test_an_existing_claim_is_used(render: K8s, kubectl: Path) -> None:
     assert kinds(kubectl / "created") == ["TrainJob"]
 
 
+def test_a_claim_that_does_not_exist(render: K8s, kubectl: Path) -> None:
+    result = render(*APPLY, "--yes", "--claim", "data")
+
+    assert (result.code, result.out) == (2, "")
+    assert "spr-cluster: claim data doesn't exist\n  → without --claim" in result.err
+    assert not (kubectl / "tried").exists()
+
+
 def test_a_dry_run_lets_the_cluster_validate_and_creates_nothing(
     render: K8s, kubectl: Path
 ) -> None:

@@ -131,6 +131,14 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
     (lambda: submit(Training("squad", epochs=0)), "--epochs 0 is out of range: 1 to 10000"),
     (lambda: submit(Training("squad"), epoch=3), "unknown option '--epoch'; did you mean --epochs"),
+    (
+        lambda: submit(Run("ls", dry_run=True)),
+        "dry_run: not in Python\n  → spr-cluster train or run",
+    ),
+    (
+        lambda: submit(Training("squad", to="slurm-script")),
+        "--name: not with --to slurm-script, only",
+    ),
     (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
     (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),

@@ -117,6 +117,7 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
         f"{kubectl} create {files}",
         *_watch(rendered),
         f"{kubectl} create -f {copy}  # a pod with the claim; --output writes it",
+        f"{kubectl} wait --for=condition=Ready pod/copy",
         f"{kubectl} cp copy:{pods.output} results/{pods.name}",
         f"spr-cluster report results/{pods.name}",
         f"{kubectl} delete -f {copy}",

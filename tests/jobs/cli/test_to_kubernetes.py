@@ -41,6 +41,7 @@ def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
         f"# kubectl get pods -l {label}",
         f"# kubectl logs -f --tail=-1 -l {label},batch.kubernetes.io/job-completion-index=0",
         "# kubectl create -f copy.yaml  # a pod with the claim; --output writes it",
+        "# kubectl wait --for=condition=Ready pod/copy",
         "# kubectl cp copy:/workspace/jobs/bert/output results/bert",
         "# spr-cluster report results/bert",
         "# kubectl delete -f copy.yaml",

@@ -121,6 +121,8 @@ class Cluster:
         """
         work = _Work(("run", job)) if isinstance(job, str) else job
         given = dict(**{**work.options, **options}, **self._place, detach=True)
+        if given.get("dry_run"):
+            raise UsageError("dry_run: not in Python", hint="spr-cluster train or run --dry-run")
         return self.job(_call(work.words, given, work.program)["job"])
 
     def job(self, id_: str) -> Job:

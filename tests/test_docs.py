@@ -72,6 +72,7 @@ FOREIGN_OPTIONS = {
     "--no-detach": "such a one",
     "--no-requeue": "of sbatch",
     "--profile": "of the AWS CLI",
+    "--time": "of sbatch",
     "--trial-seconds": "of the worker",
 }
 

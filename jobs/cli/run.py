@@ -21,7 +21,7 @@ from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.dry_run import run_dry
-from jobs.cli.places.options import CLUSTER, DryRunRequest
+from jobs.cli.places.options import CLUSTER, DryRunRequest, check_place
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_options import (
     PlacementRequest,
@@ -145,11 +145,12 @@ def add_parser(parent: Parser) -> None:
 
 def run(request: RunCommand) -> int:
     now = datetime.now(timezone.utc)
-    results = request.results_folder("run", now)
     if request.to != CLUSTER:
         raise UsageError(
             f"--to {request.to}: only tasks can run there: spr-cluster train TASK --to {request.to}"
         )
+    check_place(request)
+    results = request.results_folder("run", now)
     if request.dry_run:
         dry = build_request(request, results)
         planned = run_dry(

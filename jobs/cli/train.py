@@ -232,6 +232,8 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
     """Return the job as it is printed, after writing or creating it if the user asked for that."""
     if request.to == CLUSTER:
         work = _build_work(request, now)
+        if isinstance(work, ResumeRequest):
+            raise UsageError("--dry-run: a resumed job's options are on its nodes: omit --resume")
         stack = "reference" if request.recipe == "reference" else DEFAULT_STACK
 
         def plan(target: Target) -> JobPlan:
@@ -284,11 +286,10 @@ def render_script(request: TrainCommand, now: datetime) -> SlurmScript:
 
 def _plan_dry(request: TrainCommand, work: Work, target: Target, now: datetime) -> JobPlan:
     found = follow_stack(request, work, target.stack, now)
-    if isinstance(found, ResumeRequest):
-        raise UsageError("--dry-run: a resumed job's options are on its nodes: omit --resume")
     if isinstance(found, ReferenceRequest):
         nodes = len(target.cluster.first(found.spec.resources.nodes).nodes)
         return plan_reference(found, target.stack, nodes)
+    assert isinstance(found, TrainRequest)
     require_able_stack(target.stack, f"train {found.options.task}")
     return plan_training(found, target.stack)
 

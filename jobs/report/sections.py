@@ -160,8 +160,9 @@ def warnings_of(run: Run) -> Iterator[str]:
     lost = sum(not math.isfinite(loss) for _, loss in losses_of(run))
     if lost:
         yield f"The loss is not finite at {counted(lost, 'step')}."
-    if figures.scores(run) and run.text("data") == run.text("eval_data") is not None:
-        yield "F1 and exact match are measured on the training data, not on unseen data."
+    names = ", ".join(SCORES.get(name, name) for name in figures.scores(run))
+    if names and run.text("data") == run.text("eval_data") is not None:
+        yield f"{names}: measured on the training data, not on unseen data."
 
 
 def losses_of(run: Run) -> list[ChartPoint]:

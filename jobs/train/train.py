@@ -25,19 +25,11 @@ from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.spec import JobSpec
+from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import BASE_MODEL, TrainOptions
 from provision.stacks.stack import Stack
 
-SCORES = {
-    "f1": "F1",
-    "em": "exact match",
-    "has_answer_f1": "F1 with an answer",
-    "no_answer_f1": "F1 without an answer",
-    "macro_f1": "macro F1",
-    "accuracy": "accuracy",
-    "exact_match": "all labels right",
-    "perplexity": "perplexity",
-}
+SCORES = {name: title for task in TASKS.values() for name, title in task.scores.items()}
 """Display names of scores."""
 
 

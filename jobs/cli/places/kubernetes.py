@@ -30,6 +30,8 @@ _FORMS = {
     "image": (_IMAGE, "REPOSITORY/NAME:TAG"),
     "claim": (_OBJECT, "a claim's name"),
 }
+# A line of kubectl's own log, such as "E1127 14:16:19.642687 1655 memcache.go:265] …".
+_LOG = re.compile(r"[EWI]\d{4} ")
 _CLAIM_SIZE = "100Gi"
 _FILES = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 Result = tuple[str, dict[str, object]]
@@ -62,7 +64,8 @@ def write(rendered: Rendered, output: str | None) -> Result:
     """Write a job's files into a folder; without one, return its YAML, which kubectl accepts."""
     if output is None:
         lines = [f"# {line}".rstrip() for line in ["With this in job.yaml:", *_next(rendered)]]
-        return "\n".join([_yaml(rendered), *lines]), describe(rendered)
+        yaml_ = "---\n".join(rendered.yaml_files().values())
+        return "\n".join([yaml_.rstrip("\n"), *lines]), describe(rendered)
     folder = check_output_folder(output, _FILES, KUBERNETES)
     # It may be left from an earlier rendering.
     (folder / "claim.yaml").unlink(missing_ok=True)
@@ -78,14 +81,9 @@ def write(rendered: Rendered, output: str | None) -> Result:
     return "\n".join(lines), describe(rendered, folder)
 
 
-def _yaml(rendered: Rendered) -> str:
-    return "---\n".join(rendered.yaml_files().values()).rstrip("\n")
-
-
 def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     """Return the commands from a job's files to its results and its end."""
-    pods = rendered.pods
-    kubectl = "kubectl" + (f" -n {pods.namespace}" if pods.namespace else "")
+    pods, kubectl = rendered.pods, _prefix(rendered)
     names = [folder / each for each in rendered.yaml_files()] if folder else [Path("job.yaml")]
     files = " ".join(f"-f {shlex.quote(str(each))}" for each in names)
     copy = shlex.quote(str(folder / "copy.yaml")) if folder else "copy.yaml"
@@ -95,6 +93,7 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
         f"{kubectl} create {files}",
         *_watch(rendered),
         f"{kubectl} create -f {copy}  # a pod with the claim; --output writes it",
+        f"{kubectl} wait --for=condition=Ready pod/copy",
         f"{kubectl} cp copy:{pods.output} results/{pods.name}",
         f"spr-cluster report results/{pods.name}",
         f"{kubectl} delete -f {copy}",
@@ -102,9 +101,13 @@ def _next(rendered: Rendered, folder: Path | None = None) -> list[str]:
     ]
 
 
+def _prefix(rendered: Rendered) -> str:
+    namespace = rendered.pods.namespace
+    return f"kubectl -n {namespace}" if namespace else "kubectl"
+
+
 def _watch(rendered: Rendered) -> list[str]:
-    pods = rendered.pods
-    kubectl = "kubectl" + (f" -n {pods.namespace}" if pods.namespace else "")
+    pods, kubectl = rendered.pods, _prefix(rendered)
     label = f"{pods.kind.pod_label}={pods.name}"
     first = f"{pods.name}-master-0"
     if pods.kind == TRAIN_JOB:
@@ -156,6 +159,8 @@ def apply(rendered: Rendered, *, yes: bool, dry_run: bool) -> Result:
     where = ("--namespace", namespace) if namespace else ()
     found = _kubectl("get", "pvc", name, "--ignore-not-found", "--output=name", *where)
     files = rendered.yaml_files()
+    if not found and rendered.claim is None:
+        raise UsageError(f"claim {name} doesn't exist", hint="without --claim, a new one is made")
     if found:
         files.pop("claim.yaml", None)
     yaml = "---\n".join(files.values())
@@ -173,6 +178,7 @@ def _kubectl(*words: str, stdin: str = "") -> str:
     argv = ["kubectl", *words]
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
-        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        lines = [line.strip() for line in done.stderr.splitlines() if not _LOG.match(line)]
+        why = " ".join(lines) or f"exit code {done.returncode}"
         raise SprError(f"kubectl {words[0]}: {why}", hint=f"the command was: {shlex.join(argv)}")
     return done.stdout

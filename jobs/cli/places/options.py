@@ -17,7 +17,6 @@ from jobs.worker.training.options import flag
 CLUSTER, SLURM, KUBERNETES = "cluster", "slurm-script", "kubernetes-yaml"
 ANY = "any"
 PLACES = (CLUSTER, SLURM, KUBERNETES)
-_SHAPE = ("cores", "numa", "memory_gib", "threads_per_core")
 _ELSEWHERE = ("write_to", "job_name", "cores", "numa")
 _PODS = (
     *("kind", "image", "namespace", "claim", "node_selector", "memory_gib", "threads_per_core"),
@@ -150,7 +149,7 @@ class PlaceRequest(DryRunRequest):
         return NodeShape(**{name: value for name, value in given.items() if value is not None})
 
 
-def check_place(request: PlaceRequest) -> None:
+def check_place(request: DryRunRequest) -> None:
     """Raise :class:`UsageError` for an option that another place than that of ``--to`` understands."""
     place, options = request.to, vars(request)
     for name, places in _PLACES_OF.items():
@@ -158,8 +157,11 @@ def check_place(request: PlaceRequest) -> None:
         if value and value not in _DEFAULTS and place not in places:
             named, able = _FLAGS.get(name, flag(name)), " or ".join(places)
             raise UsageError(f"{named}: not with --to {place}, only with --to {able}")
-    if request.yes and not request.apply:
-        raise UsageError("--yes confirms --apply: give both, or neither")
+    if isinstance(request, PlaceRequest):
+        if request.apply and request.write_to:
+            raise UsageError("--apply creates the job, --output writes it: give one of them")
+        if request.yes and not request.apply:
+            raise UsageError("--yes confirms --apply: give both, or neither")
     if place == CLUSTER and request.stack and not request.instance_type:
         raise UsageError("--stack: the cluster has its own; only with --dry-run --instance-type")
     if request.instance_type and not request.dry_run:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
 from ..data.table import Table
@@ -64,6 +64,10 @@ class Classify(TableTask[ClassifyOptions]):
     Options = ClassifyOptions
     demo = ClassifyOptions(data=str(Path(__file__).with_name("classify.sample.jsonl")), **SMALL)
     help = "classify texts or pairs of texts, one label each or several"
+    scores: ClassVar[Mapping[str, str]] = {
+        "exact_match": "all labels right",
+        "macro_f1": "macro F1",
+    }
     head = HEAD
     text_columns = (
         "text",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
@@ -58,6 +58,7 @@ class Tag(TableTask[TagOptions]):
     Options = TagOptions
     demo = TagOptions(data=str(Path(__file__).with_name("tag.sample.conll")), **SMALL)
     help = "tag words: names, parts of speech"
+    scores: ClassVar[Mapping[str, str]] = {"f1": "F1"}
     head = HEAD
     text_columns = ("words", "tokens")
     label_columns = ("tags", "ner_tags", "labels", "pos_tags")

@@ -83,6 +83,8 @@ class Task(ABC, Generic[Own]):
     """``--data`` may be a name on the hub."""
     help: ClassVar[str]
     """A line of the command's help."""
+    scores: ClassVar[Mapping[str, str]] = {}
+    """What a report calls the figures of :meth:`evaluate`; those that are not here keep their names."""
     Options: type[Own]
     demo: Own
     """Options of `--demo`."""

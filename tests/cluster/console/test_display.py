@@ -22,6 +22,7 @@ from cluster.console.display import PlainProgress, TreeProgress, format_seconds,
 from cluster.console.output import wrap
 from infra.spec import CLUSTER_NAME_RULE
 from jobs.cli.shared.job_display import JobDisplay, render_result, render_shares, render_step
+from jobs.worker.tasks import TASKS
 
 STEP: dict[str, Any] = {
     "event": "step",
@@ -183,8 +184,11 @@ def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
     [
         "spr-cluster fetch run-20261123-104829-5mr --name bert --cloud local",
         "spr-cluster train squad --resume squad-20261123-104829-5mr --name bert --cloud local --results x",
+        *(
+            f"spr-cluster train {task} --resume run-20261123-104829-5mr --name bert"
+            for task in TASKS
+        ),
     ],
-    ids=["a job's ID", "longer than a line"],
 )
 def test_a_command_to_copy_is_never_broken(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 root=$(realpath --canonicalize-missing "${1:-${XDG_CACHE_HOME:-$HOME/.cache}/spr-cluster/kubernetes-1.20.2}")
-programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
+programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl)
 unpacked=(bin/etcd bin/containerd bin/containerd-shim-runc-v2 bin/ctr lib/cni/bridge lib/cni/host-local lib/cni/loopback)
 version=k8s.io/kubernetes/vendor/k8s.io/component-base/version
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs.launchers.kubernetes.api import KubernetesApi
-from jobs.launchers.kubernetes.resources import core_path
-from kubernetes.client import CoreV1Api
 
 from jobs.launchers.kubernetes.manifests import Manifest
 from tests.e2e.kubernetes.control_plane import BINARIES, PROGRAMS, ControlPlane, running, wait_for
-from tests.e2e.kubernetes.operator import make_pods
 from tests.harness.command_line import CommandResult
 from tests.jobs.cli.test_main import run
 from tests.jobs.launchers.kubernetes.schemas import DEFINITION, read_definition
@@ -29,8 +26,7 @@ MARKS = [
     ),
     pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl"),
 ]
-GROUP = "/apis/kubeflow.org/v1"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_RBAC = "rbac.authorization.k8s.io"
 # The role that docs/kubernetes.md asks for, and no more.
 RULES = [
     {
@@ -38,14 +34,14 @@ RULES = [
         "resources": ["pytorchjobs"],
         "verbs": ["create", "get", "list", "delete"],
     },
+    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["create", "get"]},
     {
         "apiGroups": [""],
-        "resources": ["persistentvolumeclaims", "pods"],
-        "verbs": ["create", "get", "list", "delete"],
+        "resources": ["pods"],
+        "verbs": ["create", "get", "list", "watch", "delete"],
     },
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
 ]
 
 
@@ -55,10 +51,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("plane")
     with running(folder, ("ada", "bob"), read_definition(DEFINITION)) as plane:
         default = {"storageclass.kubernetes.io/is-default-class": "true"}
-        found = {"name": "nfs", "annotations": default}
-        plane.admin.create(
-            "/apis/storage.k8s.io/v1/storageclasses",
-            {"metadata": found, "provisioner": "nfs.csi.k8s.io"},
+        plane.create(
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "StorageClass",
+                "metadata": {"name": "nfs", "annotations": default},
+                "provisioner": "nfs.csi.k8s.io",
+            }
         )
         yield plane
 
@@ -69,58 +68,47 @@ class Space:
 
     name: str
     plane: ControlPlane
-    api: KubernetesApi
-    """The administrator's."""
     capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
 
-    def run(self, *words: str, user: str = "ada") -> CommandResult:
-        where = ("--namespace", self.name, "--context", user)
-        command = ("k8s", *words) if words[0] == "submit" else words
-        return run(self.capsys, *command, *where)
+    def apply(self, *words: str, user: str = "ada") -> CommandResult:
+        """Give a job to kubectl as a user."""
+        self.become(user)
+        place = ("--to", "kubernetes-yaml", "--namespace", self.name, "--apply", "--yes")
+        return run(self.capsys, "train", words[0], *place, *words[1:])
 
-    def find(self, plural: str) -> list[Manifest]:
-        return self.api.items(core_path(self.name, plural))
+    def become(self, user: str) -> None:
+        kubeconfig = self.plane.write_kubeconfig(f"{user}.kubeconfig", user)
+        self.monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
 
-    def wait_for_status(self, text: str) -> list[str]:
-        """Wait until the job's status says something; return its lines."""
-        shown: list[str] = []
+    def find(self, kind: str) -> list[Manifest]:
+        return self.plane.items(kind, self.name)
 
-        def is_shown() -> bool:
-            result = self.run("jobs", "bert")
-            assert result.code == 0, result.err
-            shown[:] = result.out.splitlines()
-            return text in result.out
-
-        wait_for(text, is_shown)
-        return shown
+    def kubectl(self, *words: str) -> str:
+        return self.plane.kubectl("-n", self.name, *words)
 
     def give_volume(self, source: Manifest) -> None:
         """Make a volume for the claim."""
-        volume = {
+        spec = {
             "accessModes": ["ReadWriteMany"],
             "capacity": {"storage": "100Gi"},
             "storageClassName": "nfs",
             **source,
-            # Claims of other tests wait, too.
+            # Claims of other tests wait as well.
             "claimRef": {"namespace": self.name, "name": "spr-cluster"},
         }
-        found = {"metadata": {"name": self.name}, "spec": volume}
-        self.api.create("/api/v1/persistentvolumes", found)
-
-    def make_pods(self) -> None:
-        make_pods(self.api, self.api.get(f"{self.jobs}/bert"))
-
-    @property
-    def jobs(self) -> str:
-        return f"{GROUP}/namespaces/{self.name}/pytorchjobs"
+        metadata = {"name": self.name}
+        kind = {"apiVersion": "v1", "kind": "PersistentVolume"}
+        self.plane.create({**kind, "metadata": metadata, "spec": spec})
 
     def limit(self, hard: dict[str, str]) -> None:
         """Set a quota, and wait until the cluster has counted."""
-        path = core_path(self.name, "resourcequotas")
-        self.api.create(path, {"metadata": {"name": "team"}, "spec": {"hard": hard}})
+        kind = {"apiVersion": "v1", "kind": "ResourceQuota"}
+        content = {**kind, "metadata": {"name": "team"}, "spec": {"hard": hard}}
+        self.plane.create(content, self.name)
         wait_for(
             "the quota's count",
-            lambda: all("used" in each.get("status", {}) for each in self.api.items(path)),
+            lambda: all("used" in each.get("status", {}) for each in self.find("resourcequotas")),
         )
 
 
@@ -132,31 +120,15 @@ def space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Space:
     name = request.node.name.removeprefix("test_").replace("_", "-")[:60].rstrip("-")
-    api = plane.admin
-    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    rbac = f"{RBAC}/namespaces/{name}"
-    api.create(f"{rbac}/roles", {"metadata": {"name": "trainer"}, "rules": RULES})
-    group = "rbac.authorization.k8s.io"
-    binding = {
-        "metadata": {"name": "trainer"},
-        "subjects": [{"kind": "User", "name": "ada", "apiGroup": group}],
-        "roleRef": {"kind": "Role", "name": "trainer", "apiGroup": group},
-    }
-    api.create(f"{rbac}/rolebindings", binding)
-    account = core_path(name, "serviceaccounts", "default")
-    wait_for("the service account", lambda: bool((api.find(account) or {}).get("secrets")))
-    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    return Space(name, plane, api, capsys)
-
-
-@pytest.fixture
-def small_node(plane: ControlPlane) -> Iterator[None]:
-    """A node on which nothing runs, and no pod of a job fits."""
-    core = CoreV1Api(plane.admin.client)
-    has = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-    content = {"metadata": {"name": "small"}, "status": {"capacity": has, "allocatable": has}}
-    plane.admin.create("/api/v1/nodes", content)
-    # The server taints a new node until its kubelet reports.
-    core.patch_node("small", {"spec": {"taints": None}})
-    yield
-    plane.admin.delete("/api/v1/nodes/small")
+    plane.kubectl("create", "namespace", name)
+    rbac = {"apiVersion": f"{_RBAC}/v1", "metadata": {"name": "trainer"}}
+    plane.create({**rbac, "kind": "Role", "rules": RULES}, name)
+    subject = {"kind": "User", "name": "ada", "apiGroup": _RBAC}
+    role = {"kind": "Role", "name": "trainer", "apiGroup": _RBAC}
+    plane.create({**rbac, "kind": "RoleBinding", "subjects": [subject], "roleRef": role}, name)
+    wait_for(
+        "the service account",
+        lambda: any("secrets" in each for each in plane.items("serviceaccounts", name)),
+    )
+    monkeypatch.setenv("PATH", f"{BINARIES}:{os.environ['PATH']}")
+    return Space(name, plane, capsys, monkeypatch)

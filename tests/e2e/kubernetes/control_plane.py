@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from jobs.launchers.kubernetes.api import KubernetesApi, connect
-from jobs.launchers.kubernetes.errors import KubernetesError
 
 from infra.wait import SystemClock, wait_until
 from jobs.launchers.kubernetes.manifests import Manifest
@@ -24,7 +23,8 @@ BINARIES = (
     / "bin"
 )
 PROGRAMS = (
-    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "pause"),
+    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"),
+    "pause",
     *("containerd", "containerd-shim-runc-v2", "ctr", "bridge", "host-local", "loopback"),
 )
 ADMIN = "admin"
@@ -63,9 +63,28 @@ class ControlPlane:
         """The certificate and key with which the API server calls a kubelet."""
         return self.folder / "kubelet-client.crt", self.folder / "kubelet-client.key"
 
-    @property
-    def admin(self) -> KubernetesApi:
-        return connect(str(self.kubeconfig), ADMIN, None)
+    def kubectl(self, *words: str, stdin: str = "") -> str:
+        """Return what kubectl prints for the administrator."""
+        done = self._call(words, stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
+        return done.stdout
+
+    def answers(self, *words: str) -> bool:
+        """Return whether kubectl succeeds."""
+        return self._call(words).returncode == 0
+
+    def create(self, manifest: Manifest, namespace: str = "default") -> None:
+        self.kubectl("create", "-f", "-", "-n", namespace, stdin=json.dumps(manifest))
+
+    def items(self, kind: str, namespace: str) -> list[Manifest]:
+        found: list[Manifest] = json.loads(
+            self.kubectl("get", kind, "-n", namespace, "--output=json")
+        )["items"]
+        return found
+
+    def _call(self, words: tuple[str, ...], stdin: str = "") -> subprocess.CompletedProcess[str]:
+        argv = [str(BINARIES / "kubectl"), f"--kubeconfig={self.kubeconfig}", *words]
+        return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
 
     def write_files(self) -> None:
         """Write tokens, keys, and the kubeconfig."""
@@ -154,10 +173,9 @@ def running(folder: Path, users: tuple[str, ...], definition: Manifest) -> Itera
         stack.enter_context(_own(folder, words))
         server = stack.enter_context(_own(folder, plane.api_server(etcd)))
         wait_for("the API server", lambda: _is_ready(plane, server))
-        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        plane.admin.create(path, definition)
-        group = definition["spec"]["group"]
-        wait_for(f"{group}'s kinds", lambda: bool(plane.admin.find(f"/apis/{group}/v1")))
+        plane.create(definition)
+        kind = f"{definition['spec']['names']['plural']}.{definition['spec']['group']}"
+        wait_for(kind, lambda: plane.answers("get", kind))
         # The garbage collector looks for new kinds when it starts, and then twice a minute.
         for words in (plane.controllers(), plane.scheduler()):
             stack.enter_context(_own(folder, words))
@@ -169,11 +187,8 @@ def _is_ready(plane: ControlPlane, server: subprocess.Popen[bytes]) -> bool:
     assert server.poll() is None, f"kube-apiserver ended:\n{log.read_text()[-2000:]}"
     if not (plane.folder / "certs" / "apiserver.crt").exists():
         return False
-    with suppress(KubernetesError):
-        # Its own roles are written after it has begun to answer.
-        role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:basic-user"
-        return plane.admin.find(role) is not None
-    return False
+    # Its own roles are written after it has begun to answer.
+    return plane.answers("get", "clusterrole", "system:basic-user")
 
 
 def _own(folder: Path, words: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:

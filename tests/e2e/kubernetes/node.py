@@ -88,9 +88,7 @@ def _write_files(folder: Path, plane: ControlPlane) -> None:
 
 def _is_ready(plane: ControlPlane, node: subprocess.Popen[bytes], folder: Path) -> bool:
     assert node.poll() is None, f"the node ended:\n{(folder / 'node.log').read_text()[-2000:]}"
-    found = plane.admin.find(f"/api/v1/nodes/{NODE}") or {}
-    conditions = found.get("status", {}).get("conditions", ())
-    return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+    return plane.answers("wait", "--for=condition=Ready", "--timeout=1s", f"node/{NODE}")
 
 
 @contextmanager

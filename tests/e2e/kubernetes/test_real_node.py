@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.launchers.kubernetes.resources import core_path
 
 from jobs.__main__ import main
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.tasks.squad.task import DEMO
 from tests.e2e.kubernetes.conftest import MARKS, Space
-from tests.e2e.kubernetes.control_plane import NODE, ControlPlane, wait_for
+from tests.e2e.kubernetes.control_plane import ControlPlane, wait_for
 from tests.e2e.kubernetes.images import JOB, save_images
 from tests.e2e.kubernetes.node import running_node
 from tests.e2e.kubernetes.operator import operating
@@ -30,10 +29,9 @@ EPOCHS, LONG_EPOCHS = 6, 60
 TRAINED_S = 120.0
 # Pods that fit on the smallest machine: a node keeps one of its cores, a pod has the other.
 SHAPE = ("--cores", "2", "--threads-per-core", "1", "--memory", "4")
-TWO_PODS = ("squad", "--nodes", "2", "--demo", "--any-cpu", "--kind", "PyTorchJob", *SHAPE)
-BERT = (*TWO_PODS, "--name", "bert", "--image", JOB, "--epochs", str(EPOCHS))
+TWO_PODS = ("--nodes", "2", "--node-selector", "any", "--kind", "PyTorchJob", *SHAPE)
+BERT = ("squad", "--demo", "--job-name", "bert", "--image", JOB, "--epochs", str(EPOCHS), *TWO_PODS)
 LONG = (*BERT, "--epochs", str(LONG_EPOCHS), "--checkpoint-every", "40")
-RESTARTED = "pod bert-master-0 has restarted 1 time: the log of its run before, then of this one\n"
 
 Train = Callable[[int], dict[str, Any]]
 """Trains for a number of epochs, and returns the results."""
@@ -46,7 +44,7 @@ def node(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A node with the image of a rendered folder; and that folder."""
     folder = tmp_path_factory.mktemp("images")
     build = folder / "build"
-    assert main(("render", "k8s", *BERT, "--output", str(build))) == 0
+    assert main(("train", *BERT, "--to", "kubernetes-yaml", "--output", str(build))) == 0
     with running_node(plane, save_images(build, folder)):
         yield build
 
@@ -74,29 +72,22 @@ def volume(space: Space, node: Path, tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     folder.chmod(0o777)
     space.give_volume({"hostPath": {"path": str(folder)}})
-    with operating(space.api, space.jobs):
+    with operating(space.plane, space.name):
         yield folder
 
 
-def test_from_a_cluster_to_a_trained_model(
-    space: Space, volume: Path, tmp_path: Path, bare_metal: Train
+def test_from_yaml_to_a_trained_model(
+    space: Space, node: Path, volume: Path, tmp_path: Path, bare_metal: Train
 ) -> None:
-    ended = space.run("submit", *BERT)
+    created = space.apply(*BERT)
 
-    assert ended.code == 0, ended.err
-    assert "2 ranks on bert-master-0, bert-worker-0; backend gloo" in ended.err
-    assert "to fetch them: spr-cluster fetch bert --namespace" in ended.out
-    shown = space.wait_for_status("succeeded")
-    for name in ("bert-master-0", "bert-worker-0"):
-        assert f"pod {name}: Succeeded on {NODE}, 0 restarts" in shown
-    log = space.run("logs", "bert")
-    assert (log.code, log.err) == (0, "")
-    assert "2 ranks on bert-master-0, bert-worker-0" in log.out
+    assert created.code == 0, created.err
+    wait_for("the end of both pods", lambda: phases(space) == ["Succeeded"] * 2, TRAINED_S)
+    assert "2 ranks on bert-master-0, bert-worker-0" in space.kubectl("logs", "bert-master-0")
+    space.kubectl("create", "-f", str(node / "copy.yaml"))
+    space.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "pod/copy")
     folder = tmp_path / "fetched"
-    fetched = space.run("fetch", "bert", "--results", str(folder))
-    assert fetched.code == 0, fetched.err
-    assert fetched.out.startswith(f"bert (succeeded): {folder}/\n")
-    assert len(space.find("pods")) == 2
+    space.kubectl("cp", "copy:/workspace/jobs/bert/output", str(folder))
     trained = json.loads((folder / "results.json").read_text())
     assert [each["hostname"] for each in trained["ranks"]] == ["bert-master-0", "bert-worker-0"]
     expected = bare_metal(EPOCHS)
@@ -104,49 +95,44 @@ def test_from_a_cluster_to_a_trained_model(
         assert trained[name] == expected[name], name
     assert run(space.capsys, "report", str(folder)).code == 0
 
-    gone = space.run("cancel", "bert")
-    assert (gone.code, gone.out) == (0, "Job bert is gone.\n"), gone.err
-    assert space.find("pods") == []
+    space.kubectl("delete", "-f", str(node / "copy.yaml"))
+    delete(space)
     assert (volume / "jobs/bert/output/model").is_dir()
 
 
 def test_killed_and_deleted_jobs_resume(space: Space, volume: Path, bare_metal: Train) -> None:
     output = volume / "jobs/bert/output"
-    assert space.run("submit", *LONG, "--detach").code == 0
+    assert space.apply(*LONG).code == 0
     wait_for("a checkpoint", lambda: bool(list(output.glob("checkpoints/*"))), TRAINED_S)
-    pod = core_path(space.name, "pods", "bert-worker-0")
     rank = "pgrep --newest --full '^/opt/.*-m worker.tasks squad '"
-    list(space.api.run(pod, "pytorch", ["sh", "-c", f"kill -KILL $({rank})"]))
+    space.kubectl("exec", "bert-worker-0", "--", "sh", "-c", f"kill -KILL $({rank})")
 
     wait_for("its restart", lambda: '"resumed"' in read_log(output), TRAINED_S)
-    shown = space.wait_for_status("running")
-    # The rank that waited for the dead one ended, too, and so did its pod.
-    for name in ("bert-master-0", "bert-worker-0"):
-        assert f"pod {name}: Running on {NODE}, 1 restart" in shown
-    log = space.run("logs", "bert")
-    assert log.err == RESTARTED
-    # That of the killed run, then that of the next.
-    assert log.out.count("2 ranks on bert-master-0, bert-worker-0") == 2
-    assert "ChildFailedError" in log.out
-    gone = space.run("cancel", "bert")
-    assert (gone.code, gone.out) == (0, "Job bert is gone.\n"), gone.err
+    # The rank that waited for the dead one ended as well, and so did its pod.
+    restarts = [
+        each["status"]["containerStatuses"][0]["restartCount"] for each in space.find("pods")
+    ]
+    assert restarts == [1, 1]
+    assert "ChildFailedError" in space.kubectl("logs", "--previous", "bert-master-0")
+    delete(space)
     assert '"stopped"' in read_log(output)
 
-    ended = space.run("submit", *LONG)
-    assert ended.code == 0, ended.err
+    assert space.apply(*LONG).code == 0
+    wait_for("the end of both pods", lambda: phases(space) == ["Succeeded"] * 2, TRAINED_S)
     trained = json.loads((output / "results.json").read_text())
     assert len(trained["resumed_after"]) == 2
     assert trained["loss_curve"] == bare_metal(LONG_EPOCHS)["loss_curve"]
 
 
-@pytest.mark.usefixtures("volume")
-def test_an_image_that_can_not_be_pulled(space: Space) -> None:
-    # No registry listens there.
-    words = (*TWO_PODS, "--name", "bert", "--image", "127.0.0.1:9/spr:1")
-    assert space.run("submit", *words, "--detach").code == 0
+def phases(space: Space) -> list[str]:
+    """Return the phases of the job's pods."""
+    return [pod["status"]["phase"] for pod in space.find("pods")]
 
-    shown = space.wait_for_status("image 127.0.0.1:9/spr:1 can't be pulled")
-    assert "connection refused" in "".join(shown)
+
+def delete(space: Space) -> None:
+    """Delete the job, and wait until its pods have saved a checkpoint and ended."""
+    space.kubectl("delete", "pytorchjob", "bert")
+    wait_for("the end of the pods", lambda: space.find("pods") == [], TRAINED_S)
 
 
 def read_log(output: Path) -> str:

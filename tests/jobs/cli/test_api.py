@@ -131,6 +131,14 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
     (lambda: submit(Training("squad", epochs=0)), "--epochs 0 is out of range: 1 to 10000"),
     (lambda: submit(Training("squad"), epoch=3), "unknown option '--epoch'; did you mean --epochs"),
+    (
+        lambda: submit(Run("ls", dry_run=True)),
+        "dry_run: not in Python\n  → spr-cluster train or run",
+    ),
+    (
+        lambda: submit(Training("squad", to="slurm-script")),
+        "--name: not with --to slurm-script, only",
+    ),
     (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),
     (lambda: submit(Run("x", envs={"KEY": "secret"})), "unknown option '--envs'"),
@@ -244,9 +252,9 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
         assert job.id.startswith("digits-")
 
     first, second = requests
-    assert (first.command, first.placement.nproc_per_node) == (("echo", "--nodes", "9"), 1)
+    assert (first.spec.work.program, first.spec.resources.placement.nproc_per_node) == (("echo", "--nodes", "9"), 1)
     assert first.env == ("SEED=7", "HERE=from here")
-    assert (second.command, second.retries) == (("echo", "hi"), 3)
+    assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 3)
     assert "SEED" not in repr(run)
 
 

@@ -7,6 +7,7 @@ right, nearly right, or nonsense. They run against a cloud where one may only lo
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -97,6 +98,8 @@ _GOOD: dict[str, list[str]] = {
     "image": ["ghcr.io/me/spr:1", "me/"],
     "namespace": ["training", "Training"],
     "claim": ["data", "-"],
+    "node_selector": ["any", "pool=spr", "pool"],
+    "job_name": ["bert", "Bert"],
     "run_qa": ["/workspace/qa", "qa"],
 }
 
@@ -159,6 +162,8 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with one_for_all(endpoint) as line, pytest.MonkeyPatch.context() as patch:
         # No test may touch the containers of this machine's own embedded cloud.
         patch.setattr("infra.local.cloud._has_podman", lambda: False)
+        # Nor create a job on its Kubernetes.
+        patch.setenv("KUBECONFIG", os.devnull)
         patch.chdir(folder)
         (folder / "faults.toml").write_text("profile = 'fast'\n")
         shutil.copy(SAMPLE, folder / "train.json")

@@ -248,9 +248,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
     ("bench fast", "unknown argument 'fast'" + f.help_of("bench")),
     ("tune", "the following arguments are required: JOB" + f.help_of("tune")),
-    ("tune squad --resume", "unknown option '--resume'" + f.help_of("tune squad")),
-    (
-        "tune squad --scaling --resume",
+        (
+        "tune squad --resume",
         "unknown option '--resume'; did you mean --results?" + f.help_of("tune squad"),
     ),
     ("tune squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),

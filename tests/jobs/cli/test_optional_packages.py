@@ -79,8 +79,8 @@ def run_without(extra: str, *commands: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("extra", ["local", ""])
 @pytest.mark.parametrize(
-    "command", [*_HELP, "docs --agent", "render k8s squad --nodes 2 --image i"]
+    "command", [*_HELP, "docs --agent", "train squad --to kubernetes-yaml --nodes 2"]
 )
 def test_a_command_needs_no_optional_package(command: str, extra: str) -> None:
-    found = run_without(extra, *_HELP, "docs --agent", "render k8s squad --nodes 2 --image i")
+    found = run_without(extra, *_HELP, "docs --agent", "train squad --to kubernetes-yaml --nodes 2")
     assert found[command] == [0, ""], found[command]

@@ -158,7 +158,7 @@ skip-bad-records = true
     ("typed", "key"),
     [
         ("up --no-private", "private"),
-        ("up --placement-group", "no_placement_group"),
+        ("up --placement-group", "placement_group"),
         ("run mine --no-detach", "detach"),
         ("run --no-detach mine", "detach"),
         ("train finetune --no-demo", "demo"),
@@ -175,7 +175,7 @@ def test_what_is_typed_switches_off_what_the_file_switches_on(typed: str, key: s
 
 
 def _value(request: Any, key: str) -> Any:
-    return getattr(request, key, None) or getattr(request, "given", {}).get(key, False)
+    return {**vars(request), **getattr(request, "given", {})}.get(key, key == "placement_group")
 
 
 def test_the_last_of_a_switch_and_its_opposite_wins() -> None:

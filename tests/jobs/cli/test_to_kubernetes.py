@@ -1,10 +1,9 @@
-"""`render k8s`: what it prints and writes, and what it refuses."""
+"""`train --to kubernetes-yaml`: what it prints, writes, and gives to kubectl, and what it refuses."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,13 @@ K8s = Callable[..., CommandResult]
 
 @pytest.fixture
 def render(capsys: pytest.CaptureFixture[str]) -> K8s:
-    return partial(run, capsys, "render", "k8s")
+    def act(task: str, *words: str) -> CommandResult:
+        return run(capsys, "train", task, "--to", "kubernetes-yaml", *words)
+
+    return act
 
 
-RENDER = ("squad", "--nodes", "2", "--name", "bert")
+RENDER = ("squad", "--nodes", "2", "--job-name", "bert")
 
 
 def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
@@ -31,6 +33,21 @@ def test_without_a_folder_it_prints_what_kubectl_takes(render: K8s) -> None:
     claim, job = yaml.safe_load_all(result.out)
     assert (claim["kind"], job["kind"]) == ("PersistentVolumeClaim", "TrainJob")
     assert job["metadata"]["name"] == "bert"
+    yaml_, _, comments = result.out.partition("# With this in job.yaml:\n")
+    assert "kubectl" not in yaml_
+    label = "jobset.sigs.k8s.io/jobset-name=bert"
+    assert comments.splitlines() == [
+        "# kubectl create -f job.yaml",
+        f"# kubectl get pods -l {label}",
+        f"# kubectl logs -f --tail=-1 -l {label},batch.kubernetes.io/job-completion-index=0",
+        "# kubectl create -f copy.yaml  # a pod with the claim; --output writes it",
+        "# kubectl wait --for=condition=Ready pod/copy",
+        "# kubectl cp copy:/workspace/jobs/bert/output results/bert",
+        "# spr-cluster report results/bert",
+        "# kubectl delete -f copy.yaml",
+        # Not by the file, which also has the claim.
+        "# kubectl delete trainjob bert",
+    ]
 
 
 def test_json_has_the_same_manifests_and_their_numbers(render: K8s) -> None:
@@ -48,9 +65,20 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
     result = render(*RENDER, "--image", "me/spr:1", "--output", str(folder))
 
     assert (result.code, result.err) == (0, "")
-    assert f"docker build --tag me/spr:1 '{tmp_path}/it'\"'\"'s here'" in result.out
+    quoted = f"{tmp_path}/it'\"'\"'s here"
+    assert f"docker build --tag me/spr:1 '{quoted}'" in result.out
+    created = f"kubectl create -f '{quoted}/claim.yaml' -f '{quoted}/job.yaml'\n"
+    assert created in result.out
+    assert result.out.endswith(f"kubectl delete -f '{quoted}/job.yaml'\n")
     names = {path.name for path in folder.iterdir()}
-    assert names == {"Dockerfile", "requirements.txt", "code", "claim.yaml", "job.yaml"}
+    assert names == {
+        "Dockerfile",
+        "requirements.txt",
+        "code",
+        "claim.yaml",
+        "job.yaml",
+        "copy.yaml",
+    }
     assert (folder / "code/worker/tasks/__main__.py").is_file()
     assert (folder / "code/worker/tasks/squad/sample.json").is_file()
     # Once more, with other options: nothing of the first time is left.
@@ -82,7 +110,7 @@ def test_a_folder_with_other_files_stays_as_it_is(render: K8s, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("squad", "the following arguments are required: --nodes"),
+        ("squad", "--to kubernetes-yaml needs --nodes, the number of pods"),
         (
             "squad --nodes 0",
             "argument --nodes: '0': expected a whole number of at least 1",
@@ -91,6 +119,21 @@ def test_a_folder_with_other_files_stays_as_it_is(render: K8s, tmp_path: Path) -
         ("squad --nodes 2 --data x.json", "--data x.json: no pod has this path"),
         ("squad --nodes 2 --image=", "--image is empty"),
         ("squad --nodes 2 --clam x", "unknown option '--clam'; did you mean --claim?"),
+        (
+            "squad --nodes 2 --node-selector pool",
+            "argument --node-selector: 'pool': expected a node's",
+        ),
+        (
+            "squad --nodes 2 --apply --output x",
+            "--apply creates the job, --output writes it: give one",
+        ),
+        ("squad --nodes 2 --yes", "--yes confirms --apply: give both, or neither"),
+        (
+            "squad --nodes 2 --detach",
+            "--detach: not with --to kubernetes-yaml, only with --to cluster",
+        ),
+        ("squad --nodes 2 --name bert", "--name: not with --to kubernetes-yaml, only with"),
+        ("squad --nodes 2 --placement reference", "--placement: not with --to kubernetes-yaml"),
         ("sqad", "argument JOB: invalid choice: 'sqad'"),
     ],
 )
@@ -101,14 +144,124 @@ def test_bad_input_is_one_line_and_exit_code_2(render: K8s, words: str, message:
     assert result.err.startswith(f"spr-cluster: {message}")
 
 
-def test_the_help_has_examples_that_work(
+def test_a_dry_run_writes_nothing(render: K8s, tmp_path: Path) -> None:
+    result = render(*RENDER, "--dry-run", "--output", str(tmp_path / "build"))
+
+    assert result.code == 0, result.err
+    assert result.out == (
+        "TrainJob bert: 2 pods of 62 CPUs and 460 GiB, each with 1 rank of 31 threads; image "
+        "spr-cluster:upstream; new claim spr-cluster\n"
+    )
+    assert not (tmp_path / "build").exists()
+
+
+_KUBECTL = """\
+#!/bin/sh
+echo "$*" >> {folder}/calls
+case "$*" in
+  "config current-context") echo lab;;
+  "get pvc"*) cat {folder}/claims;;
+  *--dry-run=server*)
+    cat > {folder}/tried
+    [ ! -e {folder}/refused ] || {{ cat {folder}/refused >&2; exit 1; }};;
+  "create "*) cat > {folder}/created; echo trainjob.trainer.kubeflow.org/bert created;;
+esac
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what kubectl was called with; a stand-in for it is the only program."""
+    folder = tmp_path / "kubectl-calls"
+    folder.mkdir()
+    (folder / "claims").touch()
+    program = tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(_KUBECTL.format(folder=folder))
+    program.chmod(0o755)
+    for name in ("sh", "cat"):
+        (program.parent / name).symlink_to(f"/bin/{name}")
+    monkeypatch.setenv("PATH", str(program.parent))
+    return folder
+
+
+def kinds(file: Path) -> list[str]:
+    return [each["kind"] for each in yaml.safe_load_all(file.read_text())]
+
+
+APPLY = (*RENDER, "--namespace", "ml", "--apply")
+
+
+def test_kubectl_creates_the_claim_and_the_job(render: K8s, kubectl: Path) -> None:
+    result = render(*APPLY, "--yes")
+
+    assert result.code == 0, result.err
+    assert "2 pods of 62 CPUs and 460 GiB" in result.err
+    assert result.out.splitlines() == [
+        "trainjob.trainer.kubeflow.org/bert created",
+        "  kubectl -n ml get pods -l jobset.sigs.k8s.io/jobset-name=bert",
+        "  kubectl -n ml logs -f --tail=-1 -l jobset.sigs.k8s.io/jobset-name=bert,"
+        "batch.kubernetes.io/job-completion-index=0",
+    ]
+    assert (kubectl / "calls").read_text().splitlines() == [
+        "config current-context",
+        "get pvc spr-cluster --ignore-not-found --output=name --namespace ml",
+        "create --dry-run=server -f -",
+        "create -f -",
+    ]
+    assert (kubectl / "created").read_text() == (kubectl / "tried").read_text()
+    shown = render(*APPLY[:-1]).out.partition("# With this in")[0]
+    assert [*yaml.safe_load_all((kubectl / "created").read_text())] == [*yaml.safe_load_all(shown)]
+
+
+def test_an_existing_claim_is_used(render: K8s, kubectl: Path) -> None:
+    (kubectl / "claims").write_text("persistentvolumeclaim/spr-cluster\n")
+
+    assert render(*APPLY, "--yes").code == 0
+    assert kinds(kubectl / "created") == ["TrainJob"]
+
+
+def test_a_claim_that_does_not_exist(render: K8s, kubectl: Path) -> None:
+    result = render(*APPLY, "--yes", "--claim", "data")
+
+    assert (result.code, result.out) == (2, "")
+    assert "spr-cluster: claim data doesn't exist\n  → without --claim" in result.err
+    assert not (kubectl / "tried").exists()
+
+
+def test_a_dry_run_lets_the_cluster_validate_and_creates_nothing(
+    render: K8s, kubectl: Path
+) -> None:
+    result = render(*APPLY, "--dry-run", "--json")
+
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["created"] is False
+    assert kinds(kubectl / "tried") == ["PersistentVolumeClaim", "TrainJob"]
+    assert not (kubectl / "created").exists()
+
+
+def test_a_refused_job_creates_nothing(render: K8s, kubectl: Path) -> None:
+    (kubectl / "refused").write_text("E1127 14:16:19 a.go] x\nError from server:\n bert exists\n")
+    result = render(*APPLY, "--yes")
+
+    assert (result.code, result.out) == (1, "")
+    assert "spr-cluster: kubectl create: Error from server: bert exists" in result.err
+    assert not (kubectl / "created").exists()
+
+
+def test_without_a_yes_nothing_is_created(render: K8s, kubectl: Path) -> None:
+    result = render(*APPLY)
+
+    assert (result.code, result.out) == (2, "")
+    assert "there is no terminal: in context lab\n  → --yes confirms" in result.err
+    assert not (kubectl / "tried").exists()
+
+
+def test_a_missing_kubectl_is_one_line(
     render: K8s, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    help_ = render("squad", "--help").out
-    lines = [line.partition("  the ")[0] for line in help_.splitlines()]
-    examples = [line.split("|")[0].split() for line in lines if line.startswith("  spr-cluster ")]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = render(*APPLY, "--yes")
 
-    assert len(examples) == 5
-    for words in examples:
-        assert render(*words[3:]).code == 0, words
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("spr-cluster: --apply: kubectl is not installed here\n  → ")

@@ -1,4 +1,4 @@
-"""`render slurm`: what it prints and writes, and what it refuses."""
+"""`train --to slurm-script`: what it prints and writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from tests.jobs.cli.test_main import run
 
-RENDER = ("render", "slurm", "squad", "--nodes", "2", "--cores", "32", "--name", "bert")
+SLURM = ("train", "squad", "--to", "slurm-script")
+RENDER = (*SLURM, "--nodes", "2", "--cores", "32", "--job-name", "bert")
 
 
 def test_it_prints_the_script_that_it_writes(
@@ -75,7 +76,7 @@ def test_results_of_an_earlier_job_are_named(
 
 
 def test_the_cores_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(capsys, "render", "slurm", "squad", "--nodes", "2", "--demo")
+    result = run(capsys, *SLURM, "--nodes", "2", "--demo")
 
     assert (result.code, result.out) == (2, "")
     assert "--cores" in result.err
@@ -111,24 +112,17 @@ def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--name a;b", "--name 'a;b': expected letters, digits, and _.-, at most 64"),
-        ("--time 8:00", "--time '8:00': expected MINUTES, HOURS:MM:SS, or DAYS-HOURS"),
-        ("--time ٣", "--time '٣': expected MINUTES"),
-        ("--time 9", "--time 9: too short: 180 s before its end, the job stops with a checkpoint"),
-        ("--time 0:09:59", "--time 0:09:59: too short"),
-        ("--time 0-0:05", "--time 0-0:05: too short"),
-        ("--partition $x", "--partition '$x': expected a partition's name"),
-        ("--account #", "--account '#': expected an account's name"),
-        ("--constraint a\nb", "--constraint 'a\\nb': expected features of nodes"),
-        ("--interface eth0/1", "--interface 'eth0/1': expected a network interface's name"),
+        ("--job-name a;b", "--job-name 'a;b': expected letters, digits, and _.-, at most 64"),
         ("--cores 3 --numa 2", "--cores 3: not a multiple of --numa 2"),
         ("--ppn 33", "--ppn 33: a node has 32 physical cores, too few for 33 ranks"),
-        ("--stack intel", "`render slurm` has no oneCCL"),
-        ("--backend ccl", "`render slurm` has no oneCCL"),
-        ("--stack reference", "`render slurm squad` can't run on stack reference"),
+        ("--stack intel", "--to slurm-script has no oneCCL"),
+        ("--backend ccl", "--to slurm-script has no oneCCL"),
+        ("--stack reference", "`train squad --to slurm-script` can't run on stack reference"),
         ("--demo --preset distilbert", "--demo and --preset can't be used together"),
         ("--data nothing.json", "nothing.json: can't be read"),
-        ("--memory 512", "unknown option '--memory'"),
+        ("--memory 512", "--memory: not with --to slurm-script, only with --to kubernetes-yaml"),
+        ("--ccl-workers 2", "--ccl-workers: not with --to slurm-script, only with --to cluster or"),
+        ("--retries 2", "--retries: not with --to slurm-script, only with --to cluster"),
         ("--output /dev/null", "--output /dev/null: /dev/null is not a folder"),
     ],
 )
@@ -141,11 +135,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert result.err.startswith(f"spr-cluster: {message}")
 
 
-@pytest.mark.parametrize("limit", ["0", "10", "0:10:00", "1:00:00", "0-0:10", "1-0", "0-1:00:00"])
-def test_time_limits_as_slurm_reads_them(capsys: pytest.CaptureFixture[str], limit: str) -> None:
-    assert f"#SBATCH --time={limit}\n" in run(capsys, *RENDER, "--demo", "--time", limit).out
-
-
 def test_a_folder_with_other_files_stays_as_it_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -155,18 +144,14 @@ def test_a_folder_with_other_files_stays_as_it_is(
 
     assert result.code == 2
     assert "it contains other files" in result.err
-    assert "that `render slurm` wrote" in result.err
+    assert "that `--to slurm-script` wrote" in result.err
     assert [path.name for path in tmp_path.rglob("*")] == ["data", "mine"]
 
 
-def test_the_help_has_examples_that_work(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    help_ = run(capsys, "render", "slurm", "squad", "--help").out
-    lines = [line.partition("  print")[0] for line in help_.splitlines()]
-    examples = [line.split() for line in lines if line.startswith("  spr-cluster ")]
+def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    result = run(
+        capsys, *RENDER, "--demo", "--ppn", "2", "--dry-run", "--output", str(tmp_path / "job")
+    )
 
-    assert len(examples) == 4
-    for words in examples:
-        assert run(capsys, *words[1:]).code == 0, words
+    assert result.out == "job bert: 2 nodes, each with 2 ranks of 16 threads\n"
+    assert not (tmp_path / "job").exists()

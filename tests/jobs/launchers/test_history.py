@@ -196,7 +196,6 @@ def test_unknown_lines_are_skipped() -> None:
         "deadline": False,
         "expected_end": None,
         "waits_for": "",
-        "fix": "",
         "owner": "",
         "nodes": (),
         "attempt": 0,

@@ -23,7 +23,8 @@ from tests.jobs.worker.storage.conftest import Proxy, bucket, proxy, s3_server
 from tests.jobs.worker.storage.test_push import DENIED
 
 __all__ = ["bucket", "cluster", "proxy", "s3_server"]
-URL = "s3://data/team/squad-1"
+BUCKET = "s3://data/team"
+URL = f"{BUCKET}/squad-1"
 _TRAIN = """
 step=output.state/checkpoints/step-000007; mkdir -p $step.partial
 echo x > $step.partial/state.pt; echo {} > $step.partial/checkpoint.json; mv $step.partial $step
@@ -34,7 +35,7 @@ echo trained; echo '{}' > output/results.json
 
 def run(head: ThisMachine, script: str, **more: Any) -> tuple[JobPaths, Any, str]:
     lines: list[str] = []
-    paths = submit(head, script, nodes=2, bucket=URL, **more)
+    paths = submit(head, script, nodes=2, bucket=BUCKET, **more)
     end = SlurmLauncher(head).follow(paths, lines.append, lambda _: None)
     return paths, end, "\n".join(lines)
 

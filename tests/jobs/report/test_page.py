@@ -16,6 +16,7 @@ from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import render_page, write_page
 from jobs.report.results_folder import read_run
 from jobs.report.sections import Report, build_report
+from jobs.worker.tasks import TASKS
 from tests.jobs.report.sample_runs import make_folder, make_row
 
 _VOID = {"meta", "link"}
@@ -127,9 +128,18 @@ def test_a_resumed_run_names_the_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_scores_on_the_training_data_have_a_warning(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run", steps=2, data="a.json", eval_data="a.json")
-    assert any("measured on the training data" in text for text in report_of(folder).warnings)
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_a_tasks_own_scores_are_named_also_where_they_are_of_the_training_data(
+    tmp_path: Path, task: str
+) -> None:
+    names = {"loss": "loss", **TASKS[task].scores}
+    known: dict[str, Any] = {"task": task, "scores": dict.fromkeys(names, 50.0)}
+    folder = make_folder(tmp_path / "run", steps=2, data="a.json", eval_data="a.json", **known)
+    report = report_of(folder)
+
+    assert [tile.label for tile in report.tiles[: len(names)]] == [*names.values()]
+    text = ", ".join(names.values())
+    assert f"{text}: measured on the training data, not on unseen data." in report.warnings
 
 
 _EVIL = "<script>alert('1')</script>\"'&\x00\u202e\ud800"

@@ -7,10 +7,10 @@ the model's configuration holds the threshold above which it gives no answer: se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
@@ -74,6 +74,12 @@ class Squad(TextTask[SquadOptions]):
     head = HEAD
     inputs = ("question", "context")
     help = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
+    scores: ClassVar[Mapping[str, str]] = {
+        "f1": "F1",
+        "em": "exact match",
+        "has_answer_f1": "F1 with an answer",
+        "no_answer_f1": "F1 without an answer",
+    }
 
     def download(self) -> None:
         super().download()

@@ -1,0 +1,176 @@
+"""``--dry-run`` of `train` and `run`: placement and mpirun without a cluster, or from its tags."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.worker.tasks import TASKS
+from provision.install import VENV
+from tests.harness.command_line import CommandLine
+from tests.jobs.cli.test_main import run
+
+METAL = ("--dry-run", "--instance-type", "r7iz.metal-16xl")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def dry(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    command, _, rest = " ".join(words).partition(" -- ")
+    program = ("--", rest) if rest else ()
+    result = run(capsys, *command.split(), "--json", *program)
+    assert result.code == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def rank_variables(mpirun: str) -> dict[str, str]:
+    words = shlex.split(mpirun)
+    at = [number for number, word in enumerate(words) if word in ("-genv", "-env")]
+    return {words[number + 1]: words[number + 2] for number in at}
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_a_type_is_enough_for_every_task(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, task: str
+) -> None:
+    found = dry(capsys, "train", task, "--demo", "--nodes", "2", *METAL)
+
+    assert (found["nodes"], found["instance_types"]) == (2, ["r7iz.metal-16xl"])
+    assert (found["nproc_per_node"], found["omp_threads"], found["backend"]) == (1, 32, "gloo")
+    assert f" -ppn 1 -wdir /home/ubuntu/spr-jobs/{task}-" in found["mpirun"]
+    assert f" {VENV}/bin/python -m worker.tasks {task} " in found["mpirun"]
+    assert rank_variables(found["mpirun"])["I_MPI_PIN_DOMAIN"] == "[0xffffffff]"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_text_has_the_placement_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "train", "squad", "--demo", *METAL, "--nodes", "2", "--stack", "intel").out
+    lines = text.splitlines()
+
+    assert lines[0] == (
+        "2 nodes (r7iz.metal-16xl), each with 1 rank of 31 threads + 1 for oneCCL; backend ccl, "
+        "stack intel"
+    )
+    assert lines[1].startswith(f"$ {VENV}/bin/mpirun -bootstrap slurm -ppn 1 ")
+    assert rank_variables(lines[1])["CCL_WORKER_COUNT"] == "1"
+    assert lines[2].startswith("Nothing was sent.")
+
+
+def test_each_rank_of_a_program_gets_a_socket(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "hello.py").touch()
+    words = ("--dry-run", "--instance-type", "m7i.metal-48xl", "--env", "TOKEN=x", "-- hello.py")
+    found = dry(capsys, "run", *words)
+
+    assert (found["nodes"], found["nproc_per_node"], found["omp_threads"]) == (1, 2, 48)
+    masks = rank_variables(found["mpirun"])["I_MPI_PIN_DOMAIN"]
+    assert masks == f"[{hex(2**48 - 1)},{hex((2**48 - 1) << 48)}]"
+    assert found["mpirun"].endswith(" -- hello.py")
+    assert "TOKEN" not in found["mpirun"]
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (4, 8)])
+def test_the_published_recipe(capsys: pytest.CaptureFixture[str], nodes: int, ranks: int) -> None:
+    found = dry(capsys, "train squad --recipe reference --nodes", str(nodes), *METAL)
+
+    assert found["stack"] == "reference"
+    assert f" -n {ranks} " in found["mpirun"]
+    assert "/run_qa.py " in found["mpirun"]
+
+
+def test_a_cluster_is_read_from_its_tags_alone(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    addresses = line.must("status", "--json").out
+    head = json.loads(addresses)["nodes"][0]["private_ip"]
+    line.stage(".*", "", AssertionError("a command was run on a node"))
+    before, files = line.changes, [*Path().rglob("*")]
+    for words in (("train", "squad", "--demo"), ("run",)):
+        program = ("--", "hostname") if words == ("run",) else ()
+        found = json.loads(line.must(*words, "--dry-run", "--json", *program).out)
+        assert (found["nodes"], found["nproc_per_node"]) == (2, 1)
+        assert rank_variables(found["mpirun"])["MASTER_ADDR"] == head
+    refused = line.run("train", "squad", "--demo", "--dry-run", "--nodes", "3")
+
+    assert (refused.code, "--nodes 3: cluster spr has 2 nodes" in refused.err) == (2, True)
+    assert line.changes == before
+    assert [*Path().rglob("*")] == files
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train squad --dry-run", "no cluster yet\n  → --instance-type TYPE needs no cluster; "),
+        (
+            "train squad --dry-run --instance-type x9.large",
+            "--instance-type x9.large: not in the table",
+        ),
+        (
+            "train squad --instance-type c7i.large",
+            "--instance-type is for --dry-run: `up --instance",
+        ),
+        ("run --instance-type c7i.large -- ls", "--instance-type is for --dry-run: `up --instance"),
+        ("train squad --stack intel", "--stack: the cluster has its own; only with --dry-run"),
+        ("train squad --dry-run --resume", "--dry-run: a resumed job's options are on its nodes"),
+        (
+            "train squad --demo --dry-run --instance-type c7i.large --ppn 2",
+            "--ppn 2: node0 has 1 phys",
+        ),
+        ("train squad --image x", "--image: not with --to cluster, only with --to kubernetes-yaml"),
+        (
+            "train squad --cores 8",
+            "--cores: not with --to cluster, only with --to slurm-script or kub",
+        ),
+        (
+            "run --to slurm-script -- ls",
+            "--to slurm-script: only tasks can run there: spr-cluster train",
+        ),
+        ("k8s submit squad", "'k8s' is now spr-cluster train TASK --to kubernetes-yaml\n"),
+        (
+            "render slurm squad",
+            "'render' is now spr-cluster train TASK --to kubernetes-yaml, or --to sl",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    result = run(capsys, *words.split())
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"spr-cluster: {message}")
+
+
+@pytest.mark.parametrize("words", ["train squad --demo", "train tag --demo"])
+def test_the_project_file_names_a_cluster_only_for_clusters(
+    capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    Path("spr-cluster.toml").write_text('[cluster]\nname = "bert"\ncloud = "aws"\n')
+    place = ("--to", "slurm-script", "--nodes", "2", "--cores", "8", "--dry-run")
+
+    assert run(capsys, *words.split(), *place).code == 0
+    refused = run(capsys, *words.split(), *place, "--name", "mine")
+    assert "--name: not with --to slurm-script, only with --to cluster" in refused.err
+
+
+def test_options_of_one_place_are_in_its_group_of_the_advanced_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usual = run(capsys, "train", "tag", "--help").out
+    full = run(capsys, "train", "tag", "--help", "--advanced").out
+    _, _, group = full.partition("\nkubernetes-yaml:\n")
+
+    names = re.findall(r"^  (--[a-z-]+)", group.partition("\n\n")[0], re.MULTILINE)
+    assert {"--image", "--namespace", "--claim", "--node-selector", "--memory"} <= {*names}
+    assert not [name for name in names if f"  {name} " in usual]
+    assert "  --to {cluster,slurm-script,kubernetes-yaml}" in usual
+    assert "  --dry-run " in usual

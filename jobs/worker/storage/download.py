@@ -26,7 +26,6 @@ from s3transfer import exceptions
 from s3transfer.exceptions import RetriesExceededError
 from s3transfer.manager import TransferConfig, TransferManager
 from s3transfer.subscribers import BaseSubscriber
-from s3transfer.utils import OSUtils
 
 from ..runtime.errors import WorkerError, first_line
 from .client import S3Url
@@ -130,12 +129,6 @@ class _Observer(BaseSubscriber):
         self._download.count(bytes_transferred)
 
 
-class _InPlace(OSUtils):
-    def get_temp_filename(self, filename: str) -> str:
-        """Return the same name: a random one would stay after a killed process."""
-        return filename
-
-
 def download_all(s3: S3Client, downloads: Sequence[Download]) -> None:
     """Complete all downloads. Raises :class:`StagingError`; complete files stay."""
     config = TransferConfig(
@@ -145,7 +138,7 @@ def download_all(s3: S3Client, downloads: Sequence[Download]) -> None:
         num_download_attempts=_TRIES,
         max_io_queue_size=_WAITING,
     )
-    with ThreadPoolExecutor(_AT_ONCE) as pool, TransferManager(s3, config, _InPlace()) as manager:
+    with ThreadPoolExecutor(_AT_ONCE) as pool, TransferManager(s3, config) as manager:
         running = [pool.submit(_complete, s3, manager, each) for each in downloads]
         try:
             for each in as_completed(running):

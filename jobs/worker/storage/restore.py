@@ -76,7 +76,7 @@ def restore(s3: S3Client, url: str, folder: Path) -> dict[str, object]:
 
 def _download(s3: S3Client, source: Source, partial: Path) -> None:
     progress = Progress(lambda text: print(text, flush=True), source.url)
-    for left in partial.rglob(".*.partial"):
+    for left in partial.rglob(".*.partial*"):  # by a killed process
         left.unlink()
     downloads = [
         Download(each, partial / name, progress.count) for name, each in source.objects.items()

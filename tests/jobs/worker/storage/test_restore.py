@@ -97,6 +97,8 @@ def test_an_interrupted_restore_continues(
     assert "AccessDenied: the nodes may not read it" in found["message"]
     assert not (folder / "job.json").exists()
 
+    (partial,) = folder.glob(".restore-*")
+    (partial / ".log.partial.0a1b").touch()  # by a killed process
     proxy.answer = lambda _: None
     proxy.requests.clear()
     assert run(folder, capsys)["checkpoint"] == "step-1000000"

@@ -156,6 +156,12 @@ def test_object_that_changes_during_the_download(
     assert not (tmp_path / "spr-jobs").exists()
     run(job="again")
     assert read(tmp_path, "again") == content(4 * MIB, seed=1)
+    changes = iter([b"one", b"other"])
+    put(bucket, b"small")
+    proxy.limit = lambda _: None
+    proxy.answer = lambda request: put(bucket, next(changes)) if request.startswith("GET") else None
+    with pytest.raises(ChangedError, match="changed while it was downloaded"):
+        run(job="third")
 
 
 def test_object_that_changed_between_jobs_is_downloaded_anew(
@@ -198,6 +204,7 @@ def test_falsified_content_is_noticed(
         with pytest.raises(CorruptError, match=f"^{URL}: the content differs from its"):
             run(job="second")
         assert not (tmp_path / "spr-jobs" / "second").exists()
+        assert not [*(tmp_path / stage.CACHE / "files").glob(".*")]
 
 
 TEN, NONE, KMS = b"0123456789", "0" * 32, {"ServerSideEncryption": "aws:kms"}

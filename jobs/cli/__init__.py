@@ -21,7 +21,9 @@ _JOBS = {
     "report": Command("jobs.cli.results.report", "write a one-page report of a run"),
     "predict": Command("jobs.cli.results.predict", "use a trained model on texts or a file"),
     "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
-    "tune": Command("jobs.cli.tune", "find the fastest placement of a training job, or how it scales"),
+    "tune": Command(
+        "jobs.cli.tune", "find the fastest placement of a training job, or how it scales"
+    ),
 }
 GROUPS = {
     "cluster": CLUSTER_GROUPS["cluster"],

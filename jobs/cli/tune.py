@@ -88,9 +88,7 @@ class TuneCommand(TrialRequest, ResultsRequest):
     batch_sizes: tuple[int, ...] | None = option(
         "features per rank", flags=("--batch-size",), **_TRIALS
     )
-    scaling: bool = switch(
-        "compare numbers of nodes, with one placement and batch size", **_STUDY
-    )
+    scaling: bool = switch("compare numbers of nodes, with one placement and batch size", **_STUDY)
     nodes: tuple[int, ...] = option(
         "numbers of nodes (default: 1, 2, 4… and all)", (), parse=numbers, metavar="LIST", **_STUDY
     )

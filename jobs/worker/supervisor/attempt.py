@@ -30,7 +30,12 @@ def conclude(
     cause = find_cause(watcher)
     is_lost = code != STOPPED or watcher.stopping
     own_fault = bool(cause) and not cause.get("lost_peer")
-    if is_lost and not last and watcher.job.attempt <= watcher.launch.spec.recovery.retries and not own_fault:
+    if (
+        is_lost
+        and not last
+        and watcher.job.attempt <= watcher.launch.spec.recovery.retries
+        and not own_fault
+    ):
         return None
     return _end(FAILED, int(cause.get("exit_code", code)), cause)
 

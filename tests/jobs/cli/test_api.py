@@ -252,7 +252,10 @@ def test_jobs_are_submitted_by_the_options_of_the_commands(
         assert job.id.startswith("digits-")
 
     first, second = requests
-    assert (first.spec.work.program, first.spec.resources.placement.nproc_per_node) == (("echo", "--nodes", "9"), 1)
+    assert (first.spec.work.program, first.spec.resources.placement.nproc_per_node) == (
+        ("echo", "--nodes", "9"),
+        1,
+    )
     assert first.env == ("SEED=7", "HERE=from here")
     assert (second.spec.work.program, second.spec.recovery.retries) == (("echo", "hi"), 3)
     assert "SEED" not in repr(run)

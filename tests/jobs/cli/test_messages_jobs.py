@@ -248,7 +248,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
     ("bench fast", "unknown argument 'fast'" + f.help_of("bench")),
     ("tune", "the following arguments are required: JOB" + f.help_of("tune")),
-        (
+    (
         "tune squad --resume",
         "unknown option '--resume'; did you mean --results?" + f.help_of("tune squad"),
     ),

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 from cluster.console.display import make_progress
 from cluster.console.output import emit
@@ -14,7 +13,6 @@ from cluster.console.parser import SubParsers, add_command, add_json_option
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.aws.clients import connect
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
-from infra.local.faults import clear_faults, put_faults, show_faults
 from infra.local.machines.base_image import BASES, DEFAULT_BASE
 from infra.s3_url import parse_s3_url
 
@@ -22,25 +20,6 @@ _EXAMPLES = """\
   spr-cluster local status
   spr-cluster local stop                 # resumes with the next --cloud local
   spr-cluster local reset --keep-base    # remove all but the base image
-  spr-cluster local faults bad-day.toml  # make it slow, full, unreliable
-"""
-_FAULTS_EXAMPLES = """\
-  spr-cluster local faults               # show the active faults
-  spr-cluster local faults bad-day.toml  # works while a command runs
-  spr-cluster local faults --clear       # no faults
-
-a file (every part is optional; docs/embedded-cloud.md describes them all):
-  profile = "metal"                      # boot 20 s, image 60 s, end 5 s
-  visibility_s = 2                       # new resources stay hidden that long
-  [[capacity]]                           # a full zone
-  zone = "us-east-1a"
-  free = 0
-  [[error]]                              # the next launch succeeds, but
-  action = "RunInstances"                # its answer is lost
-  effect = true
-  [[machine]]                            # the third machine from now on
-  n = 2                                  # never boots
-  fate = "never-boots"
 """
 
 
@@ -103,19 +82,6 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     bucket.add_argument("name", metavar="NAME", help="the bucket's name")
     add_json_option(bucket, "the bucket's URL, its endpoint, and the credentials")
-    faults = add_command(
-        actions,
-        "faults",
-        "Show or set the faults of the embedded cloud: what is slow, full, or unreliable. "
-        "An invalid file changes nothing.",
-        _FAULTS_EXAMPLES,
-        "make it slow, full, or unreliable, as AWS can be",
-        run_faults,
-    )
-    choice = faults.add_mutually_exclusive_group()
-    choice.add_argument("file", nargs="?", metavar="FILE", help="activate this TOML file")
-    choice.add_argument("--clear", action="store_true", help="deactivate all faults")
-    add_json_option(faults, "the active faults")
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -152,26 +118,11 @@ def run_bucket(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_faults(args: argparse.Namespace) -> int:
-    if args.clear:
-        clear_faults()
-    elif args.file:
-        put_faults(Path(args.file))
-    shown = show_faults()
-    text = "No faults: everything works immediately."
-    if shown.file:
-        text = f"# active: {shown.file}\n{shown.text.rstrip()}"
-    emit(args, text, asdict(shown))
-    return 0
-
-
 def _render(found: LocalStatus) -> Iterator[str]:
     resources = found.resources
     server = f"running at {found.endpoint} (pid {found.pid})" if found.running else "not running"
     yield f"{'server':12} {server}"
     yield f"{'state':12} {found.folder}"
-    if found.faults:
-        yield f"{'faults':12} {found.faults}"
     for name, ranges in resources.networks.items():
         yield f"{'network':12} {ranges} ({name})"
     for instance in resources.instances:

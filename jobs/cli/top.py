@@ -6,7 +6,6 @@ import argparse
 import math
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 
@@ -17,15 +16,14 @@ from cluster.console.parser import SubParsers, add_command
 from cluster.overview import look_up_prices
 from jobs.cli.shared.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
-from jobs.top.live import Recording, Source, show_live
+from jobs.top.live import Source, show_live
 from jobs.top.screen import render
 from jobs.top.snapshot import SLOWER, Snapshot
 
 _EXAMPLES = """\
   spr-cluster top
   spr-cluster top --once                     one look, also in a script
-  spr-cluster top --json >> record.jsonl     one line per look, for --replay
-  spr-cluster top --replay record.jsonl
+  spr-cluster top --json >> record.jsonl     one line per look
 """
 _SHORTEST_S, _LONGEST_S = 0.5, 3600.0
 
@@ -51,7 +49,6 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="SECONDS",
         help="time between two snapshots (default: 1)",
     )
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="show recorded snapshots")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--once", action="store_true", help="print one snapshot and exit")
     form.add_argument("--json", action="store_true", help="print one snapshot as a line of JSON")
@@ -71,9 +68,6 @@ def _parse_interval(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     live = not (args.once or args.json) and has_terminal()
-    if args.replay:
-        recording = Recording(args.replay, args.interval)
-        return _watch(recording.latest) if live else _print(recording.last(), args)
     collector = Collector(_open_cluster(args), args.interval)
     collector.start()
     try:

@@ -115,10 +115,10 @@ class Recovery:
 
     def take_back(self, node: str) -> None:
         """Let EC2 take a spot machine back, after a notice of two minutes."""
-        faults = self.folder / "faults.toml"
+        argv = [*_CLI, "local", "status", "--json"]
+        done = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+        faults = Path(json.loads(done.stdout)["folder"], "faults.toml")
         faults.write_text(f'[spot]\ninterrupt = ["{self.instance(node)}"]\n')
-        argv = [*_CLI, "local", "faults", str(faults)]
-        subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
 
     def lose(self, loss: str) -> None:
         if loss == "rank":
@@ -203,7 +203,8 @@ def main() -> None:
     parser.add_argument(
         "--name",
         required=True,
-        help="a cluster of three nodes, which loses some; `spot` needs one that was bought with --spot",
+        help="a cluster of three nodes, which loses some; `spot` needs one of spot machines, and a server "
+        "started with SPR_CLUSTER_LOCAL_APPLICATION=$PWD:tests.cloud.application",
     )
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
     args = parser.parse_args()

@@ -40,8 +40,8 @@ from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.record import read_job_id, read_record
 from jobs.reference import plan as reference
 from jobs.reference.plan import PRESETS
-from jobs.top.live import read_recording
 from jobs.top.screen import render as render_screen
+from jobs.top.snapshot import parse_snapshot
 from jobs.train import predict as asking
 from jobs.train.predict import read_context
 from jobs.train.request import TrainRequest, check_inputs, spec_of
@@ -121,15 +121,6 @@ def valid_lock() -> bytes:
     return render_lock(
         STACK, [Pinned(name, version, ("a" * 64,)) for name, version in pairs]
     ).encode()
-
-
-def read_faults() -> None:
-    run("local", "faults", "faults.toml")
-
-
-def read_policy() -> None:
-    Path("iam.toml").write_text(f'[iam]\npolicy = "{Path("policy.json").resolve()}"\n')
-    run("local", "faults", "iam.toml")
 
 
 def predict_on_head() -> None:
@@ -298,9 +289,10 @@ def read_metrics_tail() -> None:
     json.dumps(tail.figures(), allow_nan=False)
 
 
-def show_recording() -> None:
-    for snapshot in read_recording(Path("record.jsonl")):
-        render_screen(snapshot, 80, 24)
+def show_figures() -> None:
+    render_screen(
+        parse_snapshot(Path("figures.json").read_text("utf-8", "replace"), "head"), 80, 24
+    )
 
 
 def read_program_environment() -> None:
@@ -327,19 +319,6 @@ READERS = {
         "spr-cluster.locks/upstream.txt",
         valid_lock,
         lambda: read_lock(STACK, Path()),
-    ),
-    "faults": Reader(
-        "faults.toml",
-        lambda: (
-            b'profile = "fast"\nseed = 7\n[quota]\n[[error]]\naction = "RunInstances"\ncode = "X"\n'
-            b'times = 2\nafter = 1\n[[machine]]\nn = 0\nfate = "dies"\n'
-        ),
-        read_faults,
-    ),
-    "policy": Reader(
-        "policy.json",
-        lambda: b'{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}',
-        read_policy,
     ),
     # The home folder
     "known_hosts": Reader(
@@ -398,8 +377,8 @@ READERS = {
         read_reference,
     ),
     "trainer_state.json": Reader("out/trainer_state.json", lambda: lines(LOSSES), read_reference),
-    "recording": Reader(
-        "record.jsonl", lambda: make_line([make_node(0), make_node(1)]).encode(), show_recording
+    "figures": Reader(
+        "figures.json", lambda: make_line([make_node(0), make_node(1)]).encode(), show_figures
     ),
     # The head
     "tuned": Reader("tuned.json", lambda: render_tuned([TUNED]).encode(), read_head_tuned),

@@ -13,9 +13,9 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from infra.local.faults import parse_faults
 from infra.spec import OPTIONS as SPEC_OPTIONS
 from jobs.cli import COMMANDS
+from tests.cloud.faults import parse_faults
 from tests.jobs.cli.test_commands_page import parsers_of
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +106,8 @@ def test_every_page_is_reachable_from_the_readme() -> None:
 
 
 def test_the_documented_faults_are_valid() -> None:
-    text = code_of("embedded-cloud.md", "toml").replace("/path/policy.json", str(ROOT / "none"))
+    page = "../tests/cloud/README.md"
+    text = code_of(page, "toml").replace("/path/policy.json", str(ROOT / "none"))
     faults = parse_faults(text)
     assert {*type(faults).model_fields} <= {*re.findall(r"\w+", text)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from cluster.console.display import make_progress
 from cluster.console.options import JsonRequest, argument, option, switch
@@ -14,7 +13,6 @@ from cluster.console.parser import Parser, add_command
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.aws.clients import connect
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
-from infra.local.faults import clear_faults, put_faults, show_faults
 from infra.local.machines.base_image import BASES, DEFAULT_BASE
 from infra.s3_url import parse_s3_url
 
@@ -22,24 +20,6 @@ _EXAMPLES = """\
   spr-cluster local status
   spr-cluster local stop                 # resumes with the next --cloud local
   spr-cluster local reset --keep-base    # remove all but the base image
-  spr-cluster local faults bad-day.toml  # make it slow, full, unreliable
-"""
-_FAULTS_EXAMPLES = """\
-  spr-cluster local faults bad-day.toml  # works while a command runs
-  spr-cluster local faults --clear       # no faults
-
-a file (every part is optional; docs/embedded-cloud.md):
-  profile = "metal"                      # boot 20 s, image 60 s, end 5 s
-  visibility_s = 2                       # new resources stay hidden that long
-  [[capacity]]                           # a full zone
-  zone = "us-east-1a"
-  free = 0
-  [[error]]                              # the next launch succeeds, but
-  action = "RunInstances"                # its answer is lost
-  effect = true
-  [[machine]]                            # the third machine from now on
-  n = 2                                  # never boots
-  fate = "never-boots"
 """
 
 
@@ -60,14 +40,6 @@ class BucketRequest(JsonRequest):
     """The options of `local bucket`."""
 
     name: str = argument("the bucket's name", metavar="NAME")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaultsRequest(JsonRequest):
-    """The options of `local faults`."""
-
-    file: str | None = argument("activate this TOML file", None, metavar="FILE", excludes="choice")
-    clear: bool = switch("deactivate all faults", excludes="choice")
 
 
 def add_parser(parent: Parser) -> None:
@@ -116,16 +88,6 @@ def add_parser(parent: Parser) -> None:
         run_bucket,
         BucketRequest,
     )
-    add_command(
-        parser,
-        "faults",
-        "Show or set what is slow, full, or unreliable in the embedded cloud. An invalid file changes\n"
-        "nothing.",
-        _FAULTS_EXAMPLES,
-        "make it slow, full, or unreliable, as AWS can be",
-        run_faults,
-        FaultsRequest,
-    )
 
 
 def run_status(request: JsonRequest) -> int:
@@ -162,26 +124,11 @@ def run_bucket(request: BucketRequest) -> int:
     return 0
 
 
-def run_faults(request: FaultsRequest) -> int:
-    if request.clear:
-        clear_faults()
-    elif request.file:
-        put_faults(Path(request.file))
-    shown = show_faults()
-    text = "No faults: everything works immediately."
-    if shown.file:
-        text = f"# active: {shown.file}\n{shown.text.rstrip()}"
-    emit(request, text, asdict(shown))
-    return 0
-
-
 def _render(found: LocalStatus) -> Iterator[str]:
     resources = found.resources
     server = f"running at {found.endpoint} (pid {found.pid})" if found.running else "not running"
     yield f"{'server':12} {server}"
     yield f"{'state':12} {found.folder}"
-    if found.faults:
-        yield f"{'faults':12} {found.faults}"
     for name, ranges in resources.networks.items():
         yield f"{'network':12} {ranges} ({name})"
     for instance in resources.instances:

@@ -17,7 +17,6 @@ from pathlib import Path
 from infra.aws.cloud import Cloud
 from infra.errors import CloudError, UsageError
 from infra.files import read_text
-from infra.local.faults import NetworkFaults, read_faults
 from infra.local.machines.base_image import (
     BASES,
     DEFAULT_BASE,
@@ -109,14 +108,13 @@ _START_S = 180
 
 @dataclass(frozen=True)
 class LocalStatus:
-    """This user's embedded cloud; ``faults`` is the path of the active faults file."""
+    """This user's embedded cloud."""
 
     running: bool
     pid: int | None
     endpoint: str | None
     folder: str
     resources: LocalResources
-    faults: str | None = None
 
 
 def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
@@ -138,9 +136,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         name="local",
         region=region,
         # Nodes see this machine at the gateway's address.
-        caller_cidr=lambda: _network_faults().caller or f"{gateway}/32",
-        # This machine always reaches its containers, so only faults can block SSH.
-        probe_ssh=lambda: "the active faults say so" if _network_faults().ssh == "blocked" else "",
+        caller_cidr=lambda: f"{gateway}/32",
         billed=False,
         has_amx=False,
         base=recipe_hash(recipe(_base(folder))),
@@ -154,11 +150,6 @@ def _base(folder: StateFolder) -> str:
     """Return the base that `local reset --base` chose for this cloud."""
     name = read_text(folder.base_file, DEFAULT_BASE)
     return name if name in BASES else DEFAULT_BASE
-
-
-def _network_faults() -> NetworkFaults:
-    path = StateFolder.of_user().faults
-    return read_faults(path)[0].network if path.exists() else NetworkFaults()
 
 
 def _start(folder: StateFolder, region: str, progress: Progress) -> None:
@@ -237,7 +228,6 @@ def status() -> LocalStatus:
         endpoint=address.url if address else None,
         folder=str(folder.root),
         resources=find_resources(podman, folder) if podman else LocalResources(),
-        faults=str(folder.faults) if folder.faults.exists() else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The state folder of an embedded cloud: credentials, EC2 snapshot, faults, images, and log."""
+"""The state folder of an embedded cloud: credentials, snapshots, images, and log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # The server's own status page, next to EC2's API.
 STATUS_PATH = "/spr-cluster/status"
 # A snapshot pickles moto's objects and ours, so only the same release of both may load it.
-_FORMAT = 4
+_FORMAT = 5
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -53,15 +53,13 @@ class StateFolder:
     snapshot = _FolderPath("ec2.pickle")
     # Exists after `local stop`: the nodes did not shut themselves down.
     suspended = _FolderPath("suspended")
-    # The server watches this file.
-    faults = _FolderPath("faults.toml")
     pip_conf = _FolderPath("pip.conf")
     # What its machines start from, unless it is the default.
     base_file = _FolderPath("base")
     # One folder with a whole disk per AMI created here.
     images = _FolderPath("images")
-    # The objects of S3, one folder per bucket.
-    buckets = _FolderPath("s3")
+    # S3's buckets, saved when the server stops.
+    buckets = _FolderPath("s3.pickle")
 
     @property
     def key(self) -> str:

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
@@ -18,15 +17,14 @@ from cluster.console.parser import Parser, add_command
 from cluster.overview import look_up_prices
 from jobs.cli.shared.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
-from jobs.top.live import Recording, Source, show_live
+from jobs.top.live import Source, show_live
 from jobs.top.screen import render
 from jobs.top.snapshot import SLOWER, Snapshot
 
 _EXAMPLES = """\
   spr-cluster top
   spr-cluster top --once                     one look, also in a script
-  spr-cluster top --json >> record.jsonl     one line per look, for --replay
-  spr-cluster top --replay record.jsonl
+  spr-cluster top --json >> record.jsonl     one line per look
 """
 _SHORTEST_S, _LONGEST_S = 0.5, 3600.0
 
@@ -48,7 +46,6 @@ class TopRequest(ClusterRequest):
     interval: float = option(
         "time between two snapshots (default: 1)", 1.0, parse=_parse_interval, metavar="SECONDS"
     )
-    replay: Path | None = option("show recorded snapshots", parse=Path, metavar="FILE")
     once: bool = switch("print one snapshot and exit", excludes="form")
     json: bool = switch("print one snapshot as a line of JSON", excludes="form")
 
@@ -71,9 +68,6 @@ def add_parser(parent: Parser) -> None:
 
 def run(request: TopRequest) -> int:
     live = not (request.once or request.json) and has_terminal()
-    if request.replay:
-        recording = Recording(request.replay, request.interval)
-        return _watch(recording.latest) if live else _print(recording.last(), as_json=request.json)
     collector = Collector(_open_cluster(request), request.interval)
     collector.start()
     try:

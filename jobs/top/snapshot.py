@@ -1,4 +1,4 @@
-"""Snapshot: the state that the live view shows, ``--json`` prints, and ``--replay`` reads."""
+"""Snapshot: the state that the live view shows and ``--json`` prints."""
 
 from __future__ import annotations
 
@@ -145,12 +145,12 @@ class Snapshot:
         return tuple(rank for node in self.nodes for rank in node.ranks)
 
     def as_json(self) -> str:
-        """Return one line of JSON for :func:`parse_snapshot`."""
+        """Return one line of JSON."""
         return json.dumps(asdict(self))
 
 
 def parse_snapshot(line: str, name: str) -> Snapshot:
-    """Parse a line of the relay or of ``--json``; ``name`` says where it is. Raises :class:`UsageError`."""
+    """Parse a line of the relay; ``name`` says where it is. Raises :class:`UsageError`."""
     return mark_stragglers(parse_as(Snapshot, line, name))
 
 

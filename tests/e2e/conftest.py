@@ -17,6 +17,7 @@ from infra.local.machines.podman import choose_runtime
 from tests.harness.user_environment import build_wheel, make_environment, without_checkout
 
 _DEADLINE_S = 900
+_ROOT = Path(__file__).parents[2]
 
 
 def heed_signals() -> None:
@@ -40,7 +41,9 @@ class CommandLine:
         folders = {"SPR_CLUSTER_HOME": str(self.home)}
         if self.cloud:
             folders["SPR_CLUSTER_LOCAL_CLOUD"] = str(self.cloud)
-        return {**without_checkout(), **folders}
+        # The server evaluates the policies of the nodes' roles.
+        strict = {"SPR_CLUSTER_LOCAL_APPLICATION": f"{_ROOT}:tests.cloud.application"}
+        return {**without_checkout(), **folders, **strict}
 
     @property
     def argv(self) -> list[str]:

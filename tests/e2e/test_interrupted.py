@@ -196,13 +196,18 @@ def loss_curve(results: Path) -> list[tuple[int, float]]:
 SPOT = ("--name", "spot")
 
 
+def faults_of(cli: CommandLine) -> Path:
+    """The file with the embedded cloud's faults, which the server follows."""
+    return Path(cli.json("local", "status")["folder"]) / "faults.toml"
+
+
 @pytest.fixture(scope="module")
 def other(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Three nodes that EC2 may take back."""
     yield LiveCluster(
         cli, cli.json("up", *SPOT, "--nodes", "3", "--market", "spot", "--cloud", "local")
     )
-    cli.run("local", "faults", "--clear")
+    faults_of(cli).unlink(missing_ok=True)
     cli.run("down", *SPOT, "--yes")
 
 
@@ -224,11 +229,9 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     wait_for_step(job, 30)
     nodes = current(other).up_result["nodes"]
     (instance,) = (node["instance"] for node in nodes if node["name"] == "node1")
-    faults = tmp_path / "faults.toml"
-    faults.write_text(f'[spot]\ninterrupt = ["{instance}"]\nnotice_s = 45\n')
 
     begin = time.monotonic()
-    other.cli.run("local", "faults", str(faults))
+    faults_of(other.cli).write_text(f'[spot]\ninterrupt = ["{instance}"]\nnotice_s = 45\n')
     shown = "".join(read_until(job, "attempt 1 ended: "))
     assert time.monotonic() - begin < 40, shown
     assert "attempt 1 ended: rank 1 on node1: its node, node1, goes: EC2 takes it back" in shown

@@ -242,20 +242,6 @@ def test_a_key_that_is_not_accepted(cluster: LiveCluster) -> None:
     assert f"spr-cluster repair --name {NAME}" in found["remedy"]
 
 
-def test_links_are_as_fast_as_the_faults_file_says(cluster: LiveCluster, tmp_path: Path) -> None:
-    faults = tmp_path / "slow.toml"
-    faults.write_text("[network]\ngbit_s = 0.2\n")
-    cluster.cli.run("local", "faults", str(faults))
-    try:
-        checks = verify(cluster, code=0)
-    finally:
-        cluster.cli.run("local", "faults", "--clear")
-
-    speeds = [float(c["found"].split()[0]) for c in checks if c["check"] == "bandwidth"]
-    assert len(speeds) == 3
-    assert all(0.1 < speed < 0.25 for speed in speeds), speeds
-
-
 @pytest.mark.full
 def test_a_network_with_another_mtu(cluster: LiveCluster) -> None:
     before = cluster.cli.ssh("node1", "cat /sys/class/net/eth0/mtu").strip()

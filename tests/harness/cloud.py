@@ -22,8 +22,8 @@ from infra.aws.clients import Clients, connect
 from infra.aws.cloud import Cloud
 from infra.ec2.cluster_record import GENERATION
 from infra.ec2.tags import OWNER_KEY
-from infra.local.faults import Faults
 from infra.local.machines.podman import ContainerSpec
+from tests.cloud.faults import Faults
 from tests.harness import botocore_files
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, watching
 from tests.harness.shared_time import SharedTime
@@ -73,7 +73,7 @@ class SimulatedEngine(FakePodman):
         content = (spec.mounts[0].source / "user-data").read_bytes()
         is_ours = content.startswith(b"\x1f\x8b")
         user_data = (gzip.decompress(content) if is_ours else content).decode()
-        faults = self.cloud.application.runtime.faults.now if self.cloud else Faults()
+        faults = self.cloud.application.faults.now if self.cloud else Faults()
         rate = faults.disk.first_read_mib_s if image else None
         if self.cloud:
             self.lives[instance_id] = [self.cloud.application.runtime.clock.time()]
@@ -234,7 +234,7 @@ def _answer(cloud: FakeCloud, engine: SimulatedEngine, line: str, commands: Text
             cut = machines.cut
             cut.parent.mkdir(parents=True, exist_ok=True)
             cut.unlink(missing_ok=True)
-            if cloud.application.runtime.faults.now.network.cuts_ssh:
+            if cloud.application.faults.now.network.cuts_ssh:
                 cut.touch()
             answer: Any = "done"
         elif question == "left":
@@ -245,7 +245,7 @@ def _answer(cloud: FakeCloud, engine: SimulatedEngine, line: str, commands: Text
             engine.ends_on_time = engine.is_held = True
             answer = engine.lives
         elif question == "launched":
-            answer = cloud.application.runtime.faults.launched
+            answer = cloud.application.faults.launched
         else:
             answer = dict(cloud.application.calls)
         print(json.dumps(answer), flush=True)

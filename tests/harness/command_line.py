@@ -31,8 +31,7 @@ from cluster.local_files import home
 from infra.aws.clients import Clients, connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud, open_aws_cloud
 from infra.errors import HostError
-from infra.local.api.requests import Reply, read_call
-from infra.local.api.visibility import READS
+from infra.local.api.requests import READS, Reply, read_call
 from jobs.__main__ import main
 from jobs.cli import COMMANDS
 from provision.host import Login, Result

@@ -89,16 +89,16 @@ class SimulatedNetwork:
 
     def caller_cidr(self) -> str:
         """The address from which EC2 sees the tool."""
-        return self.fake.application.runtime.faults.now.network.caller or self.caller
+        return self.fake.application.faults.now.network.caller or self.caller
 
     def probe_ssh(self) -> str:
         """Why no connection to port 22 leaves the tool's network."""
-        is_blocked = self.fake.application.runtime.faults.now.network.ssh == "blocked"
+        is_blocked = self.fake.application.faults.now.network.ssh == "blocked"
         return "an SSH server of AWS: timed out" if is_blocked else ""
 
     def why_closed(self, instance_id: str, inside: bool) -> str:
         """Return why no connection reaches a machine."""
-        faults = self.fake.application.runtime.faults.now.network
+        faults = self.fake.application.faults.now.network
         machine = next((i for i in self.fake.backend.all_instances() if i.id == instance_id), None)
         if machine is None or machine.state != "running":
             return "it does not run"

@@ -10,44 +10,47 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from moto.backends import list_of_moto_modules
+from moto.core import DEFAULT_ACCOUNT_ID
 from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.scheduler.models import scheduler_backends
 from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.test import run_wsgi_app
 
 from infra.ec2.images import RELEASES, ubuntu_parameter
-from infra.local.api.accounts import ACCOUNT, Accounts, account_of, place_of
 from infra.local.api.bucket_server import BucketServer
-from infra.local.api.capacity import show_quotas
-from infra.local.api.ec2 import LocalEC2Backend, hide_invented_addresses
-from infra.local.api.interceptors import Interceptor
+from infra.local.api.ec2 import LocalEC2Backend, hide_invented_addresses, place_of
+from infra.local.api.interceptors import answer_dry_run, refuse_stranger
 from infra.local.api.node_services import NodeServices
 from infra.local.api.prices import answer_get_products
-from infra.local.api.requests import ApiCall, Reply, error_reply, read_call
-from infra.local.api.runtime import Runtime, ServerClock
-from infra.local.api.schedules import Schedules
-from infra.local.api.visibility import READS
-from infra.local.faults import ActiveFaults, NetworkFaults
+from infra.local.api.quotas import show_quotas
+from infra.local.api.requests import READS, ApiCall, Reply, error_reply, read_call
+from infra.local.api.runtime import Conditions, Runtime, ServerClock
 from infra.local.machines.containers import NodeContainers
 from infra.local.machines.host import gateway_of
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
 
 # A key in the snapshot, next to the regions.
-_SCHEDULES = "schedules"
+_ACCOUNTS = "accounts"
 
 
 class Application:
     """Handles one request at a time, and saves the state before responding.
 
+    Accounts share nothing; only tests have several.
+
     For tests: without ``saving``, the state stays in memory. ``on_call`` receives each EC2 action twice,
     with "before" and "after"; by "after", it has been saved but not answered. ``calls`` counts EC2
     calls by action, including rejected ones.
     """
+
+    backend_type: ClassVar[type[LocalEC2Backend]] = LocalEC2Backend
 
     def __init__(
         self,
@@ -55,57 +58,66 @@ class Application:
         folder: StateFolder,
         *,
         clock: ServerClock | None = None,
+        conditions: Conditions | None = None,
         saving: bool = True,
     ) -> None:
         hide_invented_addresses()
-        self.runtime = Runtime(containers, clock or time, ActiveFaults(folder.faults))
+        self.runtime = Runtime(containers, clock or time, conditions or Conditions())
         self.calls: Counter[str] = Counter()
         self.on_call: Callable[[str, str], None] | None = None
         self.lock = threading.RLock()
         self._open: set[tuple[str, str]] = set()
-        self._schedules: dict[str, Schedules] = {}
-        """By account, for all accounts in use."""
-        self._regions = self._regions_of(ACCOUNT)
+        self._known_accounts: list[str] = []
+        self._regions = self._regions_of(DEFAULT_ACCOUNT_ID)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
         self._credentials = folder.credentials()
-        self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, self._credentials)
-        self._accounts = Accounts(self.runtime.faults, self._credentials)
-        self.buckets = BucketServer(folder, self.runtime.faults)
+        self.buckets = self._make_buckets(folder)
         self._nodes = NodeServices(self.buckets)
         self._folder = folder
         self._saving = saving
 
+    def _make_buckets(self, folder: StateFolder) -> BucketServer:
+        return BucketServer(folder)
+
     def _regions_of(self, account: str) -> Any:
-        """Return an account's EC2 backends by region; accounts share nothing."""
+        """Return an account's EC2 backends by region."""
         regions = ec2_backends[account]
-        if account not in self._schedules:
-            self._schedules[account] = Schedules(account, self.runtime)
-            regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
-            show_quotas(account, self.runtime.faults)
+        if account not in self._known_accounts:
+            self._known_accounts.append(account)
+            regions.backend = functools.partial(self.backend_type, runtime=self.runtime)
+            show_quotas(account)
         return regions
 
     def _backends(self) -> dict[str, Any]:
         """Return the EC2 backends in use, of all accounts and regions."""
         return {
             place_of(account, region): backend
-            for account in self._schedules
+            for account in self._known_accounts
             for region, backend in list(ec2_backends[account].items())
         }
 
     def load(self, *, suspended: bool) -> None:
         """Continue from the saved state. Raises :class:`CloudError` if it is unusable."""
-        self.runtime.faults.refresh()
+        self.runtime.conditions.refresh()
         saved = load_snapshot(self._folder)
-        for account, state in saved.pop(_SCHEDULES, {}).items():
-            self._regions_of(account)
-            self._schedules[account].restore(state)
+        for account, state in saved.pop(_ACCOUNTS, {}).items():
+            self._restore(account, *state)
         for backend in saved.values():
             self._regions_of(backend.account_id)[backend.region_name] = backend
             backend.resume(self.runtime, suspended=suspended)
         self.save()
 
-    def open_region(self, region: str, account: str = ACCOUNT) -> None:
+    def _restore(self, account: str, schedulers: Any, roles: Any, profiles: Any) -> None:
+        """Restore what an account has besides EC2."""
+        self._regions_of(account)
+        for region, scheduler in schedulers.items():
+            scheduler_backends[account][region] = scheduler
+        iam = iam_backends[account]["aws"]
+        iam.roles.update(roles)
+        iam.instance_profiles.update(profiles)
+
+    def open_region(self, region: str, account: str = DEFAULT_ACCOUNT_ID) -> None:
         """Set up a region's EC2: its network, and Ubuntu's image in its parameter store."""
         if (account, region) not in self._open:
             # The first access makes moto create the backend, which creates the network.
@@ -116,17 +128,18 @@ class Application:
 
     def save(self) -> None:
         if self._saving:
-            schedules = {account: each.state() for account, each in self._schedules.items()}
-            save_snapshot(self._folder, {**self._backends(), _SCHEDULES: schedules})
+            iam = {account: iam_backends[account]["aws"] for account in self._known_accounts}
+            more = {
+                account: (dict(scheduler_backends[account]), each.roles, each.instance_profiles)
+                for account, each in iam.items()
+            }
+            save_snapshot(self._folder, {**self._backends(), _ACCOUNTS: more})
 
     def reconcile(self) -> None:
         """Apply changes that nodes made themselves; a failure must not block the request."""
-        self.runtime.faults.refresh()
+        self.runtime.conditions.refresh()
         try:
-            changed = [
-                schedules.pass_time(dict(ec2_backends[account]))
-                for account, schedules in self._schedules.items()
-            ]
+            changed = [self._run_schedules()]
             changed += [backend.reconcile() for backend in self._backends().values()]
             if self._saving:
                 self._nodes.follow(list(self._backends().values()))
@@ -135,6 +148,10 @@ class Application:
         else:
             if any(changed):
                 self.save()
+
+    def _run_schedules(self) -> bool:
+        """Return whether a schedule of EventBridge Scheduler was due; here, none is ever executed."""
+        return False
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
@@ -156,35 +173,37 @@ class Application:
         if call.service == "ec2":
             self.calls[call.action] += 1
         self.reconcile()
-        if refusal := self._interceptor.refuse(environ, call):
+        if refusal := self._refuse(environ, call):
             return refusal
         if call.service not in _SERVICES:
             # moto would fail without a proper error response.
             text = f"The embedded cloud does not serve {call.service}"
             return error_reply(call, 400, "UnknownOperationException", text)
-        error = self.runtime.faults.find_error(call.action)
-        if error and not error.effect:
-            return error_reply(call, error.http_status, error.code, error.message)
-        answer = self._act(environ, call)
-        if error:
-            return error_reply(call, error.http_status, error.code, error.message)
-        return answer
+        return self._act(environ, call)
+
+    def _refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
+        """Return the response to a call that is unsigned, denied, or a dry run."""
+        if stranger := refuse_stranger(environ, call, self._credentials):
+            return stranger
+        if call.action == "SimulatePrincipalPolicy":
+            return error_reply(call, 403, "AccessDenied", "The embedded cloud has no simulator.")
+        return self._deny(call) or answer_dry_run(call, self._regions[call.region])
+
+    def _deny(self, _: ApiCall) -> Reply | None:
+        """Return an error for a call that the caller's policy does not allow; here, all are allowed."""
+        return None
 
     def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
         if call.service == "organizations":
             text = "Your account is not a member of an organization."
             return error_reply(call, 400, "AWSOrganizationsNotInUseException", text)
         if call.action == "GetServiceSetting":
-            return answer_service_setting(call, self.runtime.faults.now.network)
+            return answer_service_setting(call)
         if call.action == "GetProducts":
-            return answer_get_products(call, self.runtime.faults.now)
+            return answer_get_products(call, self.runtime.conditions)
         self._notify(call, "before")
-        caller = self._accounts.caller_of(environ)
-        if (account := account_of(caller)) != ACCOUNT and call.region in self._regions:
-            self.open_region(call.region, account)
-        answer = self._accounts.answer(call, caller)
         try:
-            answer = answer or _call_wsgi(self._service(environ, call), environ)
+            answer = _call_wsgi(self._service(environ, call), environ)
         except NotImplementedError as error:
             return error_reply(call, 400, "UnsupportedOperation", str(error))
         except ValueError as error:  # moto does not find an element of a list
@@ -222,11 +241,11 @@ class Application:
         return Reply("200 OK", (("Content-Type", "application/json"),), body)
 
 
-def answer_service_setting(call: ApiCall, network: NetworkFaults) -> Reply:
+def answer_service_setting(call: ApiCall, *, is_set: bool = True) -> Reply:
     """Answer Systems Manager's GetServiceSetting for host management, which moto lacks."""
     setting = json.loads(call.body)["SettingId"]
     role = "service-role/AWSSystemsManagerDefaultEC2InstanceManagementRole"
-    value = role if network.host_management else "$None"
+    value = role if is_set else "$None"
     body = json.dumps({"ServiceSetting": {"SettingId": setting, "SettingValue": value}}).encode()
     headers = (("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body))))
     return Reply("200 OK", headers, body)

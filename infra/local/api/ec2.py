@@ -6,24 +6,27 @@ rejects, and correct moto where it differs from EC2. The server's single lock pr
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, ClassVar
 
+from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instances import Instance
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, get_prefix
 
-from infra.local.api import responses
-from infra.local.api.accounts import place_of
+from infra.local.api import refusals, responses
 from infra.local.api.images import LocalImages
 from infra.local.api.instances import InstanceContainers
 from infra.local.api.launches import Launches
 from infra.local.api.lifecycle import InstanceLifecycle
 from infra.local.api.network import PlacementGroups, SecurityGroups
+from infra.local.api.requests import READS
 from infra.local.api.runtime import Runtime
 from infra.local.api.spot_requests import SpotRequests
-from infra.local.api.visibility import Visibility
 from infra.local.machines.host import choose_range, used_ranges
 
 # moto's DescribeTags derives a resource's kind from its id's prefix.
@@ -77,35 +80,39 @@ def hide_invented_addresses() -> None:
     Instance.public_dns_name = property(lambda _instance: "")
 
 
+def place_of(account: str, region: str) -> str:
+    """Return the name of an account's region, so that accounts have separate container networks."""
+    return region if account == DEFAULT_ACCOUNT_ID else f"{account}-{region}"
+
+
 class LocalEC2Backend(EC2Backend):
     """One region's EC2. All attributes except ``runtime`` are saved and outlive the server."""
 
+    # Tests replace these parts by stricter ones.
+    lifecycle_type: ClassVar[type[InstanceLifecycle]] = InstanceLifecycle
+    instances_type: ClassVar[type[InstanceContainers]] = InstanceContainers
+    launches_type: ClassVar[type[Launches]] = Launches
+
     def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
         self.runtime = runtime
-        place = place_of(account_id, region_name)
+        self.place = place_of(account_id, region_name)
         with runtime.containers.changing_networks():
             self.vpc_range = choose_range([*used_ranges(), *runtime.containers.network_ranges()])
-            runtime.containers.ensure_network(place, self.vpc_range)
-        self.visibility = Visibility(self)
+            runtime.containers.ensure_network(self.place, self.vpc_range)
         self.security_groups = SecurityGroups(self)
         self.placement_groups = PlacementGroups(self)
         self.spot_requests = SpotRequests(self)
         self.images = LocalImages(self)
-        self.lifecycle = InstanceLifecycle(self, self.images, self.spot_requests)
-        self.instances = InstanceContainers(self, self.images, self.lifecycle)
-        self.launches = Launches(
+        self.lifecycle = self.lifecycle_type(self, self.images, self.spot_requests)
+        self.instances = self.instances_type(self, self.images, self.lifecycle)
+        self.launches = self.launches_type(
             self, self.images, self.lifecycle, self.placement_groups, self.spot_requests
         )
         super().__init__(region_name, account_id)
         self.images.offer_base_image()
 
     # moto looks for the API's URLs next to the backend's module; this redirects it to our responses.
-    _url_module = responses
-
-    @property
-    def place(self) -> str:
-        """The name in this region's network and in its containers' label."""
-        return place_of(self.account_id, self.region_name)
+    _url_module: ModuleType = responses
 
     # The server
 
@@ -122,19 +129,36 @@ class LocalEC2Backend(EC2Backend):
         changed = (
             self.lifecycle.pass_time() | self.images.finish_copies() | self.instances.forget_ended()
         )
-        changed |= self.instances.follow_containers()
-        link = self.runtime.faults.now.network.link
-        self.runtime.containers.shape_links(self.lifecycle.pids.values(), link)
-        return changed
+        return changed | self.instances.follow_containers()
 
     def live_instances(self) -> list[Instance]:
-        return self.visibility.live_instances()
+        """Return the instances that are not terminated."""
+        return [i for i in self.all_instances() if i.state != "terminated"]
+
+    def resources(self) -> dict[str, Any]:
+        """Return all user-created resources by id."""
+        collections = (
+            *(self.amis, self.snapshots, *self.groups.values(), self.key_pairs, self.volumes),
+            *(self.placement_groups.by_name, self.spot_instance_requests, self.enis),
+            *(self.launch_templates, {i.id: i for i in self.all_instances()}),
+        )
+        return {r.id: r for collection in collections for r in collection.values()}
+
+    @contextmanager
+    def observe(self, action: str) -> Iterator[None]:
+        """Forget the tags of what a call deletes."""
+        before = set() if action.startswith(READS) else set(self.resources())
+        yield
+        for id_ in before and before - self.resources().keys():
+            self.tags.pop(id_, None)
+
+    def require_profile(self, name: str) -> None:
+        refusals.require_profile(self, name)
 
     def forget_instance(self, instance_id: str) -> None:
         """Delete all data about an instance, except its reservation."""
         self.lifecycle.forget(instance_id)
         self.spot_requests.forget(instance_id)
-        self.visibility.created_at.pop(instance_id, None)
         self.tags.pop(instance_id, None)
 
     # The default VPC

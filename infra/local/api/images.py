@@ -135,7 +135,7 @@ class LocalImages:
         self._saved.add(image_id)
         reboot = not _is_no_reboot()
         future = self._runtime.containers.save_image(instance_id, image_id, reboot=reboot)
-        ready_at = self._runtime.now() + self._runtime.faults.now.times.image_s
+        ready_at = self._runtime.now() + self._runtime.conditions.image_s
         self.copies[image_id] = DiskCopy(future, ready_at, instance_id if reboot else "")
         return image
 

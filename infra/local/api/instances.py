@@ -13,7 +13,6 @@ from moto.ec2.models.instances import Instance
 
 from infra.errors import CloudError
 from infra.local.api import refusals
-from infra.local.api.capacity import CapacityPool, grant
 from infra.local.api.images import LocalImages
 from infra.local.api.lifecycle import InstanceLifecycle, set_reason
 from infra.local.api.runtime import Runtime
@@ -50,9 +49,6 @@ class InstanceContainers:
         for instance in instances:
             refusals.require_state(instance, ("stopped", "running"), "started")
         stopped = [i for i in instances if i.state == "stopped"]
-        for instance in stopped:
-            # Starting a stopped instance requires capacity in its zone.
-            grant(self._ec2, CapacityPool.of(instance), 1, 1)
         with podman_errors():
             self._runtime.containers.start(i.id for i in stopped)
         started = EC2Backend.start_instances(self._ec2, instance_ids)

@@ -1,4 +1,4 @@
-"""Rejection of calls before they reach EC2: unsigned, not permitted, or throttled.
+"""Rejection of calls that are not signed, and answers to dry runs.
 
 Any local user can connect to the port, and root starts the containers, so callers must prove that they
 know this cloud's secret.
@@ -6,13 +6,11 @@ know this cloud's secret.
 
 from __future__ import annotations
 
-import base64
 import hmac
-import json
 import re
 import time
 from calendar import timegm
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth, SigV4Auth
@@ -23,11 +21,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from werkzeug.datastructures import EnvironHeaders
 
-from infra.local.api.authorization import parameters_of, requests_of
-from infra.local.api.refusals import require_profile
 from infra.local.api.requests import ApiCall, Reply, error_reply
-from infra.local.faults import ActiveFaults
-from infra.local.policy import Request
 
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 _AUTHORIZATION = re.compile(
@@ -98,70 +92,19 @@ def is_signed_s3(environ: dict[str, Any], credentials: tuple[str, str]) -> bool:
     return is_recent and _is_signed(environ, b"", credentials, S3SigV4Auth)
 
 
-_USER = "spr-cluster"
-# EC2's codes differ from those of all other services:
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#CommonErrors
-_DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied", "iam": "AccessDenied"}
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html
 _DRY_RUN = "Request would have succeeded, but DryRun flag is set."
-_THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
 
 
-class Interceptor:
-    """Rejects calls by signature, policy, and rate; ``credentials`` are the tool's."""
-
-    def __init__(self, faults: ActiveFaults, account: str, credentials: tuple[str, str]) -> None:
-        self._faults = faults
-        self._account = account
-        self._credentials = credentials
-
-    def refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
-        """Return the error response for a call that is unsigned, denied, a dry run, or throttled."""
-        if stranger := refuse_stranger(environ, call, self._credentials):
-            return stranger
-        if call.action == "SimulatePrincipalPolicy":
-            return error_reply(call, 403, "AccessDenied", "The embedded cloud has no simulator.")
-        if self._faults.policy is not None and (denied := self._deny(call)):
-            return denied
-        if call.service == "ec2" and (given := parameters_of(call)).get("DryRun") == "true":
-            try:
-                # EC2 validates parameters first. Of these, only the profile is not made by `up` just before.
-                if profile := given.get("IamInstanceProfile.Name"):
-                    require_profile(ec2_backends[self._account][call.region], profile)
-            except EC2ClientError as error:
-                return error_reply(call, 400, error.code, error.message)
-            return error_reply(call, 412, "DryRunOperation", _DRY_RUN)
-        if self._faults.is_throttled(call.action):
-            code, status = _THROTTLED.get(call.service, ("ThrottlingException", 400))
-            return error_reply(call, status, code, "Request limit exceeded.")
+def answer_dry_run(call: ApiCall, ec2: Any) -> Reply | None:
+    """Answer a dry run; return ``None`` for other calls."""
+    given = call.parameters if call.service == "ec2" else {}
+    if given.get("DryRun") != "true":
         return None
-
-    def _deny(self, call: ApiCall) -> Reply | None:
-        """Return an error unless the policy allows all requests of a call."""
-        # AWS allows this call to every caller, regardless of policies.
-        if call.action == "GetCallerIdentity":
-            return None
-        ec2 = ec2_backends[self._account][call.region]
-        for request in requests_of(call, ec2, self._faults.tag_delay_s):
-            if not self._faults.allows(request):
-                code = _DENIED.get(call.service, "AccessDeniedException")
-                return error_reply(call, 403, code, self._explain(call, request))
-        return None
-
-    def _explain(self, call: ApiCall, request: Request) -> str:
-        """Explain a denial as AWS does.
-
-        https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot_access-denied.html
-        """
-        user = f"arn:aws:iam::{self._account}:user/{_USER}"
-        why = (
-            f"User: {user} is not authorized to perform: {request.action} on resource: "
-            f"{request.resource} because no identity-based policy allows the {request.action} action"
-        )
-        if call.service != "ec2":
-            return why
-        encoded = base64.b64encode(json.dumps(asdict(request)).encode()).decode()
-        return (
-            f"You are not authorized to perform this operation. {why}. "
-            f"Encoded authorization failure message: {encoded}"
-        )
+    try:
+        # EC2 validates parameters first. Of these, only the profile is not made by `up` just before.
+        if profile := given.get("IamInstanceProfile.Name"):
+            ec2.require_profile(profile)
+    except EC2ClientError as error:
+        return error_reply(call, 400, error.code, error.message)
+    return error_reply(call, 412, "DryRunOperation", _DRY_RUN)

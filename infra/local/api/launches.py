@@ -15,15 +15,12 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 
 from infra.local.api import refusals
-from infra.local.api.authorization import key_requests
-from infra.local.api.capacity import CapacityPool, choose_reservation, grant
 from infra.local.api.images import LocalImages
 from infra.local.api.instances import podman_errors
 from infra.local.api.lifecycle import InstanceLifecycle
 from infra.local.api.network import PlacementGroups
 from infra.local.api.runtime import Runtime
 from infra.local.api.spot_requests import SpotRequests
-from infra.local.faults import MachineRule
 from infra.local.machines.containers import ContainerRequest, Seed, hostname_of, metadata_of
 from infra.local.machines.host import choose_cpus
 from infra.local.machines.podman import mac_of
@@ -110,7 +107,7 @@ class Launches:
         self._fill_in_subnet(arguments)
         image, public_key = self._require_parts(image_id, arguments)
         self._fill_in_root_device(arguments, image)
-        count, reserved = self._grant(least, arguments)
+        count = self._grant(least, arguments)
         before = set(self._ec2.reservations)
         try:
             reservation = EC2Backend.run_instances(
@@ -118,9 +115,8 @@ class Launches:
             )
             for instance in reservation.instances:
                 refusals.require_in_default_vpc(self._ec2, instance.vpc_id)
-                instance.reservation_id_of_capacity = reserved
                 self._complete(instance, arguments)
-            market = "spot" if _is_spot(arguments) else "on-demand"
+            market = "spot" if is_spot(arguments) else "on-demand"
             self._start_containers(reservation.instances, market, public_key, user_data)
         except Exception:
             for reservation_id in set(self._ec2.reservations) - before:
@@ -164,8 +160,7 @@ class Launches:
         zone = str(subnet.availability_zone) if subnet else ""
         if self._request.group:
             self._placement_groups.require_zone(self._request.group, zone)
-        if _is_spot(arguments):
-            self._spot_requests.require_role()
+        if is_spot(arguments):
             self._spot_requests.require_price(self._request.spot, arguments["instance_type"], zone)
         return image, public_key
 
@@ -199,7 +194,7 @@ class Launches:
                 options, ebs = asked.get("Ebs", {}), mapping["Ebs"]
                 ebs["DeleteOnTermination"] = options.get("DeleteOnTermination", True)
                 size_gib = refusals.require_root_size(image, options.get("VolumeSize"))
-                has_rate = self._runtime.faults.now.disk.init_rate
+                has_rate = self._runtime.conditions.has_init_rate
                 refusals.require_disk_speed(size_gib, options, has_init_rate=has_rate)
                 ebs["VolumeSize"] = size_gib
 
@@ -209,22 +204,19 @@ class Launches:
         subnet_id = arguments.get("subnet_id") or named
         return self._ec2.get_subnet(subnet_id) if subnet_id else None
 
-    def _grant(self, least: int, arguments: Arguments) -> tuple[int, str]:
-        """Return how many instances to launch, from MinCount to MaxCount, and in which reservation."""
+    def _grant(self, least: int, arguments: Arguments) -> int:
+        """Return how many instances to launch, from MinCount to MaxCount."""
         subnet = self._subnet_of(arguments)
         if subnet is None:
-            return least, ""  # an existing interface allows only one instance
+            return least  # an existing interface allows only one instance
         refusals.require_in_default_vpc(self._ec2, subnet.vpc_id)
-        pool = CapacityPool(
-            zone=str(subnet.availability_zone),
-            instance_type=arguments["instance_type"],
-            market="spot" if _is_spot(arguments) else "on-demand",
-            grouped=bool(self._request.group),
-        )
-        refusals.require_offered(pool.zone, pool.instance_type)
-        reserved = choose_reservation(self._ec2, pool, self._request.reservation, least)
-        most = max(least, self._request.most)
-        return grant(self._ec2, pool, least, most, reserved), reserved
+        refusals.require_offered(str(subnet.availability_zone), arguments["instance_type"])
+        return self._allot(str(subnet.availability_zone), least, arguments)
+
+    def _allot(self, zone: str, least: int, arguments: Arguments) -> int:
+        if id_ := self._request.reservation:
+            refusals.require_found((), [id_], *refusals.NO_RESERVATION)
+        return max(least, self._request.most)
 
     def _complete(self, instance: Instance, arguments: Arguments) -> None:
         """Fill in attributes of a new instance that moto omits."""
@@ -252,10 +244,7 @@ class Launches:
         all_cpus = choose_cpus(len(instances), self._lifecycle.cpus.values())
         content = base64.b64decode(str(user_data)) if user_data else b""
         requests = []
-        no_key = None if self._has_key() else MachineRule(fate="no-key")
         for instance, cpus in zip(instances, all_cpus, strict=True):
-            if rule := (no_key or self._runtime.faults.next_fate()):
-                self._lifecycle.fates[instance.id] = rule
             if not self._lifecycle.has_container(instance):
                 continue
             address = instance.private_ip
@@ -268,18 +257,11 @@ class Launches:
                 cpus=cpus,
                 region=self._ec2.place,
                 image=self._images.disk_of(instance.image_id),
-                mask_ssh=self._lifecycle.fate_of(instance.id) == "no-ssh",
             )
             requests.append(request)
         with podman_errors():
             self._runtime.containers.launch(requests)
         self._lifecycle.cpus.update({r.seed.instance_id: r.cpus for r in requests})
-
-    def _has_key(self) -> bool:
-        """Return whether the caller has permission to use the key that encrypts new disks."""
-        faults = self._runtime.faults
-        key = faults.now.ebs.kms_key
-        return not key or all(map(faults.allows, key_requests(self._ec2, key)))
 
     def _undo(self, reservation_id: str) -> None:
         """Remove all traces of a failed launch."""
@@ -297,12 +279,12 @@ class Launches:
             self._tokens[token] = (self._request.digest, reservation.id)
         tags = arguments.get("tags", {}).get("spot-instances-request", {})
         for instance in reservation.instances:
-            if _is_spot(arguments):
+            if is_spot(arguments):
                 self._spot_requests.add(instance, self._request.spot, tags)
             if profile := arguments.get("iam_instance_profile_name"):
                 self._lifecycle.profiles[instance.id] = profile
             self._lifecycle.begin(instance)
 
 
-def _is_spot(arguments: Arguments) -> bool:
+def is_spot(arguments: Arguments) -> bool:
     return bool(arguments.get("instance_market_options") == "spot")

@@ -1,4 +1,4 @@
-"""Additions to moto's route tables, network ACLs, and security groups; and placement groups.
+"""Additions to moto's route tables and security groups; and placement groups.
 
 https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html
@@ -14,31 +14,17 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import generic_filter, random_id
 
 from infra.local.api import refusals
-from infra.local.faults import NetworkFaults
 
-_ANYWHERE = "0.0.0.0/0"
-# By fault: the receiver's ports that a rule closes, and whether it is an outbound rule.
-_DENIED = {
-    "no-ssh": (22, 22, False),
-    "no-answers": (1024, 65535, True),
-    "no-downloads": (443, 443, True),
-}
+ANYWHERE = "0.0.0.0/0"
 
 
-def render_route_table(table: Any, network: NetworkFaults) -> dict[str, Any]:
-    """Render one of moto's route tables, with the default route that the faults specify."""
+def render_route_table(table: Any) -> dict[str, Any]:
+    """Render one of moto's route tables, with a default route to an internet gateway."""
     routes = [_render_route(route) for route in table.routes]
-    if not any(route["DestinationCidrBlock"] == _ANYWHERE for route in routes):
-        suffix, default = table.vpc_id.removeprefix("vpc-"), {}
-        if network.nat:
-            default = {"NatGatewayId": f"nat-{suffix}"}
-        elif network.firewall:
-            # AWS Network Firewall uses a Gateway Load Balancer endpoint.
-            default = {"GatewayId": f"vpce-{suffix}"}
-        elif network.internet_gateway:
-            default = {"GatewayId": f"igw-{suffix}"}
-        more = {"Origin": "CreateRoute", "State": "active"}
-        routes += [{"DestinationCidrBlock": _ANYWHERE, **default, **more}] if default else []
+    if not any(route["DestinationCidrBlock"] == ANYWHERE for route in routes):
+        gateway = f"igw-{table.vpc_id.removeprefix('vpc-')}"
+        more = {"GatewayId": gateway, "Origin": "CreateRoute", "State": "active"}
+        routes.append({"DestinationCidrBlock": ANYWHERE, **more})
     return {
         "RouteTableId": table.id,
         "VpcId": table.vpc_id,
@@ -57,24 +43,6 @@ def _render_route(route: Any) -> dict[str, Any]:
         "TransitGatewayId": route.transit_gateway_id,
         "Origin": route.origin,
         "State": route.state,
-    }
-
-
-def render_acl(acl: Any, network: NetworkFaults) -> dict[str, Any]:
-    """Render one of moto's network ACLs, with the rule that the faults add."""
-    entries = list(acl.entries)
-    if network.acl in _DENIED:
-        first, last, is_outbound = _DENIED[network.acl]
-        tcp = {"Protocol": "6", "PortRange": {"From": first, "To": last}, "CidrBlock": _ANYWHERE}
-        entries.append({"RuleNumber": 1, "RuleAction": "deny", "Egress": is_outbound, **tcp})
-    return {
-        "NetworkAclId": acl.id,
-        "VpcId": acl.vpc_id,
-        "OwnerId": acl.owner_id,
-        "IsDefault": acl.default,
-        "Associations": acl.associations,
-        "Entries": entries,
-        "Tags": acl.get_tags(),
     }
 
 

@@ -7,11 +7,11 @@ import threading
 from functools import partial
 from typing import Any
 
+from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
-from infra.local.api.accounts import ACCOUNT
 from infra.local.api.bucket_server import BucketServer
 from infra.local.machines.inside import METADATA, S3_PORT, listen_inside, write_aws_config
 
@@ -48,7 +48,7 @@ class NodeServices:
         for id_, profile in ec2.lifecycle.profiles.items():
             if id_ not in ec2.lifecycle.pids or now - self._renewed.get(id_, 0) < _RENEW_S:
                 continue
-            found = iam_backends[ACCOUNT]["aws"].instance_profiles.get(profile)
+            found = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.get(profile)
             for role in found.roles if found else ():
                 text = self._buckets.sessions.render(profile, id_, now)
                 name = f"iam/security-credentials/{role.name}"

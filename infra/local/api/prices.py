@@ -1,6 +1,6 @@
 """The Price List API and spot prices, which moto lacks.
 
-In us-east-1, prices are those of our own table times the faults' factor. Other regions' prices are
+In us-east-1, prices are those of our own table. Other regions' prices are
 invented but rank as on AWS. Responses include products that clients must filter out: dedicated
 tenancy, and capacity blocks at $0.
 """
@@ -17,7 +17,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES as EC2_TYPES
 
 from infra.instance_types import INSTANCE_TYPES
 from infra.local.api.requests import ApiCall, Reply, error_reply
-from infra.local.faults import Faults
+from infra.local.api.runtime import Conditions
 
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
 _ENDPOINTS = ("us-east-1", "eu-central-1", "ap-south-1")
@@ -33,24 +33,24 @@ _GP3 = (
 )
 
 
-def on_demand_usd(faults: Faults, instance_type: str, region: str) -> float:
+def on_demand_usd(conditions: Conditions, instance_type: str, region: str) -> float:
     """Return the hourly on-demand price of a type in a region."""
     known = INSTANCE_TYPES.get(instance_type)
     usd = known.table_usd if known else None
     if usd is None:
         usd = EC2_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"] * _USD_PER_VCPU
-    return usd * _FACTORS.get(region, 1.1) * faults.pricing.factor
+    return usd * _FACTORS.get(region, 1.1) * conditions.price_factor
 
 
-def spot_usd(faults: Faults, instance_type: str, zone: str) -> float:
-    """Return a zone's hourly spot price: the faults' price, else a share of the on-demand price."""
+def spot_usd(conditions: Conditions, instance_type: str, zone: str) -> float:
+    """Return a zone's hourly spot price: a fixed one, else a share of the on-demand price."""
     # Later zones are cheaper, so that clients can't rely on the order of zones.
     share = _SPOT_SHARE - 0.01 * (ord(zone[-1]) - ord("a"))
-    return faults.spot.usd_per_hour or on_demand_usd(faults, instance_type, zone[:-1]) * share
+    return conditions.spot_usd or on_demand_usd(conditions, instance_type, zone[:-1]) * share
 
 
 def spot_history(
-    faults: Faults, region: str, types: list[str], filters: dict[str, Any]
+    conditions: Conditions, region: str, types: list[str], filters: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the current spot price of each type and zone."""
     zones = filters.get("availability-zone")
@@ -60,19 +60,19 @@ def spot_history(
         name, zone = place["InstanceType"], place["Location"]
         if name not in types or (zones and zone not in zones):
             continue
-        usd = spot_usd(faults, name, zone)
+        usd = spot_usd(conditions, name, zone)
         history.append({"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": f"{usd:.6f}"})
     return history
 
 
-def answer_get_products(call: ApiCall, faults: Faults) -> Reply:
+def answer_get_products(call: ApiCall, conditions: Conditions) -> Reply:
     """Answer GetProducts with the products that match every filter."""
     if call.region not in _ENDPOINTS:
         return error_reply(call, 400, "NotFoundException", f"no endpoint in {call.region}")
     request = json.loads(call.body)
     wanted = {each["Field"]: each["Value"] for each in request.get("Filters", [])}
     region, name = wanted.get("regionCode", ""), wanted.get("instanceType", "")
-    products = [*_machines(faults, name, region), *_disks(faults, region)]
+    products = [*_machines(conditions, name, region), *_disks(conditions, region)]
     found = [
         json.dumps(product)
         for product in products
@@ -88,12 +88,12 @@ def _attributes(product: dict[str, Any]) -> dict[str, str]:
     return {"productFamily": described["productFamily"], **described["attributes"]}
 
 
-def _machines(faults: Faults, name: str, region: str) -> Iterator[dict[str, Any]]:
+def _machines(conditions: Conditions, name: str, region: str) -> Iterator[dict[str, Any]]:
     offered = INSTANCE_TYPE_OFFERINGS["region"].get(region, [])
-    unlisted = any(fnmatch.fnmatchcase(name, pattern) for pattern in faults.pricing.unlisted)
+    unlisted = any(fnmatch.fnmatchcase(name, pattern) for pattern in conditions.unlisted)
     if unlisted or name not in {offering["InstanceType"] for offering in offered}:
         return
-    usd = on_demand_usd(faults, name, region)
+    usd = on_demand_usd(conditions, name, region)
     kinds = (("CapacityBlock", "Shared", 0.0), ("OnDemand", "Dedicated", usd * 1.06))
     metal = " (bare metal)" if EC2_TYPES[name]["BareMetal"] else ""
     for option, tenancy, price in (*kinds, ("OnDemand", "Shared", usd)):
@@ -109,8 +109,8 @@ def _machines(faults: Faults, name: str, region: str) -> Iterator[dict[str, Any]
         yield _product(f"Compute Instance{metal}", attributes, "Hrs", price)
 
 
-def _disks(faults: Faults, region: str) -> Iterator[dict[str, Any]]:
-    factor = _FACTORS.get(region, 1.1) * faults.pricing.factor
+def _disks(conditions: Conditions, region: str) -> Iterator[dict[str, Any]]:
+    factor = _FACTORS.get(region, 1.1) * conditions.price_factor
     for family, unit, usd in _GP3:
         yield _product(family, {"volumeApiName": "gp3"}, unit, usd * factor)
 

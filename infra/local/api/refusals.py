@@ -219,19 +219,19 @@ def require_known_filters(action: str, names: Iterable[str]) -> None:
         raise EC2ClientError("InvalidParameterValue", f"The filter '{name}' is invalid")
 
 
+NO_RESERVATION = ("InvalidCapacityReservationId.NotFound", "capacity reservation")
+
+
 def require_profile(ec2: Any, name: str) -> None:
-    """Refuse an instance profile that does not exist, has no role, or is too new for EC2 to see."""
+    """Refuse an instance profile that does not exist or has no role."""
     profile = iam_backends[ec2.account_id]["aws"].instance_profiles.get(name)
-    now = ec2.runtime.now()
-    # moto's creation time comes from this machine's clock, which tests replace.
-    since = vars(profile).setdefault("spr_first_used", now) if profile else now
-    if (
-        profile is None
-        or not profile.roles
-        or now < since + ec2.runtime.faults.now.role_visibility_s
-    ):
-        raise EC2ClientError(
-            "InvalidParameterValue",
-            f"Value ({name}) for parameter iamInstanceProfile.name is invalid. "
-            "Invalid IAM Instance Profile name",
-        )
+    if profile is None or not profile.roles:
+        raise invalid_profile(name)
+
+
+def invalid_profile(name: str) -> EC2ClientError:
+    return EC2ClientError(
+        "InvalidParameterValue",
+        f"Value ({name}) for parameter iamInstanceProfile.name is invalid. "
+        "Invalid IAM Instance Profile name",
+    )

@@ -8,12 +8,13 @@ import json
 import re
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl
 from xml.sax.saxutils import escape
 
 import botocore.session
 
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
+READS = ("Describe", "Get", "List")
 _REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
 
 
@@ -26,6 +27,11 @@ class ApiCall:
     action: str
     body: bytes
     path: str = ""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The parameters of an EC2 or IAM call as sent: flat, with numbered lists."""
+        return dict(parse_qsl(self.body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
 @dataclass(frozen=True)

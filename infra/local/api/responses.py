@@ -1,53 +1,18 @@
-"""EC2 actions that moto answers incorrectly, not at all, or without pagination.
-
-moto's server finds the methods by name. Pagination:
-https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html#api-pagination
-"""
+"""EC2 actions that moto answers incorrectly or not at all. moto's server finds the methods by name."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-import botocore.session
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.types import Base64EncodedString
-from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
 from infra.local.api import prices, refusals
-from infra.local.api.capacity import render_reservation
 from infra.local.api.launches import LaunchRequest
-from infra.local.api.network import render_acl, render_route_table
-from infra.local.api.refusals import require_profile
-
-
-@functools.cache
-def _result_keys() -> dict[str, str]:
-    """Return the element that holds the results, for each paginated action."""
-    loader = botocore.session.get_session().get_component("data_loader")
-    pages = loader.load_service_model("ec2", "paginators-1")["pagination"]
-    return {action: page["result_key"] for action, page in pages.items() if "limit_key" in page}
-
-
-def pages_of(action: str, params: Mapping[str, Any], page_size: int) -> int:
-    """Return the page size, or 0 without pagination, such as for requests that specify ids."""
-    if action not in _result_keys() or any(name.endswith("Ids") for name in params):
-        return 0
-    return int(params.get("MaxResults", page_size))
-
-
-def cut(action: str, result: Any, params: Mapping[str, Any], size: int) -> Any:
-    """Return one page of a response's results. A page's token is the index of its first result."""
-    key = _result_keys().get(action, "")
-    if not size or not isinstance(result, dict) or key not in result or "NextToken" in result:
-        return result
-    first, found = int(params.get("NextToken", 0)), list(result[key])
-    rest = {"NextToken": str(first + size)} if len(found) > first + size else {}
-    return {**result, key: found[first : first + size], **rest}
-
+from infra.local.api.network import render_route_table
 
 _HOME_REGION = "us-east-1"
 # moto always returns "pending" for a launch; a retry must return the instances' current state.
@@ -64,11 +29,7 @@ class LocalEC2Response(EC2Response):
     }
 
     def call_action(self) -> Any:
-        action, size = str(self._get_action()), self._page_size()
-        if action == "DescribeInstances" and size:
-            # moto paginates only this action, with pages of 100.
-            self.params["MaxResults"] = size
-        with self.ec2_backend.visibility.observe(action):
+        with self.ec2_backend.observe(str(self._get_action())):
             return super().call_action()
 
     def _filters_from_querystring(self) -> Any:
@@ -76,14 +37,7 @@ class LocalEC2Response(EC2Response):
         refusals.require_known_filters(str(self._get_action()), filters)
         return filters
 
-    def _page_size(self) -> int:
-        size = self.ec2_backend.runtime.faults.now.page_size
-        return pages_of(str(self._get_action()), self.params, size)
-
     def serialized(self, action_result: Any) -> Any:
-        page = cut(str(self._get_action()), action_result.result, self.params, self._page_size())
-        if page is not action_result.result:
-            action_result = ActionResult(page)
         status, headers, body = super().serialized(action_result)
         return getattr(action_result.result, "http_status", status), headers, body
 
@@ -92,7 +46,7 @@ class LocalEC2Response(EC2Response):
     def run_instances(self) -> Any:
         request = LaunchRequest.of(self._get_param, self.querystring)
         if name := self._get_param("IamInstanceProfile.Name"):
-            require_profile(self.ec2_backend, name)
+            self.ec2_backend.require_profile(name)
         with self.ec2_backend.launches.requested(request):
             return super().run_instances()
 
@@ -122,15 +76,7 @@ class LocalEC2Response(EC2Response):
     def get_console_output(self) -> ActionResult:
         ec2 = self.ec2_backend
         instance = ec2.get_instance(self._get_param("InstanceId"))
-        faults, latest = ec2.runtime.faults.now.console, self._get_bool_param("Latest", False)
-        if latest and not faults.latest:
-            raise EC2ClientError(
-                "UnsupportedOperation",
-                "This instance type does not support retrieving the latest console logs.",
-            )
-        age_s = (ec2.runtime.moto_now() - instance.launch_time).total_seconds()
-        posted = latest or age_s >= faults.delay_s
-        text = ec2.instances.console_of(instance) if posted else ""
+        text = ec2.instances.console_of(instance)
         return ActionResult(
             {
                 "InstanceId": instance.id,
@@ -143,57 +89,35 @@ class LocalEC2Response(EC2Response):
 
     def describe_route_tables(self) -> ActionResult:
         answer: ActionResult = super().describe_route_tables()
-        network = self.ec2_backend.runtime.faults.now.network
-        answer.result["RouteTables"] = [
-            render_route_table(table, network) for table in answer.result["RouteTables"]
-        ]
-        return answer
-
-    def describe_network_acls(self) -> ActionResult:
-        answer: ActionResult = super().describe_network_acls()
-        network = self.ec2_backend.runtime.faults.now.network
-        answer.result["NetworkAcls"] = [
-            render_acl(acl, network) for acl in answer.result["NetworkAcls"]
-        ]
+        tables = answer.result["RouteTables"]
+        answer.result["RouteTables"] = [render_route_table(table) for table in tables]
         return answer
 
     def describe_vpc_block_public_access_options(self) -> ActionResult:
         self.error_on_dryrun()
-        mode = self.ec2_backend.runtime.faults.now.network.block_public_access
         options = {
             "AwsAccountId": self.current_account,
             "AwsRegion": self.ec2_backend.region_name,
-            "State": "default-state" if mode == "off" else "update-complete",
-            "InternetGatewayBlockMode": mode,
+            "State": "default-state",
+            "InternetGatewayBlockMode": "off",
             "ExclusionsAllowed": "allowed",
         }
         return ActionResult({"VpcBlockPublicAccessOptions": options})
 
     def describe_vpc_block_public_access_exclusions(self) -> ActionResult:
         self.error_on_dryrun()
-        ec2 = self.ec2_backend
-        vpc = f"arn:aws:ec2:{ec2.region_name}:{self.current_account}:vpc/{ec2.default_vpc.id}"
-        exclusion = {
-            "ExclusionId": "vpcbpa-exclude-0123456789abcdef0",
-            "InternetGatewayExclusionMode": "allow-bidirectional",
-            "ResourceArn": vpc,
-            "State": "create-complete",
-        }
-        found = [exclusion] if ec2.runtime.faults.now.network.excluded else []
-        return ActionResult({"VpcBlockPublicAccessExclusions": found})
+        return ActionResult({"VpcBlockPublicAccessExclusions": []})
 
     def describe_instance_connect_endpoints(self) -> ActionResult:
-        """Return the default VPC's endpoint, which moto lacks, unless faults remove it. Ignores filters."""
+        """Return the default VPC's endpoint, which moto lacks. Ignores filters."""
         self.error_on_dryrun()
-        ec2 = self.ec2_backend
         endpoint = {
             "InstanceConnectEndpointId": "eice-0123456789abcdef0",
             "State": "create-complete",
-            "VpcId": ec2.default_vpc.id,
+            "VpcId": self.ec2_backend.default_vpc.id,
             "PreserveClientIp": False,
         }
-        found = [endpoint] if ec2.runtime.faults.now.network.connect_endpoint else []
-        return ActionResult({"InstanceConnectEndpoints": found})
+        return ActionResult({"InstanceConnectEndpoints": [endpoint]})
 
     # Spot prices
 
@@ -204,31 +128,16 @@ class LocalEC2Response(EC2Response):
         """Return realistic prices; moto returns 0.00001 everywhere."""
         self.error_on_dryrun()
         ec2 = self.ec2_backend
-        faults, types = ec2.runtime.faults.now, self._get_param("InstanceTypes", [])
-        filters = self._filters_from_querystring()
-        history = prices.spot_history(faults, ec2.region_name, types, filters)
+        types, filters = self._get_param("InstanceTypes", []), self._filters_from_querystring()
+        history = prices.spot_history(ec2.runtime.conditions, ec2.region_name, types, filters)
         same = {"ProductDescription": "Linux/UNIX", "Timestamp": ec2.runtime.moto_now()}
         return ActionResult({"SpotPriceHistory": [{**each, **same} for each in history]})
 
     def describe_capacity_reservations(self) -> ActionResult:
         self.error_on_dryrun()
-        ec2, ids = self.ec2_backend, self._get_param("CapacityReservationIds", [])
-        rules = ec2.runtime.faults.now.reservation
-        for id_ in {*ids} - {rule.id for rule in rules}:
-            raise EC2ClientError(
-                "InvalidCapacityReservationId.NotFound",
-                f"The capacity reservation '{id_}' does not exist.",
-            )
-        found = [render_reservation(ec2, rule) for rule in rules if rule.id in ids or not ids]
-        keys = {
-            "state": "State",
-            "instance-type": "InstanceType",
-            "instance-match-criteria": "InstanceMatchCriteria",
-            "tenancy": "Tenancy",
-        }
-        for name, values in self._filters_from_querystring().items():
-            found = [each for each in found if each[keys[name]] in values]
-        return ActionResult({"CapacityReservations": found})
+        ids = self._get_param("CapacityReservationIds", [])
+        refusals.require_found((), ids, *refusals.NO_RESERVATION)
+        return ActionResult({"CapacityReservations": []})
 
     # Key pairs
 
@@ -266,7 +175,7 @@ class LocalEC2Response(EC2Response):
     # Tags and regions
 
     def create_tags(self) -> Any:
-        known = self.ec2_backend.visibility.resources()
+        known = self.ec2_backend.resources()
         refusals.require_taggable(known, self._get_param("Resources", []))
         return super().create_tags()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from infra.local.faults import ActiveFaults
 from infra.local.machines.containers import NodeContainers
 
 
@@ -15,13 +14,31 @@ class ServerClock(Protocol):
     def time(self) -> float: ...
 
 
+class Conditions:
+    """What varies on AWS: here, nothing takes time, and prices are the usual ones. Tests have worse days."""
+
+    boot_s: float = 0
+    image_s: float = 0
+    terminate_s: float = 0
+    price_factor: float = 1
+    spot_usd: float = 0
+    """The spot price per hour in every zone; 0 means a share of the on-demand price."""
+    unlisted: tuple[str, ...] = ()
+    """Patterns of instance types without a price."""
+    has_init_rate: bool = True
+    """Whether launches may specify a volume initialization rate."""
+
+    def refresh(self) -> None:
+        """Update the conditions."""
+
+
 class Runtime:
-    """A server's containers, clock, and faults."""
+    """A server's containers, clock, and conditions."""
 
     def __init__(
-        self, containers: NodeContainers, clock: ServerClock, faults: ActiveFaults
+        self, containers: NodeContainers, clock: ServerClock, conditions: Conditions
     ) -> None:
-        self.containers, self.clock, self.faults = containers, clock, faults
+        self.containers, self.clock, self.conditions = containers, clock, conditions
 
     def attach(self, other: Runtime) -> None:
         """Take over the other runtime's attributes after loading a saved state."""

@@ -14,7 +14,6 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import random_spot_request_id
 
 from infra.local.api import refusals
-from infra.local.api.authorization import role_request
 from infra.local.api.prices import spot_usd
 from infra.local.api.runtime import Runtime
 
@@ -64,23 +63,10 @@ class SpotRequests:
         self._ec2 = ec2
         self._runtime: Runtime = ec2.runtime
 
-    def require_role(self) -> None:
-        """Refuse a purchase if spot's role is missing and the caller can't create it.
-
-        https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-        """
-        faults = self._runtime.faults
-        if not faults.now.spot.service_linked_role and not faults.allows(role_request(self._ec2)):
-            raise EC2ClientError(
-                "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
-                "The provided credentials do not have permission to create the service-linked role "
-                "for EC2 Spot Instances.",
-            )
-
     def require_price(self, options: Mapping[str, Any], instance_type: str, zone: str) -> None:
         """Refuse a maximum price below the zone's current spot price."""
         highest = options.get("MaxPrice")
-        price = round(spot_usd(self._runtime.faults.now, instance_type, zone), 6)
+        price = round(spot_usd(self._runtime.conditions, instance_type, zone), 6)
         if highest is not None and float(highest) < price:
             raise EC2ClientError(
                 "SpotMaxPriceTooLow",

@@ -18,7 +18,6 @@ from infra.errors import CloudError
 from infra.files import write_private
 from infra.local.machines.base_image import BaseImage
 from infra.local.machines.host import gateway_of
-from infra.local.machines.links import LinkLimits
 from infra.local.machines.podman import (
     CLOUD_LABEL,
     INSTANCE_LABEL,
@@ -97,14 +96,13 @@ _PARALLEL = 16
 
 @dataclass(frozen=True)
 class ContainerRequest:
-    """A new node; ``mask_ssh`` disables its SSH server."""
+    """A new node."""
 
     seed: Seed
     address: str
     cpus: tuple[int, ...]
     region: str
     image: str | Path
-    mask_ssh: bool = False
 
 
 class NodeContainers:
@@ -117,8 +115,6 @@ class NodeContainers:
         self.base = base
         self._folder = folder
         self._mounts = tuple(mounts)
-        self._links: dict[int, LinkLimits] = {}
-        """The active link limits, by the pid of the node's first process."""
         self._background = ThreadPoolExecutor(4, thread_name_prefix="image")
         # A server that was killed may have left incomplete folders.
         for path in (*folder.images.glob("*.part"), *folder.images.glob(".*.trash")):
@@ -177,21 +173,9 @@ class NodeContainers:
                     INSTANCE_LABEL: instance_id,
                     REGION_LABEL: request.region,
                 },
-                mounts=(Mount(seed, SEED_TARGET), *self._mounts, *self._masks(request)),
+                mounts=(Mount(seed, SEED_TARGET), *self._mounts),
             )
         )
-
-    def _masks(self, request: ContainerRequest) -> tuple[Mount, ...]:
-        """Return mounts of empty unit files, which mask these units in systemd.
-
-        https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html ("masked")
-        """
-        if not request.mask_ssh:
-            return ()
-        empty = self._folder.seed(request.seed.instance_id) / "masked-unit"
-        empty.touch()
-        units = ("ssh.service", "sshd.service", "ssh.socket")
-        return tuple(Mount(empty, f"/etc/systemd/system/{unit}") for unit in units)
 
     def write_metadata(self, instance_id: str, name: str, value: str) -> None:
         """Set a value of a node's instance metadata."""
@@ -215,15 +199,6 @@ class NodeContainers:
         """Return this cloud's containers in a region, by instance id."""
         found = self.podman.containers(f"{CLOUD_LABEL}={self._folder.key}")
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
-
-    def shape_links(self, pids: Iterable[int], link: LinkLimits) -> None:
-        """Apply these limits to the network interfaces of running nodes, unless already applied."""
-        # Forget ended processes, because the kernel reuses their pids.
-        self._links = {pid: now for pid, now in self._links.items() if self.podman.is_alive(pid)}
-        for pid in pids:
-            if self._links.get(pid) != link:
-                self.podman.shape(pid, link)
-                self._links[pid] = link
 
     def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
         """Start saving a running node's disk as an image; afterward, reboot the node if requested.

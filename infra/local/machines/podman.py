@@ -15,8 +15,6 @@ from typing import Any
 
 from infra.errors import CloudError, UsageError
 from infra.files import read_text
-from infra.local.machines import links
-from infra.local.machines.links import LinkLimits
 
 CLOUD_LABEL = "org.spr-cluster.cloud"
 INSTANCE_LABEL = "org.spr-cluster.instance"
@@ -211,10 +209,6 @@ class Podman:
     def is_alive(self, pid: int) -> bool:
         """Return whether a container's first process exists. Does not call podman."""
         return Path(f"/proc/{pid}").exists()
-
-    def shape(self, pid: int, link: LinkLimits) -> None:
-        """Limit the network interface of the container whose first process is ``pid``."""
-        links.shape(pid, link)
 
     def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
         """Return the public SSH host keys of the container whose first process is ``pid``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.local.api.visibility import READS
+from infra.local.api.requests import READS
 from tests.harness.cloud import CALLER
 from tests.harness.command_line import CommandLine
 

@@ -15,9 +15,9 @@ import pytest
 from infra.aws.roles import render_document
 from infra.iam.bucket_access import check_bucket
 from infra.iam.instance_profile import node_rights
-from infra.local.api.s3 import S3Call, Storage
-from infra.local.policy import Request, parse_policy
 from infra.spec import build_spec
+from tests.cloud.buckets import S3Call
+from tests.cloud.policy import Request, parse_policy
 from tests.cluster.cli.test_doctor import examine
 from tests.harness.cloud import make_cloud
 from tests.harness.command_line import CommandLine
@@ -36,19 +36,19 @@ def encrypt(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Encrypt:
     """Make the bucket, with a default key, or with S3's own encryption."""
 
     def make(key: str | None) -> None:
-        line.cloud.fake.clients.s3.create_bucket(Bucket="team-b")
+        s3 = line.cloud.fake.clients.s3
+        s3.create_bucket(Bucket="team-b")
         if key is not None:
-            encrypt_buckets(key, monkeypatch)
+            encrypt_buckets(s3, key, monkeypatch)
 
     return make
 
 
-def encrypt_buckets(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def encrypt_buckets(s3: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have S3 encrypt with a key: all requests for objects need permission for it."""
-    named = f"<SSEAlgorithm>aws:kms</SSEAlgorithm><KMSMasterKeyID>{key}</KMSMasterKeyID>"
-    default = f"<ApplyServerSideEncryptionByDefault>{named}</ApplyServerSideEncryptionByDefault>"
-    xml = f"<Answer><Rule>{default}</Rule></Answer>".encode()
-    monkeypatch.setattr(Storage, "_GetBucketEncryption", lambda *_: (200, {}, (xml,)))
+    default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+    rules = {"Rules": [{"ApplyServerSideEncryptionByDefault": default}]}
+    s3.put_bucket_encryption(Bucket="team-b", ServerSideEncryptionConfiguration=rules)
     arn = f"arn:aws:kms:us-east-1:123456789012:key/{key.rpartition('/')[2]}"
     via = {"kms:ViaService": "s3.us-east-1.amazonaws.com"}
     actions = {"s3:PutObject": "kms:GenerateDataKey", "s3:GetObject": "kms:Decrypt"}

@@ -21,6 +21,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instances import Instance
 from moto.iam.models import iam_backends
+from moto.s3.models import s3_backends
 from moto.scheduler.models import scheduler_backends
 from moto.servicequotas.models import servicequotas_backends
 from werkzeug.serving import make_server
@@ -29,14 +30,13 @@ from infra.aws.clients import Clients, connect, error_code
 from infra.aws.cloud import Cloud
 from infra.errors import CloudError
 from infra.files import write_private
-from infra.local.api.application import Application
 from infra.local.api.runtime import ServerClock
-from infra.local.faults import parse_faults
 from infra.local.machines.base_image import REPOSITORY, BaseImage
 from infra.local.machines.containers import NodeContainers
-from infra.local.machines.links import LinkLimits
 from infra.local.machines.podman import Container, ContainerSpec, Podman, PodmanNetwork
 from infra.local.state import StateFolder
+from tests.cloud.application import FaultyApplication, faults_file
+from tests.cloud.faults import parse_faults
 
 CREDENTIALS = ("embedded", "embedded")
 """Of every embedded cloud here, because all tests share one set of clients."""
@@ -76,7 +76,6 @@ class FakePodman(Podman):
         self.state: dict[str, Container] = {}
         self.image_names: set[str] = {BASE.reference}
         self.network_list: list[PodmanNetwork] = []
-        self.links: dict[int, LinkLimits] = {}
         self.copied: list[str] = []
         self.pruned: list[str] = []
         self.keys: tuple[str, ...] = ("ssh-ed25519 AAAAfake root@fake",)
@@ -107,9 +106,6 @@ class FakePodman(Podman):
     def start(self, name: str) -> None:
         self._enter("start")
         self.state[name] = replace(self.state[name], running=True, pid=next(self._pids))
-
-    def shape(self, pid: int, link: LinkLimits) -> None:
-        self.links[pid] = link
 
     def stop(self, name: str) -> None:
         self._enter("stop")
@@ -176,7 +172,7 @@ class FakeCloud:
     folder: StateFolder
     podman: FakePodman
     endpoint: Endpoint
-    application: Application
+    application: FaultyApplication
 
     @property
     def clients(self) -> Clients:
@@ -200,8 +196,8 @@ class FakeCloud:
         """Activate a faults file at once; raises :class:`UsageError` if it is invalid."""
         parse_faults(text)
         with self.application.lock:
-            write_private(self.folder.faults, text)
-            self.application.runtime.faults.refresh()
+            write_private(faults_file(self.folder), text)
+            self.application.faults.refresh()
 
     def fate_of(self, instance_id: str) -> str:
         """Return a machine's fate, such as ``no-amx``; empty for most machines."""
@@ -299,7 +295,7 @@ class Endpoint:
         ec2_backends.clear()
         folder.create()
         write_private(folder.credentials_file, " ".join(CREDENTIALS))
-        application = Application(
+        application = FaultyApplication(
             NodeContainers(podman, folder, BASE), folder, clock=clock, saving=saving
         )
         application.load(suspended=suspended)
@@ -310,7 +306,7 @@ class Endpoint:
         finally:
             self.application = outer
             every = (ec2_backends, servicequotas_backends, iam_backends, scheduler_backends)
-            for backends in every:
+            for backends in (*every, s3_backends, s3_backends.bucket_accounts):
                 backends.clear()
 
 

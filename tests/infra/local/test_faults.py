@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from infra.errors import UsageError
-from infra.local.faults import PROFILES, ActiveFaults, Faults, Quota, parse_faults, read_faults
-from infra.local.policy import Policy
-from infra.local.state import StateFolder
-from jobs.__main__ import main
+from tests.cloud.faults import PROFILES, ActiveFaults, Faults, Quota, parse_faults, read_faults
+from tests.cloud.policy import Policy
 
 EVERYTHING = """
 seed = 7
@@ -176,55 +173,3 @@ def test_a_new_file_restarts_the_count_of_machines(active_faults: ActiveFaults, 
     put(active_faults, file, "[[machine]]\nn = 1\nfate = 'dies'\n[[machine]]\nfate = 'stops'\n")
     fates = [active_faults.next_fate() for _ in range(3)]
     assert [rule.fate for rule in fates if rule] == ["stops", "dies", "stops"]
-
-
-# `spr-cluster local faults`: no server, no podman
-
-
-@pytest.fixture
-def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "home"))
-    return tmp_path / "bad-day.toml"
-
-
-def test_a_file_is_activated_shown_and_cleared(
-    user_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    active_faults = StateFolder.of_user().faults
-    assert main(["local", "faults"]) == 0
-    assert capsys.readouterr().out == "No faults: everything works immediately.\n"
-
-    user_file.write_text('profile = "metal"\nboot_s = 1.5\n')
-    assert main(["local", "faults", str(user_file)]) == 0
-    shown = f'# active: {active_faults}\nprofile = "metal"\nboot_s = 1.5\n'
-    assert capsys.readouterr().out == shown
-    assert main(["local", "faults", "--json"]) == 0
-    shown_values = json.loads(capsys.readouterr().out)
-    assert shown_values["file"] == str(active_faults)
-    assert [shown_values["values"][name] for name in ("boot_s", "image_s", "seed")] == [1.5, 60, 0]
-
-    assert main(["local", "faults", "--clear"]) == 0
-    assert not active_faults.exists()
-
-
-def test_an_invalid_file_is_refused_and_changes_nothing(
-    user_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    user_file.write_text("seed = 1\n")
-    assert main(["local", "faults", str(user_file)]) == 0
-    for text in ("sed = 2\n", "seed ="):
-        user_file.write_text(text)
-        assert main(["local", "faults", str(user_file)]) == 2
-    assert main(["local", "faults", str(user_file.with_name("nowhere.toml"))]) == 2
-    assert "unknown key sed; did you mean seed?" in capsys.readouterr().err
-    assert StateFolder.of_user().faults.read_text() == "seed = 1\n"
-
-
-def test_an_invalid_active_file_is_reported(
-    user_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = StateFolder.of_user()
-    folder.create()
-    folder.faults.write_text("boot_s = 'soon'\n")
-    assert main(["local", "faults"]) == 2
-    assert "boot_s = 'soon': expected" in capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_a_snapshot_of_an_older_release_is_not_loaded(
     monkeypatch.setattr(state, "_FORMAT", 1)
     save_snapshot(folder, {})
     monkeypatch.undo()
-    with pytest.raises(CloudError, match=r"in format 1, this is .* with format 4") as caught:
+    with pytest.raises(CloudError, match=r"in format 1, this is .* with format 5") as caught:
         load_snapshot(folder)
     assert "local reset" in str(caught.value.hint)
 

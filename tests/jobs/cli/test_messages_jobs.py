@@ -36,13 +36,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
             "stop",
             "reset",
             "bucket",
-            "faults",
         ),
-    ),
-    ("local faults nowhere.toml", "nowhere.toml: can't be read: No such file or directory"),
-    (
-        "local faults x.toml --clear",
-        "argument --clear: not allowed with argument FILE" + f.help_of("local faults"),
     ),
     # Training
     ("train", "the following arguments are required: JOB" + f.help_of("train")),
@@ -304,42 +298,6 @@ def test_a_usage_error_names_what_is_valid(
     f.expect_refusal(line, shlex.split(argv), message)
 
 
-_FAULTS = (
-    ("capacty = []", "unknown key capacty; did you mean capacity?"),
-    ("[quota]\nlimit = 3", "unknown key quota.limit; expected on_demand_vcpus, spot_vcpus"),
-    (
-        "profile = 'metall'",
-        "profile = 'metall': expected 'instant', 'fast', 'metal' or 'unkind'; did you mean metal?",
-    ),
-    ("boot_s = -1", "boot_s = -1: expected greater than or equal to 0"),
-    ("[[throttle]]\nrate = 2", "throttle[0].rate = 2: expected less than or equal to 1"),
-    ("[[machine]]\nn = 1", "machine[0].fate is missing"),
-    (
-        "[[machine]]\nfate = 'explodes'",
-        re.compile(r"machine\[0\]\.fate = 'explodes': expected 'never-boots', .* or 'stops'"),
-    ),
-    (
-        "[[error]]\naction = 'RunInstance'",
-        "error[0].action = 'RunInstance': expected an API action or '*'; did you mean "
-        "RunInstances?",
-    ),
-    (
-        "[[capacity]]\nmarket = 'spott'\nfree = 1",
-        "capacity[0].market = 'spott': expected 'spot', 'on-demand' or '*'; did you mean spot?",
-    ),
-    ("seed = ", re.compile(r"not TOML: Invalid value .*")),
-)
-
-
-@pytest.mark.parametrize(("text", "message"), _FAULTS, ids=[row[0] for row in _FAULTS])
-def test_a_broken_faults_file_is_answered_with_the_key(
-    line: CommandLine, text: str, message: f.Message
-) -> None:
-    Path("bad.toml").write_text(text)
-    pattern = re.escape(message) if isinstance(message, str) else message.pattern
-    f.expect_refusal(line, ["local", "faults", "bad.toml"], re.compile(f"bad.toml: {pattern}"))
-
-
 _ANSWER = {"text": "b", "answer_start": 2}
 _QUESTION = {"id": "q", "question": "?", "answers": [_ANSWER]}
 _DATA = (
@@ -373,7 +331,6 @@ _SENDING = (
     "run --files {} -- hostname",
     "predict Who? --context {}",
     "predict --data {} --output out.csv",
-    "local faults {}",
 )
 
 
@@ -403,7 +360,6 @@ def test_only_regular_files_are_read_and_sent(line: CommandLine, command: str) -
         ("train squad --data train.json --eval {}", "2.0 GiB"),
         ("predict Who? --context {}", "64.0 MiB"),
         ("predict --data {} --output out.csv", "2.0 GiB"),
-        ("local faults {}", "64.0 MiB"),
     ],
 )
 def test_a_file_of_any_size_takes_no_memory(line: CommandLine, command: str, limit: str) -> None:

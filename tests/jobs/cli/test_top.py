@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from jobs.__main__ import main
-from jobs.top.snapshot import parse_snapshot
+from jobs.top.snapshot import Snapshot
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.top.samples import make_line, make_node, make_snapshot
@@ -29,35 +29,52 @@ from tests.jobs.top.samples import make_line, make_node, make_snapshot
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    path = tmp_path / "record.jsonl"
-    nodes = [make_node(index) for index in range(3)]
-    path.write_text("".join(make_snapshot(nodes, usd=usd).as_json() + "\n" for usd in (1.5, 2.5)))
-    return path
+class Recorded:
+    """A collector that plays two snapshots, each a second long."""
+
+    def __init__(self, *_: object) -> None:
+        nodes = [make_node(index) for index in range(3)]
+        self._snapshots = [make_snapshot(nodes, usd=usd) for usd in (1.5, 2.5)]
+        self._began = time.monotonic()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def first(self) -> Snapshot:
+        return self._snapshots[-1]
+
+    def latest(self) -> tuple[Snapshot, str]:
+        return self._snapshots[time.monotonic() > self._began + 1], ""
+
+
+def play_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.cli.top.Collector", Recorded)
+    monkeypatch.setattr("jobs.cli.top._open_cluster", lambda _: None)
+
+
+_PLAY = """import pytest, sys
+from jobs.__main__ import main
+from tests.jobs.cli.test_top import play_snapshots
+play_snapshots(pytest.MonkeyPatch())
+sys.exit(main(["top"]))
+"""
 
 
 def test_without_a_terminal_it_prints_one_snapshot(
-    recording: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["top", "--replay", str(recording)]) == 0
+    play_snapshots(monkeypatch)
+    assert main(["top"]) == 0
 
     out = capsys.readouterr().out
     assert out.startswith("bert  3 nodes  $2.50 so far")
     assert sum(line.startswith("  rank ") for line in out.splitlines()) == 6
     assert "q quits" not in out
-    assert main(["top", "--replay", str(recording), "--once"]) == 0
+    assert main(["top", "--once"]) == 0
     assert capsys.readouterr().out == out
-
-
-def test_json_is_a_line_for_the_next_replay(
-    recording: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["top", "--replay", str(recording), "--json"]) == 0
-
-    out = capsys.readouterr().out
-    assert out == recording.read_text().splitlines(keepends=True)[-1]
-    assert parse_snapshot(out, "x").usd == 2.5
+    assert main(["top", "--json"]) == 0
+    assert capsys.readouterr().out == Recorded().first().as_json() + "\n"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +84,6 @@ def test_json_is_a_line_for_the_next_replay(
         (["--interval", "nan"], "'nan': expected seconds from 0.5 to 3600"),
         (["--interval", "soon"], "'soon': expected seconds from 0.5 to 3600"),
         (["--json", "--once"], "argument --once: not allowed with argument --json"),
-        (["--replay", "/missing.jsonl"], "/missing.jsonl: can't be read: No such file"),
     ],
 )
 def test_usage_errors(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,8 +153,8 @@ class Viewer:
 
 
 @pytest.fixture
-def view(recording: Path, tmp_path: Path) -> Iterator[Callable[[int, int], Viewer]]:
-    """Starts `top --replay` on a terminal of that size."""
+def view() -> Iterator[Callable[[int, int], Viewer]]:
+    """Starts `top` on a terminal of that size."""
     viewers: list[Viewer] = []
 
     def view(width: int, height: int) -> Viewer:
@@ -148,12 +164,11 @@ def view(recording: Path, tmp_path: Path) -> Iterator[Callable[[int, int], Viewe
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        argv = [sys.executable, "-m", "jobs", "top", "--replay", str(recording)]
         unset = {"COLUMNS", "LINES", "NO_COLOR"}
         environ = {name: text for name, text in os.environ.items() if name not in unset}
         viewer = Viewer(
             subprocess.Popen(
-                [*argv, "--interval", "0.5"],
+                [sys.executable, "-c", _PLAY],
                 stdin=end,
                 stdout=end,
                 stderr=end,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
 
 from jobs.worker.storage.client import connect
@@ -45,3 +46,18 @@ def test_a_node_signs_for_its_own_region(
             assert s3.list_objects_v2(Bucket="team")["KeyCount"] == 0
         else:
             assert refusal(s3.list_objects_v2, Bucket="team") == "InvalidAccessKeyId"
+
+
+def test_the_next_server_has_the_buckets_that_the_last_one_saved(fake_cloud: FakeCloud) -> None:
+    s3, buckets = fake_cloud.clients.s3, fake_cloud.application.buckets
+    s3.create_bucket(Bucket="team")
+    s3.put_object(Bucket="team", Key="a/b c", Body=b"model", Metadata={"job": "squad-1"})
+    buckets.save()
+    s3_backends.clear()
+    s3_backends.bucket_accounts.clear()
+    assert refusal(s3.head_bucket, Bucket="team") == "404"
+
+    buckets.load()
+
+    found = s3.get_object(Bucket="team", Key="a/b c")
+    assert (found["Body"].read(), found["Metadata"]) == (b"model", {"job": "squad-1"})

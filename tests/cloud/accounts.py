@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from infra.ec2.tags import render_time
 from infra.local.api.requests import ApiCall, Reply, error_reply
-from infra.local.faults import ActiveFaults
+from tests.cloud.faults import ActiveFaults
 
 ACCOUNT = "123456789012"
 _XMLNS = "https://sts.amazonaws.com/doc/2011-06-15/"

@@ -10,7 +10,6 @@ import functools
 import logging
 import random
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,11 +25,10 @@ from pydantic import (
 )
 
 from infra.errors import UsageError
-from infra.files import parse_toml, read_text, write_private
-from infra.local.machines.links import LinkLimits, require_shaping
-from infra.local.policy import Policy, Request, parse_policy
-from infra.local.state import StateFolder
+from infra.files import parse_toml, read_text
+from infra.local.api.runtime import Conditions, Runtime
 from infra.words import explain_invalid, nearest
+from tests.cloud.policy import Policy, Request, parse_policy
 
 Profile = Literal["instant", "fast", "metal", "unkind"]
 Market = Literal["spot", "on-demand", "*"]
@@ -165,7 +163,7 @@ class CapacityRule(_Section):
     free: int = Field(ge=0)
 
     def matches(self, pool: Any) -> bool:
-        """Return whether this rule applies to a :class:`infra.local.api.capacity.CapacityPool`."""
+        """Return whether this rule applies to a :class:`tests.cloud.capacity.CapacityPool`."""
         return (
             fnmatch.fnmatchcase(pool.zone, self.zone)
             and fnmatch.fnmatchcase(pool.instance_type, self.instance_type)
@@ -247,8 +245,7 @@ class NetworkFaults(_Section):
 
     ``excluded`` exempts the default VPC from Block Public Access. ``--jump eice`` needs
     ``connect_endpoint``, and ``--jump ssm`` needs ``host_management``. ``caller`` is the caller's range
-    as EC2 sees it; by default, the real one. ``gbit_s`` and ``delay_ms`` limit and delay the packets
-    that each machine sends; 0 means neither.
+    as EC2 sees it; by default, the real one.
     """
 
     internet_gateway: bool = True
@@ -261,12 +258,6 @@ class NetworkFaults(_Section):
     acl: Literal["open", "no-ssh", "no-answers", "no-downloads"] = "open"
     ssh: Literal["open", "blocked"] = "open"
     caller: str = ""
-    gbit_s: float = Field(default=0, ge=0, le=1000)
-    delay_ms: float = Field(default=0, ge=0, le=1000)
-
-    @property
-    def link(self) -> LinkLimits:
-        return LinkLimits(self.gbit_s, self.delay_ms)
 
     @property
     def cuts_ssh(self) -> bool:
@@ -360,43 +351,7 @@ def read_faults(path: Path) -> tuple[Faults, Policy | None]:
     return faults, parse_policy(read_text(file), f"IAM policy {file}")
 
 
-@dataclass(frozen=True)
-class FaultsReport:
-    """The active faults: path and text of their file, and all values, including defaults."""
-
-    file: str | None
-    text: str
-    values: dict[str, Any]
-
-
-def show_faults() -> FaultsReport:
-    """Return the active faults. Raises :class:`UsageError` if their file is invalid."""
-    path, faults, text = StateFolder.of_user().faults, Faults(), ""
-    exists = path.exists()
-    if exists:
-        faults, _ = read_faults(path)
-        text = read_text(path)
-    values = faults.model_dump(mode="json") | faults.times.model_dump()
-    return FaultsReport(str(path) if exists else None, text, values)
-
-
-def put_faults(source: Path) -> None:
-    """Activate a copy of this file. Raises :class:`UsageError` if it is invalid.
-
-    A running server loads it within half a second and resets its counts of calls and machines.
-    """
-    faults, _ = read_faults(source)
-    require_shaping(faults.network.link)
-    folder = StateFolder.of_user()
-    folder.create()
-    write_private(folder.faults, source.read_bytes())
-
-
-def clear_faults() -> None:
-    StateFolder.of_user().faults.unlink(missing_ok=True)
-
-
-class ActiveFaults:
+class ActiveFaults(Conditions):
     """Watches a faults file; if it becomes invalid, logs that and keeps the last valid faults."""
 
     def __init__(self, path: Path) -> None:
@@ -407,6 +362,9 @@ class ActiveFaults:
     def _activate(self, faults: Faults, policy: Policy | None) -> None:
         """Activate these faults and reset all counts."""
         self.now = faults
+        self.boot_s, self.image_s, self.terminate_s = faults.times.model_dump().values()
+        self.price_factor, self.unlisted = faults.pricing.factor, faults.pricing.unlisted
+        self.spot_usd, self.has_init_rate = faults.spot.usd_per_hour, faults.disk.init_rate
         self.policy = policy
         self._random = random.Random(faults.seed)
         self._calls: Counter[int] = Counter()
@@ -464,3 +422,9 @@ def _stamp_of(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def faults_of(runtime: Runtime) -> ActiveFaults:
+    """Return a server's faults."""
+    assert isinstance(runtime.conditions, ActiveFaults)
+    return runtime.conditions

@@ -11,11 +11,12 @@ from typing import Any
 
 from moto.ec2.models.instances import Instance
 
+from infra.local.api.requests import READS
 from infra.local.api.runtime import Runtime
+from tests.cloud.faults import faults_of
 
 Collection = MutableMapping[str, Any]
 
-READS = ("Describe", "Get", "List")
 # The collections in which calls look up resources. Interfaces and volumes are not included, because EC2
 # itself always sees dependencies: nobody can delete a security group that a new instance uses.
 _FOUND_BY_ID: dict[str, Callable[[Any], list[Collection]]] = {
@@ -91,7 +92,7 @@ class Visibility:
     @contextmanager
     def _hiding(self, action: str) -> Iterator[None]:
         """Temporarily remove resources that a call must not see."""
-        limit = self._runtime.now() - self._runtime.faults.now.visibility_s
+        limit = self._runtime.now() - faults_of(self._runtime).now.visibility_s
         new = {id_ for id_, at in self.created_at.items() if at > limit}
         if not new:
             yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Mapping
@@ -16,10 +15,10 @@ from moto.scheduler.models import (
     EventBridgeSchedulerBackend,
     Schedule,
     ScheduleGroup,
-    scheduler_backends,
 )
 
 from infra.local.api.runtime import Runtime
+from tests.cloud.faults import faults_of
 
 # https://docs.aws.amazon.com/scheduler/latest/UserGuide/setting-up.html#setting-up-execution-role
 _SERVICE = "scheduler.amazonaws.com"
@@ -69,7 +68,7 @@ class LocalScheduler(EventBridgeSchedulerBackend):
         if isinstance(group, _DeletedGroup):
             raise JsonRESTError("ConflictException", f"Schedule group {name} is being deleted.")
         super().delete_schedule_group(name)
-        if wait_s := self.runtime.faults.now.times.terminate_s:
+        if wait_s := faults_of(self.runtime).now.times.terminate_s:
             gone_at = self.runtime.now() + wait_s
             self.schedule_groups[group.name] = _DeletedGroup(self, group.name, gone_at)
 
@@ -95,7 +94,7 @@ class LocalScheduler(EventBridgeSchedulerBackend):
             role.assume_role_policy_document, "sts:AssumeRole", source, service=_SERVICE
         ):
             raise JsonRESTError("ValidationException", _NO_ROLE)
-        faults, now = self.runtime.faults.now, self.runtime.now()
+        faults, now = faults_of(self.runtime).now, self.runtime.now()
         # moto's creation time of a role comes from this machine's clock, which tests replace.
         known_since = vars(role).setdefault("spr_first_used", now)
         if now < known_since + faults.role_visibility_s:
@@ -152,36 +151,3 @@ def _allows(
         and statement.get("Condition", {}).get("StringEquals", {}).items() <= values.items()
         for statement in json.loads(policy)["Statement"]
     )
-
-
-class Schedules:
-    """An account's schedules in all regions, and its roles."""
-
-    def __init__(self, account: str, runtime: Runtime) -> None:
-        self._account, self._runtime = account, runtime
-        self._regions = scheduler_backends[account]
-        self._regions.clear()
-        self._regions.backend = functools.partial(LocalScheduler, runtime=runtime)
-
-    def state(self) -> Any:
-        """Return the state to save."""
-        regions = dict(self._regions)
-        iam = iam_backends[self._account]["aws"]
-        return regions, iam.roles, iam.instance_profiles
-
-    def restore(self, state: Any) -> None:
-        """Continue from a saved state."""
-        regions, roles, profiles = state
-        for region, scheduler in regions.items():
-            scheduler.runtime.attach(self._runtime)
-            self._regions[region] = scheduler
-        if roles:
-            iam_backends[self._account]["aws"].roles.update(roles)
-        if profiles:
-            iam_backends[self._account]["aws"].instance_profiles.update(profiles)
-
-    def pass_time(self, ec2_regions: Mapping[str, Any]) -> bool:
-        """Execute due schedules in these regions; return whether there were any."""
-        found = [(self._regions[r], ec2) for r, ec2 in ec2_regions.items() if r in self._regions]
-        invoked = [scheduler.pass_time(ec2) for scheduler, ec2 in found]
-        return any(invoked)

@@ -1,25 +1,20 @@
-"""Capacity and quotas: how many instances EC2 grants, and the quotas that Service Quotas reports."""
+"""Capacity and quotas: how many instances EC2 grants."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
-from moto.servicequotas import urls
-from moto.servicequotas.exceptions import NoSuchResource
-from moto.servicequotas.models import ServiceQuotasBackend, servicequotas_backends
 
-from infra.local.faults import ActiveFaults, Faults, ReservationRule
+from infra.local.api.quotas import SPOT_QUOTA, LocalQuotas
+from tests.cloud.faults import ActiveFaults, Faults, ReservationRule, faults_of
 
 # The states that occupy capacity, and the states that count toward a quota ("running On-Demand Instances"):
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
 _HOLDING = ("pending", "running", "stopping", "shutting-down")
 _COUNTING = ("pending", "running")
-# GetServiceQuota's codes: "Running On-Demand Standard instances", "All Standard Spot Instance Requests".
-ON_DEMAND_QUOTA, SPOT_QUOTA = "L-1216C47A", "L-34B43A08"
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ def choose_reservation(ec2: Any, pool: CapacityPool, target: str, least: int) ->
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-launch.html
     """
-    rules: tuple[ReservationRule, ...] = ec2.runtime.faults.now.reservation
+    rules: tuple[ReservationRule, ...] = faults_of(ec2.runtime).now.reservation
     asked = (pool.zone, pool.instance_type, "Linux/UNIX")
     fits = [r for r in rules if (r.zone, r.instance_type, r.platform) == asked]
     if pool.market == "spot":
@@ -107,7 +102,7 @@ def render_reservation(ec2: Any, rule: ReservationRule) -> dict[str, Any]:
 
 def grant(ec2: Any, pool: CapacityPool, least: int, most: int, reservation: str = "") -> int:
     """Return how many instances a launch gets, from ``least`` to ``most``, or refuse the launch."""
-    faults: Faults = ec2.runtime.faults.now
+    faults: Faults = faults_of(ec2.runtime).now
     there = ec2.live_instances()
     quota = faults.quota.spot_vcpus if pool.market == "spot" else faults.quota.on_demand_vcpus
     running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
@@ -167,43 +162,13 @@ def _capacity_refusal(pool: CapacityPool) -> EC2ClientError:
     )
 
 
-# https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
-_NAMES = {
-    ON_DEMAND_QUOTA: "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
-    SPOT_QUOTA: "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
-}
-
-
-class LocalQuotas(ServiceQuotasBackend):
+class FaultyQuotas(LocalQuotas):
     """EC2's two quotas, with values from the active faults."""
 
     def __init__(self, region_name: str, account_id: str, *, faults: ActiveFaults) -> None:
         super().__init__(region_name, account_id)
         self._faults = faults
 
-    # moto looks for the API's URLs next to the backend's module.
-    _url_module = urls
-
-    def get_service_quota(self, service_code: str, quota_code: str) -> dict[str, Any]:
-        if service_code != "ec2" or quota_code not in _NAMES:
-            raise NoSuchResource
+    def value_of(self, quota_code: str) -> float:
         quota = self._faults.now.quota
-        value = quota.spot_vcpus if quota_code == SPOT_QUOTA else quota.on_demand_vcpus
-        return {
-            "ServiceCode": "ec2",
-            "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-            "QuotaArn": f"arn:aws:servicequotas:{self.region_name}:{self.account_id}:ec2/{quota_code}",
-            "QuotaCode": quota_code,
-            "QuotaName": _NAMES[quota_code],
-            "Value": float(value),
-            "Unit": "None",
-            "Adjustable": True,
-            "GlobalQuota": False,
-        }
-
-
-def show_quotas(account: str, faults: ActiveFaults) -> None:
-    """Make moto's Service Quotas report these quotas in every region."""
-    regions = servicequotas_backends[account]
-    regions.clear()
-    regions.backend = functools.partial(LocalQuotas, faults=faults)
+        return quota.spot_vcpus if quota_code == SPOT_QUOTA else quota.on_demand_vcpus

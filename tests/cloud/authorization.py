@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from moto.iam.models import iam_backends
 
 from infra.local.api.requests import ApiCall
-from infra.local.policy import Context, Request, keys_of_tags
+from tests.cloud.policy import Context, Request, keys_of_tags
 
 # Resource kinds by the prefix of their ids; DescribeTags uses the same names.
 _KINDS = {

@@ -18,7 +18,7 @@ from infra.files import parse_object
 from infra.words import nearest
 
 _ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
-# The keys that :mod:`infra.local.api.authorization` provides.
+# The keys that :mod:`tests.cloud.authorization` provides.
 _KEYS = (
     "aws:PrincipalAccount",
     "aws:RequestTag/*",

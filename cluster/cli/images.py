@@ -24,52 +24,48 @@ if TYPE_CHECKING:
 
 
 _EXAMPLES = """\
-  spr-cluster images list
-  spr-cluster images delete ami-0123456789abcdef0
-  spr-cluster images delete --unused --yes
+  spr-cluster images --region eu-west-1
+  spr-cluster images --delete ami-0123456789abcdef0
+  spr-cluster images --delete --unused --yes
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeleteRequest(CloudRequest):
-    """The options of `images delete`."""
+class ImagesRequest(CloudRequest):
+    """The options of `images`."""
 
-    ids: tuple[str, ...] = argument("such as ami-0123456789abcdef0", (), takes="*", metavar="IMAGE")
-    unused: bool = switch("delete all images that no `up` would use")
+    ids: tuple[str, ...] = argument(
+        "to delete, such as ami-0123456789abcdef0", (), takes="*", metavar="IMAGE"
+    )
+    delete: bool = switch("delete these images and their snapshots")
+    unused: bool = switch(
+        "with --delete: all images that no `up` would use, because they failed, were never finished, or "
+        "have a recipe that no current stack has"
+    )
     yes: bool = switch("delete without asking", flags=YES)
 
 
 def add_parser(parent: Parser) -> None:
-    parser = add_command(
+    add_command(
         parent,
         "images",
-        "A cluster that starts from an image installs nothing. Every cluster with the same recipe uses\n"
-        "a kept image, which costs only its snapshot: a few cents per GiB and month.",
+        "Show every image that this tool made in a region, by any user, from its tags; or delete some. A\n"
+        "cluster that starts from an image installs nothing. Every cluster with the same recipe uses a\n"
+        "kept image, which costs only its snapshot: a few cents per GiB and month. The image of a cluster\n"
+        "that has machines is not deleted. Images of stacks in another folder's spr-cluster.toml count as\n"
+        "unused.",
         _EXAMPLES,
+        run=run,
+        options=ImagesRequest,
     )
-    parser.expect("ACTION", "actions")
-    add_command(
-        parser,
-        "list",
-        "Show every image that this tool made in a region, by any user, from its tags.",
-        "  spr-cluster images list --region eu-west-1 --json\n",
-        "show all images that this tool made in a region",
-        run_list,
-        CloudRequest,
-    )
-    add_command(
-        parser,
-        "delete",
-        "Delete images and their snapshots. An unused image has failed, was never finished, or has a\n"
-        "recipe that no current stack has. Only this folder's spr-cluster.toml is read for your own\n"
-        "stacks, so images of stacks defined elsewhere count as unused. The image of a cluster that has\n"
-        "machines is kept.",
-        "  spr-cluster images delete ami-0123456789abcdef0 --yes\n"
-        "  spr-cluster images delete --unused --json\n",
-        "delete images and their snapshots",
-        run_delete,
-        DeleteRequest,
-    )
+
+
+def run(request: ImagesRequest) -> int:
+    if request.delete:
+        return _delete(request)
+    if request.ids or request.unused:
+        raise UsageError("only --delete takes images, or --unused")
+    return _list(request)
 
 
 def _open(request: CloudRequest) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:
@@ -79,7 +75,7 @@ def _open(request: CloudRequest) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:
     return cloud, ec2, describe_our_images(cloud, ec2)
 
 
-def run_list(request: CloudRequest) -> int:
+def _list(request: ImagesRequest) -> int:
     cloud, _, images = _open(request)
     now = utc_now()
     where = f"--cloud {cloud.name} --region {cloud.region}"
@@ -87,7 +83,7 @@ def run_list(request: CloudRequest) -> int:
     if images:
         text = _table(images, now)
     if any(image.is_useless for image in images):
-        command = f"spr-cluster images delete --unused {where}"
+        command = f"spr-cluster images --delete --unused {where}"
         text += f"\nTo delete images that no `up` would use: {command}"
     emit(request, text, {"region": cloud.region, "images": [i.as_dict(now) for i in images]})
     return 0
@@ -113,7 +109,7 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
     return format_table(rows)
 
 
-def run_delete(request: DeleteRequest) -> int:
+def _delete(request: ImagesRequest) -> int:
     if bool(request.ids) == request.unused:
         raise UsageError("expected the IDs of images, or --unused")
     cloud, ec2, found = _open(request)

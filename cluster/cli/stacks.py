@@ -23,27 +23,24 @@ from provision.stacks.stack import Stack
 
 _EXAMPLES = """\
   spr-cluster stacks
-  spr-cluster stacks check                is every package available?
-  spr-cluster stacks check intel --lock   the same packages on all later nodes
+  spr-cluster stacks --check              is every package available?
+  spr-cluster stacks --check intel --lock the same packages on all later nodes
+  rm spr-cluster.locks/intel.txt          remove the lock: nodes resolve again
 
 your own stacks, in spr-cluster.toml in the working folder or above:
   [stacks.mine]
   base = "intel"                          the other keys change this stack
   python_packages = ["datasets==4.1.0"]   replaces that package, or adds it
 """
-_CHECK_EXAMPLES = """\
-  spr-cluster stacks check intel reference --json
-  spr-cluster stacks check intel --lock --isolated
-  rm spr-cluster.locks/intel.txt     remove the lock: nodes resolve again
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRequest(JsonRequest):
-    """The options of `stacks check`."""
+class StacksRequest(JsonRequest):
+    """The options of `stacks`."""
 
     names: tuple[str, ...] = argument("stacks (default: all)", (), takes="*", metavar="STACK")
-    lock: bool = switch("pin every package, with hashes, for all later nodes")
+    check: bool = switch("check that all packages are available; installs nothing")
+    lock: bool = switch("with --check: pin every package, with hashes, for all later nodes")
     timeout: float = option(
         "limit for each stack (default: 600)", 600.0, parse=float, metavar="SECONDS"
     )
@@ -51,34 +48,29 @@ class CheckRequest(JsonRequest):
 
 
 def add_parser(parent: Parser) -> None:
-    parser = add_command(
+    add_command(
         parent,
         "stacks",
-        "List the shipped stacks and your own: their packages, training flags, and support state.\n"
-        "Like `up`, it rejects versions that don't match.",
+        "Show the shipped stacks and your own: their packages, training flags, and support state.\n"
+        "Like `up`, it rejects versions that don't match. --check queries every index that a stack\n"
+        "names, from this machine, and resolves its packages for the nodes; the exit code is 1 if there\n"
+        "are problems. --lock then writes every package with its exact version and SHA-256 to\n"
+        "spr-cluster.locks/STACK.txt beside spr-cluster.toml. Nodes and images made from this folder\n"
+        "install exactly these packages. When the stack changes, its lock is rejected until you write it\n"
+        "again.",
         _EXAMPLES,
         run=run,
-        options=JsonRequest,
-    )
-    parser.expect("ACTION", "actions", required=False)
-    add_command(
-        parser,
-        "check",
-        "Query every index that a stack names, from this machine, and resolve its Python packages for\n"
-        "the nodes, without installing them. The exit code is 1 if there are problems. --lock writes\n"
-        "every package with its exact version and SHA-256 to spr-cluster.locks/STACK.txt beside\n"
-        "spr-cluster.toml. Nodes and images made from this folder then install exactly these packages.\n"
-        "When the stack changes, its lock is rejected until you write it again.",
-        _CHECK_EXAMPLES,
-        "check that all packages are available, and lock them; installs nothing",
-        run_check,
-        CheckRequest,
+        options=StacksRequest,
     )
 
 
-def run(request: JsonRequest) -> int:
-    stacks = [load_stack(name, locked=False) for name in stack_names()]
-    end = "To check that everything is available: spr-cluster stacks check"
+def run(request: StacksRequest) -> int:
+    if request.check:
+        return run_check(request)
+    if request.lock or request.isolated:
+        raise UsageError("--lock and --isolated need --check")
+    stacks = [load_stack(name, locked=False) for name in request.names or stack_names()]
+    end = "To check that everything is available: spr-cluster stacks --check"
     text = "\n\n".join([*map(render, stacks), end])
     emit(request, text, [describe(stack) for stack in stacks])
     return 0
@@ -108,7 +100,7 @@ def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
 
 def _describe_lock(stack: Stack) -> str:
     lock, problem = _find_lock(stack)
-    command = f"spr-cluster stacks check {stack.name} --lock"
+    command = f"spr-cluster stacks --check {stack.name} --lock"
     if problem:
         return f"rejected: {problem} (to update it: {command})"
     if lock is None:
@@ -144,7 +136,7 @@ def render(stack: Stack) -> str:
     return "\n".join([*lines, *(wrap(f"  {key:<10}{text}", 12) for key, text in shown)])
 
 
-def run_check(request: CheckRequest) -> int:
+def run_check(request: StacksRequest) -> int:
     if not (0 < request.timeout < math.inf):
         raise UsageError(f"--timeout {request.timeout:g}: expected seconds, more than 0")
     names = dict.fromkeys(request.names or stack_names())

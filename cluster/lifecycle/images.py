@@ -95,7 +95,7 @@ def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurIm
     for id_ in dict.fromkeys(ids):
         if id_ not in known:
             raise UsageError(
-                f"no image {id_!r} made by this tool", hint="spr-cluster images list shows them"
+                f"no image {id_!r} made by this tool", hint="spr-cluster images shows them"
             )
         chosen.append(known[id_])
     return tuple(chosen)

@@ -100,7 +100,7 @@ def run(request: BakeRequest) -> int:
     if made:
         text = (
             f"{has}: the next `up` with it installs nothing.\n"
-            f"To delete it: spr-cluster images delete {image.id} {where}"
+            f"To delete it: spr-cluster images --delete {image.id} {where}"
         )
     emit(request, text, {**result, "region": cloud.region})
     return 0

@@ -113,7 +113,7 @@ class TuneCommand(TrialRequest, ResultsRequest):
 
 def add_parser(parent: Parser) -> None:
     parser = add_command(parent, "tune", _ABOUT_TUNE, _TUNE_EXAMPLES.replace("{task}", "squad"))
-    without = WITHOUT_EFFECT | {"batch_size"}
+    without = WITHOUT_EFFECT | {"batch_size", "seed", "token_cache"}
     add_tasks(parser, _ABOUT_TUNE, _TUNE_EXAMPLES, run_tune, TuneCommand, without)
 
 

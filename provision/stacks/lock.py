@@ -64,7 +64,7 @@ def render_lock(stack: Stack, packages: Iterable[Pinned]) -> str:
     """Render the file, the same text for the same packages."""
     header = [
         f"# The packages of stack {stack.name} for x86-64, as "
-        f"`spr-cluster stacks check {stack.name} --lock` resolved them from:",
+        f"`spr-cluster stacks --check {stack.name} --lock` resolved them from:",
         *(f"# {key}: {json.dumps(value)}" for key, value in _inputs(stack).items()),
     ]
     pins = sorted(packages, key=lambda package: package.name)
@@ -115,8 +115,8 @@ def check_lock(stack: Stack, lock: Lock, where: str) -> None:
         why = f"the stack has changed since: {'; '.join(changes)}"
         raise UsageError(
             f"{where}: {why if changes else 'it lacks ' + ', '.join(lacks)}",
-            hint=f"to update it: spr-cluster stacks check {stack.name} --lock. Without the file, every node "
-            "resolves the packages itself",
+            hint=f"to update it: spr-cluster stacks --check {stack.name} --lock. Without the file, every "
+            "node resolves the packages itself",
         )
 
 

@@ -1,4 +1,4 @@
-"""`stacks check` against indexes of the tests' own, with the real uv."""
+"""`stacks --check` against indexes of the tests' own, with the real uv."""
 
 from __future__ import annotations
 

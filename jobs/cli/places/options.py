@@ -23,7 +23,7 @@ _PODS = (
     *("apply", "yes"),
 )
 _ON_CLUSTER = (
-    *("name", "cloud", "region", "instance_type", "placement", "no_tuned", "detach", "verbose"),
+    *("name", "cloud", "region", "instance_type", "placement", "no_tuned", "detach"),
     *("retries", "elastic", "max_time", "bucket", "until_done", "on_finish", "down_when_done"),
     *("env", "env_file", "hub_token", "results", "push_to", "resume", "smoke"),
 )

@@ -162,7 +162,6 @@ def open_job_context(
         find_expiry=(lambda: limit.ends) if limit else ctx.find_expiry,
         keep_nodes=lambda: keep_nodes(ctx, limit, info, len(cluster.nodes), display.log),
         detach=bool(queued and queued.detach),
-        verbose=bool(queued and queued.verbose),
     )
     on_cluster(ctx, context)
     return context

@@ -149,9 +149,6 @@ class QueueRequest(EndRequest):
         metavar="N",
         section="queue",
     )
-    verbose: bool = switch(
-        "show the mpirun command (it is in job.json)", flags=("-v", "--verbose"), section="queue"
-    )
     detach: bool = switch("return without following the job; see `attach`", section="queue")
     bucket: str | None = option(
         "store the job's inputs, checkpoints, and results below this prefix in S3, as JOB; `none` "

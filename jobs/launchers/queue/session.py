@@ -70,8 +70,6 @@ class JobContext:
     on_log: Callable[[str], None] = _ignore
     detach: bool = False
     """Return as soon as the job is in the queue."""
-    verbose: bool = False
-    """Print the mpirun command (``job.json`` always has it)."""
     outcome: Outcome = field(default_factory=Outcome)
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
@@ -243,8 +241,7 @@ class JobSession:
         output = JobOutput(self.context.on_event, self.context.on_log, record.job, quiet)
         output.may_be_silent = plan.is_interactive
         warnings = (f"warning: {text}" for text in record.placement.warnings)
-        command = [f"$ {record.mpirun}"] if self.context.verbose else []
-        for line in () if quiet else (*warnings, *command):
+        for line in () if quiet else warnings:
             output.show(line)
         end = self.watch(output, plan.results)
         return JobResult(record.ended_as(end), end, output, plan)

@@ -108,11 +108,11 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "\n  → your own stacks are read from spr-cluster.toml in the working folder or above",
     ),
     (
-        "stacks check tensorflow --lock",
+        "stacks --check tensorflow --lock",
         f"unknown stack 'tensorflow': one of {', '.join(shipped_names())}"
         "\n  → your own stacks are read from spr-cluster.toml in the working folder or above",
     ),
-    ("stacks check intel --lock --timeout 0", "--timeout 0: expected seconds, more than 0"),
+    ("stacks --check intel --lock --timeout 0", "--timeout 0: expected seconds, more than 0"),
     ("up --bake worker", "--bake worker: expected head or none"),
     (
         "bake --instance-type ,",
@@ -120,8 +120,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("bake --stack ''", "--stack" + f.EMPTY),
     ("images", "the following arguments are required: ACTION" + f.help_of("images")),
-    ("images delete", "expected the IDs of images, or --unused"),
-    ("images delete ami-0 --unused", "expected the IDs of images, or --unused"),
+    ("images --delete", "expected the IDs of images, or --unused"),
+    ("images --delete ami-0 --unused", "expected the IDs of images, or --unused"),
     ("up --volume-gib 19", "--volume-gib 19: expected from 20 to 16384 GiB"),
     ("up --volume-gib 16385", "--volume-gib 16385: expected from 20 to 16384 GiB"),
     ("up --volume-gib big", "argument --volume-gib: invalid int value: 'big'" + f.help_of("up")),

@@ -24,7 +24,7 @@ def _no_region(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_region_nothing_is_bought_and_nothing_searched(line: CommandLine) -> None:
-    for argv in ("up --yes", "up --dry-run", "bake --yes", "status", "down --yes", "images list"):
+    for argv in ("up --yes", "up --dry-run", "bake --yes", "status", "down --yes", "images"):
         result = line.run(*argv.split())
         assert (result.code, result.message) == (2, _NO_REGION), argv
     for argv in ("list", "gc --yes"):

@@ -51,7 +51,7 @@ _TABLE = (
     ),
     Remedy("other stack", "up --stack intel --yes", _OURS.format("down"), cured=_UP),
     Remedy("other type", "up --instance-type c7i.metal-24xl --yes", _OURS.format("down")),
-    Remedy("no image", "images delete ami-1", r"(spr-cluster images list)", cured="images list"),
+    Remedy("no image", "images --delete ami-1", r"(spr-cluster images)", cured="images"),
     Remedy(
         "no default VPC",
         _UP,

@@ -1,4 +1,4 @@
-"""`stacks check --lock`, and what all other commands make of a lock."""
+"""`stacks --check --lock`, and what all other commands make of a lock."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.provision.package_index import PackageIndex
 __all__ = ["index"]
 LOCK = Path("spr-cluster.locks/mine.txt")
 _UPDATE = (
-    "to update it: spr-cluster stacks check mine --lock. Without the file, every node resolves the packages "
-    "itself"
+    "to update it: spr-cluster stacks --check mine --lock. Without the file, every node resolves the "
+    "packages itself"
 )
 
 
@@ -51,7 +51,7 @@ def test_stacks_shows_whether_there_is_a_lock(
         return line.removeprefix("  lock").strip(), mine
 
     line, before = stack_state()
-    assert line == "none; to pin all packages by hash: spr-cluster stacks check mine --lock"
+    assert line == "none; to pin all packages by hash: spr-cluster stacks --check mine --lock"
     assert (before["lock"], before["lock_problem"]) == (None, "")
 
     run(capsys, "stacks", "check", "mine", "--lock")
@@ -63,7 +63,7 @@ def test_stacks_shows_whether_there_is_a_lock(
     Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
     line, _ = stack_state()
     assert line.startswith(f"rejected: {LOCK}: the stack has changed since: python_packages has ")
-    assert line.endswith("(to update it: spr-cluster stacks check mine --lock)")
+    assert line.endswith("(to update it: spr-cluster stacks --check mine --lock)")
 
 
 @pytest.mark.parametrize("argv", ["up --yes", "up --dry-run", "bake --yes"])

@@ -254,7 +254,7 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
         ("list", "aws, and those of known clusters"),
         ("gc", "aws, and those of known clusters"),
         ("bake", "aws"),
-        ("images list", "aws"),
+        ("images", "aws"),
         ("iam-policy", "aws"),
     ],
 )

@@ -462,7 +462,7 @@ def test_images_are_listed_and_deleted(line: CommandLine) -> None:
     line.cloud.ec2.create_tags(Resources=[other], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
     table = line.must("images", "list").out
     assert "outdated" in table
-    assert "spr-cluster images delete --unused" in table
+    assert "spr-cluster images --delete --unused" in table
 
     unused = line.must("images", "delete", "--unused", "--yes", "--json").out
     assert json.loads(unused)["deleted"] == [other]
@@ -477,7 +477,7 @@ def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
 
     assert (result.code, line.changes) == (2, before)
     assert result.message == (
-        "no image 'ami-12c6146b' made by this tool\n  → spr-cluster images list shows them"
+        "no image 'ami-12c6146b' made by this tool\n  → spr-cluster images shows them"
     )
 
 

@@ -46,7 +46,7 @@ def run(
     placement: PlacementOptions | None = None,
 ) -> Any:
     return train(
-        job_context(hosts, events=events, log=log, verbose=True),
+        job_context(hosts, events=events, log=log),
         TrainRequest(
             spec_of(DEMO, resources=Resources(None, placement or PlacementOptions())), results
         ),

@@ -79,7 +79,7 @@ def test_an_outdated_lock_is_rejected(mine: Stack, old: str, new: str, change: s
     result = f"spr-cluster.locks/mine.txt: the stack has changed since: {change}"
     assert refused.value.message.startswith(result)
     assert refused.value.hint is not None
-    assert refused.value.hint.startswith("to update it: spr-cluster stacks check mine --lock")
+    assert refused.value.hint.startswith("to update it: spr-cluster stacks --check mine --lock")
 
 
 def test_what_does_not_decide_about_packages_may_change(mine: Stack) -> None:

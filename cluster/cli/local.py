@@ -18,7 +18,7 @@ from infra.s3_url import parse_s3_url
 
 _EXAMPLES = """\
   spr-cluster local status
-  spr-cluster local reset --stop         # resumes with the next --cloud local
+  spr-cluster local stop                 # resumes with the next --cloud local
   spr-cluster local reset --keep-base    # remove all but the base image
 """
 
@@ -27,10 +27,6 @@ _EXAMPLES = """\
 class ResetRequest(JsonRequest):
     """The options of `local reset`."""
 
-    stop: bool = switch(
-        "only stop the server and the instances; the next command with --cloud local restarts them with "
-        "the same disks and addresses"
-    )
     keep_base: bool = switch("keep the base image, which takes a minute or two to build")
     base: str = option(
         f"base image of the next embedded cloud: Ubuntu 24.04, or Debian 13 (default: {DEFAULT_BASE})",
@@ -66,10 +62,20 @@ def add_parser(parent: Parser) -> None:
     )
     add_command(
         parser,
+        "stop",
+        "Stop the server and the instances. The next command with `--cloud local` restarts them with "
+        "the same disks and addresses.",
+        "  spr-cluster local stop\n",
+        "stop the server and the instances; keep their state",
+        run_stop,
+        JsonRequest,
+    )
+    add_command(
+        parser,
         "reset",
         "Remove the embedded cloud with all its instances and images, in any state.",
         "  spr-cluster local reset --base debian13\n",
-        "remove the embedded cloud, or stop it",
+        "remove the embedded cloud",
         run_reset,
         ResetRequest,
     )
@@ -90,10 +96,12 @@ def run_status(request: JsonRequest) -> int:
     return 0
 
 
+def run_stop(request: JsonRequest) -> int:
+    stop()
+    return run_status(request)
+
+
 def run_reset(request: ResetRequest) -> int:
-    if request.stop:
-        stop()
-        return run_status(request)
     folder = status().folder
     reset(keep_base=request.keep_base, base=request.base)
     for name in cluster_names(folder):

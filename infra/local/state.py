@@ -51,7 +51,7 @@ class StateFolder:
     server_file = _FolderPath("server.json")
     log = _FolderPath("server.log")
     snapshot = _FolderPath("ec2.pickle")
-    # Exists after `local reset --stop`: the nodes did not shut themselves down.
+    # Exists after `local stop`: the nodes did not shut themselves down.
     suspended = _FolderPath("suspended")
     pip_conf = _FolderPath("pip.conf")
     # What its machines start from, unless it is the default.

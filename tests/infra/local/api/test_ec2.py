@@ -477,7 +477,7 @@ def test_the_state_survives_the_server(fake_cloud: FakeCloud, podman: FakePodman
     ("exit_code", "suspended", "state"),
     [
         (130, False, "terminated"),  # shut down from inside while no server watched
-        (130, True, "running"),  # stopped by `local reset --stop`
+        (130, True, "running"),  # stopped by `local stop`
         (137, False, "running"),  # the machine went down
     ],
 )

@@ -129,6 +129,6 @@ def test_the_copy_has_right_types(copy: Path) -> None:
 def test_the_stack_and_the_task_are_known(copy: Path) -> None:
     stacks = json.loads(run(copy, "-m", "jobs", "stacks", "--json"))
     assert "newer" in {each["name"] for each in stacks}
-    words = ("-m", "jobs", "render", "k8s", "score", "--nodes", "2")
+    words = ("-m", "jobs", "train", "score", "--to", "kubernetes-yaml", "--nodes", "2")
     for data in (("--data", "/workspace/data/reviews.csv"), ("--demo",)):
         assert "\n    - score\n" in run(copy, *words, *data, "--stack", "newer")

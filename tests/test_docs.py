@@ -1,4 +1,4 @@
-"""The pages agree with the product: links, the stack, the faults file, and the options of every command."""
+"""The pages agree with the product: links, paths, the faults file, and the options of every command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from infra.spec import OPTIONS as SPEC_OPTIONS
 from jobs.cli import COMMANDS
 from tests.cloud.faults import parse_faults
 from tests.jobs.cli.test_commands_page import parsers_of
@@ -73,6 +72,7 @@ FOREIGN_OPTIONS = {
     "--no-requeue": "of sbatch",
     "--profile": "of the AWS CLI",
     "--time": "of sbatch",
+    "--for": "of kubectl",
     "--trial-seconds": "of the worker",
 }
 
@@ -266,9 +266,3 @@ def test_paths_in_pages_help_and_hints_exist() -> None:
         if path not in NEW_PATHS and not path_exists(path)
     }
     assert not unknown
-
-
-def test_the_page_names_all_options_that_cannot_change() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text().partition("can't change these")[2]
-    fixed = {option.flag for option in SPEC_OPTIONS.values() if option.fixed}
-    assert fixed == {*re.findall(r"`(--[\w-]+)`", text)}

@@ -71,7 +71,7 @@ def test_an_interrupted_bake_is_continued_and_leaves_its_image_alone(
 ) -> None:
     assert baked.machines == baked.interrupted
     assert resources(cli, baked.cluster).keys() == {"images", "snapshots"}
-    (listed,) = cli.json("images", "list", "--cloud", "local")["images"]
+    (listed,) = cli.json("images", "--cloud", "local")["images"]
     assert (listed["image"], listed["state"], listed["kept"]) == (baked.ami, "ready", True)
 
 

@@ -134,8 +134,8 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
         ("bake", "--yes"),
         ("up", "--nodes", "2", "--yes"),
         ("down", "--yes"),
-        ("images", "list"),
-        ("images", "delete", "--yes"),
+        ("images"),
+        ("images", "--delete", "--yes"),
         ("up", "--nodes", "1", "--capacity-reservation", _RESERVATION, "--yes"),
         ("down", "--yes"),
     ):
@@ -145,7 +145,7 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
             line.cloud.clock.now += 2400
         if step == ("up", "--yes"):
             line.cloud.network.caller = "198.51.100.9/32"
-        ours = our_images(line) if step[:2] == ("images", "delete") else []
+        ours = our_images(line) if step[:2] == ("images", "--delete") else []
         result = line.run(*step, *ours)
         yield result
         if result.code != 0:

@@ -119,7 +119,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--instance-type '': expected 1 to 12 EC2 types separated by commas",
     ),
     ("bake --stack ''", "--stack" + f.EMPTY),
-    ("images", "the following arguments are required: ACTION" + f.help_of("images")),
+    ("images ami-0", "only --delete takes images, or --unused"),
     ("images --delete", "expected the IDs of images, or --unused"),
     ("images --delete ami-0 --unused", "expected the IDs of images, or --unused"),
     ("up --volume-gib 19", "--volume-gib 19: expected from 20 to 16384 GiB"),

@@ -73,7 +73,7 @@ def test_stacks_as_json(capsys: pytest.CaptureFixture[str], index: PackageIndex)
 
 
 def test_a_check_without_problems(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
-    code, out, err = run(capsys, "stacks", "check", "mine")
+    code, out, err = run(capsys, "stacks", "--check", "mine")
 
     assert (code, out) == (
         0,
@@ -83,7 +83,7 @@ def test_a_check_without_problems(capsys: pytest.CaptureFixture[str], index: Pac
 
 
 @pytest.mark.parametrize(
-    "argv", [("stacks", "check", "mine", "--json"), ("stacks", "--json", "check", "mine")]
+    "argv", [("stacks", "--check", "mine", "--json"), ("stacks", "--json", "--check", "mine")]
 )
 def test_a_check_with_problems_exits_with_1(
     capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: tuple[str, ...]
@@ -108,7 +108,7 @@ def test_a_check_with_problems_exits_with_1(
 def test_a_problem_is_a_sentence(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
     index.statuses["/"] = 503
 
-    code, out, err = run(capsys, "stacks", "check", "mine")
+    code, out, err = run(capsys, "stacks", "--check", "mine")
 
     assert code == 1
     assert err.splitlines()[-1] == "spr-cluster: 1 of 1 stack can't be installed: mine"
@@ -122,8 +122,8 @@ def test_a_problem_is_a_sentence(capsys: pytest.CaptureFixture[str], index: Pack
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("stacks", "check", "intell"), "unknown stack 'intell'"),
-        (("stacks", "check", "mine", "--timeout", "0"), "--timeout 0: expected seconds"),
+        (("stacks", "--check", "intell"), "unknown stack 'intell'"),
+        (("stacks", "--check", "mine", "--timeout", "0"), "--timeout 0: expected seconds"),
     ],
 )
 def test_a_mistake(

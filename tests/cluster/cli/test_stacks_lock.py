@@ -28,7 +28,7 @@ def test_a_lock_has_every_package_with_its_hash(
     index.add("tokenizers", "0.22.0")
     unlocked = recipe_digest(load_stack("mine"))
 
-    code, out, err = run(capsys, "stacks", "check", "mine", "--lock")
+    code, out, err = run(capsys, "stacks", "--check", "mine", "--lock")
 
     assert (code, out) == (
         0,
@@ -54,7 +54,7 @@ def test_stacks_shows_whether_there_is_a_lock(
     assert line == "none; to pin all packages by hash: spr-cluster stacks --check mine --lock"
     assert (before["lock"], before["lock_problem"]) == (None, "")
 
-    run(capsys, "stacks", "check", "mine", "--lock")
+    run(capsys, "stacks", "--check", "mine", "--lock")
     line, after = stack_state()
     assert line == f"3 packages pinned by hash, in {LOCK}"
     assert len(after["lock"]) == 3  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_stacks_shows_whether_there_is_a_lock(
 def test_an_outdated_lock_is_rejected_before_anything_is_bought(
     capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: str
 ) -> None:
-    run(capsys, "stacks", "check", "mine", "--lock")
+    run(capsys, "stacks", "--check", "mine", "--lock")
     Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
 
     code, out, err = run(capsys, *argv.split(), "--stack", "mine")
@@ -81,7 +81,7 @@ def test_an_outdated_lock_is_rejected_before_anything_is_bought(
         f"transformers==5.0.1 instead of transformers==5.0.0\n  → {_UPDATE}\n"
     )
     index.add("transformers", "5.0.1")
-    assert run(capsys, "stacks", "check", "mine", "--lock")[0] == 0
+    assert run(capsys, "stacks", "--check", "mine", "--lock")[0] == 0
     assert load_stack("mine").lock
 
 
@@ -90,16 +90,16 @@ def test_nothing_is_locked_if_something_is_missing(
 ) -> None:
     index.statuses["/"] = 503
 
-    code, out, _ = run(capsys, "stacks", "check", "mine", "--lock", "--json")
+    code, out, _ = run(capsys, "stacks", "--check", "mine", "--lock", "--json")
 
     (result,) = json.loads(out)
     assert (code, result["ok"], result["lock"]) == (1, False, None)
     assert not LOCK.exists()
-    assert f"{index.url} answers 503" in run(capsys, "stacks", "check", "mine", "--lock")[1]
+    assert f"{index.url} answers 503" in run(capsys, "stacks", "--check", "mine", "--lock")[1]
 
 
 def test_a_lock_for_json(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
-    code, out, _ = run(capsys, "stacks", "check", "mine", "--lock", "--json")
+    code, out, _ = run(capsys, "stacks", "--check", "mine", "--lock", "--json")
 
     (result,) = json.loads(out)
     assert (code, result["lock"], result["ok"]) == (0, str(LOCK), True)
@@ -111,7 +111,7 @@ def test_a_lock_that_cannot_be_written(
 ) -> None:
     Path("spr-cluster.locks").write_text("no folder")
 
-    code, out, err = run(capsys, "stacks", "check", "mine", "--lock")
+    code, out, err = run(capsys, "stacks", "--check", "mine", "--lock")
 
     assert (code, out) == (2, "")
     assert "spr-cluster: spr-cluster.locks/mine.txt: " in err
@@ -120,9 +120,9 @@ def test_a_lock_that_cannot_be_written(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("stacks", "check", "intell", "--lock"), "unknown stack 'intell'"),
+        (("stacks", "--check", "intell", "--lock"), "unknown stack 'intell'"),
         (
-            ("stacks", "check", "mine", "--lock", "--timeout", "-1"),
+            ("stacks", "--check", "mine", "--lock", "--timeout", "-1"),
             "--timeout -1: expected seconds",
         ),
     ],

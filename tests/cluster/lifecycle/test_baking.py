@@ -287,7 +287,7 @@ def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: Co
     assert steps.count(INSTALL) == 1
     assert len(line.ids()) == 3
     line.must("down", "--name", "other", "--yes")
-    (listed,) = json.loads(line.must("images", "list", "--json").out)["images"]
+    (listed,) = json.loads(line.must("images", "--json").out)["images"]
     assert (listed["image"], listed["state"], listed["kept"]) == (image, "ready", True)
 
 
@@ -315,7 +315,7 @@ def test_interrupted_baking_continues(line: CommandLine, moment: str) -> None:
         line.must("bake", "--yes")
 
     assert line.ids() == []
-    (listed,) = json.loads(line.must("images", "list", "--json").out)["images"]
+    (listed,) = json.loads(line.must("images", "--json").out)["images"]
     assert (listed["state"], listed["kept"]) == ("ready", True)
 
 
@@ -368,7 +368,7 @@ def test_baked_packages_are_in_the_image_that_up_prefers(
     assert packages.installed == ["the packages of requirements.txt"]
     assert baked["packages"].endswith(" requirements.txt")
     assert line.ids() == []
-    images = json.loads(line.must("images", "list", "--json").out)["images"]
+    images = json.loads(line.must("images", "--json").out)["images"]
     assert {i["image"]: i["packages"] for i in images} == {
         plain["image"]: "",
         baked["image"]: baked["packages"],
@@ -453,27 +453,27 @@ def test_an_image_too_large_for_the_nodes_disks_is_left_alone(line: CommandLine)
 
 
 def test_images_are_listed_and_deleted(line: CommandLine) -> None:
-    assert "No images in aws us-east-1" in line.must("images", "list").out
-    assert line.must("images", "delete", "--unused", "--yes").out == "Nothing to delete.\n"
+    assert "No images in aws us-east-1" in line.must("images").out
+    assert line.must("images", "--delete", "--unused", "--yes").out == "Nothing to delete.\n"
     image = line.must("bake", "--yes").out.split()[0]
     line.must("up", "--name", "other", "--nodes", "2", "--yes", "--stack", "intel")
     line.must("down", "--name", "other", "--keep-image", "--yes")
     other = next(i for i in _listed(line) if i != image)
     line.cloud.ec2.create_tags(Resources=[other], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
-    table = line.must("images", "list").out
+    table = line.must("images").out
     assert "outdated" in table
     assert "spr-cluster images --delete --unused" in table
 
-    unused = line.must("images", "delete", "--unused", "--yes", "--json").out
+    unused = line.must("images", "--delete", "--unused", "--yes", "--json").out
     assert json.loads(unused)["deleted"] == [other]
     assert _listed(line) == [image]
-    assert line.must("images", "delete", image, "--yes").out == f"Deleted: {image}.\n"
+    assert line.must("images", "--delete", image, "--yes").out == f"Deleted: {image}.\n"
     assert line.cloud.left() == []
 
 
 def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
     before = line.changes
-    result = line.run("images", "delete", "ami-12c6146b", "--yes")
+    result = line.run("images", "--delete", "ami-12c6146b", "--yes")
 
     assert (result.code, line.changes) == (2, before)
     assert result.message == (
@@ -486,14 +486,14 @@ def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -
     (image,) = _listed(line)
     line.cloud.ec2.create_tags(Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
 
-    assert line.must("images", "delete", "--unused", "--yes").out == "Nothing to delete.\n"
+    assert line.must("images", "--delete", "--unused", "--yes").out == "Nothing to delete.\n"
     assert _listed(line) == [image]
     line.must("down", "--yes", "--keep-image")
-    assert line.must("images", "delete", "--unused", "--yes").out == f"Deleted: {image}.\n"
+    assert line.must("images", "--delete", "--unused", "--yes").out == f"Deleted: {image}.\n"
 
 
 def _listed(line: CommandLine) -> list[str]:
-    result = json.loads(line.must("images", "list", "--json").out)
+    result = json.loads(line.must("images", "--json").out)
     return [str(image["image"]) for image in result["images"]]
 
 

@@ -119,7 +119,7 @@ def _commands(parser: Parser) -> Iterator[_Command]:
 
 
 # These query package indexes, or start an embedded cloud.
-_ASKING = (("stacks", "check"), ("stacks", "lock"), ("local", "bucket"))
+_ASKING = (("stacks", "--check"), ("stacks", "lock"), ("local", "bucket"))
 _PARSERS = [build_parser(), *map(build_parser, COMMANDS)]
 _COMMANDS = tuple(
     {

@@ -1,4 +1,4 @@
-"""``scaling``: trials of one training job on increasing numbers of nodes, and predictions."""
+"""``tune --scaling``: trials of one training job on increasing numbers of nodes, and predictions."""
 
 from __future__ import annotations
 

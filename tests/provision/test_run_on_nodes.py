@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from importlib.util import resolve_name
 from types import ModuleType
 
 import pytest
@@ -34,8 +35,9 @@ def test_a_program_travels_with_what_it_imports_and_needs_only_python_3_8(
         assert {alias.name.partition(".")[0] for alias in plain} <= known
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
-                package = name.rpartition(".")[0] + "." if node.level else ""
-                module = f"{package}{node.module}"
+                module = str(node.module)
+                if node.level:
+                    module = resolve_name("." * node.level + module, name.rpartition(".")[0])
                 assert {module, module.partition(".")[0]} & known
         known.add(name)
 

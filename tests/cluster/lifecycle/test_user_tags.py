@@ -72,5 +72,5 @@ def test_the_project_file_has_a_table_of_them() -> None:
 
     words = apply_project(["up"], project, build_parser).words
 
-    args = build_parser("up").parse_args(words)
-    assert parse_labels(args.tag) == TAGS
+    _, request = build_parser("up").parse(words)
+    assert parse_labels(request.given["labels"]) == TAGS

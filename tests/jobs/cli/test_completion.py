@@ -70,7 +70,7 @@ def press_tab(folder: Path, line: str) -> set[str]:
             {"c7i.metal-24xl,r7iz.metal-16xl"},
         ),
         ("spr-cluster fetch squ", {"squad-20261121-120000"}),
-        ("spr-cluster images del", {"delete"}),
+        ("spr-cluster images --del", {"--delete"}),
     ],
 )
 def test_bash_offers_what_fits(folder: Path, line: str, offered: set[str]) -> None:

@@ -282,7 +282,7 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     assert not any("distributing the job's files" in each for each in head.commands)
     with tarfile.open(fileobj=io.BytesIO(head.files[PATHS.upload])) as tar:
         assert f"{PATHS.relative_root}/code/worker/storage/restore.py" in tar.getnames()
-    assert f'"bucket": "{url}"' in head.files[PATHS.new_script].decode()
+    assert f'"bucket": "{BUCKET}"' in head.files[PATHS.new_script].decode()
     assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
 
 

@@ -134,7 +134,7 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
         ("bake", "--yes"),
         ("up", "--nodes", "2", "--yes"),
         ("down", "--yes"),
-        ("images"),
+        ("images",),
         ("images", "--delete", "--yes"),
         ("up", "--nodes", "1", "--capacity-reservation", _RESERVATION, "--yes"),
         ("down", "--yes"),

@@ -254,7 +254,7 @@ def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
         return replace(options_of(record), **{**(request.changes or {}), "resume": True})
     except ValueError as error:
         raise UsageError(str(error)) from None
-    except SystemExit:  # argparse has printed the word
+    except SystemExit:  # `parse` has printed the word
         raise JobError(
             f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None

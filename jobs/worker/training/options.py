@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
@@ -205,35 +205,18 @@ class TrainOptions:
         return argv
 
     @classmethod
-    def add_arguments(
-        cls, parser: argparse._ActionsContainer, without: Container[str] = frozenset()
-    ) -> None:
-        """Add these options to a parser; :meth:`changed_by` reads them back."""
-        for each in defined_options(cls):
-            if each.name in without:
-                continue
-            known, how = each.metadata, dict[str, Any](action="store_true")
-            text = known["help"]
-            if known["kind"] is not bool:
-                how = {"type": known["kind"], "metavar": known["metavar"]}
-                how["choices"] = None if known["several"] else known["choices"]
-                if each.default is not None and each.name != "model":
-                    text += f" (default: {each.default})"
-            parser.add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
-
-    def changed_by(self: Own, namespace: argparse.Namespace) -> Own:
-        """Return these options changed by a command line. Raises ``ValueError`` as the constructor does."""
-        given = {each.name for each in fields(self)} & vars(namespace).keys()
-        return replace(self, **{name: getattr(namespace, name) for name in given})
-
-    @classmethod
     def parse(cls: type[Own], argv: Sequence[str] | None = None, prog: str = "train") -> Own:
         """Return the options in ``argv``. A usage error is one line and exit code 2."""
         parser = _OneLineParser(prog=prog, allow_abbrev=False)
-        cls.add_arguments(parser)
-        namespace = parser.parse_args(argv)
+        for each in defined_options(cls):
+            known, how = each.metadata, dict[str, Any](action="store_true")
+            if known["kind"] is not bool:
+                how = {"type": known["kind"]}
+                how["choices"] = None if known["several"] else known["choices"]
+            parser.add_argument(flag(each.name), default=argparse.SUPPRESS, **how)
+        given = vars(parser.parse_args(argv))
         try:
-            return cls().changed_by(namespace)
+            return cls(**given)
         except ValueError as error:
             parser.error(str(error))
 

@@ -402,14 +402,14 @@ def test_the_rate_follows_the_features_per_step(batch: int, ranks: int, rate: fl
 def test_weights_are_in_bf16_if_gradients_are_not_added_up(
     questions: list[Question], tokenizer: Any, dtype: str, accumulate: int, halved: bool
 ) -> None:
-    options = replace(DEMO, compile="on", accumulate=accumulate)
-    with alone(options, dtype=dtype) as session:
+    options, notes = replace(DEMO, compile="on", accumulate=accumulate), io.StringIO()
+    with alone(options, notes, dtype) as session:
         loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
         features = build_features(questions[:8], tokenizer, 384, 128)
         prepare(TrainingRun(session, Squad(options), loaded, features), steps=1)
         layers = find_layers(loaded.model)
         types = {each.dtype for layer in layers for each in layer.parameters()}
-        assert (torch.bfloat16 in types) is halved
+    assert (torch.bfloat16 in types) is halved, notes.getvalue()
 
 
 def test_layers_that_a_step_skips_at_random_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     other: LiveCluster, trained: Trained, tmp_path: Path
 ) -> None:
     # Longer than a notice may take: a quiet machine is through with the other job in ten seconds.
-    long = (*DEMO_JOB, "--epochs", "72", "--elastic", "2", "--results", str(tmp_path))
+    long = (*DEMO_JOB, "--epochs", "110", "--elastic", "2", "--results", str(tmp_path))
     job = other.cli.start(*long, *SPOT)
     wait_for_step(job, 30)
     nodes = current(other).up_result["nodes"]

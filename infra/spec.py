@@ -37,7 +37,7 @@ _BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
 
 
 @dataclass(frozen=True)
-class Option:
+class ClusterOption:
     """How a field of :class:`ClusterSpec` appears on the command line and in the cluster's record.
 
     Flag and tag default to the field's name; ``tag=None`` means not recorded. With a ``const``, the
@@ -61,10 +61,12 @@ class Option:
     """Whether the value can't change while the cluster exists."""
 
 
-def _switch(help_: str, flag: str = "", *, yes: str = "yes", no: str = "no", **more: Any) -> Option:
+def _switch(
+    help_: str, flag: str = "", *, yes: str = "yes", no: str = "no", **more: Any
+) -> ClusterOption:
     """Return the option of a Boolean field; a negative flag such as ``--no-…`` sets it to false."""
     negative = flag.startswith(("--no-", "--allow-no-"))
-    return Option(
+    return ClusterOption(
         help_,
         flag=flag,
         const=not negative,
@@ -79,12 +81,12 @@ class ClusterOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Option(expected=CLUSTER_NAME_RULE, tag=None)] = Field(
+    name: Annotated[str, ClusterOption(expected=CLUSTER_NAME_RULE, tag=None)] = Field(
         default=DEFAULT_NAME, pattern=f"^{CLUSTER_NAME}$"
     )
     nodes: Annotated[
         int,
-        Option(
+        ClusterOption(
             "nodes, including the head (default: unchanged, or 1)",
             None,
             "a whole number from 1 to 256",
@@ -93,7 +95,7 @@ class ClusterOptions(BaseModel):
     # The record stores them in one tag of at most 256 characters.
     instance_types: Annotated[
         tuple[str, ...],
-        Option(
+        ClusterOption(
             f"EC2 types in order of preference: a,b,c (default: {DEFAULT_INSTANCE_TYPE})",
             "TYPES",
             "1 to 12 EC2 types separated by commas",
@@ -105,11 +107,11 @@ class ClusterOptions(BaseModel):
     ] = Field(default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12)
     """In order of preference; all nodes have the same type."""
     stack: Annotated[
-        str, Option("software, see `stacks` (default: upstream)", "NAME", fixed=True)
+        str, ClusterOption("software, see `stacks` (default: upstream)", "NAME", fixed=True)
     ] = ""
     bake: Annotated[
         Literal["head", "none"],
-        Option(
+        ClusterOption(
             "without an image: `head` installs the software on the head and starts the workers from its "
             "image; `none` installs it on all nodes, then makes the image (default: none on AWS for up to "
             "32 nodes, else head)",
@@ -119,7 +121,7 @@ class ClusterOptions(BaseModel):
     ] = "head"
     ttl: Annotated[
         timedelta,
-        Option(
+        ClusterOption(
             "nodes shut down after this time (default: 8h); see `extend`",
             None,
             "from 1m to 30d",
@@ -129,7 +131,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=timedelta(hours=8), ge=timedelta(minutes=1), le=LONGEST_TTL)
     grace: Annotated[
         timedelta,
-        Option(
+        ClusterOption(
             "then they wait this long for `fetch` of results that are nowhere else (default: 30m)",
             None,
             "from 0m to 24h",
@@ -139,7 +141,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=timedelta(minutes=30), ge=timedelta(0), le=timedelta(hours=24))
     max_hours: Annotated[
         float | None,
-        Option(
+        ClusterOption(
             "jobs with --until-done may extend the cluster's life to this many hours",
             "HOURS",
             "hours, above 0 and at most 720",
@@ -148,7 +150,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, gt=0, le=720)
     max_cost: Annotated[
         float | None,
-        Option(
+        ClusterOption(
             "and to this many US dollars, for all nodes at on-demand prices",
             "USD",
             "US dollars, above 0 and at most 1000000",
@@ -157,7 +159,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, gt=0, le=1_000_000)
     idle_timeout: Annotated[
         timedelta | None,
-        Option(
+        ClusterOption(
             "also shut down after this time without a job or SSH session",
             None,
             "from 5m to 30d",
@@ -167,7 +169,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
     second_guard: Annotated[
         bool,
-        Option(
+        ClusterOption(
             "also have EventBridge Scheduler terminate each machine 10 min after its deadline, in case "
             "it never boots (free; needs `iam-policy --second-guard`)",
             const=True,
@@ -178,7 +180,7 @@ class ClusterOptions(BaseModel):
     """See :mod:`infra.ec2.termination_schedule`."""
     bucket: Annotated[
         str | None,
-        Option(
+        ClusterOption(
             "nodes may read and write this prefix, and nothing else in S3 (needs `iam-policy --bucket`)",
             "s3://BUCKET/PREFIX",
             fixed=True,
@@ -186,7 +188,7 @@ class ClusterOptions(BaseModel):
     ] = None
     read_from: Annotated[
         tuple[str, ...],
-        Option(
+        ClusterOption(
             "further prefixes that nodes may read: s3://A/x,s3://C",
             "URLS",
             parse=lambda text: tuple(url.strip() for url in text.split(",") if url.strip()),
@@ -197,7 +199,7 @@ class ClusterOptions(BaseModel):
     ] = ()
     instance_profile: Annotated[
         str | None,
-        Option(
+        ClusterOption(
             "give nodes this instance profile, instead of a role made for --bucket",
             "NAME",
             "an instance profile's name",
@@ -206,7 +208,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, pattern=r"^[A-Za-z0-9_+=,.@-]{1,128}$")
     bucket_kms_key: Annotated[
         str | None,
-        Option(
+        ClusterOption(
             "nodes may also use the KMS key with which that bucket encrypts",
             "ARN",
             "arn:aws:kms:REGION:ACCOUNT:key/ID",
@@ -215,7 +217,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, pattern=KMS_KEY)
     permissions_boundary: Annotated[
         str | None,
-        Option(
+        ClusterOption(
             "permissions boundary of the roles for --bucket and --second-guard",
             "ARN",
             "the ARN of a managed policy",
@@ -227,7 +229,7 @@ class ClusterOptions(BaseModel):
     )
     market: Annotated[
         Literal["on-demand", "spot", "spot-or-on-demand"],
-        Option(
+        ClusterOption(
             "on-demand, spot (cheaper, but EC2 can reclaim the machines), or spot-or-on-demand, which buys "
             "on demand if spot has no capacity (default: on-demand)",
             "MARKET",
@@ -237,7 +239,7 @@ class ClusterOptions(BaseModel):
     ] = "on-demand"
     max_price: Annotated[
         float | None,
-        Option(
+        ClusterOption(
             "maximum price per spot machine and hour",
             "USD",
             "US dollars per machine and hour, above 0 and at most 1000",
@@ -257,7 +259,7 @@ class ClusterOptions(BaseModel):
     ] = False
     jump: Annotated[
         str | None,
-        Option(
+        ClusterOption(
             "reach private addresses through a jump host, [user@]host[:port], that OpenSSH knows; "
             "`eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
             "WAY",
@@ -265,7 +267,7 @@ class ClusterOptions(BaseModel):
     ] = None
     proxy: Annotated[
         str | None,
-        Option(
+        ClusterOption(
             "HTTP proxy of the nodes, also for jobs; or `none`",
             "http://HOST:PORT",
         ),
@@ -273,7 +275,7 @@ class ClusterOptions(BaseModel):
     # The record stores them in one tag of at most 256 characters.
     subnet_ids: Annotated[
         tuple[str, ...],
-        Option(
+        ClusterOption(
             "subnets of one VPC in order of preference: a,b,c (default: each zone's default subnet)",
             "IDS",
             "an ID such as subnet-0123456789abcdef0, or up to 10 separated by commas",
@@ -287,7 +289,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=(), max_length=10)
     capacity_reservation: Annotated[
         str | None,
-        Option(
+        ClusterOption(
             "buy only in this On-Demand Capacity Reservation, or `none` (default: prefer zones whose open "
             "reservations have room)",
             "ID",
@@ -296,11 +298,13 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, pattern="^cr-[0-9a-f]{8,17}$")
     volume_gib: Annotated[
         int,
-        Option("each node's disk in GiB (default: 100)", None, "from 20 to 16384 GiB", fixed=True),
+        ClusterOption(
+            "each node's disk in GiB (default: 100)", None, "from 20 to 16384 GiB", fixed=True
+        ),
     ] = Field(default=100, ge=20, le=16384)
     volume_throughput: Annotated[
         int | None,
-        Option(
+        ClusterOption(
             "the disk's MiB/s (default: 125)",
             "MIB_S",
             "from 125 to 2000 MiB/s",
@@ -309,7 +313,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, ge=125, le=2000)
     volume_iops: Annotated[
         int | None,
-        Option(
+        ClusterOption(
             "the disk's IOPS (default: 3000)",
             "N",
             "from 3000 to 80000 IOPS",
@@ -318,7 +322,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, ge=_BASE_IOPS, le=80000)
     volume_init_rate: Annotated[
         int | None,
-        Option(
+        ClusterOption(
             "copy the image to new disks at 100 to 300 MiB/s, billed per GiB (default: load each block "
             "when it is first read)",
             "MIB_S",
@@ -327,7 +331,7 @@ class ClusterOptions(BaseModel):
     ] = Field(default=None, ge=100, le=300)
     labels: Annotated[
         tuple[tuple[str, str], ...],
-        Option(
+        ClusterOption(
             "tag every resource; repeatable",
             "KEY=VALUE",
             flag="--tag",
@@ -477,10 +481,10 @@ class ClusterSpec(ClusterOptions):
         return tuple(dict.fromkeys(map(_parse_cidr, cidrs)))
 
 
-def _options() -> dict[str, Option]:
+def _options() -> dict[str, ClusterOption]:
     found = {}
     for key, field in ClusterOptions.model_fields.items():
-        (option,) = (each for each in field.metadata if isinstance(each, Option))
+        (option,) = (each for each in field.metadata if isinstance(each, ClusterOption))
         name = key.replace("_", "-")
         tag = None if option.tag is None else option.tag or name
         numbers = {int, float} & {field.annotation, *get_args(field.annotation)}

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.console.options import Option as KnownOption
-from cluster.console.options import opposite
+from cluster.console.options import Option, opposite
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
 from jobs.cli import build_parser
@@ -24,7 +23,7 @@ from jobs.launchers.plan import own_folder
 
 __all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError"]
 Value = str | int | float | Path
-Option = Value | Sequence[Value] | Mapping[str, str | None] | None
+Given = Value | Sequence[Value] | Mapping[str, str | None] | None
 """``True`` sets a switch, ``False`` clears it. ``None`` omits an option; in an ``env``, it is this machine's
 value."""
 
@@ -34,21 +33,21 @@ class _Work:
     """The words of a command that submits a job, its options, and a program with its arguments."""
 
     words: tuple[str, ...]
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Given] = field(default_factory=dict)
     program: tuple[str, ...] = ()
 
 
 class Training(_Work):
     """A training job: a task, or a training job of ``spr-cluster.toml``, with the options of ``train``."""
 
-    def __init__(self, task: str, **options: Option) -> None:
+    def __init__(self, task: str, **options: Given) -> None:
         super().__init__(("train", task), options)
 
 
 class Run(_Work):
     """A program with its arguments, for every rank, with the options of ``run``."""
 
-    def __init__(self, *program: str, **options: Option) -> None:
+    def __init__(self, *program: str, **options: Given) -> None:
         super().__init__(("run",), options, program)
 
 
@@ -66,12 +65,12 @@ class Cluster:
     """The value of the command that found it: ``up`` or ``status``."""
 
     @staticmethod
-    def plan(**options: Option) -> dict[str, Any]:
+    def plan(**options: Given) -> dict[str, Any]:
         """Return what :meth:`up` would do and cost (``up --dry-run``)."""
         return _call(["up"], {**options, "dry_run": True})
 
     @classmethod
-    def up(cls, *, yes: bool = False, **options: Option) -> Cluster:
+    def up(cls, *, yes: bool = False, **options: Given) -> Cluster:
         """Create, resize, or complete a cluster (``up``).
 
         Raises :class:`UsageError` with the price if it costs money and ``yes`` is not given.
@@ -79,7 +78,7 @@ class Cluster:
         return cls._from(_call(["up"], {**options, "yes": yes}))
 
     @classmethod
-    def find(cls, name: str | None = None, **options: Option) -> Cluster:
+    def find(cls, name: str | None = None, **options: Given) -> Cluster:
         """Return an existing cluster, by default the only one that this machine knows.
 
         Raises :class:`UsageError` if there is none.
@@ -94,7 +93,7 @@ class Cluster:
         return cls(value["cluster"], value["cloud"], value["region"], value)
 
     @property
-    def _place(self) -> dict[str, Option]:
+    def _place(self) -> dict[str, Given]:
         return {"name": self.name, "cloud": self.cloud, "region": self.region}
 
     def status(self) -> dict[str, Any]:
@@ -105,7 +104,7 @@ class Cluster:
         """Extend its time to live, such as by ``2h`` (``extend``)."""
         return _call(["extend", time], dict(**self._place, yes=yes))
 
-    def down(self, *, yes: bool = False, **options: Option) -> dict[str, Any]:
+    def down(self, *, yes: bool = False, **options: Given) -> dict[str, Any]:
         """Remove it and verify that nothing is left (``down``).
 
         Raises :class:`UsageError` without ``yes`` if it costs money, belongs to another user, or has
@@ -114,7 +113,7 @@ class Cluster:
         # dict() refuses another cluster's name in the options.
         return _call(["down"], dict(**options, **self._place, yes=yes))
 
-    def submit(self, job: Training | Run | str, **options: Option) -> Job:
+    def submit(self, job: Training | Run | str, **options: Given) -> Job:
         """Submit a job, or one of ``spr-cluster.toml`` by its name, without waiting for it.
 
         ``options`` take precedence over the job's own.
@@ -142,7 +141,7 @@ class Job:
     id: str
     _folder: Path | None = field(default=None, repr=False, compare=False)
 
-    def _call(self, command: str, **options: Option) -> dict[str, Any]:
+    def _call(self, command: str, **options: Given) -> dict[str, Any]:
         return _call([command, self.id], dict(**options, **self.cluster._place))
 
     @property
@@ -161,7 +160,7 @@ class Job:
         """
         return self._call("wait", timeout=timeout)
 
-    def fetch(self, folder: str | Path | None = None, **options: Option) -> dict[str, Any]:
+    def fetch(self, folder: str | Path | None = None, **options: Given) -> dict[str, Any]:
         """Download its model, log, and results, by default to ``results/JOB`` (``fetch``)."""
         value = self._call("fetch", results=folder, **options)
         self._folder = Path(value["results"]).absolute()
@@ -182,17 +181,17 @@ class Job:
             )
         return read_object(folder / name)
 
-    def log(self, **options: Option) -> str:
+    def log(self, **options: Given) -> str:
         """Return its log so far, or that of a ``rank`` (``logs``)."""
         return "\n".join(_collect(["logs", self.id], dict(**options, **self.cluster._place)))
 
-    def cancel(self, **options: Option) -> dict[str, Any]:
+    def cancel(self, **options: Given) -> dict[str, Any]:
         """End it on all nodes; one that trains saves a checkpoint first (``cancel``)."""
         return self._call("cancel", **options)
 
 
 def _call(
-    words: Sequence[str], options: Mapping[str, Option], program: Sequence[str] = ()
+    words: Sequence[str], options: Mapping[str, Given], program: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Run a command; return what it prints with ``--json``."""
     value: dict[str, Any] = json.loads(json.dumps(_collect(words, options, program)[-1]))
@@ -200,7 +199,7 @@ def _call(
 
 
 def _collect(
-    words: Sequence[str], options: Mapping[str, Option], program: Sequence[str] = ()
+    words: Sequence[str], options: Mapping[str, Given], program: Sequence[str] = ()
 ) -> list[Any]:
     """Run a command; return the results that it shows."""
     for word in words:
@@ -212,7 +211,7 @@ def _collect(
     return found
 
 
-def _render(command: str, options: Mapping[str, Option]) -> Iterator[str]:
+def _render(command: str, options: Mapping[str, Given]) -> Iterator[str]:
     """Return options as words of a command line, whose parser checks them."""
     # A job of spr-cluster.toml may be a training.
     commands = ("run", "train") if command == "run" else (command,)
@@ -237,9 +236,7 @@ def _render(command: str, options: Mapping[str, Option]) -> Iterator[str]:
             yield from (f"{flag}={word}" for word in _split(option, value))
 
 
-def _split(
-    option: KnownOption, value: Value | Sequence[Value] | Mapping[str, str | None]
-) -> list[str]:
+def _split(option: Option, value: Value | Sequence[Value] | Mapping[str, str | None]) -> list[str]:
     """Return an option's words: several if it can be repeated, else one with commas."""
     if isinstance(value, Mapping):
         words = [key if text is None else f"{key}={text}" for key, text in value.items()]

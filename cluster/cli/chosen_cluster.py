@@ -234,7 +234,7 @@ def find_other_owner(caller: Caller, found: Inventory) -> str:
 
 
 def confirm_owner(ctx: Context, found: Inventory, *, sure: bool) -> bool:
-    """Ask before changing somebody else's cluster, unless the user is ``sure``: ``--yes`` with ``--name``.
+    """Ask before changing another user's cluster, unless the user is ``sure``: ``--yes`` with ``--name``.
 
     Returns whether the user was asked. Raises :class:`UsageError` if the answer is no.
     """

@@ -54,7 +54,7 @@ class ExtendRequest(ClusterRequest):
     """The options of `extend`."""
 
     time: str = argument("how much longer: 90m, 2h, 1d")
-    yes: bool = switch("with --name: do not ask, even if somebody else made the cluster", flags=YES)
+    yes: bool = switch("with --name: do not ask, even if another user made the cluster", flags=YES)
 
 
 def add_parser(parent: Parser) -> None:
@@ -63,7 +63,7 @@ def add_parser(parent: Parser) -> None:
         "down",
         "Remove a cluster: its nodes, image, snapshots, groups, and keys. `down` finds them by their\n"
         "tags, so it works from any machine and in any unfinished state. At the end, it checks EC2 for\n"
-        "leftovers. It asks first if the machines cost money, if somebody else made the cluster, if a\n"
+        "leftovers. It asks first if the machines cost money, if another user made the cluster, if a\n"
         "job is running, or if results exist only on the nodes.",
         _DOWN_EXAMPLES,
         run=run_down,
@@ -94,7 +94,7 @@ def run_down(request: DownRequest) -> int:
 def remove_cluster(ctx: Context, *, yes: bool, sure: bool, keep_image: bool = False) -> Removed:
     """Remove a cluster and verify that nothing is left; ask first, unless the user said ``yes``.
 
-    One of somebody else is removed without asking only if the user is ``sure``: see :func:`confirm_owner`.
+    Another user's is removed without asking only if the user is ``sure``: see :func:`confirm_owner`.
     """
     with ctx.files.lock(ctx.command):
         approved = None if yes else _confirm(ctx)
@@ -112,7 +112,7 @@ def remove_cluster(ctx: Context, *, yes: bool, sure: bool, keep_image: bool = Fa
 
 
 def _confirm(ctx: Context) -> Inventory:
-    """Ask if the cluster costs money or is somebody else's, or if jobs or results would be lost.
+    """Ask if the cluster costs money or is another user's, or if jobs or results would be lost.
 
     Returns the inventory that the user saw.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
@@ -38,7 +39,6 @@ class Option:
     """The heading below which ``--help`` lists it."""
     for_experts: bool = False
     """Whether only ``--help --advanced`` shows it."""
-    is_hidden: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -46,7 +46,7 @@ class Option:
 
     @property
     def is_number(self) -> bool:
-        return self.parse in (int, float) or self.parse.__name__.endswith("_int")
+        return self.parse in (int, float, positive_int)
 
     @property
     def shown(self) -> str:
@@ -61,6 +61,22 @@ class Option:
             return value
         value = {0: "", "?": f" [{value}]"}.get(self.takes, f" {value}")
         return ", ".join(f"{flag}{value}" for flag in self.flags)
+
+    @property
+    def usage(self) -> str:
+        """The option as in a usage line: in brackets, if it can be omitted."""
+        if self.flags:
+            shown = self.shown.split(", ")[0]
+            return shown if self.required else f"[{shown}]"
+        forms = {"?": f"[{self.shown}]", "*": f"[{self.shown} ...]", "+": f"{self.shown} ..."}
+        return "..." if self.takes == REST else forms.get(str(self.takes), self.shown)
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1. Raises ``ValueError``."""
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
+        raise ValueError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
 
 
 def option(help_: str, default: Any = None, **how: Any) -> Any:
@@ -82,7 +98,7 @@ def argument(help_: str, default: Any = MISSING, **how: Any) -> Any:
     return field(default=default, metadata={"option": {"help": help_, **how}})
 
 
-def options_of(cls: type[Any], section: str = "") -> Iterator[Option]:
+def options_of(cls: type[Any]) -> Iterator[Option]:
     """Yield the options of a dataclass: its own before those that it inherits."""
     known = {each.name: each for each in fields(cls)}
     names = dict.fromkeys(
@@ -90,7 +106,7 @@ def options_of(cls: type[Any], section: str = "") -> Iterator[Option]:
     )
     for each in (known[name] for name in names if name in known):
         if how := each.metadata.get("option"):
-            yield _describe(each, {"section": section, **how})
+            yield _describe(each, how)
 
 
 def _describe(each: Field[Any], how: Mapping[str, Any]) -> Option:

@@ -25,13 +25,6 @@ class Command(NamedTuple):
     help: str = ""
 
 
-def positive_int(text: str) -> int:
-    """Parse a whole number of at least 1. Raises ``ValueError``."""
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
-        raise ValueError(f"{text!r}: expected a whole number of at least 1")
-    return int(text)
-
-
 class Parser(argparse.ArgumentParser):
     """Reports mistakes in one line instead of the full usage, and can hide expert options from the help."""
 
@@ -98,10 +91,9 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help; without ``--advanced``, it says how many options are hidden."""
         width = max(40, shutil.get_terminal_size().columns - 2)
-        shown = [each for each in self.options if not each.is_hidden]
-        usual = [each for each in shown if self._shows_all or not each.for_experts]
+        usual = [each for each in self.options if self._shows_all or not each.for_experts]
         epilog = self.epilog or ""
-        if hidden := len(shown) - len(usual):
+        if hidden := len(self.options) - len(usual):
             epilog = f"`--help --advanced` shows {hidden} more options for experts.\n\n{epilog}"
         parts = [fill(self.format_usage().strip(), width), fill(self.description or "", width)]
         rows = [(name, each.help_line) for name, each in self.children.items() if each.help_line]
@@ -114,9 +106,9 @@ class Parser(argparse.ArgumentParser):
     def format_usage(self) -> str:
         if self.usage:
             return f"usage: {self.usage}\n"
-        words = [each.shown for each in self.options if each.required]
+        words = [each.usage for each in self.options if each.required]
         words += ["[options]"] if any(each.flags for each in self.options) else []
-        words += [_usage(each) for each in self.options if not each.flags]
+        words += [each.usage for each in self.options if not each.flags]
         words += ["COMMAND"] if self.children else []
         return f"usage: {' '.join([self.prog, *words])}\n"
 
@@ -164,7 +156,7 @@ class Parser(argparse.ArgumentParser):
         return [*found, *words[end:]]
 
     def _nearest(self, word: str) -> str:
-        flags = [flag for each in self.options if not each.is_hidden for flag in each.flags]
+        flags = [flag for each in self.options for flag in each.flags]
         names = [flag.lstrip("-") for flag in (*flags, "--help") if flag.startswith("--")]
         given = word.partition("=")[0].lstrip("-")
         near = [name for name in names if given and name.startswith(given)]
@@ -204,13 +196,6 @@ def _list_rows(title: str, rows: Collection[tuple[str, str]], width: int) -> str
         lines.append(f"  {name:<{at - 2}}{first}".rstrip())
         lines += [f"{'':<{at}}{line}" for line in wrapped]
     return "\n".join(lines)
-
-
-def _usage(each: Option) -> str:
-    name = each.shown
-    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ...", REST: "..."}.get(
-        str(each.takes), name
-    )
 
 
 def add_command(

@@ -19,9 +19,9 @@ from infra.lifetime import Lifetime
 from infra.spec import (
     LONGEST_TTL,
     OPTIONS,
+    ClusterOption,
     ClusterOptions,
     ClusterSpec,
-    Option,
     build_spec,
     validate_options,
 )
@@ -100,7 +100,7 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
     }
 
 
-def _has_tag(option: Option, value: Any) -> bool:
+def _has_tag(option: ClusterOption, value: Any) -> bool:
     return value is None or option.write(value) is not None
 
 
@@ -142,7 +142,7 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     return ClusterRecord(options, created, expires, latest, generation, bound)
 
 
-def _parse(key: str, option: Option, text: str) -> Any:
+def _parse(key: str, option: ClusterOption, text: str) -> Any:
     """Parse a tag value; an empty one means ``None`` if that is the option's default."""
     if not text and ClusterOptions.model_fields[key].default is None:
         return None

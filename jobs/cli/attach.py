@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from cluster.console.display import make_progress
-from cluster.console.options import option, switch
+from cluster.console.options import option, positive_int, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command, positive_int
+from cluster.console.parser import Parser, add_command
 from infra.errors import JobError, NoClusterError, SprError, UsageError
 from infra.files import read_object
 from infra.wait import Progress, wait_until

@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster.console.options import option, switch
+from cluster.console.options import option, positive_int, switch
 from cluster.console.output import emit, say
-from cluster.console.parser import Parser, add_command, positive_int
+from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from jobs.cli.places import kubernetes, slurm
 from jobs.cli.places.dry_run import Target, run_dry

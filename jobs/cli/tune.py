@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.console.display import format_seconds, format_table
-from cluster.console.options import option, switch
+from cluster.console.options import option, positive_int, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command, positive_int
+from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
@@ -121,7 +121,9 @@ def run_tune(request: TuneCommand) -> int:
     if request.scaling:
         return run_scaling(request)
     names = ("nodes", "weak", "predict", "flow_gbit_s", "results")
-    if given := [flag(name) for name in names if getattr(request, name)]:
+    given = [flag(name) for name in names if getattr(request, name)]
+    given += ["--samples"] if request.samples != SQUAD_FEATURES else []
+    if given:
         raise UsageError(f"{', '.join(given)}: only with --scaling")
     wanted = build_tune_request(request)
     check_inputs(wanted.training.options)

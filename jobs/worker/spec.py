@@ -1,4 +1,4 @@
-"""A job as one value: any front end makes it, and every place and node gets it unchanged."""
+"""A job as one value: every front end makes it, the plan adds what the cluster decides, and nodes read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ PLACEMENTS = ("auto", "reference")
 class Work:
     """What a job computes: a task with its options, or a program with its arguments.
 
-    ``options`` are all of the task's options, by name, with the paths of the machine that submits the job.
+    ``options`` are all of the task's options, by name. Paths are those of the machine that submits the job,
+    or on the nodes for a resumed one.
     """
 
     task: str = ""
@@ -47,7 +48,7 @@ class Storage:
     """A job's data in S3."""
 
     stage: tuple[tuple[str, str], ...] = ()
-    """Data that every node reads itself: URLs, and their places in the job's folder."""
+    """Data that every node reads itself: URLs, and their places in the job's folder; the plan adds them."""
     bucket: str | None = ""
     """The URL below which the job's folder is stored; ``None`` for the cluster's, "" for none."""
 

@@ -16,7 +16,7 @@ NOT_SOURCE = {".json", ".jsonl", ".conll", ".txt", ".md"}
 
 def options_of(parser: Parser) -> list[str]:
     """Return a command's options and arguments, including those that only `--advanced` shows."""
-    return [(each.flags or (each.name,))[-1] for each in parser.options if not each.is_hidden]
+    return [(each.flags or (each.name,))[-1] for each in parser.options]
 
 
 def lines_of(*folders: str) -> int:

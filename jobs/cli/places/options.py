@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import YES, option, switch
-from cluster.console.parser import positive_int
+from cluster.console.options import YES, option, positive_int, switch
 from infra.errors import UsageError
 from jobs.launchers.kubernetes.request import JOB_KINDS
 from jobs.launchers.placement import NodeShape

@@ -10,9 +10,9 @@ from typing import Any
 
 from cluster.cli.chosen_cluster import open_cluster
 from cluster.console.display import make_progress
-from cluster.console.options import argument, option, switch
+from cluster.console.options import argument, option, positive_int, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command, positive_int
+from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.files import check_folder
 from infra.words import counted

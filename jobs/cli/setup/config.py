@@ -13,21 +13,21 @@ from typing import Any
 
 from cluster.cli.chosen_cluster import CLOUD_NAMES
 from cluster.cli.doctor import DoctorRequest
-from cluster.cli.spec_options import read_spec_options
+from cluster.cli.spec_options import read_change
 from cluster.cli.up import UpRequest
 from cluster.console.options import REST, JsonRequest, Option, Request, argument, switch
 from cluster.console.output import ask_for, emit, has_terminal, say
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, ProjectFile, read_project_file
-from infra.spec import OPTIONS, ClusterOptions, parse_ssh_cidr, validate_options
+from infra.spec import OPTIONS, ClusterOptions, validate_options
 from infra.words import render_duration
 from jobs.cli.shared.job_options import TaskRequest, VariableRequest
 from jobs.cli.shared.project_options import apply_project, file_options, parser_of
 from jobs.cli.train import TrainCommand
 from jobs.program.plan import check_variables
 from jobs.worker.tasks import TASKS
-from provision.stacks.load import DEFAULT_STACK, Changes, load_stack
+from provision.stacks.load import Changes
 
 _EXAMPLES = """\
   spr-cluster config                   options of the cluster and the jobs
@@ -120,12 +120,7 @@ def _describe_jobs(project: ProjectFile) -> Iterator[Setting]:
 def _check(request: Request) -> None:
     """Raise :class:`UsageError` for a value that a command would refuse."""
     if isinstance(request, UpRequest):
-        given = {"name": request.name} if request.name else {}
-        read = read_spec_options(request.given)
-        validate_options(**given, **read)
-        load_stack(read.get("stack") or DEFAULT_STACK)
-        if request.ssh_cidr is not None:
-            parse_ssh_cidr(request.ssh_cidr)
+        read_change(request)
     elif isinstance(request, TrainCommand):
         request.read_options(request.preset)
     elif isinstance(request, TaskRequest):

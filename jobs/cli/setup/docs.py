@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module, resources
 
-from cluster.console.options import REST, Option, Request, switch
+from cluster.console.options import Request, switch
 from cluster.console.parser import Parser, add_command
 
 _EXAMPLES = """\
@@ -53,17 +53,7 @@ def _commands() -> Iterator[str]:
         if command.help:
             yield f"\n`{name}`: {command.help}\n"
             yield from (
-                f"    {' '.join([each.prog, *map(_usage, each.options)])}"
+                f"    {' '.join([each.prog, *(option.usage for option in each.options)])}"
                 for each in table.build_parser(name).children[name].walk()
                 if each.options
             )
-
-
-def _usage(option: Option) -> str:
-    """Return an option as in a usage line."""
-    if not option.flags:
-        return (
-            "..." if option.takes == REST else f"[{option.shown}]" if option.takes else option.shown
-        )
-    shown = option.shown.split(", ")[0]
-    return shown if option.required else f"[{shown}]"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import Option, Request, option, switch
+from cluster.console.options import Option, Request, option, positive_int, switch
 from cluster.console.output import emit
-from cluster.console.parser import Parser, add_command, positive_int
+from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
 from infra.words import parse_duration

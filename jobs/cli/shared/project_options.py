@@ -237,7 +237,7 @@ def parser_of(parser: Parser, *names: str) -> Parser:
 
 def file_options(options: Iterable[Option]) -> dict[str, Option]:
     """Return the options that a file may set, by flag."""
-    shown = [each for each in options if each.name not in _NEVER and not each.is_hidden]
+    shown = [each for each in options if each.name not in _NEVER]
     return {flag: each for each in shown for flag in each.flags if flag.startswith("--")}
 
 

@@ -158,7 +158,7 @@ class Ends:
     is_removing: bool = False
 
     def announce(self) -> None:
-        """Announce the actions; ask now for approval if the cluster is somebody else's."""
+        """Announce the actions; ask now for approval if the cluster is another user's."""
         if not self.request.down_when_done:
             return
         found = _find(self.ctx)

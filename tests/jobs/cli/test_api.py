@@ -14,7 +14,7 @@ import pytest
 
 from cluster.local_files import ClusterFiles
 from infra.errors import DeadlineError
-from jobs.api import Cluster, Job, JobError, Option, Run, SprError, Training, UsageError
+from jobs.api import Cluster, Given, Job, JobError, Run, SprError, Training, UsageError
 from jobs.launchers.plan import JobPlan, new_job_id
 from jobs.program.plan import ProgramRequest, plan_program
 from provision.host import Result
@@ -146,7 +146,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-def submit(job: Training | Run | str, **options: Option) -> Job:
+def submit(job: Training | Run | str, **options: Given) -> Job:
     return Cluster.find().submit(job, **options)
 
 

@@ -39,10 +39,9 @@ def parsers_of(name: str) -> list[Parser]:
 
 
 def options_of(parser: Parser) -> Options:
-    shown = (each for each in parser.options if not each.is_hidden)
     return {
         (each.flags or (each.shown,))[0]: f"- `{each.shown}`: {' '.join(each.help.split())}"
-        for each in shown
+        for each in parser.options
     }
 
 

@@ -53,7 +53,8 @@ class ThreadedRank(Ranks):
 def loading_in_turn() -> Iterator[None]:
     """Let threads load their models in turn: transformers meanwhile replaces ``tie_weights`` for all of them.
 
-    Two at once would put each other's replacement back, and no later model of this process would be tied.
+    Two at the same time would restore each other's replacement, and no later model of this process would
+    be tied.
     """
     load, lock = vars(PreTrainedModel)["from_pretrained"], threading.RLock()
     tie_weights = PreTrainedModel.tie_weights

@@ -209,7 +209,7 @@ TUNED = TuningResult(
     "2026-11-21T08:00:00+00:00",
 )
 RECORD = replace(
-    SUBMITTED, argv=("python", "-m", "worker.tasks", "squad", *SquadOptions().to_argv())
+    SUBMITTED, argv=("python", "-m", "worker.tasks", "squad", SquadOptions().to_json())
 )
 SPEEDS = BenchResult(
     "2026-11-21T08:00:00+00:00",

@@ -86,7 +86,8 @@ for script in $(ls -tr -- */run.sh 2>/dev/null); do
 done
 true
 """.replace(
-    "%MARKS%", "cd ~/spr-jobs && tar -H posix -cf - */run.sh */end.json */cancelled 2>/dev/null"
+    "%MARKS%",
+    "cd ~/spr-jobs && tar -H posix -cf - */run.sh */launch.json */end.json */cancelled 2>/dev/null",
 )
 _SUMMARIZE = f"""# asking how busy the queue is
 timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}

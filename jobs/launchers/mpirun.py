@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterable, Mapping
 
@@ -11,12 +12,12 @@ from infra.words import counted
 from jobs.launchers.placement import Placement
 from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.worker.runtime.events import MARK, mark_of
-from jobs.worker.supervisor.launch import FOLDER, Launch, build_argv
+from jobs.worker.supervisor.launch import FOLDER, LAUNCH, Launch, build_argv
 from jobs.worker.supervisor.nodes import PACK
 from provision.install import MPIRUN_ENV, VENV
 from provision.stacks.stack import BINDING, Stack, environment_lookup
 
-# A replacement node has no output folder and no files yet.
+# A replacement node has no files yet, and a node that did not answer has an earlier launch, or none.
 _SCRIPT = f"""\
 #!/bin/bash
 #SBATCH --job-name={{job}}
@@ -25,26 +26,22 @@ _SCRIPT = f"""\
 #SBATCH --{{requeue}}
 mkdir -p {{root}} && cd {{root}} || exit 1
 exec >> log 2>&1
-for node in {{launch.head}} $(cat ~/hosts); do
-  [ ! -d code/worker ] || break
+for node in {{head}} $(cat ~/hosts); do
+  [ -d code/worker ] && sha256sum --check --status <<< "{{digest}}  {LAUNCH}" && break
   ssh $node 'cd {{root}} && {PACK}' | tar -xPf -
 done 2>/dev/null
 export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
-batch() {{{{
-exec {{venv}}/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_LAUNCH_'
-{{content}}
-_END_OF_THE_LAUNCH_
-}}}}
+supervise="{{venv}}/bin/python -m worker.supervisor"
 # This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
 # If this shell is killed as well, the keeper runs it again, with the exit code.
 code=$1 asked=
 if [ -z "$code" ]; then
-  batch &
+  $supervise &
   trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
   asked=1
 fi
 while [ "$asked" ]; do asked=; wait $!; code=$?; done
-[ $code -le 128 ] || [ $code = 143 ] || batch $code
+[ $code -le 128 ] || [ $code = 143 ] || exec $supervise $code
 exit $code
 """
 _FIRST_WITH_NEW_NAME = "1.12"
@@ -64,7 +61,6 @@ def build_launch(
 ) -> Launch:
     """Return the command that starts a job on nodes of ``cluster``; its placement covers all of them."""
     shares = placement.shares or ((),) * len(cluster.nodes)
-    program = (f"{VENV}/bin/python", "-m", plan.module)
     planned = len(cluster.first(plan.spec.resources.nodes).nodes)
     least = plan.spec.recovery.least_nodes
     if least > planned:
@@ -77,8 +73,8 @@ def build_launch(
         folder=paths.root,
         head=cluster.head.name,
         mpirun=f"{VENV}/bin/mpirun",
-        program=(*program, *plan.argv),
-        again=(*program, *plan.retry_argv) if plan.retry_argv else (),
+        program=(f"{VENV}/bin/python", "-m", plan.module, *plan.argv),
+        resumes=plan.resumes,
         nproc_per_node=placement.nproc_per_node,
         env={
             **_without_given(cluster.environment, plan.variables),
@@ -188,6 +184,6 @@ def render_batch_script(launch: Launch, paths: JobPaths) -> str:
         root=shlex.quote(paths.root),
         code=shlex.quote(paths.code),
         mark=mark_of(paths.job_id),
-        launch=launch,
-        content=launch.render().decode().rstrip("\n"),
+        head=launch.head,
+        digest=hashlib.sha256(launch.render()).hexdigest(),
     )

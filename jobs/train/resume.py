@@ -243,18 +243,19 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
 
 def options_of(record: JobRecord) -> TrainOptions:
     """Return the options that a job was submitted with."""
-    words = [word for word in record.argv if word.startswith("--")]
-    options: TrainOptions = TASKS[record.kind].Options.parse(words)
+    options: TrainOptions = TASKS[record.kind].Options.from_json(record.argv[-1])
     return options
 
 
 def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
     """Return the job's options with the requested changes."""
     try:
-        return replace(options_of(record), **{**(request.changes or {}), "resume": True})
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    except SystemExit:  # `parse` has printed the word
+        before = options_of(record)
+    except (ValueError, TypeError):
         raise JobError(
             f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None
+    try:
+        return replace(before, **{**(request.changes or {}), "resume": True})
+    except ValueError as error:
+        raise UsageError(str(error)) from None

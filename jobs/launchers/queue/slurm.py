@@ -33,17 +33,18 @@ rm -f log begin.json end.json cancelled gathered
 touch log
 # With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
 take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&
-  cat > run.sh.new && mv run.sh.new run.sh"
+  tar -xmf - && {move}"
 if [ -e {secrets}.new ]; then
   export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
   tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$keep" < {secrets}.new ||
     {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
   mv {secrets}.new {secrets}
 fi
-export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new} || :'
-mv {new} run.sh && id=$(sbatch --parsable run.sh) || exit
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
+{move} && id=$(sbatch --parsable run.sh) || exit
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
 """
+_MOVE = "mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"
 # slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
 _SAVED_S = 8
 _SUBMIT_IF_FORGOTTEN = """
@@ -98,9 +99,11 @@ class SlurmLauncher:
         """
         if variables:
             self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.new")
+        self.head.put(launch.render(), paths.new_launch)
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
         again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
-        script = _SUBMIT.format(root=paths.root, new=paths.new_script, again=again, secrets=SECRETS)
+        new, move = paths.new, _MOVE.format(new=paths.new)
+        script = _SUBMIT.format(root=paths.root, new=new, move=move, again=again, secrets=SECRETS)
         done = self.head.run(script, check=False)
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"

@@ -140,7 +140,7 @@ def _render_script(
         install=INSTALL,
         ranks=ranks,
         # With these arguments, the job resumes; without a checkpoint, it starts from the beginning.
-        program=shlex.join([plan.module, *plan.retry_argv]),
+        program=shlex.join([plan.module, *plan.argv, "--resume"]),
     )
     return header + _read("job.sh")
 

@@ -33,9 +33,8 @@ _STEPS_OF_RECORDS = 50
 Record = TypeVar("Record")
 
 
-def run_task(kind: type[Task[Any]], argv: Sequence[str] | None = None) -> int:
+def run_task(kind: type[Task[Any]], options: TrainOptions) -> int:
     """Run a task as this rank; returns its exit code."""
-    options = kind.Options.parse(argv, kind.name)
     output = Path(options.output) if options.trial_seconds is None else None
     settings = RunSettings(
         options.backend,

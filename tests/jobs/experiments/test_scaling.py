@@ -51,7 +51,7 @@ def scaling_hosts(
 
     def follow(_: str) -> str:
         line = mpirun_line(head, TRIALS)
-        found = re.search(r"-ppn 1 .*-n (\d+) .*--batch-size=(\d+).*--trial-seconds=7", line)
+        found = re.search(r'-ppn 1 .*-n (\d+) .*"batch_size": (\d+).*"trial_seconds": 7', line)
         assert found, line
         seen.append((int(found[1]), int(found[2])))
         seconds = speed(*seen[-1])

@@ -135,6 +135,23 @@ def test_the_head_gets_log_and_results_of_a_job_on_other_nodes(head: ThisMachine
     assert [(job.state, job.nodes) for job in list_jobs(head)][1] == ("succeeded", end.nodes)
 
 
+@pytest.mark.parametrize("known", [b"", b"{}"])
+def test_a_node_that_missed_the_submission_gets_the_launch(head: ThisMachine, known: bytes) -> None:
+    head.connect("node1")
+    for node in ("node0", "node1", "node2"):
+        head.slurm_command("scontrol", "update", f"nodename={node}", "state=down")
+    paths = submit(head, "echo begun")
+    launch = head.root / "node1" / paths.relative_root / "launch.json"
+    sent = launch.read_bytes()
+    launch.write_bytes(known) if known else launch.unlink()
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
+
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.nodes, lines) == ("succeeded", ("node1",), ["begun"])
+    assert launch.read_bytes() == sent
+
+
 def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
     """Those of a study, and of a job that is resumed."""
     paths = submit(head, "echo the first; exit 1")

@@ -28,9 +28,8 @@ from jobs.cli.shared.job_options import (
     QueueRequest,
     ResultsRequest,
     VariableRequest,
-    follow_or_leave,
 )
-from jobs.cli.shared.when_done import OnCluster
+from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.launchers.folders import has_rsync
 from jobs.launchers.plan import PackageList
 from jobs.launchers.queue.job_output import Event
@@ -158,7 +157,9 @@ def run(request: RunCommand) -> int:
         )
         emit(request, *planned)
         return 0
-    return follow_or_leave(request, lambda on_cluster: _run(request, now, results, on_cluster))
+    return follow_to_end(
+        request, lambda on_cluster: _run(request, now, results, on_cluster), detach=request.detach
+    )
 
 
 def _run(request: RunCommand, now: datetime, results: Path, on_cluster: OnCluster) -> int:

@@ -25,10 +25,9 @@ from jobs.cli.shared.job_options import (
     TaskRequest,
     VariableRequest,
     change_options,
-    follow_or_leave,
     task_options,
 )
-from jobs.cli.shared.when_done import OnCluster
+from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.launchers.kubernetes.manifests import Rendered, render
 from jobs.launchers.plan import JobPlan, new_job_id
 from jobs.launchers.queue.session import JobContext
@@ -212,7 +211,9 @@ def run(request: TrainCommand) -> int:
     if request.to != CLUSTER or request.dry_run:
         emit(request, *_write_elsewhere(request, now))
         return 0
-    return follow_or_leave(request, lambda on_cluster: _run(request, now, on_cluster))
+    return follow_to_end(
+        request, lambda on_cluster: _run(request, now, on_cluster), detach=request.detach
+    )
 
 
 def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:

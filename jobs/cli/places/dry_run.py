@@ -20,10 +20,11 @@ from infra.instance_types import (
 )
 from infra.words import counted
 from jobs.cli.places.options import DryRunRequest
+from jobs.launchers.environment import warn_ignored
 from jobs.launchers.kubernetes.image import find_preloads
-from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.placement import NodeShape, place_on_nodes
 from jobs.launchers.plan import JobPaths, JobPlan, new_job_id
+from jobs.launchers.queue.slurm import build_launch, render_command
 from provision.stacks.load import DEFAULT_STACK, load_stack
 from provision.stacks.stack import Stack
 

@@ -17,8 +17,8 @@ from infra.errors import UsageError
 from infra.files import check_folder
 from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
-from jobs.cli.shared.job_options import QueueRequest, ResultsRequest, follow_or_leave
-from jobs.cli.shared.when_done import OnCluster
+from jobs.cli.shared.job_options import QueueRequest, ResultsRequest
+from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.train.predict import (
     Prediction,
     PredictRequest,
@@ -142,7 +142,11 @@ def run(request: PredictCommand) -> int:
             columns=request.columns,
             skip_bad_records=request.skip_bad_records,
         )
-        return follow_or_leave(request, lambda on_cluster: _run_file(request, options, on_cluster))
+        return follow_to_end(
+            request,
+            lambda on_cluster: _run_file(request, options, on_cluster),
+            detach=request.detach,
+        )
     return _run_texts(request)
 
 

@@ -11,16 +11,12 @@ from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
 from cluster.console.options import Option, Request, option, positive_int, switch
-from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
 from infra.words import parse_duration
-from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
-from jobs.launchers.launcher import QUEUED
+from jobs.cli.shared.when_done import EndRequest
 from jobs.launchers.plan import new_job_id
-from jobs.launchers.queue.job_output import how_to_come_back
-from jobs.launchers.queue.session import DetachedError
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
@@ -192,16 +188,6 @@ class QueueRequest(EndRequest):
                 on_finish=(self.on_finish or "") if self.detach else "",
             ),
         )
-
-
-def follow_or_leave(request: QueueRequest, run: Callable[[OnCluster], int]) -> int:
-    """Run a command that submits a job, to its end; with ``--detach``, print how to reattach instead."""
-    try:
-        return follow_to_end(request, run, detach=request.detach)
-    except DetachedError as detached:
-        job, text = detached.job, how_to_come_back(detached.job, detached.flags)
-        emit(request, text, {"job": job, "state": QUEUED})
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from infra.errors import HangupError, HostError, JobError, SprError, UsageError
 from infra.wait import Progress, Silent
 from infra.words import counted, spoken_day, spoken_duration
 from jobs.launchers import files
+from jobs.launchers.environment import warn_ignored
 from jobs.launchers.folders import send_folders
 from jobs.launchers.launcher import CANCELLED, JobEnd, Outcome
-from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.packages import install_packages
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import (
@@ -41,7 +41,7 @@ from jobs.launchers.queue.job_output import (
     note_silence,
     stop_job,
 )
-from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.launchers.queue.slurm import SlurmLauncher, build_launch, render_command
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.attempt import SUCCEEDED

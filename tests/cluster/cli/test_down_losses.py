@@ -94,7 +94,7 @@ def test_ctrl_c_at_the_question_changes_nothing(
 
     tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
     monkeypatch.setattr("cluster.console.output.sys", Terminal(None))
-    monkeypatch.setattr("jobs.__main__._exit_at_once", end)
+    monkeypatch.setattr("jobs.cli._exit_at_once", end)
     before = tutor.changes
 
     assert tutor.run("down", "--name", "tutor").code == 130

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from jobs.launchers.mpirun import build_launch, render_batch_script, render_command, warn_ignored
+from jobs.launchers.environment import warn_ignored
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import JobPaths, JobPlan
+from jobs.launchers.queue.slurm import build_launch, render_batch_script, render_command
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch

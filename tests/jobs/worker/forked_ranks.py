@@ -83,7 +83,7 @@ def _work(run: Run, rank: int) -> int:
 
     from jobs.worker.runtime import steps
     from jobs.worker.tasks import TASKS
-    from jobs.worker.training import checkpoints, loop, model
+    from jobs.worker.training import between_steps, checkpoints, model
     from jobs.worker.training import run as job
     from jobs.worker.training.optimizer_step import Step, take_step
 
@@ -115,7 +115,7 @@ def _work(run: Run, rank: int) -> int:
         to_disk(descriptor)
 
     # As a mapping: a module does not offer to others what it imports.
-    vars(loop)["take_step"] = take
+    vars(between_steps)["take_step"] = vars(job)["take_step"] = take
     checkpoints._to_disk = bring
     task = TASKS[run.task]
     return job.run_task(task, task.Options.from_json(run.options.replace("RANK", str(rank))))

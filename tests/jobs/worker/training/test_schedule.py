@@ -17,8 +17,8 @@ from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.tasks.squad.task import DEMO, HEAD, Squad
 from jobs.worker.training.batches import Schedule, TrainingRun, plan_schedule
-from jobs.worker.training.loop import train
 from jobs.worker.training.model import load_model
+from jobs.worker.training.run import train
 
 
 def test_the_rate_rises_then_falls_and_is_never_zero() -> None:

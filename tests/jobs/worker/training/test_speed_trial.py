@@ -10,7 +10,7 @@ import pytest
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
-from jobs.worker.training.run import enough_for_trial, plan_measure
+from jobs.worker.training.trial import enough_for_trial, plan_measure
 from tests.jobs.worker.training.test_batches import epoch_batches
 from tests.jobs.worker.training.test_run import run_ranks, small
 

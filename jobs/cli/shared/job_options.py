@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import Option, Request, option, positive_int, switch
+from cluster.console.options import (
+    CLUSTER,
+    EVERYWHERE,
+    Option,
+    Request,
+    option,
+    positive_int,
+    switch,
+)
 from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
 from infra.words import parse_duration
+from jobs.cli.places.options import KUBERNETES
 from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
 from jobs.launchers.launcher import QUEUED
 from jobs.launchers.plan import new_job_id
@@ -24,7 +33,7 @@ from jobs.launchers.queue.session import DetachedError
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
-from jobs.train.trackers import find_hub_token
+from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
     Ending,
@@ -44,7 +53,8 @@ _SECONDS, _MAX_SECONDS = 20, 3600
 WITHOUT_EFFECT = frozenset(
     {
         *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
-        *("learning_rate", "warmup_ratio"),
+        *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
+        "max_answer_length",
     }
 )
 _FOR_EXPERTS = frozenset(
@@ -74,13 +84,18 @@ class PlacementRequest(Request):
     """Where ranks run."""
 
     nodes: int | None = option(
-        "number of nodes (default: all)", parse=positive_int, metavar="N", section="placement"
+        "number of nodes (default: all)",
+        parse=positive_int,
+        metavar="N",
+        section="placement",
+        places=EVERYWHERE,
     )
     ppn: int | None = option(
         "ranks per node (default: one per NUMA node)",
         parse=positive_int,
         metavar="N",
         section="placement",
+        places=EVERYWHERE,
     )
     placement: str = option(
         "auto: each rank on its own cores; reference: the published recipe's numbers, which start "
@@ -96,6 +111,7 @@ class PlacementRequest(Request):
         metavar="N",
         section="placement",
         for_experts=True,
+        places=(CLUSTER, KUBERNETES),
     )
 
     @property
@@ -108,22 +124,20 @@ class VariableRequest(Request):
     """Environment variables for the ranks."""
 
     env: tuple[str, ...] = option(
-        "environment variable for the ranks; without a value, this machine's. It goes to the nodes in "
-        "a private file, never into a command line, log, or record; repeatable",
+        "environment variable for the ranks; without a value, this machine's, or for HF_TOKEN, its "
+        "Hugging Face login. It goes to the nodes in a private file, never into a command line, log, or "
+        "record; repeatable",
         (),
         repeats=True,
         metavar="NAME[=VALUE]",
     )
     env_file: tuple[str, ...] = option("file of NAME=VALUE lines", (), repeats=True, metavar="FILE")
-    hub_token: bool = switch(
-        "send this machine's Hugging Face login as HF_TOKEN, like --env, for private and gated models"
-    )
 
     def read_variables(self) -> tuple[str, ...]:
         """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
         read = [word for path in self.env_file for word in read_variables(expand_home(path))]
-        token = [f"HF_TOKEN={find_hub_token()}"] if self.hub_token else []
-        return check_variables([*token, *read, *self.env])
+        own = [f"{each}={find_hub_token()}" if each == HUB_TOKEN else each for each in self.env]
+        return check_variables([*read, *own])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +222,7 @@ def follow_or_leave(request: QueueRequest, run: Callable[[OnCluster], int]) -> i
 class TaskRequest(Request):
     """A task and its options."""
 
-    demo: bool = switch("train a small new model on the bundled sample")
+    demo: bool = switch("train a small new model on the bundled sample", places=EVERYWHERE)
     given: Mapping[str, Any] = field(default_factory=dict)
     """The training options that the user gave, by name."""
 
@@ -256,7 +270,8 @@ def task_options(task: str, without: Collection[str] = ()) -> Iterator[Option]:
                 text += f" (default: {each.default})"
         experts = each.name in _FOR_EXPERTS
         flags = (flag(each.name),)
-        yield Option(each.name, text, flags, section="training", for_experts=experts, **how)
+        how |= {"needs": known["needs"], "for_experts": experts}
+        yield Option(each.name, text, flags, section="training", **how)
 
 
 def add_tasks(

@@ -39,7 +39,7 @@ class Option:
     excludes: str = ""
     """The name of a group of options of which only one may be given."""
     needs: str = ""
-    """The flag without which it would have no effect, so it is refused."""
+    """What it would have no effect without, so it is refused: a flag, or one with its value."""
     places: tuple[str, ...] = (CLUSTER,)
     """The places of a job where it has an effect, or :data:`EVERYWHERE`. All others refuse it."""
     section: str = ""

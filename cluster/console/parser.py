@@ -129,12 +129,14 @@ class Parser(argparse.ArgumentParser):
         words = vars(self.parse_args(line))
         leaf: Parser = words.pop("leaf")
         parsed = {name: value for name, value in words.items() if value not in (None, [])}
-        typed = {flag for each in leaf.options if each.name in parsed for flag in each.flags}
-        for each in leaf.options:
+        given = [each for each in leaf.options if each.name in parsed]
+        typed = {flag for each in given for flag in each.flags}
+        typed |= {f"{flag} {parsed[each.name]}" for each in given for flag in each.flags}
+        for each in given:
             # It is usually an unset shell variable, and must not mean the default.
-            if parsed.get(each.name) == "":
+            if parsed[each.name] == "":
                 raise UsageError(f"{each.label} is empty", hint="give it a value, or omit it")
-            if each.needs and each.name in parsed and each.needs not in typed:
+            if each.needs and each.needs not in typed:
                 raise UsageError(f"{each.label} requires {each.needs}")
         parsed = {name: tuple(v) if isinstance(v, list) else v for name, v in parsed.items()}
         known = {each.name for each in fields(leaf.request)}

@@ -103,7 +103,6 @@ RETRIES = 1
 LAST = "the last unfinished one"
 # Options that may change on resume, besides those that do not affect what is learned.
 _RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints", "report_to"}
-_DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +176,13 @@ class SquadCommand(TrainCommand):
     smoke: bool = switch(
         "recipe reference: run for a minute on one node, to check that nothing is missing",
         section="recipe",
+        needs="--recipe reference",
     )
     run_qa: str | None = option(
         "recipe reference: local folder with run_qa.py (default: the stack's, on the nodes)",
         metavar="DIR",
         section="recipe",
+        needs="--recipe reference",
         for_experts=True,
         places=(CLUSTER, KUBERNETES),
     )
@@ -269,8 +270,6 @@ def render_pods(request: TrainCommand, now: datetime) -> Rendered:
         refuse_own_settings(request, ("demo",))
         preset = PRESETS[request.preset or "bert-large"]
         plan = plan_reference_in_pods(preset, request.run_qa, placement, pods, stack)
-    elif request.run_qa:
-        raise UsageError("--run-qa requires --recipe reference")
     else:
         plan = plan_in_pods(request.read_options(request.preset), placement, pods, stack)
     return render(plan, pods, stack)
@@ -336,10 +335,9 @@ def _train(context: JobContext, request: Work) -> tuple[dict[str, Any], Path]:
 
 def build_resume(request: TrainCommand) -> ResumeRequest:
     """Return the request to resume a job. Raises :class:`UsageError` if an option would change the job."""
-    fixed = ("demo", "ccl_workers", "nodes", "elastic", "preset", "smoke", "run_qa")
+    fixed = ("demo", "ccl_workers", "nodes", "elastic", "placement", "recipe", "preset")
     refused = request.given.keys() - _RESUME_MAY_CHANGE
-    refused |= {name for name in fixed if getattr(request, name)}
-    refused |= {name for name, default in _DEFAULTS.items() if getattr(request, name) != default}
+    refused |= {name for name in fixed if request.has_set(name)}
     if refused:
         raise UsageError(
             f"{', '.join(sorted(map(flag, refused)))}: a resumed job keeps its own",
@@ -365,9 +363,6 @@ def build_resume(request: TrainCommand) -> ResumeRequest:
 
 def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     """Return the request of a new job. Raises :class:`UsageError` for an option out of range."""
-    for name, given in {"--smoke": request.smoke, "--run-qa": request.run_qa}.items():
-        if given:
-            raise UsageError(f"{name} requires --recipe reference")
     options = request.read_options(request.preset)
     resources = Resources(request.nodes, request.placement_options)
     least = request.elastic or 0

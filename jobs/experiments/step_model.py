@@ -68,14 +68,6 @@ class StepModel:
         """Of all nodes together."""
         return nodes * node_batch / self.step_s(nodes, node_batch)
 
-    def epoch_s(self, samples: int, nodes: int, node_batch: float) -> float:
-        """Return the time for ``samples``; a partial last step counts in proportion."""
-        return samples / self.samples_per_second(nodes, node_batch)
-
-    def compute_of(self, point: StepTiming) -> float:
-        """Return the computing time that would explain a measurement, given this model's exchange."""
-        return point.step_s - self.exchange_s(point.nodes)
-
 
 @dataclass(frozen=True)
 class StepModelFit:
@@ -141,7 +133,10 @@ def _scan(loss: Callable[[float], float], low: float, high: float) -> float:
 
 def _with_compute(model: StepModel, points: Sequence[StepTiming], several: bool) -> StepModel:
     """Return the model with its computing fitted to what the exchange leaves of the measurements."""
-    rows = [(p.node_batch / p.step_s, 1 / p.step_s, model.compute_of(p) / p.step_s) for p in points]
+    rows = [
+        (p.node_batch / p.step_s, 1 / p.step_s, 1 - model.exchange_s(p.nodes) / p.step_s)
+        for p in points
+    ]
     xx = sum(x * x for x, _, _ in rows)
     xc = sum(x * c for x, _, c in rows)
     alone = replace(model, sample_s=max(xc / xx, 0.0), fixed_s=0.0)

@@ -103,6 +103,7 @@ class PlaceRequest(DryRunRequest):
         "write the files here: YAML and the image's build folder, or the job's folder for Slurm",
         flags=("--output",),
         metavar="DIR",
+        excludes="files",
         **_OTHERS,
     )
     job_name: str | None = option(
@@ -141,7 +142,9 @@ class PlaceRequest(DryRunRequest):
         **_IN_PODS,
     )
     apply: bool = switch(
-        "create the job with kubectl; with --dry-run, the cluster only validates it", **_IN_PODS
+        "create the job with kubectl; with --dry-run, the cluster only validates it",
+        excludes="files",
+        **_IN_PODS,
     )
     yes: bool = switch("create it without asking", flags=YES, needs="--apply", **_IN_PODS)
 
@@ -159,8 +162,6 @@ def check_place(request: DryRunRequest) -> None:
         if each.places and place not in each.places and request.has_set(each.name):
             able = " or ".join(each.places)
             raise UsageError(f"{each.label}: not with --to {place}, only with --to {able}")
-    if isinstance(request, PlaceRequest) and request.apply and request.write_to:
-        raise UsageError("--apply creates the job, --output writes it: give one of them")
     if place == CLUSTER and request.stack and not request.instance_type:
         raise UsageError("--stack: the cluster has its own; only with --dry-run --instance-type")
     if place == CLUSTER and request.instance_type and not request.dry_run:

@@ -66,6 +66,9 @@ _FOR_EXPERTS = frozenset(
 """Training options whose defaults suit nearly every job; the usual help omits them."""
 
 
+_COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "placement"}
+
+
 def limit_of_time(text: str) -> timedelta:
     """Parse the value of ``--max-time``. Raises :class:`UsageError`."""
     found = parse_duration(text, "")
@@ -83,19 +86,9 @@ def bucket_url(text: str) -> str:
 class PlacementRequest(Request):
     """Where ranks run."""
 
-    nodes: int | None = option(
-        "number of nodes (default: all)",
-        parse=positive_int,
-        metavar="N",
-        section="placement",
-        places=EVERYWHERE,
-    )
+    nodes: int | None = option("number of nodes (default: all)", **_COUNT, places=EVERYWHERE)
     ppn: int | None = option(
-        "ranks per node (default: one per NUMA node)",
-        parse=positive_int,
-        metavar="N",
-        section="placement",
-        places=EVERYWHERE,
+        "ranks per node (default: one per NUMA node)", **_COUNT, places=EVERYWHERE
     )
     placement: str = option(
         "auto: each rank on its own cores; reference: the published recipe's numbers, which start "
@@ -107,9 +100,7 @@ class PlacementRequest(Request):
     )
     ccl_workers: int | None = option(
         "cores per rank for oneCCL's workers instead of computing (default: 1)",
-        parse=positive_int,
-        metavar="N",
-        section="placement",
+        **_COUNT,
         for_experts=True,
         places=(CLUSTER, KUBERNETES),
     )

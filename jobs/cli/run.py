@@ -15,13 +15,13 @@ from typing import Any
 
 from cluster.cli.ssh import NOT_CONNECTED, run_client
 from cluster.console.display import format_seconds, paused
-from cluster.console.options import argument, option, switch
+from cluster.console.options import CLUSTER, argument, option, switch
 from cluster.console.output import emit, has_terminal, say
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.dry_run import run_dry
-from jobs.cli.places.options import CLUSTER, DryRunRequest, check_place
+from jobs.cli.places.options import DryRunRequest, check_place
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_options import (
     PlacementRequest,

@@ -107,14 +107,14 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
 def with_login(
     record: JobRecord, words: tuple[str, ...], log: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """Add this machine's login of the hub if the job began with --hub-token and it is not given."""
+    """Add this machine's login of the hub if the job began with it and it is not given."""
     if not record.more.get("hub_token") or any(word.startswith("HF_TOKEN=") for word in words):
         return words
     try:
         token = find_hub_token()
     except UsageError:
         return words
-    log("sending this machine's Hugging Face login, because the job began with --hub-token")
+    log("sending this machine's Hugging Face login, because the job began with --env HF_TOKEN")
     return (*words, f"HF_TOKEN={token}")
 
 
@@ -122,8 +122,7 @@ def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str]
     missing = {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}
     if missing:
         names = ", ".join(sorted(missing))
-        how = "--env, or --hub-token," if "HF_TOKEN" in missing else "--env"
-        log(f"warning: the job had {names}: give it again with {how} if needed")
+        log(f"warning: the job had {names}: give it again with --env if needed")
 
 
 def _restore(session: JobSession, bucket: S3Location, job: str) -> None:

@@ -51,7 +51,7 @@ def test_kubernetes(task: str) -> None:
 
 
 def test_a_script_for_slurm(task: str) -> None:
-    words = ("--to", "slurm-script", "--demo", "--nodes", "2", "--cores", "8")
+    words = ("--to", "slurm-script", "--demo", "--nodes", "2", "--shape", "cores=8")
     script = render_script(parse_request("train", task, *words), NOW)
     assert f"program=(worker.tasks {task} " in script.text
     install = script.files["install.sh"]

@@ -24,11 +24,13 @@ def read_script(request: PlaceRequest, nodes: int | None, name: str) -> ScriptOp
     # No machine is typical of centers, and ranks with another number of cores are slow.
     if nodes is None:
         raise UsageError(f"--to {SLURM} needs --nodes, the number of nodes")
-    if request.cores is None:
+    shape = request.find_shape()
+    if shape is None:
         raise UsageError(
-            f"--to {SLURM} needs --cores, the number of physical cores per node that jobs may use"
+            f"--to {SLURM} needs --shape cores=N, the physical cores per node that jobs may use, or "
+            "--instance-type"
         )
-    return ScriptOptions(name=name, nodes=nodes, shape=request.read_shape())
+    return ScriptOptions(name=name, nodes=nodes, shape=shape)
 
 
 def render(plan: JobPlan, options: ScriptOptions, stack: Stack) -> SlurmScript:

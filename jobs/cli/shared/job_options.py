@@ -10,17 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import Option, Request, option, positive_int, switch
+from cluster.console.options import (
+    CLUSTER,
+    EVERYWHERE,
+    Option,
+    Request,
+    option,
+    positive_int,
+    switch,
+)
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
 from infra.words import parse_duration
+from jobs.cli.places.options import KUBERNETES
 from jobs.cli.shared.when_done import EndRequest
 from jobs.launchers.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
-from jobs.train.trackers import find_hub_token
+from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
     Ending,
@@ -40,7 +49,8 @@ _SECONDS, _MAX_SECONDS = 20, 3600
 WITHOUT_EFFECT = frozenset(
     {
         *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
-        *("learning_rate", "warmup_ratio"),
+        *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
+        "max_answer_length",
     }
 )
 _FOR_EXPERTS = frozenset(
@@ -50,6 +60,9 @@ _FOR_EXPERTS = frozenset(
     }
 )
 """Training options whose defaults suit nearly every job; the usual help omits them."""
+
+
+_COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "placement"}
 
 
 def limit_of_time(text: str) -> timedelta:
@@ -69,14 +82,9 @@ def bucket_url(text: str) -> str:
 class PlacementRequest(Request):
     """Where ranks run."""
 
-    nodes: int | None = option(
-        "number of nodes (default: all)", parse=positive_int, metavar="N", section="placement"
-    )
+    nodes: int | None = option("number of nodes (default: all)", **_COUNT, places=EVERYWHERE)
     ppn: int | None = option(
-        "ranks per node (default: one per NUMA node)",
-        parse=positive_int,
-        metavar="N",
-        section="placement",
+        "ranks per node (default: one per NUMA node)", **_COUNT, places=EVERYWHERE
     )
     placement: str = option(
         "auto: each rank on its own cores; reference: the published recipe's numbers, which start "
@@ -88,10 +96,9 @@ class PlacementRequest(Request):
     )
     ccl_workers: int | None = option(
         "cores per rank for oneCCL's workers instead of computing (default: 1)",
-        parse=positive_int,
-        metavar="N",
-        section="placement",
+        **_COUNT,
         for_experts=True,
+        places=(CLUSTER, KUBERNETES),
     )
 
     @property
@@ -104,22 +111,20 @@ class VariableRequest(Request):
     """Environment variables for the ranks."""
 
     env: tuple[str, ...] = option(
-        "environment variable for the ranks; without a value, this machine's. It goes to the nodes in "
-        "a private file, never into a command line, log, or record; repeatable",
+        "environment variable for the ranks; without a value, this machine's, or for HF_TOKEN, its "
+        "Hugging Face login. It goes to the nodes in a private file, never into a command line, log, or "
+        "record; repeatable",
         (),
         repeats=True,
         metavar="NAME[=VALUE]",
     )
     env_file: tuple[str, ...] = option("file of NAME=VALUE lines", (), repeats=True, metavar="FILE")
-    hub_token: bool = switch(
-        "send this machine's Hugging Face login as HF_TOKEN, like --env, for private and gated models"
-    )
 
     def read_variables(self) -> tuple[str, ...]:
         """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
         read = [word for path in self.env_file for word in read_variables(expand_home(path))]
-        token = [f"HF_TOKEN={find_hub_token()}"] if self.hub_token else []
-        return check_variables([*token, *read, *self.env])
+        own = [f"{each}={find_hub_token()}" if each == HUB_TOKEN else each for each in self.env]
+        return check_variables([*read, *own])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +199,7 @@ class QueueRequest(EndRequest):
 class TaskRequest(Request):
     """A task and its options."""
 
-    demo: bool = switch("train a small new model on the bundled sample")
+    demo: bool = switch("train a small new model on the bundled sample", places=EVERYWHERE)
     given: Mapping[str, Any] = field(default_factory=dict)
     """The training options that the user gave, by name."""
 
@@ -242,7 +247,8 @@ def task_options(task: str, without: Collection[str] = ()) -> Iterator[Option]:
                 text += f" (default: {each.default})"
         experts = each.name in _FOR_EXPERTS
         flags = (flag(each.name),)
-        yield Option(each.name, text, flags, section="training", for_experts=experts, **how)
+        how |= {"needs": known["needs"], "for_experts": experts}
+        yield Option(each.name, text, flags, section="training", **how)
 
 
 def add_tasks(

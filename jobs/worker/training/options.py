@@ -77,14 +77,16 @@ def option(
     choices: tuple[str, ...] | None = None,
     several: tuple[str, ...] = (),
     metavar: str | None = None,
+    needs: str = "",
 ) -> Any:
     """Return a dataclass field that is also an option of the command line, with ``text`` as its help.
 
-    A value is one of ``choices``, or one or several of ``several``, separated by commas.
+    A value is one of ``choices``, or one or several of ``several``, separated by commas. Without the flag
+    ``needs``, it would have no effect.
     """
     kind = kind or (str if default is None else type(default))
     details = {"help": text, "kind": kind, "within": within, "choices": choices}
-    details |= {"several": several, "metavar": metavar}
+    details |= {"several": several, "metavar": metavar, "needs": needs}
     return field(default=default, metadata=details)
 
 

@@ -15,7 +15,7 @@ from infra.files import write_private
 from tests.harness.command_line import CommandLine
 
 _LOCAL = ("--cloud", "local")
-_ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch --last"]
+_ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch"]
 _ADDRESSED += ["train squad --demo", "run -- hostname", "bench", "tune squad --demo"]
 _ADDRESSED += ["tune squad --scaling --demo"]
 

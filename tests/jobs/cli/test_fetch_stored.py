@@ -127,7 +127,6 @@ def test_a_job_that_has_not_ended_is_said_to_be_so(
         (["s3://other/squad-1"], 2, "s3://other/squad-1: bucket 'other' does not exist"),
         (["s3://results"], 2, "fetch s3://results: expected a job's folder, such as"),
         ([URL, "--name", "x"], 2, f"--name: the job is read from {URL}: omit it"),
-        ([URL, "--last"], 2, "JOB and --last can't be used together"),
     ],
 )
 def test_refusals(
@@ -175,7 +174,7 @@ def leave_group(name: str) -> None:
     ("words", "shown"),
     [
         (["fetch", "squad-1"], "squad-1 (succeeded): results/squad-1/"),
-        (["fetch", "--last"], "squad-1 (succeeded): results/squad-1/"),
+        (["fetch"], "squad-1 (succeeded): results/squad-1/"),
         (["attach"], "squad-1 (succeeded): results/squad-1/"),
         (["attach", "squad-1"], "squad-1 (succeeded): results/squad-1/"),
         (["jobs"], "To get the results of one: spr-cluster fetch s3://results/team/squad-1"),
@@ -202,7 +201,7 @@ def test_without_its_cluster_a_job_is_found_in_the_bucket(
 def test_without_any_bucket_the_cluster_is_missing(
     s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (["fetch", "--last"], ["attach"], ["jobs"]):
+    for words in (["fetch"], ["attach"], ["jobs"]):
         assert main(words) == 2
         assert "no cluster 'spr' is running" in capsys.readouterr().err
     leave_group("spr")
@@ -222,7 +221,7 @@ def test_a_job_that_a_new_cluster_lacks_is_found_in_the_bucket(
     write_record("spr")
     assert main(["fetch", "squad-1"]) == 0
     assert "there is no job squad-1 on cluster 'spr'; looking in" in capsys.readouterr().err
-    assert main(["fetch", "--last"]) == 2
+    assert main(["fetch"]) == 2
     for name in ("bert", "tutor"):
         ClusterFiles.of(name).remember("aws", "us-east-1")
         write_private(ClusterFiles.of(name).key, "key")

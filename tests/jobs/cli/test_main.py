@@ -165,7 +165,7 @@ def test_options_for_experts_are_in_the_advanced_help(
 
 
 def test_options_for_experts_work_without_the_word(capsys: pytest.CaptureFixture[str]) -> None:
-    job = "train squad --to slurm-script --demo --nodes 1 --cores 8 --wire fp32 --warmup-ratio 0.2"
+    job = "train squad --to slurm-script --demo --nodes 1 --shape cores=8 --wire fp32 --warmup-ratio 0.2"
     script = run(capsys, *job.split()).out
     assert '"wire": "fp32"' in script
     assert '"warmup_ratio": 0.2' in script

@@ -28,14 +28,14 @@ GOLDEN = Path(__file__).with_name("golden")
 CASES: dict[str, tuple[str, ...]] = {
     "default": ("--batch-size", "16"),
     "all-options": (
-        *("--cores", "96", "--numa", "2", "--ppn", "4", "--model", "a'b"),
+        *("--shape", "cores=96,numa=2", "--ppn", "4", "--model", "a'b"),
         *("--batch-size", "16", "--seed", "7", "--dataset", "me/qa"),
     ),
 }
 
 
 def rendered(*words: str) -> SlurmScript:
-    shape = ("--to", "slurm-script", "--nodes", "2", "--cores", "32")
+    shape = ("--to", "slurm-script", "--nodes", "2", "--shape", "cores=32")
     argv = ["train", "squad", *shape, "--job-name", "bert", *words]
     return render_script(parse_request(*argv), NOW)
 

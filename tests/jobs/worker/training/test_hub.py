@@ -206,8 +206,8 @@ def test_what_is_private_or_gated_needs_the_token_and_the_error_says_so(
         ("data", "team/data", TOKEN),
     )
 
-    hidden = "check the name; if it is private or gated, send your login with --hub-token"
-    gated = "it is gated: request access on {}/{}, and send your login with --hub-token"
+    hidden = "check the name; if it is private or gated, send your login with --env HF_TOKEN"
+    gated = "it is gated: request access on {}/{}, and send your login with --env HF_TOKEN"
     assert found == [
         "loaded",
         gated.format(hub.url, "gated/model"),

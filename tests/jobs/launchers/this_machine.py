@@ -30,9 +30,9 @@ NODES = ("node0", "node1", "node2")
 _PYTHON = """#!/bin/sh
 exec {python} -c '
 import runpy, socket, sys
-from worker.supervisor import deadline, head, watcher
+from worker.supervisor import deadline, head, nodes, watcher
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
-watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
+watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S, nodes._PAUSE_S = 1.0, 0.05, 0.1, 0.1
 watcher.LEAVE_S, watcher.WAIT_S, watcher.NOTICES_S, deadline._LEAST_S = 2.0, 3.0, 0.1, 12.0
 _, module = sys.argv.pop(1), sys.argv.pop(1)
 runpy.run_module(module, run_name="__main__")

@@ -211,8 +211,8 @@ class ThisMachine(StandInHost):
 
     def jobs_in_queue(self) -> list[tuple[str, str]]:
         """The names and states of the jobs in the queue."""
-        rows = self.slurm_command("squeue", "--noheader", "--format=%j %T").splitlines()
-        return [(name, state) for name, state in map(str.split, rows)]
+        jobs = json.loads((self.slurm / "queue").read_text())["jobs"].values()
+        return [(job["name"], job["state"]) for job in jobs if job["state"] in fake_slurm.ACTIVE]
 
     def end(self) -> None:
         """Kill every process that the queue has started. Fails if that is impossible."""

@@ -31,11 +31,11 @@ NODES = ("node0", "node1", "node2")
 _PYTHON = """#!/bin/sh
 exec {python} -c '
 import dataclasses, os, runpy, socket, sys
-from worker.supervisor import deadline, head, launch, watcher
+from worker.supervisor import deadline, head, launch, nodes, watcher
 read = launch.parse_launch
 launch.parse_launch = lambda text: dataclasses.replace(read(text), folder=os.getcwd())
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
-watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
+watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S, nodes._PAUSE_S = 1.0, 0.05, 0.1, 0.1
 watcher.LEAVE_S, watcher.WAIT_S, watcher.NOTICES_S, deadline._LEAST_S = 2.0, 3.0, 0.1, 12.0
 _, module = sys.argv.pop(1), sys.argv.pop(1)
 runpy.run_module(module, run_name="__main__")
@@ -214,8 +214,8 @@ class ThisMachine(StandInHost):
 
     def jobs_in_queue(self) -> list[tuple[str, str]]:
         """The names and states of the jobs in the queue."""
-        rows = self.slurm_command("squeue", "--noheader", "--format=%j %T").splitlines()
-        return [(name, state) for name, state in map(str.split, rows)]
+        jobs = json.loads((self.slurm / "queue").read_text())["jobs"].values()
+        return [(job["name"], job["state"]) for job in jobs if job["state"] in fake_slurm.ACTIVE]
 
     def end(self) -> None:
         """Kill every process that the queue has started. Fails if that is impossible."""

@@ -146,7 +146,7 @@ def _purchases(calls: list[ApiCall]) -> list[dict[str, str]]:
 
 
 def test_a_new_address_of_this_machine_is_named(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     line.cloud.faults('[network]\ncaller = "198.51.100.9/32"\n')
 
     result = line.run(*_DOCTOR)

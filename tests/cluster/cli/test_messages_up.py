@@ -8,7 +8,6 @@ compared with all that exists, and the command that it names is run.
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
 
@@ -190,7 +189,7 @@ def test_a_failed_up_names_the_failure_what_is_left_and_how_to_remove_it(
 
 
 def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
-    line.must("up", "--nodes", "3", "--yes")
+    line.begin("--nodes", "3")
     line.lose(line.ids()[1])
     result = line.run("train", "squad", "--demo")
     assert (result.code, result.message) == (
@@ -213,7 +212,7 @@ def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
 
 
 def test_resources_that_ec2_does_not_delete_are_named_with_the_reason(line: CommandLine) -> None:
-    line.must(*shlex.split(_UP))
+    line.begin("--nodes", "2", "--bake", "head")
     reason = "resource sg-1 has a dependent object"
     line.cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
 
@@ -233,7 +232,7 @@ def test_resources_that_ec2_does_not_delete_are_named_with_the_reason(line: Comm
 
 @pytest.mark.full
 def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
-    line.must(*shlex.split(_UP))
+    line.begin("--nodes", "2", "--bake", "head")
     line.cloud.faults("terminate_s = 80000\n")
     line.cloud.clock.pace = 10
 
@@ -269,7 +268,7 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
 
 
 def test_nodes_that_cannot_be_extended_are_named(line: CommandLine) -> None:
-    line.must(*shlex.split(_UP))
+    line.begin("--nodes", "2", "--bake", "head")
     line.stage("node1", ".", HostError("node1", "no SSH at 172.31.0.5: timed out"))
 
     result = line.run("extend", "2h")

@@ -482,7 +482,7 @@ def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
 
 
 def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     (image,) = _listed(line)
     line.cloud.ec2.create_tags(Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
 

@@ -276,7 +276,7 @@ def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterat
             now=lambda: datetime.fromtimestamp(clock.now, timezone.utc),
             make_host=machines.make_host,
         )
-        with recorder.watching(clients), answered_directly(clients, fake.application):
+        with recorder.watching(clients), answered_directly(endpoint.url, fake.application):
             yield SimulatedCloud(fake, engine, steps, ctx, recorder, progress, start, network)
 
 

@@ -139,7 +139,7 @@ def test_a_zone_that_was_left_is_named_with_ec2s_code(simulated_cloud: Simulated
 
 
 def test_the_command_shows_what_was_done(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes")
+    line.begin("--nodes", "1")
     line.must("down", "--yes")
 
     result = line.must("events")
@@ -221,7 +221,7 @@ def test_that_the_nodes_have_ended_by_themselves_is_shown(line: CommandLine) -> 
 
 
 def test_a_replacement_by_another_computer_is_listed_from_its_tags(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes")
+    line.begin("--nodes", "1")
     log = ClusterFiles.of("spr").events
     (bought,) = [e for e in EventLog(log).read() if e["event"] == "bought"]
     ec2 = connect(line.open_cloud("aws", None, None)).ec2

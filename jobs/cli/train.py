@@ -80,7 +80,7 @@ _TASK_EXAMPLES = """\
   spr-cluster train {task} --demo        small model, small sample
   spr-cluster train {task} --resume      the last unfinished job
   spr-cluster train {task} --resume s3://mine/{task}-20260731-142501-k3f
-  spr-cluster train {task} --demo --to slurm-script --nodes 2 --shape cores=8
+  spr-cluster train {task} --to slurm-script --nodes 2 --shape cores=8
 """
 _SQUAD_EXAMPLES = """\
   spr-cluster train squad               DistilBERT on SQuAD

@@ -122,6 +122,16 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("bake --stack ''", "--stack" + f.EMPTY),
     ("images ami-0", "IMAGE requires --delete"),
+    ("images --yes", "--yes requires --delete"),
+    ("bake --own-torch", "--own-torch requires --packages"),
+    (
+        "iam-policy --check --part 1",
+        "argument --part: not allowed with argument --check" + f.help_of("iam-policy"),
+    ),
+    (
+        "ssh --setup --remove-setup",
+        "argument --remove-setup: not allowed with argument --setup" + f.help_of("ssh"),
+    ),
     ("images --delete", "expected the IDs of images, or --unused"),
     ("images --delete ami-0 --unused", "expected the IDs of images, or --unused"),
     ("up --volume-gib 19", "--volume-gib 19: expected from 20 to 16384 GiB"),

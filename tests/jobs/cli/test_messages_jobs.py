@@ -240,6 +240,11 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),
     ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
+    (
+        "bench --last --seconds 9",
+        "argument --seconds: not allowed with argument --last" + f.help_of("bench"),
+    ),
+    ("train lm --demo --lora-rank 8", "--lora-rank requires --lora"),
     ("bench fast", "unknown argument 'fast'" + f.help_of("bench")),
     ("tune", "the following arguments are required: JOB" + f.help_of("tune")),
     (

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.harness.forked import Forked
-from tests.jobs.worker.training.test_run import free_port
+import pytest
+
+from tests.jobs.worker.training.test_run import run_ranks
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "contribute.md"
 TABLE = """
@@ -20,25 +18,12 @@ TASKS["score"] = Score
 """
 
 
-def run(node: Path, *words: str, ranks: int = 2) -> list[str]:
-    """Run the ranks on a node; return what each printed."""
-    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(node / "code")}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "worker.tasks", "score", *words]
-    started = [
-        Forked(
-            argv,
-            cwd=node,
-            env={**environ, "PMI_RANK": str(rank), "PMI_SIZE": str(ranks)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    return [process.communicate(timeout=200)[0] for process in started]
+def run(node: Path, *words: str, ranks: int = 2) -> str:
+    """Run the ranks on a node; return what the first one printed."""
+    return run_ranks(node, [["-m", "worker.tasks", "score", *words]] * ranks)[0].output
 
 
+@pytest.mark.usefixtures("node_environ")
 def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     (code,) = re.findall(r"```python\n(\"\"\"Scores.*?)```", DOCUMENT.read_text(), re.S)
     tasks = node / "code" / "worker" / "tasks"
@@ -50,8 +35,8 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     words = ["--data=a.csv", "--model=scratch", "--dtype=fp32", "--compile=off", "--batch-size=5"]
     words += ["--learning-rate=0.003", "--token-cache=none", "--checkpoint-every=40"]
 
-    first, _ = run(node, *words, "--epochs=40", "--output=one")
-    again, _ = run(node, *words, "--epochs=60", "--output=one", "--resume")
+    first = run(node, *words, "--epochs=40", "--output=one")
+    again = run(node, *words, "--epochs=60", "--output=one", "--resume")
 
     assert (node / "one" / "results.json").is_file(), first + again
     result = json.loads((node / "one" / "results.json").read_text())
@@ -59,5 +44,5 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     assert result["scores"]["error"] < 1.0, "the mean of all scores is off by 1.2"
 
     (node / "a.csv").write_text("text,score\ngood,many\n")
-    (refused,) = run(node, *words, "--output=bad", ranks=1)
+    refused = run(node, *words, "--output=bad", ranks=1)
     assert "a.csv: line 2: column 'score' is no number" in refused

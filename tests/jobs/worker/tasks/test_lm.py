@@ -248,12 +248,12 @@ def test_adapters_name_the_base_as_the_user_does(
 
 @pytest.mark.filterwarnings("ignore")  # Trainer's
 def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -> None:
-    """Fifty steps in fp32 have the same losses; peft loads the saved adapter."""
+    """Twenty steps in fp32 have the same losses; peft loads the saved adapter."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainingArguments
 
-    steps = 50
+    steps = 20
     run = load(options_for(folder, lora=True))
     per_epoch = (len(run.samples) - 1) // 4  # full batches
     schedule = Schedule(per_epoch, steps, 0)
@@ -299,9 +299,9 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
         for number, chosen in enumerate(order):
             optimizer.param_groups[0]["lr"] = 1e-2 * schedule.rate(number)
             found.append(take_step(run, model, optimizer, run.batch(chosen)).loss)
-    assert len(found) == len(losses) == 50
+    assert len(found) == len(losses) == steps
     assert found == pytest.approx(losses, abs=1e-5)
-    assert found[-1] < found[0] - 0.1
+    assert found[-1] < found[0] - 0.05
 
     save_model(tmp_path, run.loaded)
     saved = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder), tmp_path / "model")
@@ -357,7 +357,7 @@ def test_layers_are_recomputed_without_dropout() -> None:
 
 
 def peak(**more: Any) -> int:
-    config = LlamaConfig(**{**TINY, "hidden_size": 64, "num_hidden_layers": 6})
+    config = LlamaConfig(**{**TINY, "hidden_size": 64, "num_hidden_layers": 4})
     return simulate(Plan(LmOptions(max_length=256, **more), "fp32", 1), config)
 
 
@@ -366,10 +366,11 @@ def test_the_simulated_peak_falls_with_what_saves_memory() -> None:
     before = torch.get_rng_state()
     full = peak()
     assert torch.equal(torch.get_rng_state(), before)
-    assert peak(gradient_checkpointing=True) < 0.6 * full
+    recomputed = peak(gradient_checkpointing=True)
+    assert recomputed < 0.7 * full
     assert peak(accumulate=8) < 0.3 * full
     assert peak(batch_size=16) > 1.8 * full
-    assert peak(lora=True, gradient_checkpointing=True) < peak(gradient_checkpointing=True)
+    assert peak(lora=True, gradient_checkpointing=True) < recomputed
 
 
 def test_a_simulated_step_holds_weights_gradients_averages_and_activations() -> None:

@@ -116,8 +116,9 @@ def test_a_job_is_one_mlflow_run_also_after_a_failure(
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
 
     def find() -> Any:
-        experiment = client.get_experiment_by_name("an experiment").experiment_id
-        (found,) = client.search_runs([experiment], f"tags.`{JOB_TAG}` = '{JOB}'")
+        experiment = client.get_experiment_by_name("an experiment")
+        assert experiment
+        (found,) = client.search_runs([experiment.experiment_id], f"tags.`{JOB_TAG}` = '{JOB}'")
         return found
 
     job.fail("mlflow", range(1, 5))

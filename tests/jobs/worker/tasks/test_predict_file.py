@@ -22,19 +22,7 @@ from jobs.worker.tasks.predict_file import PredictOptions, predict_file
 from tests.jobs.worker.threaded_ranks import run_threaded
 from tests.jobs.worker.training.test_run import run_ranks
 
-WORDS = [
-    "the",
-    "first",
-    "physical",
-    "core",
-    "of",
-    "each",
-    "socket",
-    "has",
-    "eight",
-    "tile",
-    "registers",
-]
+WORDS = ["the", "first", "physical", "core", "of", "each", "socket", "has", "eight", "tile"]
 ROWS = [
     {
         "id": n,

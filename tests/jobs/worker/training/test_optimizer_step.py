@@ -62,6 +62,7 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     # Other processes of the tests write the default one, in /tmp, at the same time.
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(compiled / "headers"))
     monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(compiled / "headers/locks"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
 @contextmanager
@@ -72,28 +73,32 @@ def alone(
         yield RankContext(options, ranks, Events(0, notes or io.StringIO()), Precision(dtype, ""))
 
 
+def plan_run(
+    session: RankContext[SquadOptions], questions: list[Question], tokenizer: Any, **loaded: Any
+) -> TrainingRun:
+    """Return a run on a part of the sample, before its first step."""
+    torch.manual_seed(1)
+    model = load_model(session.options, HEAD, all_texts(questions), session.ranks)
+    features = build_features(questions[:8], tokenizer, 384, 128)
+    return TrainingRun(session, Squad(session.options), model._replace(**loaded), features)
+
+
 def one_step(
     options: SquadOptions, questions: list[Question], tokenizer: Any, dtype: str = "fp32"
 ) -> tuple[Step, dict[str, torch.Tensor]]:
     """Take a step on the sample; return it and its gradients (Adam's first step is only their sign)."""
     with alone(options, dtype=dtype) as session:
-        torch.manual_seed(1)
-        loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
-        features = build_features(questions[:8], tokenizer, 384, 128)
-        run = TrainingRun(session, Squad(options), loaded, features)
+        run = plan_run(session, questions, tokenizer)
         # torch's optimizer would clip the gradients in place.
         with mock.patch.object(step_module, "CLIP_NORM", math.inf):
             model, optimizer = prepare(run, steps=1)
             step = take_step(run, model, optimizer, run.batch(np.arange(8)))
         gradients = {
-            n: p.grad.float().clone() for n, p in loaded.model.named_parameters() if p.requires_grad
+            n: p.grad.float().clone()
+            for n, p in run.loaded.model.named_parameters()
+            if p.requires_grad
         }
         return step, gradients
-
-
-@pytest.fixture(autouse=True)
-def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
 @pytest.mark.parametrize("trial", [None, 5])
@@ -101,17 +106,17 @@ def test_words_that_the_data_lack_are_trained_only_in_a_trial(
     trial: int | None, questions: list[Question], tokenizer: Any
 ) -> None:
     with alone(replace(DEMO, trial_seconds=trial)) as session:
-        loaded = load_model(session.options, HEAD, all_texts(questions), session.ranks)
-        before = loaded.model.get_input_embeddings()
-        features = build_features(questions[:8], tokenizer, 384, 128)
-        prepare(TrainingRun(session, Squad(session.options), loaded, features), steps=1)
-        trained = loaded.model.get_input_embeddings()
-        used = {int(token) for each in features for token in each.inputs["input_ids"]}
-        used.add(loaded.pad_token)
+        run = plan_run(session, questions, tokenizer)
+        before = run.loaded.model.get_input_embeddings()
+        prepare(run, steps=1)
+        trained = run.loaded.model.get_input_embeddings()
+        samples = [run.samples[n] for n in range(len(run.samples))]
+        used = {int(token) for each in samples for token in each.inputs["input_ids"]}
+        used.add(run.loaded.pad_token)
         assert len(used) < len(before.weight)
         assert len(trained.weight) == (len(used) if trial is None else len(before.weight))
-        restore_words(loaded.model)
-        assert loaded.model.get_input_embeddings() is before
+        restore_words(run.loaded.model)
+        assert run.loaded.model.get_input_embeddings() is before
 
 
 def test_a_step_reports_its_seconds_by_activity(questions: list[Question], tokenizer: Any) -> None:
@@ -190,12 +195,11 @@ def test_the_note_says_why_a_short_run_is_not_compiled(
 ) -> None:
     options, result = replace(DEMO, compile="auto"), io.StringIO()
     with alone(options, result, "bf16") as session:
-        loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
-        features = build_features(questions[:8], tokenizer, 384, 128)
-        prepare(TrainingRun(session, Squad(options), loaded, features), steps=steps)
+        run = plan_run(session, questions, tokenizer)
+        prepare(run, steps=steps)
     # Two layers: four matrices of 128 x 128, and two of 128 x 256.
     weights = 2 * (4 * 128**2 + 2 * 128 * 256)
-    tflop = 6 * weights * steps * options.batch_size * features.lengths.mean() / 1e12
+    tflop = 6 * weights * steps * options.batch_size * run.samples.lengths.mean() / 1e12
     expected = (
         f"the run is too short to pay for it ({tflop:.1f} TFLOP per rank, at least 200 needed)"
     )
@@ -208,10 +212,9 @@ def test_without_a_compiler_training_continues_with_a_note(
     monkeypatch.setattr(step_module, "why_no_compiler", lambda: "no C++ compiler found")
     options, result = replace(DEMO, compile="on"), io.StringIO()
     with alone(options, result) as session:
-        loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
-        features = build_features(questions[:8], tokenizer, 384, 128)
-        prepare(TrainingRun(session, Squad(options), loaded, features), steps=1000)
-        assert all(layer._compiled_call_impl is None for layer in find_layers(loaded.model))
+        run = plan_run(session, questions, tokenizer)
+        prepare(run, steps=1000)
+        assert all(layer._compiled_call_impl is None for layer in find_layers(run.loaded.model))
     assert "torch.compile is not used: rank 0: no C++ compiler" in result.getvalue()
 
 
@@ -244,10 +247,8 @@ def test_compiled_layers_get_attention_dropout_back_unless_texts_are_long(
     monkeypatch.setattr(step_module, "FastLayers", Layers)
     options = replace(DEMO, compile="on", **changes)
     with alone(options) as session:
-        loaded = load_model(DEMO, HEAD, all_texts(questions), session.ranks)
-        loaded = loaded._replace(own={"attention_dropout": 0.1})
-        features = build_features(questions[:8], tokenizer, 384, 128)
-        prepare(TrainingRun(session, Squad(options), loaded, features), steps=1000)
+        own = {"attention_dropout": 0.1}
+        prepare(plan_run(session, questions, tokenizer, own=own), steps=1000)
     assert given == [expected]
 
 
@@ -408,10 +409,9 @@ def test_weights_are_in_bf16_if_gradients_are_not_added_up(
 ) -> None:
     options, notes = replace(DEMO, compile="on", accumulate=accumulate), io.StringIO()
     with alone(options, notes, dtype) as session:
-        loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
-        features = build_features(questions[:8], tokenizer, 384, 128)
-        prepare(TrainingRun(session, Squad(options), loaded, features), steps=1)
-        layers = find_layers(loaded.model)
+        run = plan_run(session, questions, tokenizer)
+        prepare(run, steps=1)
+        layers = find_layers(run.loaded.model)
         types = {each.dtype for layer in layers for each in layer.parameters()}
     assert (torch.bfloat16 in types) is halved, notes.getvalue()
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from jobs.worker.training.options import TrainOptions
-from tests.jobs.worker.training.test_run import run_ranks
 
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 # So that the random states count.
@@ -59,6 +58,8 @@ def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]
 
 
 def _run(run: Run) -> Ran:
+    from tests.jobs.worker.training.test_run import run_ranks
+
     argv = ["-m", "tests.jobs.worker.forked_ranks", json.dumps(asdict(run))]
     ended = run_ranks(_REPOSITORY, [argv] * run.ranks)
     return Ran([each.code for each in ended], [each.output for each in ended])

@@ -112,16 +112,14 @@ def test_ranks_get_the_sum_of_their_gradients(
 
 
 ENGINE = """
-import io, sys, numpy as np, torch
-from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
+import sys, numpy as np, torch
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.digits import Digits
 from jobs.worker.training.batches import SampleList, TrainingRun
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.task import Loaded
 from tests.jobs.worker.fast.test_communication import IDS, small_model
+from tests.jobs.worker.threaded_ranks import session
 
 class Named(Digits):  # the embeddings of IDs that have other names, or only one of two
     def collate(self, samples, loaded):
@@ -133,9 +131,8 @@ class Named(Digits):  # the embeddings of IDs that have other names, or only one
 
 with join("gloo") as ranks:
     options = Digits.Options(batch_size=4 // ranks.size, compile="off", wire="fp32", dtype="fp32")
-    context = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
     model = small_model()
-    run = TrainingRun(context, Named(options), Loaded(model), SampleList(IDS))
+    run = TrainingRun(session(options, ranks), Named(options), Loaded(model), SampleList(IDS))
     trained, optimizer = prepare(run, 2)
     for _ in range(2):
         take_step(run, trained, optimizer, run.batch(np.arange(4)))

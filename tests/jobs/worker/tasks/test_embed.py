@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.embed.task import Embed, EmbedOptions, rank_candidates
 from jobs.worker.tasks.predict import predict
@@ -25,7 +21,7 @@ from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, pr
 from jobs.worker.training.options import SMALL
 from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 
 RANK = """
 import sys, torch
@@ -46,7 +42,7 @@ def gradients(ranks: Ranks, folder: str, count: int, rows: str) -> dict[str, Any
     torch.manual_seed(1)
     data, given = f"{folder}/{rows}.jsonl", {**SMALL, "batch_size": 32 // ranks.size}
     task = Embed(EmbedOptions(data=data, token_cache="none", wire="fp32", **given))
-    context = RankContext(task.options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+    context = session(task.options, ranks)
     records = task.read(lambda _: None)
     loaded = task.load(context, records)
     run = TrainingRun(context, task, loaded, task.prepare(context, loaded, records.train))
@@ -140,7 +136,7 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path, pooling: dict[
 
     def work(ranks: Ranks) -> None:
         task = Embed(replace(Embed.demo, model=model, max_length=16))
-        context = RankContext(task.options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        context = session(task.options, ranks)
         save_model(folder, task.load(context, task.read(lambda _: None)))
 
     model, folder, prompts = "scratch", tmp_path / "base", {"query": "Represent this: "}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import signal
@@ -25,10 +24,7 @@ from transformers import (
 )
 
 from jobs.worker.data.readers import read_table
-from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
@@ -43,7 +39,7 @@ from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
 from jobs.worker.training.task import Loaded
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 from tests.jobs.worker.training.test_resume import STEPS, events
 
 SAMPLE = str(Lm.demo.data)
@@ -55,11 +51,6 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-
-
-def session(options: LmOptions, ranks: Ranks, output: Path = Path("none")) -> RankContext[Any]:
-    events = Events(0, io.StringIO())
-    return RankContext(options, ranks, events, Precision("fp32", ""), output=output)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +189,7 @@ def test_perplexity_is_that_of_the_plain_model(folder: Path, tmp_path: Path) -> 
     options = options_for(folder)
 
     def work(ranks: Ranks) -> dict[str, Any]:
-        task, context = Lm(options), session(options, ranks, tmp_path)
+        task, context = Lm(options), session(options, ranks, output=tmp_path)
         data = task.read(lambda _: None)
         loaded = task.load(context, data)
         return task.evaluate(context, loaded, data.eval, task.prepare(context, loaded, data.eval))

@@ -26,8 +26,6 @@ from jobs.worker.fast.compilation import (
 from jobs.worker.fast.dropout import draw_seeds
 from jobs.worker.fast.embedding import restore_words
 from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.features import build_features
@@ -36,6 +34,7 @@ from jobs.worker.training import optimizer_step as step_module
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout
 from jobs.worker.training.optimizer_step import Step, prepare, take_step
+from tests.jobs.worker.threaded_ranks import session
 
 # torch's own compiler warns of what its own parts still use.
 COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -70,25 +69,25 @@ def alone(
     options: SquadOptions, notes: io.StringIO | None = None, dtype: str = "fp32"
 ) -> Iterator[RankContext[SquadOptions]]:
     with join("gloo", environ={}) as ranks:
-        yield RankContext(options, ranks, Events(0, notes or io.StringIO()), Precision(dtype, ""))
+        yield session(options, ranks, notes, dtype)
 
 
 def plan_run(
-    session: RankContext[SquadOptions], questions: list[Question], tokenizer: Any, **loaded: Any
+    context: RankContext[SquadOptions], questions: list[Question], tokenizer: Any, **loaded: Any
 ) -> TrainingRun:
     """Return a run on a part of the sample, before its first step."""
     torch.manual_seed(1)
-    model = load_model(session.options, HEAD, all_texts(questions), session.ranks)
+    model = load_model(context.options, HEAD, all_texts(questions), context.ranks)
     features = build_features(questions[:8], tokenizer, 384, 128)
-    return TrainingRun(session, Squad(session.options), model._replace(**loaded), features)
+    return TrainingRun(context, Squad(context.options), model._replace(**loaded), features)
 
 
 def one_step(
     options: SquadOptions, questions: list[Question], tokenizer: Any, dtype: str = "fp32"
 ) -> tuple[Step, dict[str, torch.Tensor]]:
     """Take a step on the sample; return it and its gradients (Adam's first step is only their sign)."""
-    with alone(options, dtype=dtype) as session:
-        run = plan_run(session, questions, tokenizer)
+    with alone(options, dtype=dtype) as context:
+        run = plan_run(context, questions, tokenizer)
         # torch's optimizer would clip the gradients in place.
         with mock.patch.object(step_module, "CLIP_NORM", math.inf):
             model, optimizer = prepare(run, steps=1)
@@ -105,8 +104,8 @@ def one_step(
 def test_words_that_the_data_lack_are_trained_only_in_a_trial(
     trial: int | None, questions: list[Question], tokenizer: Any
 ) -> None:
-    with alone(replace(DEMO, trial_seconds=trial)) as session:
-        run = plan_run(session, questions, tokenizer)
+    with alone(replace(DEMO, trial_seconds=trial)) as context:
+        run = plan_run(context, questions, tokenizer)
         before = run.loaded.model.get_input_embeddings()
         prepare(run, steps=1)
         trained = run.loaded.model.get_input_embeddings()
@@ -194,8 +193,8 @@ def test_the_note_says_why_a_short_run_is_not_compiled(
     questions: list[Question], tokenizer: Any, steps: int
 ) -> None:
     options, result = replace(DEMO, compile="auto"), io.StringIO()
-    with alone(options, result, "bf16") as session:
-        run = plan_run(session, questions, tokenizer)
+    with alone(options, result, "bf16") as context:
+        run = plan_run(context, questions, tokenizer)
         prepare(run, steps=steps)
     # Two layers: four matrices of 128 x 128, and two of 128 x 256.
     weights = 2 * (4 * 128**2 + 2 * 128 * 256)
@@ -211,8 +210,8 @@ def test_without_a_compiler_training_continues_with_a_note(
 ) -> None:
     monkeypatch.setattr(step_module, "why_no_compiler", lambda: "no C++ compiler found")
     options, result = replace(DEMO, compile="on"), io.StringIO()
-    with alone(options, result) as session:
-        run = plan_run(session, questions, tokenizer)
+    with alone(options, result) as context:
+        run = plan_run(context, questions, tokenizer)
         prepare(run, steps=1000)
         assert all(layer._compiled_call_impl is None for layer in find_layers(run.loaded.model))
     assert "torch.compile is not used: rank 0: no C++ compiler" in result.getvalue()
@@ -246,9 +245,9 @@ def test_compiled_layers_get_attention_dropout_back_unless_texts_are_long(
     monkeypatch.setattr(step_module, "why_no_compiler", lambda: None)
     monkeypatch.setattr(step_module, "FastLayers", Layers)
     options = replace(DEMO, compile="on", **changes)
-    with alone(options) as session:
+    with alone(options) as context:
         own = {"attention_dropout": 0.1}
-        prepare(plan_run(session, questions, tokenizer, own=own), steps=1000)
+        prepare(plan_run(context, questions, tokenizer, own=own), steps=1000)
     assert given == [expected]
 
 
@@ -359,8 +358,8 @@ def test_an_old_compiler_is_asked_which_instructions_it_knows(
 
 @COMPILING
 def test_layers_are_found_and_become_plain_again(questions: list[Question]) -> None:
-    with alone(DEMO) as session:
-        model = load_model(DEMO, HEAD, all_texts(questions), session.ranks).model
+    with alone(DEMO) as context:
+        model = load_model(DEMO, HEAD, all_texts(questions), context.ranks).model
     layers = find_layers(model)
     assert len(layers) == 2
     for layer in layers:
@@ -408,8 +407,8 @@ def test_weights_are_in_bf16_if_gradients_are_not_added_up(
     questions: list[Question], tokenizer: Any, dtype: str, accumulate: int, halved: bool
 ) -> None:
     options, notes = replace(DEMO, compile="on", accumulate=accumulate), io.StringIO()
-    with alone(options, notes, dtype) as session:
-        run = plan_run(session, questions, tokenizer)
+    with alone(options, notes, dtype) as context:
+        run = plan_run(context, questions, tokenizer)
         prepare(run, steps=1)
         layers = find_layers(run.loaded.model)
         types = {each.dtype for layer in layers for each in layer.parameters()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import os
 import random
@@ -18,10 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events, parse_event
-from jobs.worker.runtime.precision import Precision
-from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.answers import MAX_ANSWER_TOKENS
 from jobs.worker.tasks.squad.dataset import Question
@@ -31,6 +27,7 @@ from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import find_idle
 from jobs.worker.training.task import Loaded
 from tests.harness.forked import Forked
+from tests.jobs.worker.threaded_ranks import session
 
 TIMEOUT = 240
 """Seconds after which a rank that hangs fails its test."""
@@ -231,15 +228,13 @@ def test_ranks_train_a_model_that_has_idle_parameters(
     shape = {"vocab_size": len(tokenizer), "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
     model = XLNetForQuestionAnsweringSimple(XLNetConfig(**shape))
     named = copy.deepcopy(tokenizer)
-    alone = Ranks(RankIdentity(), "gloo", "", None, LocalPlace())
-    session = RankContext(DEMO, alone, Events(0, io.StringIO()), Precision("fp32", ""))
     for names, expected in (
         (["input_ids", "token_type_ids"], {"mask_emb"}),
         (["input_ids"], {"mask_emb", "r_s_bias", "seg_embed"}),
     ):
         named.model_input_names = names
         features = build_features(questions[:1], named, 64, 16)
-        run = TrainingRun(session, Squad(DEMO), Loaded(model, named), features)
+        run = TrainingRun(session(DEMO, Ranks()), Squad(DEMO), Loaded(model, named), features)
         idle = {id(each) for each in find_idle(run)}
         found = [name for name, each in model.named_parameters() if id(each) in idle]
         assert {name.rpartition(".")[2] for name in found} == expected

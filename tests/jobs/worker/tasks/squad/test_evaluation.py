@@ -14,8 +14,6 @@ import pytest
 
 from jobs.worker.data.tokens import Longs
 from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.predict import predict as predict_rows
@@ -39,6 +37,7 @@ from jobs.worker.training.evaluation import BATCH_TOKENS, deal_batches, plan_bat
 from jobs.worker.training.model import save_model
 from jobs.worker.training.options import NO_CACHE
 from jobs.worker.training.task import Data, Loaded
+from tests.jobs.worker import threaded_ranks
 from tests.jobs.worker.threaded_ranks import run_threaded
 
 OPTIONS = replace(DEMO, max_length=64, stride=16, token_cache=NO_CACHE)
@@ -65,8 +64,7 @@ def features(questions: list[Question], tokenizer: Any) -> Features:
 
 
 def session(ranks: Ranks, dtype: str = "fp32", **options: Any) -> RankContext[SquadOptions]:
-    events = Events(ranks.rank, io.StringIO())
-    return RankContext(replace(OPTIONS, **options), ranks, events, Precision(dtype, "test"))
+    return threaded_ranks.session(replace(OPTIONS, **options), ranks, dtype=dtype)
 
 
 def answer(
@@ -282,7 +280,7 @@ def test_answers_can_be_as_long_as_asked_and_longer_ones_are_counted(
     task, log = Squad(replace(OPTIONS, max_length=384, max_answer_length=longest)), io.StringIO()
 
     def work(ranks: Ranks) -> str:
-        context = RankContext(task.options, ranks, Events(0, log), Precision("fp32", ""))
+        context = threaded_ranks.session(task.options, ranks, log)
         loaded = task.load(context, Data(asked, "", asked, ""))
         features = task.prepare(context, loaded, asked)
         save_model(tmp_path, loaded)

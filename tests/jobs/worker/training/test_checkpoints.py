@@ -14,7 +14,6 @@ import torch
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.output import state_folder
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.task import SquadOptions
 from jobs.worker.training.checkpoints import (
     EVERY_SECONDS,
     MOST_SHARE,
@@ -144,13 +143,6 @@ def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     prune(tmp_path, 1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000"]
-
-
-def test_the_options_travel_to_the_ranks() -> None:
-    options = SquadOptions(checkpoint_every=7, keep_checkpoints=3, resume=True)
-    assert SquadOptions.parse(options.to_argv()) == options
-    with pytest.raises(ValueError, match="--keep-checkpoints 0 is out of range: 1 to 1000"):
-        SquadOptions(keep_checkpoints=0)
 
 
 def saved_steps(folder: Path, *steps: int) -> State:

@@ -324,14 +324,6 @@ def outcome_of(path: Path, skipped: list[DatasetError] | None) -> list[Question]
 
 
 @settings(deadline=None)
-@given(content=ANY_JSON)
-def test_any_json_gives_questions_or_one_line(
-    content: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    reads_or_refuses(write(tmp_path_factory.getbasetemp(), content))
-
-
-@settings(deadline=None)
 @given(data=st.data(), wrong=ANY_JSON)
 def test_any_change_to_good_data_gives_questions_or_one_line(
     data: st.DataObject, wrong: Any, tmp_path_factory: pytest.TempPathFactory

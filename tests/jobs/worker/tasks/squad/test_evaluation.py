@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.worker.data.tokens import Longs
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.predict import load_trained
@@ -22,12 +21,9 @@ from jobs.worker.tasks.squad.answers import (
     NO_SPAN,
     STRIDE,
     Batch,
-    Spans,
     answers,
     ask,
-    best_spans,
     predict,
-    run_windows,
 )
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.features import Features, build_features
@@ -92,30 +88,6 @@ def test_ranks_that_are_done_get_messages_from_the_others(
     monkeypatch.setattr("jobs.worker.training.evaluation.TALK_SECONDS", 0.01)
     shares = run_threaded(3, lambda ranks: answer(session(ranks), loaded, questions))
     assert all(share == alone for share in shares)
-
-
-def test_the_logits_of_every_window_are_the_same_bits(loaded: Loaded, features: Features) -> None:
-    def scores(shares: list[list[Longs]]) -> Spans:
-        parts = [
-            (batch.chosen, best_spans(batch.start, batch.end, features.take(batch.chosen)))
-            for share in shares
-            for batch in run_windows(loaded, features, share, session_alone().autocast())
-        ]
-        chosen = np.concatenate([indices for indices, _ in parts])
-        return Spans.join([spans for _, spans in parts]).take(np.argsort(chosen))
-
-    batches = plan_batches(features.lengths)
-    alone = scores([batches])
-    for ranks in (2, 7):
-        for one, other in zip(
-            scores(deal_batches(batches, features.lengths, ranks)), alone, strict=True
-        ):
-            assert np.array_equal(one, other)
-
-
-def session_alone() -> RankContext[SquadOptions]:
-    (found,) = run_threaded(1, session)
-    return found
 
 
 def test_the_batch_size_of_training_does_not_matter(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -126,24 +127,16 @@ def check_lost(ended: Ended, rank: int, how: str) -> None:
 SILENT = f"no answer for {LIMIT:.0f} s"
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "lost"), [*product(KINDS, (0, 1, 2)), *((backend, 2) for backend in TORCH)]
+)
 def test_every_rank_names_one_that_was_killed(node: Path, kind: str, lost: int) -> None:
-    source, work = KINDS[kind]
+    """Gloo itself fails where it was connected to the lost rank, but the heartbeat has the word."""
+    source, work = {**KINDS, **TORCH}[kind]
     with ranks(node, source, work, work, work) as three:
         three.pop(lost).kill()
         for each in three:
             check_lost(finish(each), lost, "its process ended")
-
-
-@pytest.mark.parametrize("backend", TORCH)
-def test_every_rank_of_a_job_names_one_that_was_killed(node: Path, backend: str) -> None:
-    """Gloo fails at once where it was connected to the lost rank, but the heartbeat has the word."""
-    source, work = TORCH[backend]
-    with ranks(node, source, work, work, work) as three:
-        three.pop().kill()
-        for each in three:
-            check_lost(finish(each), 2, "its process ended")
 
 
 @pytest.mark.parametrize(("kind", "lost"), [*zip(KINDS, (0, 1), strict=True)])

@@ -10,21 +10,17 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jobs.worker.training.options import TrainOptions
-from tests.harness.forked import Forked
 
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 # So that the random states count.
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "qa_dropout": 0.1}
-_ENVIRON = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _REPOSITORY = Path(__file__).parents[3]
 
 
@@ -62,20 +58,11 @@ def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]
 
 
 def _run(run: Run) -> Ran:
-    from tests.jobs.worker.training.test_run import free_port
+    from tests.jobs.worker.training.test_run import run_ranks
 
-    argv = [sys.executable, "-m", "tests.jobs.worker.forked_ranks", json.dumps(asdict(run))]
-    environ = {**os.environ, **_ENVIRON, "MASTER_PORT": str(free_port())}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "PMI_SIZE": str(run.ranks)}
-    printed: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [
-        Forked(argv, cwd=_REPOSITORY, env={**environ, "PMI_RANK": str(rank)}, **printed)
-        for rank in range(run.ranks)
-    ]
-    # A rank's copier of its log, through which it prints, ends after the rank.
-    with ThreadPoolExecutor(run.ranks) as pool:
-        texts = [text for text, _ in pool.map(lambda rank: rank.communicate(), ranks)]
-    return Ran([rank.returncode for rank in ranks], texts)
+    argv = ["-m", "tests.jobs.worker.forked_ranks", json.dumps(asdict(run))]
+    ended = run_ranks(_REPOSITORY, [argv] * run.ranks)
+    return Ran([each.code for each in ended], [each.output for each in ended])
 
 
 def _work(run: Run, rank: int) -> int:

@@ -221,7 +221,7 @@ def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine
             break
 
     up.send_signal(signal.SIGINT)
-    rest, _ = up.communicate(timeout=60)
+    rest, _ = up.communicate(timeout=300)
 
     assert up.returncode == 130, rest
     assert "spr-cluster up --name other\n" in rest

@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--base", default=DEFAULT_BASE, help="what the nodes of e2e tests start from")
 
 
-# The two halves of the end-to-end tests, each with an embedded cloud, and the rest, which starts later.
+# The two halves of the end-to-end tests, and the rest, which starts later.
 _TOGETHER = {
     "test_api.py": "three nodes",
     "test_interrupted.py": "three nodes",
@@ -58,6 +58,7 @@ _TOGETHER = {
     "test_lies.py": "three nodes",
     "test_lifetime.py": "three nodes",
     "test_main_job.py": "three nodes",
+    "test_debian_13.py": "two nodes",
     "test_bench_tune.py": "two nodes",
     "test_pinning.py": "two nodes",
     "test_remedies.py": "two nodes",
@@ -81,8 +82,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the end-to-end tests first: most of their time is spent waiting."""
-    items.sort(key=lambda item: not item.get_closest_marker("e2e"))
+    """Put the end-to-end tests first: most of their time is spent waiting.
+
+    Debian 13 needs nothing of the image that the other half makes meanwhile.
+    """
+    items.sort(
+        key=lambda item: (not item.get_closest_marker("e2e"), item.path.name != "test_debian_13.py")
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -113,8 +113,11 @@ AT_SEVEN = {"at": "step", "step": 7, "rank": 1}
     [
         ([AT_THE_END, *WRITES], {}),
         *(([AT_SEVEN], {"task": task}) for task in sorted({*TASKS} - {"squad"})),
-        # Compiled layers with weights in bf16.
-        ([AT_SEVEN], {"dtype": "bf16", "compile": "on"}),
+        # Compiled layers with weights in bf16, in eight steps of one epoch.
+        (
+            [{**AT_SEVEN, "rank": 0}],
+            {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1},
+        ),
         # Sums that depend on their order.
         ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),
     ],

@@ -76,7 +76,7 @@ PROGRAM = """
     process.leave(main(words))
 """
 GO = "while not os.path.exists('go'): time.sleep(0.01)"
-HANG = "import time; time.sleep(60)"
+HANG = "import time; time.sleep(600)"
 KINDS = {"a rank that is stuck": (BARE, STUCK), "a program": (PROGRAM, HANG)}
 TORCH = {"gloo": (JOB, REDUCE), "a backend that never returns": (JOB, STUCK)}
 

@@ -105,16 +105,16 @@ WRITES = [{"at": "disk", "step": DISK_PER_CHECKPOINT + number} for number in (1,
 
 
 AT_THE_END = {"at": "step", "step": STEPS}
-AT_SEVEN = {"at": "step", "step": 7, "rank": 1}
+AT_SEVEN = {"at": "step", "step": 7}
 
 
 @pytest.mark.parametrize(
     ("kills", "more"),
     [
         ([AT_THE_END, *WRITES], {}),
-        *(([AT_SEVEN], {"task": task}) for task in sorted({*TASKS} - {"squad"})),
-        # Compiled layers with weights in bf16.
-        ([AT_SEVEN], {"dtype": "bf16", "compile": "on"}),
+        *(([AT_SEVEN], {"task": task, "ranks": 1}) for task in sorted({*TASKS} - {"squad"})),
+        # Compiled layers with weights in bf16, in eight steps of one epoch.
+        ([AT_SEVEN], {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1}),
         # Sums that depend on their order.
         ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),
     ],

@@ -244,7 +244,8 @@ def test_the_published_recipe_is_not_pinned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "left"), [((), {"HTTP_PROXY", "http_proxy"}), (("HTTP_PROXY=http://mine:1",), set())]
+    ("given", "left"),
+    [((), {"HTTP_PROXY", "http_proxy"}), (("HTTP_PROXY=http://mine:1",), set())],
 )
 def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
     given: tuple[str, ...], left: set[str]

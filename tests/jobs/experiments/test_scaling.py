@@ -222,7 +222,14 @@ def test_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (
+            "--nodes=1,3 --batch-size=16",
+            "--batch-size 16: the batch of 1 node can't be divided evenly among 3",
+        ),
+        ("--seconds=0", "--seconds 0 is out of range: 1 to 3600"),
+        ("--predict=257", "--predict 257 is out of range: 1 to 256"),
         ("--flow-gbit-s=nan", "--flow-gbit-s nan is out of range"),
+        ("--batch-size=5000", "--batch-size 5000 is out of range"),
         ("--ppn=1,2", "--ppn 1,2: --scaling compares only nodes"),
     ],
 )

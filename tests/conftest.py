@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tests.infra.local.fakes import Endpoint
 
 _REPOSITORY = Path(__file__).parents[1]
+_numbers = itertools.count()
 # The same examples on every machine; slow ones are a matter of the machine.
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
@@ -125,13 +127,15 @@ def _keeps_the_contract(_contract: Contract, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes this machine's clusters or AWS configuration."""
+    # Most tests use no folder, and to make one takes longer than many of them.
+    folder = tmp_path_factory.getbasetemp() / f"home-{next(_numbers)}"
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-aws-config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-aws-credentials"))
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(folder))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "no-aws-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "no-aws-credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("BOTO_CONFIG", os.devnull)
     monkeypatch.setenv("AWS_REGION", "us-east-1")

@@ -439,7 +439,7 @@ def test_a_follower_sees_that_another_command_cancels(head: ThisMachine) -> None
     canceller = threading.Thread(target=cancel_when_ready, args=(head, paths, 30))
     canceller.start()
     end, _, _ = follow(head, paths)
-    canceller.join(30)
+    canceller.join(60)
     assert (end.state, end.exit_code) == ("cancelled", 143)
 
 

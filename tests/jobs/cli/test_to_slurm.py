@@ -48,7 +48,7 @@ def test_another_rendering_replaces_the_first_and_keeps_the_rest(
     again = ("--data", str(job / "data/train.json"), "--model", str(model), "--output", str(job))
     assert run(capsys, *RENDER, *again).code == 0
 
-    assert "--data=data/train.json" in (job / "job.sbatch").read_text()
+    assert '"data": "data/train.json"' in (job / "job.sbatch").read_text()
     assert not (job / "code/worker/old.py").exists()
     assert {path.name for path in (job / "model").iterdir()} == {"config.json", "tokenizer.json"}
     assert (job / "data/train.json").stat().st_size

@@ -23,6 +23,7 @@ from ..runtime.errors import CheckpointError, TrainingError
 from ..runtime.output import StepFigures
 from ..runtime.steps import StepReporter
 from .batches import Schedule, TrainingRun, batches, plan_schedule
+from .best import Evaluator, Unseen, plan_evaluation
 from .checkpoints import (
     Checkpoint,
     CheckpointTimer,
@@ -48,6 +49,7 @@ class Loop:
 
     run: TrainingRun
     schedule: Schedule
+    evaluator: Evaluator
     state: State
     trained: Any
     """The model, wrapped for data-parallel training."""
@@ -66,8 +68,8 @@ class Loop:
         return self.checkpoint.progress
 
 
-def train(run: TrainingRun) -> TrainingProgress:
-    """Train the loaded model in place on all ranks.
+def train(run: TrainingRun, unseen: Unseen) -> tuple[TrainingProgress, int]:
+    """Train the loaded model in place on all ranks; return also the step that the model is from.
 
     Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
     resumed, and :class:`StoppedError` after a SIGTERM.
@@ -77,6 +79,7 @@ def train(run: TrainingRun) -> TrainingProgress:
     schedule = plan_schedule(options, len(run.samples), ranks.planned)
     _note_fewer_ranks(context)
     _note_few_steps(context, schedule)
+    evaluator = plan_evaluation(run, unseen, schedule)
     torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
     trained, optimizer = prepare(run, schedule.total)
     ground = {
@@ -92,14 +95,16 @@ def train(run: TrainingRun) -> TrainingProgress:
         CheckpointTimer(options.checkpoint_every),
     )
     rate = optimizer.param_groups[0]["lr"]
-    loop = Loop(run, schedule, State(model, optimizer), trained, start, timer, rate)
+    state = State(model, optimizer, {})
+    loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
     if options.resume:
         _resume(loop)
     _take_steps(loop)
+    step = evaluator.take_best(loop.progress, state)
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
-    return loop.progress
+    return loop.progress, step
 
 
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
@@ -180,9 +185,14 @@ def _take_steps(loop: Loop) -> None:
         samples=progress.samples,
         tokens=progress.tokens,
     ) as reporter:
+        # The step before may be the last one of an interrupted run.
+        _evaluate(loop, reporter)
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()
         for number, chosen in enumerate(rest, start=first):
+            if loop.evaluator.is_exhausted(progress):
+                _note_early_end(loop)
+                break
             rate = loop.highest_rate * schedule.rate(number - 1)
             for group in loop.state.optimizer.param_groups:
                 group["lr"] = rate
@@ -195,7 +205,7 @@ def _take_steps(loop: Loop) -> None:
             counts = len(batch), batch.tokens, batch.padded
             figures = StepFigures(number, progress.seconds, step.loss, rate, *counts, seconds)
             _check_loss(loop, step)
-            _after_step(loop, reporter, figures)
+            begin += _after_step(loop, reporter, figures)
             if number == first:
                 exempt_from_collection()
             ended = time.perf_counter()  # a checkpoint's time is not data-loading time
@@ -241,18 +251,42 @@ def _resume_hint(loop: Loop) -> str:
     return f", with --resume from {loop.kept}, which is kept" if loop.kept else ""
 
 
-def _after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> None:
-    """Report the step; then save a checkpoint or stop, if all ranks agree."""
+def _evaluate(loop: Loop, reporter: StepReporter) -> float:
+    """Evaluate the model if it is due; return the seconds, which are not training time."""
+    if not loop.evaluator.is_due(loop.progress):
+        return 0.0
+    seconds = loop.evaluator.evaluate(loop.progress, loop.state)
+    reporter.pace.pause(seconds)
+    return seconds
+
+
+def _note_early_end(loop: Loop) -> None:
+    best = loop.evaluator.best(loop.progress)
+    assert best is not None
+    loop.context.events.note(
+        f"training ends after step {loop.progress.step} of {loop.schedule.total}: none of the last "
+        f"{loop.context.options.patience} evaluations was better than that of step {best['step']:.0f}"
+    )
+
+
+def _after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> float:
+    """Report the step; then evaluate, save a checkpoint, or stop, if all ranks agree.
+
+    Returns the seconds of the evaluation.
+    """
     progress, last = loop.progress, figures.step == loop.schedule.total
     due = loop.timer.by_step(figures.step, last=last)
     busy = sum(figures.seconds.values()) - figures.seconds.get("communication", 0.0)
     agreed = reporter.take(figures, busy, talk=due, save=loop.timer.by_time(last=last))
     progress.samples, progress.tokens = reporter.samples, reporter.tokens
+    # A stop has to be quick; the resumed run evaluates first.
+    seconds = 0.0 if agreed.stop else _evaluate(loop, reporter)
     # A checkpoint with a suspicious loss could displace the last good one.
     save = (due or agreed.save) and not progress.watch.suspicious
     name = _save(loop, reporter, must=agreed.stop) if agreed.stop or save else ""
     if agreed.stop:
         reporter.stop(name)
+    return seconds
 
 
 def _prune(loop: Loop) -> None:

@@ -16,6 +16,7 @@ import torch
 from ..runtime.job import RunSettings, run_job
 from ..runtime.steps import how_many
 from .batches import Indices, Schedule, TrainingRun, batches, steps_per_epoch
+from .best import Unseen, other_data, pick_scores
 from .loop import train
 from .model import save_model
 from .optimizer_step import load_ipex, prepare, take_step
@@ -52,9 +53,11 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     """Train, save the model, and evaluate it; a trial only measures its speed.
 
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
-    are scores in percent, and those of training. ``samples_per_second`` and ``tokens_per_second`` (without
-    padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
-    interrupted run was resumed; its ``seconds`` include all training but no interruption.
+    are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
+    ``step``, and ``model_step`` is the step that the model is from. ``samples_per_second`` and
+    ``tokens_per_second`` (without padding) are the training speed of all ranks together. ``resumed_after``
+    are the steps after which an interrupted run was resumed; its ``seconds`` include all training but no
+    interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
@@ -62,7 +65,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         load_ipex()  # now: a missing extension must fail early
     with context.phase("load"):
         data = task.read(events.note)
-        if data.eval_source == data.train_source:
+        if not other_data(data):
             events.note(
                 "no --eval: the figures are on the training data itself, not on unseen data"
             )
@@ -89,7 +92,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
-        trained = train(run)
+        trained, step = train(run, Unseen(data.eval, unseen, other_data(data)))
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):
@@ -97,11 +100,11 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
         scores = task.evaluate(context, loaded, data.eval, unseen)
-    floats = {name: score for name, score in scores.items() if isinstance(score, float)}
     return {
         **scores,
-        "scores": scores.get("scores", floats),
+        "scores": pick_scores(scores),
         **_describe_training(options, trained, ranks.planned),
+        "model_step": step,
         "train_records": len(data.train),
         "train_samples": len(samples),
         "eval_records": len(data.eval),
@@ -116,6 +119,7 @@ def _describe_training(
 ) -> dict[str, Any]:
     return {
         "loss_curve": trained.curve,
+        "evaluations": trained.evaluations,
         "resumed_after": [step for step, _ in trained.resumed],
         "samples_per_second": round(trained.samples / trained.seconds, 3),
         "tokens_per_second": round(trained.tokens / trained.seconds, 1),

@@ -17,6 +17,7 @@ from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.tasks.squad.task import DEMO, HEAD, Squad
 from jobs.worker.training.batches import Schedule, TrainingRun, plan_schedule
+from jobs.worker.training.best import Unseen
 from jobs.worker.training.loop import train
 from jobs.worker.training.model import load_model
 
@@ -29,10 +30,26 @@ def test_the_rate_rises_then_falls_and_is_never_zero() -> None:
     assert rates[4:] == pytest.approx([(20 - step) / 16 for step in range(4, 20)])
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("constant", [1.0] * 16),
+        ("cosine", [(1 + math.cos(math.pi * n / 16)) / 2 for n in range(16)]),
+    ],
+)
+def test_the_rate_after_the_warm_up_has_another_shape(shape: str, expected: list[float]) -> None:
+    schedule = plan_schedule(
+        replace(DEMO, epochs=2, batch_size=5, warmup_ratio=0.2, lr_schedule=shape), 50, ranks=1
+    )
+    assert [schedule.rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [schedule.rate(step) for step in range(4, 20)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "constant"])
 @pytest.mark.parametrize("warmup_ratio", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("max_steps", [1, 2, 7])
-def test_short_runs_learn_too(warmup_ratio: float, max_steps: int) -> None:
-    options = replace(DEMO, warmup_ratio=warmup_ratio, max_steps=max_steps)
+def test_short_runs_learn_too(warmup_ratio: float, max_steps: int, shape: str) -> None:
+    options = replace(DEMO, warmup_ratio=warmup_ratio, max_steps=max_steps, lr_schedule=shape)
     schedule = plan_schedule(options, 108, ranks=2)
     assert schedule.total == max_steps
     # One rate more than steps: torch's scheduler asks for it after the last step.
@@ -52,4 +69,5 @@ def test_a_loss_that_is_not_a_number_stops_training(
         loaded = load_model(options, HEAD, all_texts(questions), ranks)
         loaded.model.qa_outputs.bias.data.fill_(math.nan)
         with pytest.raises(TrainingError, match="infinite at step 1 of 3"):
-            train(TrainingRun(session, Squad(options), loaded, features))
+            run = TrainingRun(session, Squad(options), loaded, features)
+            train(run, Unseen((), features, is_other=False))

@@ -9,6 +9,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # files. If one test breaks a cluster that others share, dozens of them would wait for it in vain.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder --durations=20 --maxfail=10
 export PIP_NO_INPUT = 1
+# Otherwise each of some hundred processes compiles all modules that it imports, for a second or more.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## list the targets

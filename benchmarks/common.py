@@ -11,8 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+Cloud = TypeVar("Cloud")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,12 +94,13 @@ def run_sweep(
     module: str,
     doc: str | None,
     scenarios: Sequence[str],
-    sweep: Callable[[Path, str, int, int, int], dict[str, Any]],
+    open_cloud: Callable[[Path], AbstractContextManager[Cloud]],
+    sweep: Callable[[Cloud, Path, str, int, int, int], dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """Run a sweep's scenarios in turn, each in several processes; return each one's sums.
 
-    ``sweep`` takes a folder, the scenario, "every N-th", and this process's share of the shares. It
-    returns ``runs``, ``wrong``, and figures that are the same in all shares.
+    ``sweep`` takes a cloud, a folder, the scenario, "every N-th", and this process's share of the
+    shares. It returns ``runs``, ``wrong``, and figures that are the same in all shares.
     """
     parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", 1)[0])
     parser.add_argument("--every", type=int, default=1, help="try only every N-th point")
@@ -105,18 +109,19 @@ def run_sweep(
     parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     chosen = args.scenario or list(scenarios)
-    if args.job is not None:
-        with tempfile.TemporaryDirectory() as root:
-            print(json.dumps(sweep(Path(root), chosen[0], args.every, args.job, args.jobs)))
-        raise SystemExit
     results = {}
+    if args.jobs == 1 or args.job is not None:
+        with tempfile.TemporaryDirectory() as root, open_cloud(Path(root, "cloud")) as cloud:
+            for scenario in chosen:
+                share = (args.job or 0, args.jobs)
+                results[scenario] = sweep(cloud, Path(root), scenario, args.every, *share)
+        if args.job is not None:
+            print(json.dumps(results[chosen[0]]))
+            raise SystemExit
+        return results
     for scenario in chosen:
-        if args.jobs == 1:
-            with tempfile.TemporaryDirectory() as root:
-                shares = [sweep(Path(root), scenario, args.every, 0, 1)]
-        else:
-            options = [f"--scenario={scenario}", f"--every={args.every}"]
-            shares = run_shares(module, options, args.jobs)
+        options = [f"--scenario={scenario}", f"--every={args.every}"]
+        shares = run_shares(module, options, args.jobs)
         runs = sum(share["runs"] for share in shares)
         wrong = [line for share in shares for line in share["wrong"]]
         results[scenario] = {**shares[0], "runs": runs, "wrong": wrong}

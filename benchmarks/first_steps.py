@@ -23,6 +23,7 @@ from benchmarks.common import ROOT, finish
 from benchmarks.squad_data import add_arguments, find_encoder, load_tokenizer, new_model
 from benchmarks.squad_speed import preload
 from jobs.worker.runtime.events import parse_event
+from jobs.worker.tasks.squad.task import SquadOptions
 
 STEPS = 10
 MOST_SECONDS = 12.0
@@ -71,10 +72,17 @@ def main() -> None:
 
 def seconds_by_part(args: argparse.Namespace, model: Path, cache: str) -> dict[str, float]:
     """Start a rank that keeps compiled code in ``cache``, and return how long each part took."""
-    argv = [sys.executable, "-m", "worker.tasks", "squad", f"--data={args.data}"]
-    argv += [f"--model={model}", "--token-cache=none", f"--output={model.parent / 'output'}"]
-    argv += [f"--batch-size={args.batch_size}", f"--dtype={args.dtype}"]
-    argv += [f"--max-steps={STEPS}", "--compile=on"]
+    options = SquadOptions(
+        data=str(args.data),
+        model=str(model),
+        token_cache="none",
+        output=str(model.parent / "output"),
+        batch_size=args.batch_size,
+        dtype=args.dtype,
+        max_steps=STEPS,
+        compile="on",
+    )
+    argv = [sys.executable, "-m", "worker.tasks", "squad", options.to_json()]
     environ = {**os.environ, **preload(), "PYTHONPATH": str(ROOT / "jobs"), "HF_HUB_OFFLINE": "1"}
     environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "GLOO_SOCKET_IFNAME": "lo"}
     ends, begin = dict[str, float](), time.time()

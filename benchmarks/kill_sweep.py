@@ -105,31 +105,32 @@ def measure(cloud: CloudProcess, home: Path, scenario: str) -> tuple[Run, dict[s
     return run, fingerprint(describe(cloud))
 
 
-def sweep(root: Path, scenario: str, every: int, job: int, jobs: int) -> dict[str, Any]:
+def sweep(
+    cloud: CloudProcess, root: Path, scenario: str, every: int, job: int, jobs: int
+) -> dict[str, Any]:
     """Try this process's share of the points."""
     home = root / "home"
-    with cloud_process(root / "cloud") as cloud:
-        run, wanted = measure(cloud, home, scenario)
-        kinds = [event.split()[0] for event in run.events]
-        points = [
-            Kill(kind, number, moment)
-            for kind in ("call", "step")
-            for number in range(kinds.count(kind))
-            for moment in MOMENTS
-        ]
-        # Not from the first on: with a large step, that would be one of two or three.
-        mine = points[every // 2 :: every][job::jobs]
-        wrong = []
-        for kill in mine:
-            problems = try_point(cloud, home, scenario, kill, wanted)
-            print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr, flush=True)
-            wrong += problems
+    run, wanted = measure(cloud, home, scenario)
+    kinds = [event.split()[0] for event in run.events]
+    points = [
+        Kill(kind, number, moment)
+        for kind in ("call", "step")
+        for number in range(kinds.count(kind))
+        for moment in MOMENTS
+    ]
+    # Not from the first on: with a large step, that would be one of two or three.
+    mine = points[every // 2 :: every][job::jobs]
+    wrong = []
+    for kill in mine:
+        problems = try_point(cloud, home, scenario, kill, wanted)
+        print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr, flush=True)
+        wrong += problems
     counts = {"calls": kinds.count("call"), "steps": kinds.count("step")}
     return {**counts, "runs": len(mine) * len(RECOVERIES), "wrong": wrong}
 
 
 def main() -> None:
-    results = run_sweep("benchmarks.kill_sweep", __doc__, tuple(SCENARIOS), sweep)
+    results = run_sweep("benchmarks.kill_sweep", __doc__, tuple(SCENARIOS), cloud_process, sweep)
     points = {
         name: {key: result[key] for key in ("calls", "steps")} for name, result in results.items()
     }

@@ -42,9 +42,9 @@ from jobs.worker.tasks.squad.dataset import read_dataset
 from jobs.worker.tasks.squad.features import Feature
 from jobs.worker.tasks.squad.task import Squad, SquadOptions
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun, batches
-from jobs.worker.training.loop import exempt_from_collection
 from jobs.worker.training.model import attention_dropouts
 from jobs.worker.training.optimizer_step import prepare, take_step
+from jobs.worker.training.run import exempt_from_collection
 from jobs.worker.training.task import Loaded
 
 SIDES = ("baseline", "grouped", "published", "fast", "run_qa")

@@ -16,9 +16,8 @@ from typing import Any
 from cluster.console.options import Option, opposite
 from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
-from jobs.cli import build_parser
+from jobs.cli import build_parser, invoke
 from jobs.cli.shared.project_options import all_options
-from jobs.invoke import invoke
 from jobs.launchers.plan import own_folder
 
 __all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError"]

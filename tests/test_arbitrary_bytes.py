@@ -209,7 +209,7 @@ TUNED = TuningResult(
     "2026-11-21T08:00:00+00:00",
 )
 RECORD = replace(
-    SUBMITTED, argv=("python", "-m", "worker.tasks", "squad", *SquadOptions().to_argv())
+    SUBMITTED, argv=("python", "-m", "worker.tasks", "squad", SquadOptions().to_json())
 )
 SPEEDS = BenchResult(
     "2026-11-21T08:00:00+00:00",
@@ -590,17 +590,17 @@ def test_a_valid_file_is_read(name: str, reader: Reader) -> None:
     reader.read()
 
 
-@pytest.mark.parametrize("content", FIXED.values(), ids=FIXED)
 @pytest.mark.parametrize("name", READERS)
-def test_a_hostile_file_is_understood(name: str, content: bytes, reader: Reader) -> None:
-    read_bytes(reader, content)
+def test_a_hostile_file_is_understood(name: str, reader: Reader) -> None:
+    for content in FIXED.values():
+        read_bytes(reader, content)
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_any_bytes_are_a_value_or_a_clear_error(name: str, reader: Reader) -> None:
     valid = reader.valid()
 
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     @given(
         st.one_of(st.binary(max_size=200), st.integers(0, 2**32).map(lambda n: damaged(valid, n)))
     )

@@ -17,7 +17,7 @@ from cluster.cli.chosen_cluster import (
     open_chosen_cloud,
     open_cluster,
 )
-from cluster.console.options import argument, option
+from cluster.console.options import option
 from cluster.console.output import emit, say, wrap
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import ClusterFiles, EventLog, nearest_cluster, remembered_cloud
@@ -29,7 +29,7 @@ from infra.errors import SprError, UsageError
 
 _EXAMPLES = """\
   spr-cluster events
-  spr-cluster events bert --tail 20
+  spr-cluster events --name bert --tail 20
   spr-cluster events --json
 """
 _INDENT = 17
@@ -41,7 +41,6 @@ _READ = "cat ~/spr-jobs/.events.jsonl 2>/dev/null || true"
 class EventsRequest(ClusterRequest):
     """The options of `events`."""
 
-    cluster: str | None = argument("instead of --name", None, metavar="NAME")
     tail: int | None = option("only the last N events", parse=int, metavar="N")
 
 
@@ -61,7 +60,7 @@ def add_parser(parent: Parser) -> None:
 def run(request: EventsRequest) -> int:
     if request.tail is not None and request.tail < 1:
         raise UsageError(f"--tail {request.tail}: expected a whole number of at least 1")
-    name = request.cluster or choose_cluster(request)
+    name = choose_cluster(request)
     request = replace(request, name=name)
     files = ClusterFiles.of(name)
     events: list[Mapping[str, Any]] = [*EventLog(files.events).read()]

@@ -79,9 +79,11 @@ class PolicyRequest(CloudRequest):
         "print only this part, for options that exceed IAM's limit of 6,144 characters",
         parse=int,
         metavar="N",
+        excludes="way",
     )
     check: bool = switch(
-        "print which of these permissions your AWS credentials are missing; the exit code is 1 if any are"
+        "print which of these permissions your AWS credentials are missing; the exit code is 1 if any are",
+        excludes="way",
     )
 
 

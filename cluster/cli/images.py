@@ -35,14 +35,19 @@ class ImagesRequest(CloudRequest):
     """The options of `images`."""
 
     ids: tuple[str, ...] = argument(
-        "to delete, such as ami-0123456789abcdef0", (), takes="*", metavar="IMAGE"
+        "to delete, such as ami-0123456789abcdef0",
+        (),
+        takes="*",
+        metavar="IMAGE",
+        needs="--delete",
     )
     delete: bool = switch("delete these images and their snapshots")
     unused: bool = switch(
         "with --delete: all images that no `up` would use, because they failed, were never finished, or "
-        "have a recipe that no current stack has"
+        "have a recipe that no current stack has",
+        needs="--delete",
     )
-    yes: bool = switch("delete without asking", flags=YES)
+    yes: bool = switch("delete without asking", flags=YES, needs="--delete")
 
 
 def add_parser(parent: Parser) -> None:
@@ -61,11 +66,7 @@ def add_parser(parent: Parser) -> None:
 
 
 def run(request: ImagesRequest) -> int:
-    if request.delete:
-        return _delete(request)
-    if request.ids or request.unused:
-        raise UsageError("only --delete takes images, or --unused")
-    return _list(request)
+    return _delete(request) if request.delete else _list(request)
 
 
 def _open(request: CloudRequest) -> tuple[Cloud, EC2Client, Sequence[OurImage]]:

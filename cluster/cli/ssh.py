@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cluster import user_ssh
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
@@ -34,9 +35,10 @@ k={key} f=~/.ssh/authorized_keys; grep -qxF "$k" $f || printf '\\n%s\\n' "$k" >>
 NOT_CONNECTED = 255
 _NODE = re.compile(r"(node)?\d+")
 _FORWARD = re.compile(r"\d{1,5}|([\w.*-]*:)?\d{1,5}:[\w.-]+:\d{1,5}", re.ASCII)
-
-
-_PLAIN_SSH = "plain ssh, rsync, scp, and editors"
+_PLAIN_SSH: dict[str, Any] = {
+    "section": "plain ssh, rsync, scp, and editors",
+    "excludes": "way",
+}
 
 
 def parse_forward(text: str) -> str:
@@ -66,11 +68,11 @@ class SshRequest(ClusterRequest):
     )
     no_shell: bool = switch("only forward ports, until Ctrl-C")
     setup: bool = switch(
-        "add one line to ~/.ssh/config, so they know all nodes as NAME-node0", section=_PLAIN_SSH
+        "add one line to ~/.ssh/config, so they know all nodes as NAME-node0", **_PLAIN_SSH
     )
-    remove_setup: bool = switch("remove that line", section=_PLAIN_SSH)
+    remove_setup: bool = switch("remove that line", **_PLAIN_SSH)
     authorize: str | None = option(
-        "add a colleague's public key on all nodes", metavar="FILE", section=_PLAIN_SSH
+        "add a colleague's public key on all nodes", metavar="FILE", **_PLAIN_SSH
     )
     json: bool = False
 

@@ -40,11 +40,20 @@ class StacksRequest(JsonRequest):
 
     names: tuple[str, ...] = argument("stacks (default: all)", (), takes="*", metavar="STACK")
     check: bool = switch("check that all packages are available; installs nothing")
-    lock: bool = switch("with --check: pin every package, with hashes, for all later nodes")
-    timeout: float = option(
-        "limit for each stack (default: 600)", 600.0, parse=float, metavar="SECONDS"
+    lock: bool = switch(
+        "with --check: pin every package, with hashes, for all later nodes", needs="--check"
     )
-    isolated: bool = switch("ignore this machine's pip configuration, as machines on AWS have none")
+    timeout: float = option(
+        "with --check: limit for each stack (default: 600)",
+        600.0,
+        parse=float,
+        metavar="SECONDS",
+        needs="--check",
+    )
+    isolated: bool = switch(
+        "with --check: ignore this machine's pip configuration, as machines on AWS have none",
+        needs="--check",
+    )
 
 
 def add_parser(parent: Parser) -> None:
@@ -67,8 +76,6 @@ def add_parser(parent: Parser) -> None:
 def run(request: StacksRequest) -> int:
     if request.check:
         return run_check(request)
-    if request.lock or request.isolated:
-        raise UsageError("--lock and --isolated need --check")
     stacks = [load_stack(name, locked=False) for name in request.names or stack_names()]
     end = "To check that everything is available: spr-cluster stacks --check"
     text = "\n\n".join([*map(render, stacks), end])

@@ -12,6 +12,9 @@ from infra.errors import UsageError
 
 REST = argparse.REMAINDER
 """An argument that takes all further words, such as another program's."""
+CLUSTER = "cluster"
+"""The usual place of a job."""
+EVERYWHERE: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,20 @@ class Option:
     required: bool = False
     excludes: str = ""
     """The name of a group of options of which only one may be given."""
+    needs: str = ""
+    """What it would have no effect without, so it is refused: a flag, or one with its value."""
+    places: tuple[str, ...] = (CLUSTER,)
+    """The places of a job where it has an effect, or :data:`EVERYWHERE`. All others refuse it."""
     section: str = ""
     """The heading below which ``--help`` lists it."""
     for_experts: bool = False
     """Whether only ``--help --advanced`` shows it."""
+
+    @property
+    def label(self) -> str:
+        """The option as messages name it, such as ``--yes`` or ``JOB``."""
+        long = (flag for flag in self.flags if flag.startswith("--"))
+        return next(long, self.metavar or self.name)
 
     @property
     def is_switch(self) -> bool:
@@ -128,6 +141,12 @@ class Request:
     sink: Callable[[object], None] | None = None
     """Takes what ``--json`` would print, instead of stdout."""
 
+    def has_set(self, name: str) -> bool:
+        """Return whether an option has another value than its default."""
+        return any(
+            getattr(self, name) != each.default for each in fields(self) if each.name == name
+        )
+
 
 YES = ("--yes", "-y")
 
@@ -136,7 +155,7 @@ YES = ("--yes", "-y")
 class JsonRequest(Request):
     """A request with ``--json``."""
 
-    json: bool = switch("print the result as JSON")
+    json: bool = switch("print the result as JSON", places=EVERYWHERE)
 
 
 def opposite(flag: str) -> str:
@@ -150,9 +169,6 @@ def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
         return parse
 
     def parse_word(text: str) -> Any:
-        # argparse also parses the default of an omitted argument.
-        if text == argparse.SUPPRESS:
-            return text
         try:
             return parse(text)
         except (ValueError, UsageError) as error:

@@ -25,6 +25,13 @@ class Command(NamedTuple):
     help: str = ""
 
 
+class _Choices(tuple[Any, ...]):
+    """The choices of an option; for an argument that may be omitted, argparse looks for an empty list."""
+
+    def __contains__(self, value: object) -> bool:
+        return value == [] or super().__contains__(value)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports mistakes in one line instead of the full usage, and can hide expert options from the help."""
 
@@ -74,7 +81,7 @@ class Parser(argparse.ArgumentParser):
             if each.is_switch:
                 how = {"action": "store_const", "const": each.const}
             else:
-                how |= {"type": as_type(each.parse), "choices": each.choices or None}
+                how |= {"type": as_type(each.parse), "choices": _Choices(each.choices) or None}
                 how |= {"const": each.const} if each.const is not None else {}
             how |= {"dest": each.name} | ({"required": True} if each.required else {})
             if not each.flags:
@@ -84,7 +91,9 @@ class Parser(argparse.ArgumentParser):
                 groups[each.excludes] = self.add_mutually_exclusive_group()
             add = groups[each.excludes].add_argument
             flags = each.flags or (each.name,)
-            self.actions[each.name] = add(*flags, default=argparse.SUPPRESS, **how)
+            # argparse would compare the default of an omitted argument with the choices.
+            default = argparse.SUPPRESS if each.flags else None
+            self.actions[each.name] = add(*flags, default=default, **how)
         if any(each.for_experts for each in self.options):
             self.add_argument("--advanced", action="help")
 
@@ -117,13 +126,18 @@ class Parser(argparse.ArgumentParser):
 
         Raises :class:`UsageError`.
         """
-        parsed = vars(self.parse_args(line))
-        leaf: Parser = parsed.pop("leaf")
-        for each in leaf.options:
+        words = vars(self.parse_args(line))
+        leaf: Parser = words.pop("leaf")
+        parsed = {name: value for name, value in words.items() if value not in (None, [])}
+        given = [each for each in leaf.options if each.name in parsed]
+        typed = {flag for each in given for flag in each.flags}
+        typed |= {f"{flag} {parsed[each.name]}" for each in given for flag in each.flags}
+        for each in given:
             # It is usually an unset shell variable, and must not mean the default.
-            if parsed.get(each.name) == "":
-                name = each.flags[0] if each.flags else each.name
-                raise UsageError(f"{name} is empty", hint="give it a value, or omit it")
+            if parsed[each.name] == "":
+                raise UsageError(f"{each.label} is empty", hint="give it a value, or omit it")
+            if each.needs and each.needs not in typed:
+                raise UsageError(f"{each.label} requires {each.needs}")
         parsed = {name: tuple(v) if isinstance(v, list) else v for name, v in parsed.items()}
         known = {each.name for each in fields(leaf.request)}
         own = {name: value for name, value in parsed.items() if name in known}

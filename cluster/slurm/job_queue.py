@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -61,9 +62,7 @@ def ask_head(
     return answers[0] if answers else NoAnswer(f"no answer within {limit_s:g} s")
 
 
-LIST_QUEUE = "squeue --noheader --array --format='%A|%T|%N|%r|%j'"
-"""Shell command that prints the queue, a line per job."""
-PENDING = "PENDING"
+LIST_QUEUE = shlex.join(unfetched.LIST_QUEUE)
 USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
 """States of nodes that can run jobs."""
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
@@ -86,7 +85,8 @@ for script in $(ls -tr -- */run.sh 2>/dev/null); do
 done
 true
 """.replace(
-    "%MARKS%", "cd ~/spr-jobs && tar -H posix -cf - */run.sh */end.json */cancelled 2>/dev/null"
+    "%MARKS%",
+    "cd ~/spr-jobs && tar -H posix -cf - */run.sh */launch.json */end.json */cancelled 2>/dev/null",
 )
 _SUMMARIZE = f"""# asking how busy the queue is
 timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}
@@ -131,7 +131,7 @@ class QueuedJob:
 
     @property
     def is_waiting(self) -> bool:
-        return self.state == PENDING
+        return self.state == unfetched.PENDING
 
 
 @dataclass(frozen=True)
@@ -185,10 +185,9 @@ def submit_again(head: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def parse_queue(text: str) -> tuple[QueuedJob, ...]:
     """Return the jobs in the output of :data:`LIST_QUEUE`."""
-    rows = (line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4)
     jobs = (
         QueuedJob(id_, state, tuple(expand_nodes(nodes)), reason, name)
-        for id_, state, nodes, reason, name in rows
+        for id_, state, nodes, reason, name in unfetched.split_queue(text)
         if id_.isdecimal()
     )
     return tuple(sorted(jobs, key=lambda job: int(job.id)))

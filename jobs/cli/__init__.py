@@ -1,12 +1,29 @@
-"""Commands on jobs, the table of all commands, and the parser, which imports only the requested one."""
+"""The command line: the table of all commands, the parser, which imports only the requested one, and a
+command from its words to its result. The Python API is another client."""
 
 from __future__ import annotations
 
+import difflib
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from cluster.cli import GROUPS as CLUSTER_GROUPS
 from cluster.console.options import Option
+from cluster.console.output import allow_questions, say
 from cluster.console.parser import Command, Parser
+from infra.aws.api_time import API_TIME
+from infra.errors import HangupError, SprError, UsageError
+
+if TYPE_CHECKING:
+    from jobs.cli.shared.project_options import CommandWords
 
 _JOBS = {
     "train": Command("jobs.cli.train", "train on all nodes"),
@@ -45,6 +62,22 @@ GROUPS = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+# Names that other tools use.
+_SYNONYMS = {
+    "help": "--help",
+    **dict.fromkeys(("create", "launch", "start"), "up"),
+    **dict.fromkeys(("delete", "destroy", "stop", "terminate"), "down"),
+    **dict.fromkeys(("ls", "clusters"), "list"),
+    **dict.fromkeys(("ps", "queue"), "jobs"),
+    **dict.fromkeys(("exec", "login"), "ssh"),
+}
+# Former commands, and what replaces them.
+_FORMER = {
+    "k8s": "train TASK --to kubernetes-yaml",
+    "render": "train TASK --to kubernetes-yaml, or --to slurm-script",
+    "scaling": "tune TASK --scaling",
+}
+_VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
 _DESCRIPTION = """\
 Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
 
@@ -85,3 +118,143 @@ def build_parser(command: str | None = None) -> Parser:
     if command is not None:
         import_module(COMMANDS[command].module).add_parser(parser)
     return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names and records can contain invalid text.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if "_ARGCOMPLETE" in os.environ:
+        import_module("jobs.cli.setup.completion").complete()
+    try:
+        if not words or words[0].startswith("-"):
+            return _describe(words)
+        _handle_signals()
+        allow_questions()
+        return invoke(words)
+    except KeyboardInterrupt as interrupt:
+        # A second Ctrl-C, during the list of existing resources, also arrives here.
+        with suppress(OSError):
+            say("\ninterrupted")
+        _exit_at_once(getattr(interrupt, "exit_code", 130))
+    except BrokenPipeError:
+        _exit_at_once(1)
+    except SprError as error:
+        say(f"spr-cluster: {error}")
+        return error.exit_code
+    return 0
+
+
+def _describe(words: Sequence[str]) -> int:
+    """Print the version, or the list of commands."""
+    parser = build_parser()
+    if "version" in parser.parse_args(words):
+        print(f"spr-cluster {version('spr-cluster')}")
+        return 0
+    parser.print_help()
+    return 2
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM: treated like Ctrl-C."""
+
+    exit_code = 143
+
+
+def _handle_signals() -> None:
+    signal.signal(signal.SIGTERM, _terminate)
+    # Under `nohup`, it is ignored.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _hang_up)
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise TerminatedError
+
+
+def _hang_up(_number: int, _frame: object) -> None:
+    # Both the shell and the kernel send one.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:  # A closed terminal: further output must not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    raise HangupError
+
+
+def _exit_at_once(code: int) -> None:
+    """Exit without joining threads that still wait for machines."""
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -> int:
+    """Run a command, such as ``up --nodes 4``, with the options of ``spr-cluster.toml``.
+
+    Returns its exit code. Prints its result, unless a ``sink`` takes what ``--json`` would print.
+    Raises :class:`SprError`; other exceptions are bugs, or a closed pipe.
+    """
+    found = _add_project(words)
+    with found.explaining():
+        # A hint may repeat the words, but never a variable's value.
+        more: dict[str, Any] = {"words": (*_without_values(words),)}
+        more |= {"sink": sink, "json": True} if sink is not None else {}
+        command, request = build_parser(found.words[0]).parse(found.words, **more)
+        API_TIME.on_offset = say
+        try:
+            return command.run(request)
+        except Exception as error:
+            translated = _translate(error)
+            if translated is None or translated is error:
+                raise
+            raise translated from error
+
+
+def _without_values(words: Sequence[str]) -> Iterator[str]:
+    """Yield a command's words; of ``--env NAME=VALUE``, only the name."""
+    for before, word in zip(("", *words), words, strict=False):
+        is_value = before == "--env"
+        text = _VALUE.sub(r"\1", f"--env {word}" if is_value else word)
+        yield text.removeprefix("--env ") if is_value else text
+
+
+def _add_project(words: Sequence[str]) -> CommandWords:
+    """Return the words with the options in ``spr-cluster.toml``."""
+    if words[0] in _FORMER:
+        raise UsageError(f"{words[0]!r} is now spr-cluster {_FORMER[words[0]]}")
+    if words[0] not in COMMANDS:
+        near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
+        near = near or difflib.get_close_matches(words[0], COMMANDS, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        build_parser().error(f"unknown command {words[0]!r}{meant}")
+    options = import_module("jobs.cli.shared.project_options")
+    project = import_module("infra.project_file")
+    found: CommandWords = options.CommandWords([*words])
+    if project.find_project_file().exists():
+        file = project.read_project_file()
+        found = options.apply_project(words, file, build_parser)
+        if found.origins and file.path.is_absolute():
+            say(f"options from {file.path}")
+    return found
+
+
+def _translate(error: Exception) -> SprError | None:
+    """Return an error as a message for the user; ``None`` for a bug."""
+    if isinstance(error, SprError):
+        return error
+    if isinstance(error, EOFError):
+        # Such as botocore's question for an MFA code.
+        return UsageError("a question needs an answer, but there is no terminal")
+    if isinstance(error, OSError) and error.filename is not None:
+        return SprError(
+            f"{error.filename}: {error.strerror}",
+            hint="does it exist, is there space, and may this user access it? "
+            "SPR_CLUSTER_HOME sets where this tool keeps its files",
+        )
+    # A command that calls AWS has imported it already.
+    translated: SprError | None = import_module("infra.aws.clients").translate_boto_error(error)
+    return translated

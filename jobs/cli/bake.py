@@ -55,7 +55,7 @@ class BakeRequest(AccessRequest, CloudRequest):
         "also install a project's packages, as `run` does: jobs with the same list then install nothing",
         metavar="FILE",
     )
-    own_torch: bool = switch("let the packages replace the stack's torch")
+    own_torch: bool = switch("let the packages replace the stack's torch", needs="--packages")
     instance_type: str | None = option(
         "type of the machine that installs, or several in order of preference "
         f"(default: {','.join(BAKERS)})",

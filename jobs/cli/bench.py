@@ -32,9 +32,12 @@ class BenchCommand(ClusterRequest):
     """The options of `bench`."""
 
     seconds: float = option(
-        f"seconds for each of the three measurements (default: {SECONDS:g})", SECONDS, parse=float
+        f"seconds for each of the three measurements (default: {SECONDS:g})",
+        SECONDS,
+        parse=float,
+        excludes="way",
     )
-    last: bool = switch("show the last result without measuring")
+    last: bool = switch("show the last result without measuring", excludes="way")
 
 
 def add_parser(parent: Parser) -> None:

@@ -15,22 +15,21 @@ from typing import Any
 
 from cluster.cli.ssh import NOT_CONNECTED, run_client
 from cluster.console.display import format_seconds, paused
-from cluster.console.options import argument, option, switch
+from cluster.console.options import CLUSTER, argument, option, switch
 from cluster.console.output import emit, has_terminal, say
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.dry_run import run_dry
-from jobs.cli.places.options import CLUSTER, DryRunRequest, check_place
+from jobs.cli.places.options import DryRunRequest, check_place
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_options import (
     PlacementRequest,
     QueueRequest,
     ResultsRequest,
     VariableRequest,
-    follow_or_leave,
 )
-from jobs.cli.shared.when_done import OnCluster
+from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.launchers.folders import has_rsync
 from jobs.launchers.plan import PackageList
 from jobs.launchers.queue.job_output import Event
@@ -158,7 +157,9 @@ def run(request: RunCommand) -> int:
         )
         emit(request, *planned)
         return 0
-    return follow_or_leave(request, lambda on_cluster: _run(request, now, results, on_cluster))
+    return follow_to_end(
+        request, lambda on_cluster: _run(request, now, results, on_cluster), detach=request.detach
+    )
 
 
 def _run(request: RunCommand, now: datetime, results: Path, on_cluster: OnCluster) -> int:

@@ -8,13 +8,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cluster.console.options import option, positive_int, switch
+from cluster.console.options import CLUSTER, EVERYWHERE, option, positive_int, switch
 from cluster.console.output import emit, say
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from jobs.cli.places import kubernetes, slurm
 from jobs.cli.places.dry_run import Target, run_dry
-from jobs.cli.places.options import CLUSTER, KUBERNETES, PlaceRequest, check_place
+from jobs.cli.places.options import KUBERNETES, PlaceRequest, check_place
 from jobs.cli.results.fetch import PushRequest, open_push_target, push
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_display import render_result
@@ -25,10 +25,9 @@ from jobs.cli.shared.job_options import (
     TaskRequest,
     VariableRequest,
     change_options,
-    follow_or_leave,
     task_options,
 )
-from jobs.cli.shared.when_done import OnCluster
+from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.launchers.kubernetes.manifests import Rendered, render
 from jobs.launchers.plan import JobPlan, new_job_id
 from jobs.launchers.queue.session import JobContext
@@ -52,7 +51,7 @@ from jobs.train.request import (
     spec_of,
 )
 from jobs.train.resume import ResumeRequest, parse_stored_job, resume
-from jobs.train.trackers import tracker_variables
+from jobs.train.trackers import HUB_TOKEN, tracker_variables
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import Resources, Storage
 from jobs.worker.spec import Work as JobWork
@@ -65,7 +64,7 @@ from provision.stacks.stack import Stack
 _EXAMPLES = """\
   spr-cluster train squad                  DistilBERT on SQuAD
   spr-cluster train classify --data texts.csv --eval-fraction 0.1
-  spr-cluster train classify --model org/m --data texts.csv --hub-token
+  spr-cluster train classify --model org/m --data texts.csv --env HF_TOKEN
   spr-cluster train tag --data train.conll --eval dev.conll
   spr-cluster train embed --data pairs.jsonl --eval-fraction 0.1
   spr-cluster train lm --data texts.txt --eval-fraction 0.1 --lora
@@ -73,7 +72,7 @@ _EXAMPLES = """\
   spr-cluster train digits                 does this cluster train? no data
   spr-cluster train squad --dry-run --instance-type r7iz.metal-16xl
   spr-cluster train squad --to kubernetes-yaml --nodes 4 --output build
-  spr-cluster train squad --to slurm-script --nodes 4 --cores 64
+  spr-cluster train squad --to slurm-script --nodes 4 --shape cores=64
 """
 _TASK_EXAMPLES = """\
   spr-cluster train {task} --data train.csv --eval-fraction 0.2
@@ -81,7 +80,7 @@ _TASK_EXAMPLES = """\
   spr-cluster train {task} --demo        small model, small sample
   spr-cluster train {task} --resume      the last unfinished job
   spr-cluster train {task} --resume s3://mine/{task}-20260731-142501-k3f
-  spr-cluster train {task} --to slurm-script --nodes 2 --cores 8 --demo
+  spr-cluster train {task} --to slurm-script --nodes 2 --shape cores=8
 """
 _SQUAD_EXAMPLES = """\
   spr-cluster train squad               DistilBERT on SQuAD
@@ -90,7 +89,7 @@ _SQUAD_EXAMPLES = """\
   spr-cluster train squad --resume      the last unfinished job
   spr-cluster train squad --resume s3://mine/squad-20260731-142501-k3f
   spr-cluster train squad --recipe reference --smoke
-  spr-cluster train squad --to slurm-script --nodes 2 --cores 8 --demo
+  spr-cluster train squad --to slurm-script --nodes 2 --shape cores=8 --demo
   spr-cluster train squad --to kubernetes-yaml --nodes 4 --image me/spr:1
 """
 _RECIPES = ("fast", "reference")
@@ -103,7 +102,6 @@ RETRIES = 1
 LAST = "the last unfinished one"
 # Options that may change on resume, besides those that do not affect what is learned.
 _RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints", "report_to"}
-_DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,22 +163,27 @@ class SquadCommand(TrainCommand):
         "fast",
         choices=_RECIPES,
         section="recipe",
+        places=(CLUSTER, KUBERNETES),
     )
     preset: str | None = option(
         "published model, batch size, learning rate, and epochs (default with --recipe reference: "
         "distilbert)",
         choices=tuple(PRESETS),
         section="recipe",
+        places=EVERYWHERE,
     )
     smoke: bool = switch(
         "recipe reference: run for a minute on one node, to check that nothing is missing",
         section="recipe",
+        needs="--recipe reference",
     )
     run_qa: str | None = option(
         "recipe reference: local folder with run_qa.py (default: the stack's, on the nodes)",
         metavar="DIR",
         section="recipe",
+        needs="--recipe reference",
         for_experts=True,
+        places=(CLUSTER, KUBERNETES),
     )
 
 
@@ -212,7 +215,9 @@ def run(request: TrainCommand) -> int:
     if request.to != CLUSTER or request.dry_run:
         emit(request, *_write_elsewhere(request, now))
         return 0
-    return follow_or_leave(request, lambda on_cluster: _run(request, now, on_cluster))
+    return follow_to_end(
+        request, lambda on_cluster: _run(request, now, on_cluster), detach=request.detach
+    )
 
 
 def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:
@@ -266,8 +271,6 @@ def render_pods(request: TrainCommand, now: datetime) -> Rendered:
         refuse_own_settings(request, ("demo",))
         preset = PRESETS[request.preset or "bert-large"]
         plan = plan_reference_in_pods(preset, request.run_qa, placement, pods, stack)
-    elif request.run_qa:
-        raise UsageError("--run-qa requires --recipe reference")
     else:
         plan = plan_in_pods(request.read_options(request.preset), placement, pods, stack)
     return render(plan, pods, stack)
@@ -333,10 +336,9 @@ def _train(context: JobContext, request: Work) -> tuple[dict[str, Any], Path]:
 
 def build_resume(request: TrainCommand) -> ResumeRequest:
     """Return the request to resume a job. Raises :class:`UsageError` if an option would change the job."""
-    fixed = ("demo", "ccl_workers", "nodes", "elastic", "preset", "smoke", "run_qa")
+    fixed = ("demo", "ccl_workers", "nodes", "elastic", "placement", "recipe", "preset")
     refused = request.given.keys() - _RESUME_MAY_CHANGE
-    refused |= {name for name in fixed if getattr(request, name)}
-    refused |= {name for name, default in _DEFAULTS.items() if getattr(request, name) != default}
+    refused |= {name for name in fixed if request.has_set(name)}
     if refused:
         raise UsageError(
             f"{', '.join(sorted(map(flag, refused)))}: a resumed job keeps its own",
@@ -362,9 +364,6 @@ def build_resume(request: TrainCommand) -> ResumeRequest:
 
 def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     """Return the request of a new job. Raises :class:`UsageError` for an option out of range."""
-    for name, given in {"--smoke": request.smoke, "--run-qa": request.run_qa}.items():
-        if given:
-            raise UsageError(f"{name} requires --recipe reference")
     options = request.read_options(request.preset)
     resources = Resources(request.nodes, request.placement_options)
     least = request.elastic or 0
@@ -373,7 +372,7 @@ def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
         request.results_folder(request.task, now),
         request.may_tune,
         tracker_variables(options.report_to, request.read_variables()),
-        hub_token=request.hub_token,
+        hub_token=HUB_TOKEN in request.env,
     )
 
 
@@ -381,7 +380,7 @@ def build_reference(request: TrainCommand, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
     names = (
         *("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries"),
-        *("env", "env_file", "hub_token"),
+        *("env", "env_file"),
     )
     refuse_own_settings(request, names)
     if request.smoke and request.nodes not in (None, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.console.display import format_seconds, format_table
-from cluster.console.options import option, positive_int, switch
+from cluster.console.options import option, switch
 from cluster.console.output import emit
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
@@ -18,7 +17,6 @@ from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
 from jobs.cli.shared.job_options import (
     WITHOUT_EFFECT,
-    ResultsRequest,
     TrialRequest,
     add_tasks,
     change_options,
@@ -31,7 +29,7 @@ from jobs.experiments.scaling import (
     batch_per_rank,
     scaling,
 )
-from jobs.experiments.step_model import SQUAD_FEATURES, StepModel, published_speedups
+from jobs.experiments.step_model import StepModel, published_speedups
 from jobs.experiments.tune import (
     Trial,
     TrialGrid,
@@ -41,10 +39,10 @@ from jobs.experiments.tune import (
     estimate_minutes,
     tune,
 )
+from jobs.launchers.plan import new_job_id
 from jobs.train.request import TrainRequest, check_inputs, check_results, spec_of
 from jobs.train.tuned import TuningResult
 from jobs.worker.spec import PlacementOptions, Resources
-from jobs.worker.training.options import flag
 
 _TUNE_EXAMPLES = """\
   spr-cluster tune {task}
@@ -71,12 +69,11 @@ _NOT_COMPILED = (
 _NO_NETWORK_GBIT_S = 3200
 """Above any machine's speed: a faster fitted flow means that the exchange is not measurable."""
 _TRIALS: dict[str, Any] = {"parse": numbers, "metavar": "LIST", "section": "trials"}
-_STUDY: dict[str, Any] = {"section": "study"}
-_COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "study"}
+_STUDY: dict[str, Any] = {"section": "study", "needs": "--scaling"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneCommand(TrialRequest, ResultsRequest):
+class TuneCommand(TrialRequest):
     """The options of `tune`."""
 
     ppn: tuple[int, ...] | None = option(
@@ -88,26 +85,15 @@ class TuneCommand(TrialRequest, ResultsRequest):
     batch_sizes: tuple[int, ...] | None = option(
         "features per rank", flags=("--batch-size",), **_TRIALS
     )
-    scaling: bool = switch("compare numbers of nodes, with one placement and batch size", **_STUDY)
+    scaling: bool = switch(
+        "compare numbers of nodes, with one placement and batch size", section="study"
+    )
     nodes: tuple[int, ...] = option(
         "numbers of nodes (default: 1, 2, 4… and all)", (), parse=numbers, metavar="LIST", **_STUDY
     )
     weak: bool = switch("keep the batch of each rank, not the global batch", **_STUDY)
     predict: tuple[int, ...] = option(
         "also predict these numbers of nodes", (), parse=numbers, metavar="LIST", **_STUDY
-    )
-    samples: int = option(
-        f"samples per epoch (default: SQuAD's {SQUAD_FEATURES})", SQUAD_FEATURES, **_COUNT
-    )
-    flow_gbit_s: float | None = option(
-        "known speed of one flow between two nodes: the model then estimates the overlap (default: it "
-        "estimates the speed)",
-        parse=float,
-        metavar="X",
-        **_STUDY,
-    )
-    results: str | None = option(
-        "local folder for scaling.json (default: results/STUDY)", metavar="DIR", **_STUDY
     )
 
 
@@ -120,11 +106,6 @@ def add_parser(parent: Parser) -> None:
 def run_tune(request: TuneCommand) -> int:
     if request.scaling:
         return run_scaling(request)
-    names = ("nodes", "weak", "predict", "flow_gbit_s", "results")
-    given = [flag(name) for name in names if getattr(request, name)]
-    given += ["--samples"] if request.samples != SQUAD_FEATURES else []
-    if given:
-        raise UsageError(f"{', '.join(given)}: only with --scaling")
     wanted = build_tune_request(request)
     check_inputs(wanted.training.options)
     context = open_job_context(request, datetime.now(timezone.utc))
@@ -204,9 +185,6 @@ def build_scaling_request(request: TuneCommand, now: datetime) -> ScalingRequest
         for value in given:
             if value > _MAX_NODES:
                 raise UsageError(f"--{name} {value} is out of range: 1 to {_MAX_NODES}")
-    speed = request.flow_gbit_s
-    if speed is not None and not (0 < speed < math.inf):
-        raise UsageError(f"--flow-gbit-s {speed:g} is out of range: more than 0")
     ppn = _one("--ppn", request.ppn)
     workers = _one("--ccl-workers", request.ccl_workers)
     size = _one("--batch-size", request.batch_sizes)
@@ -215,15 +193,13 @@ def build_scaling_request(request: TuneCommand, now: datetime) -> ScalingRequest
     study = ScalingRequest(
         TrainRequest(
             spec_of(options, resources=resources),
-            request.results_folder("scaling", now),
+            Path("results", new_job_id("scaling", now)),
             env=request.read_variables(),
         ),
         nodes=tuple(sorted(request.nodes)),
         weak=request.weak,
         seconds=request.seconds,
         predict=tuple(sorted(request.predict)),
-        samples=request.samples,
-        flow_gbit_s=speed,
     )
     return _checked_batches(study) if study.nodes else study
 
@@ -262,8 +238,8 @@ def render_scaling(study: ScalingStudy, folder: Path) -> Iterator[str]:
     yield format_table(
         [(*header, "epoch", "cost"), *(_cells(row, published) for row in study.rows)]
     )
-    yield f"An epoch has {study.samples} samples. Published: DistilBERT on r7iz.metal-16xl, an epoch of"
-    yield "SQuAD in 26 min on 1 node and 7 min 30 s on 4. Rows with * are predicted by the model."
+    yield f"An epoch is SQuAD's {study.samples} samples. Published: DistilBERT on r7iz.metal-16xl, in"
+    yield "26 min on 1 node and 7 min 30 s on 4. Rows with * are predicted by the model."
     yield _NOT_COMPILED
     if any(row.predicted for row in study.rows):
         yield "Predictions assume gradients in groups of 25 MiB; `train` sends 2.5 MiB (5 MiB in fp32)."
@@ -321,5 +297,5 @@ def _render_exchange(model: StepModel) -> str:
         return "the steps show no cost of exchanging gradients"
     return (
         f"{model.gradient_bytes / 1e6:.0f} MB of gradients per step and rank travel around a ring at "
-        f"{gbit_s:.2f} Gbit/s, {model.overlap:.0%} of it during the backward pass"
+        f"{gbit_s:.2f} Gbit/s"
     )

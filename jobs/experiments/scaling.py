@@ -35,8 +35,7 @@ _MIN_COMPUTING_SHARE = 0.1
 class ScalingRequest:
     """``nodes`` is in ascending order. ``weak`` keeps the batch per rank; otherwise the global batch is kept.
 
-    ``predict`` lists the numbers of nodes to predict; ``flow_gbit_s`` is one flow's speed between nodes, if
-    known. An epoch has ``samples`` samples.
+    ``predict`` lists the numbers of nodes to predict.
     """
 
     training: TrainRequest
@@ -44,8 +43,6 @@ class ScalingRequest:
     weak: bool
     seconds: int
     predict: tuple[int, ...] = ()
-    samples: int = SQUAD_FEATURES
-    flow_gbit_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class ScalingRow:
     """One number of nodes, measured or (``predicted``) computed. ``batch_size`` is per rank.
 
     ``efficiency`` is the share of ideal speed, relative to the fewest nodes measured. ``epoch_s`` and
-    ``epoch_usd`` are for the study's samples; ``epoch_usd`` is ``None`` if free or unknown.
+    ``epoch_usd`` are for SQuAD's samples; ``epoch_usd`` is ``None`` if free or unknown.
     """
 
     nodes: int
@@ -162,7 +159,7 @@ def make_study(
     rows = [row for row, _ in measured]
     gradients = max(done.gradient_bytes for _, done in measured)
     by_node = context.stack.choose_backend(options.backend) == "gloo"
-    found = fit_rows(rows, gradients, ppn, request.flow_gbit_s, by_node=by_node)
+    found = fit_rows(rows, gradients, ppn, by_node=by_node)
     if found:
         rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]
     return ScalingStudy(
@@ -171,9 +168,9 @@ def make_study(
         stack=context.stack.name,
         model=options.model_name or options.task,
         weak=request.weak,
-        samples=request.samples,
+        samples=SQUAD_FEATURES,
         instance_type=cluster.head.instance.instance_type,
-        rows=_compare(rows, request.samples, context.cloud.usd_per_hour),
+        rows=_compare(rows, context.cloud.usd_per_hour),
         fit=found,
         price_source=context.cloud.price_source,
     )
@@ -183,7 +180,6 @@ def fit_rows(
     rows: Sequence[ScalingRow],
     gradient_bytes: int,
     ppn: int,
-    flow_gbit_s: float | None,
     *,
     by_node: bool,
 ) -> StepModelFit | None:
@@ -199,8 +195,7 @@ def fit_rows(
     ]
     if len({point.nodes for point in points}) < 2:
         return None
-    speed = flow_gbit_s * 1e9 / 8 if flow_gbit_s else None
-    found = fit_step_model(points, gradient_bytes, ppn, speed, by_node=by_node)
+    found = fit_step_model(points, gradient_bytes, ppn, by_node=by_node)
     fewest = min(points, key=lambda point: point.nodes)
     computing = found.model.compute_s(fewest.node_batch) / fewest.step_s
     return found if computing >= _MIN_COMPUTING_SHARE else None
@@ -222,9 +217,7 @@ def _predict(found: StepModelFit, request: ScalingRequest, ppn: int, nodes: int)
     )
 
 
-def _compare(
-    rows: Sequence[ScalingRow], samples: int, price: float | None
-) -> tuple[ScalingRow, ...]:
+def _compare(rows: Sequence[ScalingRow], price: float | None) -> tuple[ScalingRow, ...]:
     base = next(row for row in rows if row.samples_per_second)
     compared = []
     for row in rows:
@@ -232,7 +225,7 @@ def _compare(
         if not speed or not base.samples_per_second:
             compared.append(row)
             continue
-        speedup, seconds = speed / base.samples_per_second, samples / speed
+        speedup, seconds = speed / base.samples_per_second, SQUAD_FEATURES / speed
         compared.append(
             replace(
                 row,

@@ -3,10 +3,10 @@
 A node computes for ``fixed_s`` plus ``sample_s`` per sample. The gradients then travel around a ring of
 R members: each link carries 2 (R - 1) / R times their bytes, in 2 (R - 1) messages per bucket. The members
 are the nodes if ranks sum by node, as over gloo: each rank then has a flow for its part of the bytes.
-Otherwise they are the ranks; those of one node are neighbors, so that one flow leaves each node. Part of
-the exchange (``overlap``) runs during the backward pass, which is two thirds of the computing.
+Otherwise they are the ranks; those of one node are neighbors, so that one flow leaves each node. The part of
+the exchange that runs during the backward pass makes the fitted network seem faster.
 
-    step = compute + exchange - min(overlap x exchange, 2/3 x compute)
+    step = compute + exchange
 
 Not modeled: slow ranks, waiting for input, other traffic, and small batches that are less efficient
 than ``fixed_s`` accounts for.
@@ -18,8 +18,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-BACKWARD = 2 / 3
-"""Fraction of the compute time: the backward pass has two products per product of the forward pass."""
 LATENCY_S = 50e-6
 """Of one message between two nodes over TCP: an assumption, small compared with the rest."""
 BUCKET_BYTES = 25 << 20
@@ -44,7 +42,6 @@ class StepModel:
     gradient_bytes: float
     bytes_per_second: float
     fixed_s: float = 0.0
-    overlap: float = 0.0
     ranks_per_node: int = 1
     by_node: bool = False
     latency_s: float = LATENCY_S
@@ -65,25 +62,11 @@ class StepModel:
         return wire + rounds * buckets * self.latency_s
 
     def step_s(self, nodes: int, node_batch: float) -> float:
-        compute, exchange = self.compute_s(node_batch), self.exchange_s(nodes)
-        return compute + exchange - min(self.overlap * exchange, BACKWARD * compute)
+        return self.compute_s(node_batch) + self.exchange_s(nodes)
 
     def samples_per_second(self, nodes: int, node_batch: float) -> float:
         """Of all nodes together."""
         return nodes * node_batch / self.step_s(nodes, node_batch)
-
-    def epoch_s(self, samples: int, nodes: int, node_batch: float) -> float:
-        """Return the time for ``samples``; a partial last step counts in proportion."""
-        return samples / self.samples_per_second(nodes, node_batch)
-
-    def compute_of(self, point: StepTiming) -> float:
-        """Return the computing time that would explain a measurement, given this model's exchange."""
-        exchange = self.exchange_s(point.nodes)
-        hidden = self.overlap * exchange
-        compute = point.step_s - exchange + hidden
-        if hidden <= BACKWARD * compute:
-            return compute
-        return (point.step_s - exchange) / (1 - BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -111,41 +94,30 @@ def fit_step_model(
     points: Sequence[StepTiming],
     gradient_bytes: float,
     ranks_per_node: int = 1,
-    bytes_per_second: float | None = None,
     *,
     by_node: bool = False,
 ) -> StepModelFit:
     """Fit the model to the measurements by least squares of the relative errors.
 
-    If the flow's speed is known, the overlap is fitted; otherwise the speed, assuming no overlap.
     Raises ``ValueError`` without a measurement.
     """
     if not points:
         raise ValueError("nothing was measured")
-    speed = bytes_per_second or 1.0
-    base = StepModel(0.0, gradient_bytes, speed, ranks_per_node=ranks_per_node, by_node=by_node)
+    base = StepModel(0.0, gradient_bytes, math.inf, ranks_per_node=ranks_per_node, by_node=by_node)
     several = len({point.node_batch for point in points}) > 1 and len(points) > 2
     compute = ("sample_s", "fixed_s") if several else ("sample_s",)
     if all(point.nodes == 1 for point in points):
-        known = replace(base, bytes_per_second=bytes_per_second or math.inf)
-        return _judge(_with_compute(known, points, several), points, compute)
+        return _judge(_with_compute(base, points, several), points, compute)
 
     def vary(value: float) -> StepModel:
-        changed = (
-            replace(base, overlap=value)
-            if bytes_per_second
-            else replace(base, bytes_per_second=10**value)
-        )
-        return _with_compute(changed, points, several)
+        return _with_compute(replace(base, bytes_per_second=10**value), points, several)
 
     def loss(value: float) -> float:
         model = vary(value)
         return sum(_error(model, point) ** 2 for point in points)
 
-    # Speeds from 1 KB/s to 10 TB/s as powers of ten, or an overlap from 0 to 1.
-    best = _scan(loss, *((0.0, 1.0) if bytes_per_second else (3.0, 13.0)))
-    name = "overlap" if bytes_per_second else "bytes_per_second"
-    return _judge(vary(best), points, (*compute, name))
+    # Speeds from 1 KB/s to 10 TB/s as powers of ten.
+    return _judge(vary(_scan(loss, 3.0, 13.0)), points, (*compute, "bytes_per_second"))
 
 
 def _scan(loss: Callable[[float], float], low: float, high: float) -> float:
@@ -161,7 +133,10 @@ def _scan(loss: Callable[[float], float], low: float, high: float) -> float:
 
 def _with_compute(model: StepModel, points: Sequence[StepTiming], several: bool) -> StepModel:
     """Return the model with its computing fitted to what the exchange leaves of the measurements."""
-    rows = [(p.node_batch / p.step_s, 1 / p.step_s, model.compute_of(p) / p.step_s) for p in points]
+    rows = [
+        (p.node_batch / p.step_s, 1 / p.step_s, 1 - model.exchange_s(p.nodes) / p.step_s)
+        for p in points
+    ]
     xx = sum(x * x for x, _, _ in rows)
     xc = sum(x * c for x, _, c in rows)
     alone = replace(model, sample_s=max(xc / xx, 0.0), fixed_s=0.0)

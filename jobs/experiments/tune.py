@@ -164,7 +164,8 @@ class TrialSeries:
         except UsageError as error:
             return TrialResult(failure=error.message)
         plan = replace(plan, resume_command=())
-        record = self.session.submit(plan, placed)
+        launch, record = self.session.describe(plan, placed)
+        self.session.submit(plan, launch)
         result = self.session.follow(plan, record, quiet=True)
         if result.end.state == CANCELLED:
             raise JobError(f"job {result.record.job} was cancelled")

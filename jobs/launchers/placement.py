@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -190,7 +191,9 @@ def _common(what: str, by_node: Mapping[str, T]) -> T:
 
 
 _NODE = "a node"
-_MOST = {"cores": 4096, "memory_gib": 1 << 20, "numa": 64, "threads_per_core": 8}
+_KEYS = {"cores": "cores", "numa": "numa", "threads": "threads_per_core", "memory": "memory_gib"}
+_MOST = {"cores": 4096, "numa": 64, "threads": 8, "memory": 1 << 20}
+_SHAPE = re.compile(r"[a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*")
 
 
 @dataclass(frozen=True)
@@ -204,13 +207,26 @@ class NodeShape:
     threads_per_core: int = 2
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            flag, value = f"--{name.removesuffix('_gib').replace('_', '-')}", getattr(self, name)
-            least = 2 if name == "memory_gib" else 1
+        for key, most in _MOST.items():
+            value, least = getattr(self, _KEYS[key]), 2 if key == "memory" else 1
             if not least <= value <= most:
-                raise UsageError(f"{flag} {value} is out of range: {least} to {most}")
+                raise UsageError(f"--shape {key}={value} is out of range: {least} to {most}")
         if self.cores % self.numa:
-            raise UsageError(f"--cores {self.cores}: not a multiple of --numa {self.numa}")
+            raise UsageError(f"--shape cores={self.cores}: not a multiple of numa={self.numa}")
+
+    def __str__(self) -> str:
+        return ",".join(f"{key}={getattr(self, name)}" for key, name in _KEYS.items())
+
+
+def parse_shape(text: str) -> NodeShape:
+    """Parse ``cores=64,numa=2,threads=2,memory=1024``. Raises :class:`UsageError`."""
+    pairs = [pair.partition("=") for pair in text.split(",")] if _SHAPE.fullmatch(text) else []
+    given = {key: int(value) for key, _, value in pairs}
+    if "cores" not in given or given.keys() - _KEYS.keys():
+        raise UsageError(
+            f"--shape {text}: expected cores=N, and optionally numa=N, threads=N, and memory=N"
+        )
+    return NodeShape(**{_KEYS[key]: value for key, value in given.items()})
 
 
 class Preload(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.words import counted, format_size
 from jobs.worker.spec import JobSpec
-from jobs.worker.supervisor.launch import BEGIN, END
+from jobs.worker.supervisor.launch import BEGIN, END, LAUNCH
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STOP_SECONDS = 10
@@ -125,8 +125,8 @@ class JobPlan:
     """Fetch the workers' output folders too, each into a folder named after its node."""
     resume_command: tuple[str, ...] = ()
     """The command that resumes this kind of job, up to the job's ID; empty if it can't be resumed."""
-    retry_argv: tuple[str, ...] = ()
-    """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
+    resumes: bool = False
+    """Whether later attempts get the argument ``--resume`` and resume the job instead of starting over."""
     planned_nodes: int = 0
     """How many nodes the job began with, if it continues on fewer: they share its samples per step."""
 
@@ -188,7 +188,17 @@ class JobPaths:
     @property
     def new_script(self) -> str:
         """The batch script as uploaded; it becomes ``run.sh`` when the queue takes the job."""
-        return f"{self.root}/run.sh.{_draw_suffix(None, os.getpid(), get_ident())}"
+        return f"{self.root}/run.sh.{self.new}"
+
+    @property
+    def new_launch(self) -> str:
+        """The launch as uploaded; it becomes ``launch.json`` together with the batch script."""
+        return f"{self.root}/{LAUNCH}.{self.new}"
+
+    @property
+    def new(self) -> str:
+        """The suffix of this process's uploads."""
+        return _draw_suffix(None, os.getpid(), get_ident())
 
     @property
     def log(self) -> str:

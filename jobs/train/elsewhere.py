@@ -65,7 +65,9 @@ def plan_in_pods(
     )
     offline = "data" in local_data(options) and (is_path or model == SCRATCH)
     spec = spec_of(options, resources=Resources(pods.nodes, placement))
-    return plan_options(spec, in_pod, offline=offline)
+    plan = plan_options(spec, in_pod, offline=offline)
+    # An option per line of the YAML, which users edit.
+    return replace(plan, argv=(options.task, in_pod.to_json(indent=1)))
 
 
 def _require_on_claim(name: str, path: str | None) -> None:

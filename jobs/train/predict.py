@@ -335,14 +335,13 @@ def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") ->
         files["model"] = request.model.resolve()
     backend, target = stack.choose_backend(options.backend), f"output/{request.name}"
     there = replace(options, model="model", data=place, output=target, backend=backend)
-    argv = (json.dumps(asdict(there)),)
     storage = replace(request.spec.storage, stage=((data, place),) if is_url(data) else ())
     return JobPlan(
         kind="predict",
         spec=replace(request.spec, storage=storage),
         module="worker.tasks.predict_file",
-        argv=argv,
-        retry_argv=(*argv, "--resume"),
+        argv=(json.dumps(asdict(there)),),
+        resumes=True,
         backend=backend,
         title="Predict",
         files=files,

@@ -107,14 +107,14 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
 def with_login(
     record: JobRecord, words: tuple[str, ...], log: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """Add this machine's login of the hub if the job began with --hub-token and it is not given."""
+    """Add this machine's login of the hub if the job began with it and it is not given."""
     if not record.more.get("hub_token") or any(word.startswith("HF_TOKEN=") for word in words):
         return words
     try:
         token = find_hub_token()
     except UsageError:
         return words
-    log("sending this machine's Hugging Face login, because the job began with --hub-token")
+    log("sending this machine's Hugging Face login, because the job began with --env HF_TOKEN")
     return (*words, f"HF_TOKEN={token}")
 
 
@@ -122,8 +122,7 @@ def _warn_missing(record: JobRecord, request: ResumeRequest, log: Callable[[str]
     missing = {*record.more.get("env", ())} - {*name_variables(request.env).get("env", ())}
     if missing:
         names = ", ".join(sorted(missing))
-        how = "--env, or --hub-token," if "HF_TOKEN" in missing else "--env"
-        log(f"warning: the job had {names}: give it again with {how} if needed")
+        log(f"warning: the job had {names}: give it again with --env if needed")
 
 
 def _restore(session: JobSession, bucket: S3Location, job: str) -> None:
@@ -243,18 +242,19 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
 
 def options_of(record: JobRecord) -> TrainOptions:
     """Return the options that a job was submitted with."""
-    words = [word for word in record.argv if word.startswith("--")]
-    options: TrainOptions = TASKS[record.kind].Options.parse(words)
+    options: TrainOptions = TASKS[record.kind].Options.from_json(record.argv[-1])
     return options
 
 
 def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
     """Return the job's options with the requested changes."""
     try:
-        return replace(options_of(record), **{**(request.changes or {}), "resume": True})
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    except SystemExit:  # `parse` has printed the word
+        before = options_of(record)
+    except (ValueError, TypeError):
         raise JobError(
             f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None
+    try:
+        return replace(before, **{**(request.changes or {}), "resume": True})
+    except ValueError as error:
+        raise UsageError(str(error)) from None

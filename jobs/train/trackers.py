@@ -1,4 +1,4 @@
-"""What jobs need of this machine's logins: ``--report-to``'s trackers, and the hub's ``--hub-token``."""
+"""What jobs need of this machine's logins: ``--report-to``'s trackers, and the hub's ``--env HF_TOKEN``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from jobs.launchers.plan import PackageList
 from jobs.program.plan import check_variables
 from jobs.train.request import expand_home
 from jobs.worker.runtime.trackers import choose
+
+HUB_TOKEN = "HF_TOKEN"
 
 
 class Client(NamedTuple):
@@ -49,12 +51,13 @@ def find_hub_token(environ: Mapping[str, str] = os.environ) -> str:
     """
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     home = environ.get("HF_HOME", f"{cache}/huggingface")
-    token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN", "")
+    token = environ.get(HUB_TOKEN) or environ.get("HUGGING_FACE_HUB_TOKEN", "")
     with suppress(OSError, ValueError):
         token = token or expand_home(environ.get("HF_TOKEN_PATH", f"{home}/token")).read_text()
     if not token.split():
         raise UsageError(
-            "--hub-token: no Hugging Face login here", hint="hf auth login, or export HF_TOKEN=…"
+            "--env HF_TOKEN: no Hugging Face login here",
+            hint="hf auth login, or export HF_TOKEN=…",
         )
     return token.strip()
 

@@ -107,8 +107,8 @@ def plan_options(spec: JobSpec, options: TrainOptions, *, offline: bool) -> JobP
         kind=options.task,
         spec=spec,
         module="worker.tasks",
-        argv=(options.task, *options.to_argv()),
-        retry_argv=(options.task, *replace(options, resume=True).to_argv()),
+        argv=(options.task, options.to_json()),
+        resumes=True,
         backend=options.backend,
         title="Train",
         # An unreachable hub must not delay or fail a job that needs nothing from it.

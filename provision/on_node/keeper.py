@@ -34,7 +34,6 @@ HEAD, ALL = "head", "all"
 ENDED_JOBS = Path("/var/spool/spr-cluster-slurm/jobs.txt")
 """Slurm's record on the head of the jobs that ended."""
 _ENDED = re.compile(r"JobId=(\S+) .*? Name=(\S+) JobState=(\S+) ")
-_IN_BUCKET = re.compile(r'"bucket": "(s3:[^"]+)"')
 _KILLED = 137
 _AS_USER = ("--uid=ubuntu", f"--setenv=HOME={HOME}", "-p", "EnvironmentFile=-/etc/environment")
 """Like a session: systemd does not set the environment that user data writes."""
@@ -186,14 +185,20 @@ def _is_pending(job: Path) -> bool:
 
 def _bucket(job: Path) -> str:
     """Return a job's place in S3, as last submitted (`--resume` may change it); "" for none."""
-    found = _IN_BUCKET.search(read(job / "run.sh"))
-    return found[1] if found else ""
+    below = _read_spec(job, "storage").get("bucket")
+    return f"{below}/{job.name}" if below else ""
 
 
 def _asks(job: Path, option: str) -> bool:
-    """Whether a job's batch script, which contains its launch as JSON, has an option."""
-    is_cancelled = (job / "cancelled").exists()
-    return not is_cancelled and f'"{option}": true' in read(job / "run.sh")
+    """Whether a job was submitted with an option about its end, and was not canceled."""
+    return not (job / "cancelled").exists() and bool(_read_spec(job, "ending").get(option))
+
+
+def _read_spec(job: Path, part: str) -> dict[str, Any]:
+    """Return a part of a job's value, as last submitted; {} if it never was."""
+    with suppress(ValueError, LookupError, TypeError):
+        return dict(json.loads(read(job / "launch.json"))["spec"][part])
+    return {}
 
 
 def gather(now: float, expires: float, latest: float, grace: float) -> Facts:

@@ -14,6 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 WAITING, RUNNING = "waiting", "running"
+PENDING = "PENDING"
+LIST_QUEUE = ["squeue", "--noheader", "--array", "--format=%A|%T|%N|%r|%j"]
+"""Prints the queue, a line per job."""
 
 
 class QueueError(Exception):
@@ -22,18 +25,21 @@ class QueueError(Exception):
 
 def list_queue() -> dict[str, str]:
     """Return :data:`WAITING` or :data:`RUNNING` by job name. Raises :class:`QueueError`."""
-    argv = ["squeue", "--noheader", "--array", "--format=%A|%T|%N|%r|%j"]
     try:
         done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=8, check=False
+            LIST_QUEUE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=8, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise QueueError(str(error)) from None
     text = done.stdout.decode(errors="replace")
     if done.returncode:
         raise QueueError(" ".join(text.split()))
-    rows = [line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4]
-    return {row[4]: WAITING if row[1] == "PENDING" else RUNNING for row in rows}
+    return {row[4]: WAITING if row[1] == PENDING else RUNNING for row in split_queue(text)}
+
+
+def split_queue(text: str) -> list[list[str]]:
+    """Return each job's number, state, nodes, reason, and name in the output of :data:`LIST_QUEUE`."""
+    return [line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4]
 
 
 def read(path: Path) -> str:

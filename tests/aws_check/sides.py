@@ -56,7 +56,7 @@ class Side:
         """Run `spr-cluster` in this region of AWS. After Ctrl-C, raises :class:`KeyboardInterrupt`."""
         with pytest.MonkeyPatch.context() as patch:
             # It would end this process, which still has to remove what was made.
-            patch.setattr("jobs.__main__._exit_at_once", sys.exit)
+            patch.setattr("jobs.cli._exit_at_once", sys.exit)
             result = self.run(*argv, "--cloud", "aws", "--region", self.region)
         if result.code in (INTERRUPTED, _TERMINATED):
             raise KeyboardInterrupt

@@ -155,7 +155,6 @@ def test_what_the_account_may_not_do_is_skipped(report: Path, tmp_path: Path) ->
         ({"up": 1, "down": 1}, ["doctor", "up", "down", "down"], 1),
         ({"up": 130}, ["doctor", "up", "down"], 130),
         ({"train": 1}, ["doctor", "up", "status", "train", "down"], 1),
-        ({"train": 0, "repair": 130}, ["doctor", "up", "status", "train", "repair", "down"], 130),
     ],
 )
 def test_after_a_failure_or_ctrl_c_nothing_is_left_and_what_was_seen_is_shown(

@@ -6,25 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.harness.command_line import CommandLine, open_command_line
-from tests.harness.prepared_cluster import PreparedCluster
 from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
 from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
 
 START = 1_800_000_000.0
 
 
-@pytest.fixture(scope="session")
-def prepared_clusters(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[dict[str, PreparedCluster], Path]:
-    """Clusters that were made once, by their options, and the folder of their copies."""
-    return {}, tmp_path_factory.mktemp("prepared")
-
-
 @pytest.fixture
 def simulated_cloud(
     endpoint: Endpoint,
-    prepared_clusters: tuple[dict[str, PreparedCluster], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[SimulatedCloud]:
@@ -33,7 +23,6 @@ def simulated_cloud(
     with open_simulated_cloud(endpoint, tmp_path, START) as simulated_cloud:
         let_no_time_pass(simulated_cloud.clock, monkeypatch)
         monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
-        simulated_cloud.saved, simulated_cloud.saved_in = prepared_clusters
         yield simulated_cloud
 
 

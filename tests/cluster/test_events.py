@@ -139,7 +139,7 @@ def test_a_zone_that_was_left_is_named_with_ec2s_code(simulated_cloud: Simulated
 
 
 def test_the_command_shows_what_was_done(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes")
+    line.begin("--nodes", "1")
     line.must("down", "--yes")
 
     result = line.must("events")
@@ -148,7 +148,7 @@ def test_the_command_shows_what_was_done(line: CommandLine) -> None:
     assert any(": bought: " in f": {each[17:]}" and "[i-" in each for each in lines)
     assert not any("begun: " in each for each in lines)
     assert "removed: cluster spr" in lines[-1]
-    assert line.must("events", "spr", "--tail", "1").out.splitlines() == lines[-1:]
+    assert line.must("events", "--name", "spr", "--tail", "1").out.splitlines() == lines[-1:]
     events = json.loads(line.must("events", "--json", "--tail", "3").out)["events"]
     assert len(events) == 3
     assert (events[-1]["command"], events[-1]["event"]) == ("down", "removed")
@@ -163,7 +163,7 @@ def test_an_action_that_never_ended_is_shown(line: CommandLine) -> None:
 def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
     result = line.must("events", "--name", "other")
     assert result.out.startswith("No events of cluster other on this machine (")
-    assert json.loads(line.must("events", "other", "--json").out) == {
+    assert json.loads(line.must("events", "--name", "other", "--json").out) == {
         "cluster": "other",
         "events": [],
     }
@@ -172,7 +172,7 @@ def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["events", "../x"], "--name ../x: expected "),
+        (["events", "--name", "../x"], "--name ../x: expected "),
         (["events", "--tail", "0"], "--tail 0: expected a whole number of at least 1"),
     ],
 )
@@ -221,7 +221,7 @@ def test_that_the_nodes_have_ended_by_themselves_is_shown(line: CommandLine) -> 
 
 
 def test_a_replacement_by_another_computer_is_listed_from_its_tags(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes")
+    line.begin("--nodes", "1")
     log = ClusterFiles.of("spr").events
     (bought,) = [e for e in EventLog(log).read() if e["event"] == "bought"]
     ec2 = connect(line.open_cloud("aws", None, None)).ec2

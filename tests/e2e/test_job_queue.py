@@ -135,8 +135,8 @@ def place_script(cluster: LiveCluster, trained: Trained, name: str, folder: Path
     A center's nodes share one folder. Here, each has its own; the venv is the one that they have.
     """
     cores = trained.results["ranks"][0]["threads"]
-    shape = ("--nodes", "3", "--cores", str(cores), "--job-name", name, "--output", str(folder))
-    cluster.cli.run(*DEMO_JOB, "--to", "slurm-script", *shape)
+    shape = ("--nodes", "3", "--shape", f"cores={cores}", "--job-name", name)
+    cluster.cli.run(*DEMO_JOB, "--to", "slurm-script", *shape, "--output", str(folder))
     config = cluster.cli.home / "spr" / "ssh_config"
     for node in cluster.names:
         argv = ["scp", "-qrF", str(config), str(folder), f"{node}:{name}"]

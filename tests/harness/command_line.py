@@ -38,6 +38,7 @@ from provision.host import Login, Result
 from provision.ssh import SshHost
 from tests.fakes import marked
 from tests.harness.cloud import make_cloud
+from tests.harness.prepared_cluster import begin_with
 from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
 from tests.harness.simulated_machines import SimulatedHost
 from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
@@ -171,6 +172,13 @@ class CommandLine:
         """Run a command that must succeed."""
         result = self.run(*argv)
         assert result.code == 0, result.err
+        return result
+
+    def begin(self, *options: str) -> CommandResult:
+        """Run `up`, in an empty cloud, once for all tests of this process."""
+        assert (self.call_log.calls, self.machines.staged) == ([], []), "a test begins with this"
+        argv = ("up", "--yes", *options)
+        result: CommandResult = begin_with(self.cloud, " ".join(argv), lambda: self.must(*argv))
         return result
 
     def stage(self, node: str, pattern: str, answer: Result | Exception | Act) -> None:

@@ -165,6 +165,10 @@ def be_unreachable(line: CommandLine) -> None:
     line.url = "http://127.0.0.1:9"
 
 
+def hurry(line: CommandLine) -> None:
+    line.cloud.clock.pace = 20
+
+
 def lose_key(_: CommandLine) -> None:
     ClusterFiles.of("spr").key.unlink()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import shutil
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
     from tests.harness.simulated_cloud import SimulatedCloud
 
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="prepared-")
+_PREPARED: dict[str, PreparedCluster] = {}
+
+
 @dataclass(frozen=True)
 class PreparedCluster:
     """EC2's state, the machines, this machine's files, and what was recorded so far."""
@@ -22,11 +29,23 @@ class PreparedCluster:
     containers: tuple[dict[str, Any], dict[str, Any]]
     records: tuple[list[Any], list[str], list[str], list[str]]
     folder: Path
+    home: Path
     now: float
+    result: Any
 
 
-def save(world: SimulatedCloud, folder: Path) -> PreparedCluster:
-    """Save a copy of everything in a folder."""
+def begin_with(world: SimulatedCloud, key: str, make: Callable[[], Any]) -> Any:
+    """Make a cluster in an empty cloud, once for all tests of this process; return what that returned."""
+    if key in _PREPARED:
+        _restore(world, _PREPARED[key])
+    else:
+        _PREPARED[key] = _save(world, make())
+    return _PREPARED[key].result
+
+
+def _save(world: SimulatedCloud, result: Any) -> PreparedCluster:
+    """Save a copy of everything."""
+    folder = Path(_FOLDER.name, str(len(_PREPARED)))
     for name, place in _places(world).items():
         shutil.copytree(place, folder / name)
     return PreparedCluster(
@@ -34,16 +53,25 @@ def save(world: SimulatedCloud, folder: Path) -> PreparedCluster:
         containers=(dict(world.engine.specs), dict(world.engine.state)),
         records=tuple(list(record) for record in _records(world)),  # type: ignore[arg-type]
         folder=folder,
+        home=home(),
         now=world.clock.now,
+        result=result,
     )
 
 
-def restore(world: SimulatedCloud, prepared: PreparedCluster) -> None:
+def _restore(world: SimulatedCloud, prepared: PreparedCluster) -> None:
     """Continue from a copy in an empty cloud."""
     application = world.fake.application
     world.clock.now = prepared.now
     for name, place in _places(world).items():
         shutil.copytree(prepared.folder / name, place, dirs_exist_ok=True)
+    for path in home().rglob("*"):
+        # OpenSSH's configuration has absolute paths.
+        if path.is_file() and (text := path.read_bytes()) != (
+            here := text.replace(bytes(prepared.home), bytes(home()))
+        ):
+            path.write_bytes(here)
+    world.engine._pids = itertools.count(10_000 + len(_PREPARED))
     world.engine.specs, world.engine.state = (dict(part) for part in prepared.containers)
     with application.lock:
         for region, backend in pickle.loads(prepared.regions).items():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ from infra.plan.planner import PlanInput, plan_up
 from infra.spec import validate_options
 from tests.aws import Recorder, answered_directly
 from tests.harness.cloud import CALLER, SimulatedEngine, list_left, make_cloud
-from tests.harness.prepared_cluster import PreparedCluster, restore, save
+from tests.harness.prepared_cluster import begin_with
 from tests.harness.simulated_machines import SimulatedMachines, write_state
 from tests.infra.hasty_time import AtOnce, HastyTime
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakeTime
@@ -132,9 +131,6 @@ class SimulatedCloud:
     progress: RecordedProgress
     began: float
     network: SimulatedNetwork
-    saved: dict[str, PreparedCluster] = field(default_factory=dict)
-    """Clusters that were made once, by their options, and the folder of their copies."""
-    saved_in: Path | None = None
     profile: str = "instant"
 
     @property
@@ -192,12 +188,7 @@ class SimulatedCloud:
     def prepared(self, **given: Any) -> Cluster:
         """The same as :meth:`up` in an empty cloud, which is done once for all tests."""
         key = f"{self.profile} {sorted(given.items())}"
-        if key in self.saved:
-            restore(self, self.saved[key])
-        else:
-            assert self.saved_in is not None
-            self.up(**given)
-            self.saved[key] = save(self, Path(tempfile.mkdtemp(dir=self.saved_in)))
+        begin_with(self, key, lambda: self.up(**given) and None)
         return self.cluster()
 
     def down(self, **options: Any) -> Removed:
@@ -285,7 +276,7 @@ def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterat
             now=lambda: datetime.fromtimestamp(clock.now, timezone.utc),
             make_host=machines.make_host,
         )
-        with recorder.watching(clients), answered_directly(clients, fake.application):
+        with recorder.watching(clients), answered_directly(endpoint.url, fake.application):
             yield SimulatedCloud(fake, engine, steps, ctx, recorder, progress, start, network)
 
 

@@ -53,8 +53,12 @@ def is_python(path: str) -> bool:
 
 
 def without_checkout() -> dict[str, str]:
-    """Return this environment's variables; a checkout on PYTHONPATH would hide what the wheel lacks."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Return this environment's variables for a user's commands.
+
+    A checkout on PYTHONPATH would hide what the wheel lacks, and no command should compile its modules again.
+    """
+    dropped = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
 def _run(*argv: str) -> None:

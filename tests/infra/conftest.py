@@ -25,7 +25,7 @@ def ec2_cloud(
     folder = state_folder(tmp_path)
     with (
         endpoint.serve(folder, FakePodman(), clock=HastyTime(), saving=False) as cloud,
-        answered_directly(cloud.clients, cloud.application),
+        answered_directly(cloud.endpoint.url, cloud.application),
     ):
         cloud.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
         yield cloud

@@ -113,7 +113,7 @@ def mpirun_line(head: FakeHost, paths: JobPaths = PATHS) -> str:
     """The mpirun command of a job that was submitted, on the first nodes of the cluster."""
     script = head.files[paths.new_script].decode()
     nodes = int(script.partition("--nodes=")[2].splitlines()[0])
-    launch = parse_launch(script[script.index("\n{\n") : script.index("\n}\n_") + 2])
+    launch = parse_launch(head.files[paths.new_launch].decode())
     return shlex.join(build_argv(launch, list(launch.pinning)[:nodes], NODES[0].private_ip))
 
 

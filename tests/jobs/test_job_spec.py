@@ -14,10 +14,10 @@ from jobs.cli import build_parser
 from jobs.cli import run as run_command
 from jobs.cli import train as train_command
 from jobs.cli.shared.project_options import apply_project
-from jobs.launchers.mpirun import build_launch
 from jobs.launchers.placement import plan_placement
 from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.launchers.queue.session import with_bucket
+from jobs.launchers.queue.slurm import build_launch
 from jobs.program.plan import plan_program
 from jobs.train.train import plan_training
 from jobs.worker.spec import JobSpec

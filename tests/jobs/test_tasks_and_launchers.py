@@ -12,6 +12,7 @@ from jobs.cli.tune import build_scaling_request, build_tune_request
 from jobs.train.request import check_inputs
 from jobs.train.train import plan_training
 from jobs.worker.tasks import TASKS
+from jobs.worker.training.options import TrainOptions
 from provision.stacks.load import load_stack
 from tests.jobs.context import parse_request
 
@@ -24,11 +25,12 @@ def task(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def check_program(task: str, words: Any) -> None:
+def check_program(task: str, words: Any) -> TrainOptions:
     """The words of a rank, after its module, are the task and options that it understands."""
     assert words[0] == task
-    options = TASKS[task].Options.parse(words[1:])
+    options: TrainOptions = TASKS[task].Options.from_json(words[1])
     assert (options.task, options.model_name) == (task, "scratch")
+    return options
 
 
 def test_the_queue(task: str) -> None:
@@ -36,24 +38,20 @@ def test_the_queue(task: str) -> None:
     check_inputs(request.options)
     plan = plan_training(request, STACK)
     assert (plan.kind, plan.module) == (task, "worker.tasks")
-    check_program(task, plan.argv)
-    check_program(task, plan.retry_argv)
-    assert "--resume" in plan.retry_argv
-    assert {word.partition("=")[2] for word in plan.argv if word.startswith("--data=")} == {
-        *plan.files
-    }
+    data = getattr(check_program(task, plan.argv), "data", None)
+    assert plan.resumes
+    assert [*plan.files] == ([data] if data else [])
 
 
 def test_kubernetes(task: str) -> None:
     words = ("--to", "kubernetes-yaml", "--demo", "--nodes", "2")
     found = render_pods(parse_request("train", task, *words), NOW)
-    check_program(task, found.plan.argv)
-    for data in (word for word in found.plan.argv if word.startswith("--data=")):
+    if data := getattr(check_program(task, found.plan.argv), "data", None):
         assert "code" + data.partition("/code")[2] in found.build
 
 
 def test_a_script_for_slurm(task: str) -> None:
-    words = ("--to", "slurm-script", "--demo", "--nodes", "2", "--cores", "8")
+    words = ("--to", "slurm-script", "--demo", "--nodes", "2", "--shape", "cores=8")
     script = render_script(parse_request("train", task, *words), NOW)
     assert f"program=(worker.tasks {task} " in script.text
     install = script.files["install.sh"]

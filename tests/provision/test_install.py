@@ -334,7 +334,7 @@ def test_what_was_installed_is_kept_with_its_hashes(node: Machine) -> None:
 
     tell = f'case "$*" in "help install") echo --report;; *--report*) cp {report} '
     node.replace("pip", tell + f"{node.path(VENV)}.report;; esac")
-    node.replace("python-of-venv", f'[ $# -ne 3 ] || exec {sys.executable} "$@"')
+    node.replace("python-of-venv", f'[[ "$2" != *.report ]] || exec {sys.executable} -I -S "$@"')
 
     assert install("d1", Torch_X="aa", numpy="bb") == (
         "numpy==1 --hash=sha256:bb\ntorch-x==1 --hash=sha256:aa\n"

@@ -72,7 +72,7 @@ is_head() { grep -q "^NodeName=node0 NodeHostname=$(hostname) " /etc/slurm/slurm
 # start them again. The newest files count.
 catch_up() {
     runuser -u ubuntu -- sh -c 'cd /home/ubuntu/spr-jobs || exit 0
-        ssh -n -o ConnectTimeout=5 node0 "cd spr-jobs && tar -H posix -cf - */run.sh */end.json */cancelled" |
+        ssh -n -o ConnectTimeout=5 node0 "cd spr-jobs && tar -H posix -cf - */run.sh */launch.json */end.json */cancelled" |
             tar --keep-newer-files -xf - || exit
         for job in *; do
             [ ! $job/end.json -nt $job/run.sh ] && [ ! $job/cancelled -nt $job/run.sh ] ||

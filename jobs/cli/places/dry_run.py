@@ -10,20 +10,14 @@ from cluster.cli.chosen_cluster import open_cluster
 from cluster.nodes import Cluster, Node
 from infra.ec2.instances import Instance
 from infra.errors import NoClusterError, UsageError
-from infra.instance_types import (
-    DEFAULT_INSTANCE_TYPE,
-    INSTANCE_TYPES,
-    InstanceType,
-    complete_type_name,
-    find_machine,
-    nearest_type,
-)
+from infra.instance_types import find_machine
 from infra.words import counted
-from jobs.cli.places.options import DryRunRequest
+from jobs.cli.places.options import DryRunRequest, find_type, shape_of
+from jobs.launchers.environment import warn_ignored
 from jobs.launchers.kubernetes.image import find_preloads
-from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.placement import NodeShape, place_on_nodes
 from jobs.launchers.plan import JobPaths, JobPlan, new_job_id
+from jobs.launchers.queue.slurm import build_launch, render_command
 from provision.stacks.load import DEFAULT_STACK, load_stack
 from provision.stacks.stack import Stack
 
@@ -57,19 +51,14 @@ def run_dry(
 
 def imagine(type_name: str, nodes: int, stack: str, now: datetime) -> Target:
     """Return new nodes of a type in the table. Raises :class:`UsageError` for another one."""
-    machine = INSTANCE_TYPES.get(complete_type_name(type_name))
-    if machine is None:
-        raise UsageError(
-            f"--instance-type {type_name}: not in the table{nearest_type(type_name, INSTANCE_TYPES)}",
-            hint=f"give another one, such as {DEFAULT_INSTANCE_TYPE}, or omit it and use a cluster's",
-        )
+    machine = find_type(type_name)
     names = [f"node{rank}" for rank in range(nodes)]
     instances = [
         Instance("", "", "", name, "", rank, now, machine.name, "", {})
         for rank, name in enumerate(names)
     ]
     every = tuple(Node(rank, instance) for rank, instance in enumerate(instances))
-    shapes = dict.fromkeys(names, _shape(machine))
+    shapes = dict.fromkeys(names, shape_of(machine))
     return Target(Cluster("spr", every, nodes), load_stack(stack), shapes)
 
 
@@ -87,17 +76,8 @@ def _find(request: DryRunRequest) -> Target:
     unknown = [name for name, machine in types.items() if machine is None]
     if unknown:
         raise UsageError(f"EC2 does not describe {', '.join(unknown)} in {context.cloud.region}")
-    shapes = {node: _shape(found) for node, name in machines.items() if (found := types[name])}
+    shapes = {node: shape_of(found) for node, name in machines.items() if (found := types[name])}
     return Target(cluster, load_stack(cluster.stack, locked=False), shapes)
-
-
-def _shape(machine: InstanceType) -> NodeShape:
-    return NodeShape(
-        cores=machine.cores,
-        memory_gib=max(2, round(machine.memory_gib)),
-        numa=machine.sockets or 1,
-        threads_per_core=max(1, machine.vcpus // machine.cores),
-    )
 
 
 def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str, object]]:

@@ -15,6 +15,7 @@ from jobs.cli.places.folder import check_output_folder, write_files
 from jobs.cli.places.options import ANY, KUBERNETES, PlaceRequest
 from jobs.launchers.kubernetes.manifests import AMX_LABEL, Rendered
 from jobs.launchers.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
+from jobs.launchers.placement import NodeShape
 from jobs.worker.training.options import flag
 
 # Names of pods and services add a suffix, with at most 63 characters in total.
@@ -55,7 +56,7 @@ def read_pods(request: PlaceRequest, nodes: int | None, name: str, stack: str) -
         kind=JOB_KINDS[request.kind] if request.kind else TRAIN_JOB,
         namespace=request.namespace,
         claim=Claim(request.claim) if request.claim else Claim(size=_CLAIM_SIZE),
-        shape=request.read_shape(),
+        shape=request.find_shape() or NodeShape(),
         node_labels={**amx, **dict(own)},
     )
 

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import YES, option, positive_int, switch
+from cluster.console.options import CLUSTER, EVERYWHERE, YES, option, options_of, switch
 from infra.errors import UsageError
+from infra.instance_types import (
+    DEFAULT_INSTANCE_TYPE,
+    INSTANCE_TYPES,
+    InstanceType,
+    complete_type_name,
+    nearest_type,
+)
 from jobs.launchers.kubernetes.request import JOB_KINDS
-from jobs.launchers.placement import NodeShape
-from jobs.worker.training.options import flag
+from jobs.launchers.placement import NodeShape, parse_shape
 
-CLUSTER, SLURM, KUBERNETES = "cluster", "slurm-script", "kubernetes-yaml"
+SLURM, KUBERNETES = "slurm-script", "kubernetes-yaml"
 ANY = "any"
 PLACES = (CLUSTER, SLURM, KUBERNETES)
-_ELSEWHERE = ("write_to", "job_name", "cores", "numa")
-_PODS = (
-    *("kind", "image", "namespace", "claim", "node_selector", "memory_gib", "threads_per_core"),
-    *("apply", "yes"),
-)
-_ON_CLUSTER = (
-    *("name", "cloud", "region", "instance_type", "placement", "no_tuned", "detach"),
-    *("retries", "elastic", "max_time", "bucket", "until_done", "on_finish", "down_when_done"),
-    *("env", "env_file", "hub_token", "results", "push_to", "resume", "smoke"),
-)
-_PLACES_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(_ON_CLUSTER, (CLUSTER,)),
-    **dict.fromkeys(_ELSEWHERE, (SLURM, KUBERNETES)),
-    **dict.fromkeys(_PODS, (KUBERNETES,)),
-    **dict.fromkeys(("recipe", "run_qa", "ccl_workers"), (CLUSTER, KUBERNETES)),
-}
-_DEFAULTS = ("auto", "fast")
-"""Of the options among them that have one."""
-_FLAGS = {"write_to": "--output", "memory_gib": "--memory"}
 # The value's own label, or that of node-feature-discovery for AMX.
 _NODE_LABEL = r"([a-z0-9.-]{1,253}/)?\w([\w.-]{0,61}\w)?=(\w([\w.-]{0,61}\w)?)?"
 
@@ -46,6 +33,31 @@ def parse_label(text: str) -> str:
     return text
 
 
+def find_type(name: str) -> InstanceType:
+    """Return an EC2 type in the table. Raises :class:`UsageError` for another one."""
+    machine = INSTANCE_TYPES.get(complete_type_name(name))
+    if machine is None:
+        raise UsageError(
+            f"--instance-type {name}: not in the table{nearest_type(name, INSTANCE_TYPES)}",
+            hint=f"give one such as {DEFAULT_INSTANCE_TYPE}, or describe the nodes of other places with "
+            "--shape",
+        )
+    return machine
+
+
+def shape_of(machine: InstanceType) -> NodeShape:
+    """Return the shape of an EC2 type's nodes."""
+    return NodeShape(
+        cores=machine.cores,
+        memory_gib=max(2, round(machine.memory_gib)),
+        numa=machine.sockets or 1,
+        threads_per_core=max(1, machine.vcpus // machine.cores),
+    )
+
+
+_PLACE: dict[str, Any] = {"section": "place", "places": EVERYWHERE}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DryRunRequest(ClusterRequest):
     """Where a job runs, and whether it is only planned."""
@@ -55,27 +67,32 @@ class DryRunRequest(ClusterRequest):
         "`train` can (default: cluster)",
         CLUSTER,
         choices=PLACES,
-        section="place",
+        **_PLACE,
     )
     dry_run: bool = switch(
-        "print the placement and the mpirun command; buy, send, and change nothing", section="place"
+        "print the placement and the mpirun command; buy, send, and change nothing", **_PLACE
     )
     instance_type: str | None = option(
-        "for --dry-run without a cluster: the nodes' EC2 type",
+        "the nodes' EC2 type, for other places, and for --dry-run without a cluster",
         metavar="TYPE",
-        section="place",
+        excludes="shape",
         for_experts=True,
+        **_PLACE,
     )
     stack: str | None = option(
         "software of --dry-run without a cluster, and of other places; see `stacks`",
         metavar="NAME",
-        section="place",
         for_experts=True,
+        **_PLACE,
     )
 
 
-_OTHERS: dict[str, Any] = {"section": f"{SLURM}, {KUBERNETES}", "for_experts": True}
-_IN_PODS: dict[str, Any] = {"section": KUBERNETES, "for_experts": True}
+_OTHERS: dict[str, Any] = {
+    "section": f"{SLURM}, {KUBERNETES}",
+    "for_experts": True,
+    "places": (SLURM, KUBERNETES),
+}
+_IN_PODS: dict[str, Any] = {"section": KUBERNETES, "for_experts": True, "places": (KUBERNETES,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,19 +103,19 @@ class PlaceRequest(DryRunRequest):
         "write the files here: YAML and the image's build folder, or the job's folder for Slurm",
         flags=("--output",),
         metavar="DIR",
+        excludes="files",
         **_OTHERS,
     )
     job_name: str | None = option(
         "the job's name (default: TASK-DATE-TIME-…)", metavar="NAME", **_OTHERS
     )
-    cores: int | None = option(
-        f"physical cores of a node (default on Kubernetes: {NodeShape().cores})",
-        parse=positive_int,
-        metavar="N",
+    shape: str | None = option(
+        "a node of another type: its physical cores and, optionally, NUMA nodes, hardware threads per "
+        "core, and GiB of memory, such as cores=64,numa=2,threads=2,memory=1024 (default on Kubernetes: "
+        f"{NodeShape()})",
+        metavar="cores=N,…",
+        excludes="shape",
         **_OTHERS,
-    )
-    numa: int | None = option(
-        "NUMA nodes of a node (default: 1)", parse=positive_int, metavar="N", **_OTHERS
     )
     kind: str | None = option(
         f"kind of job of Kubeflow (default: {next(iter(JOB_KINDS))})",
@@ -124,46 +141,30 @@ class PlaceRequest(DryRunRequest):
         metavar="KEY=VALUE",
         **_IN_PODS,
     )
-    memory_gib: int | None = option(
-        f"memory of a node, in GiB (default: {NodeShape().memory_gib})",
-        flags=("--memory",),
-        parse=positive_int,
-        metavar="N",
-        **_IN_PODS,
-    )
-    threads_per_core: int | None = option(
-        f"hardware threads per core (default: {NodeShape().threads_per_core})",
-        parse=positive_int,
-        metavar="N",
-        **_IN_PODS,
-    )
     apply: bool = switch(
-        "create the job with kubectl; with --dry-run, the cluster only validates it", **_IN_PODS
+        "create the job with kubectl; with --dry-run, the cluster only validates it",
+        excludes="files",
+        **_IN_PODS,
     )
-    yes: bool = switch("create it without asking", flags=YES, **_IN_PODS)
+    yes: bool = switch("create it without asking", flags=YES, needs="--apply", **_IN_PODS)
 
-    def read_shape(self) -> NodeShape:
-        """Return the node that the options describe. Raises :class:`UsageError` for one out of range."""
-        given = {each.name: getattr(self, each.name) for each in fields(NodeShape)}
-        return NodeShape(**{name: value for name, value in given.items() if value is not None})
+    def find_shape(self) -> NodeShape | None:
+        """Return the nodes' shape, if it is given. Raises :class:`UsageError` for an invalid one."""
+        if self.instance_type:
+            return shape_of(find_type(self.instance_type))
+        return parse_shape(self.shape) if self.shape else None
 
 
 def check_place(request: DryRunRequest) -> None:
     """Raise :class:`UsageError` for an option that another place than that of ``--to`` understands."""
-    place, options = request.to, vars(request)
-    for name, places in _PLACES_OF.items():
-        value = options.get(name)
-        if value and value not in _DEFAULTS and place not in places:
-            named, able = _FLAGS.get(name, flag(name)), " or ".join(places)
-            raise UsageError(f"{named}: not with --to {place}, only with --to {able}")
-    if isinstance(request, PlaceRequest):
-        if request.apply and request.write_to:
-            raise UsageError("--apply creates the job, --output writes it: give one of them")
-        if request.yes and not request.apply:
-            raise UsageError("--yes confirms --apply: give both, or neither")
+    place = request.to
+    for each in options_of(type(request)):
+        if each.places and place not in each.places and request.has_set(each.name):
+            able = " or ".join(each.places)
+            raise UsageError(f"{each.label}: not with --to {place}, only with --to {able}")
     if place == CLUSTER and request.stack and not request.instance_type:
         raise UsageError("--stack: the cluster has its own; only with --dry-run --instance-type")
-    if request.instance_type and not request.dry_run:
+    if place == CLUSTER and request.instance_type and not request.dry_run:
         raise UsageError(
             "--instance-type is for --dry-run: `up --instance-type` chooses a cluster's"
         )

@@ -10,7 +10,7 @@ from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.folder import check_output_folder, write_files
 from jobs.cli.places.options import SLURM, PlaceRequest
-from jobs.launchers.mpirun import warn_ignored
+from jobs.launchers.environment import warn_ignored
 from jobs.launchers.plan import JobPlan
 from jobs.launchers.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from provision.stacks.stack import Stack
@@ -24,11 +24,13 @@ def read_script(request: PlaceRequest, nodes: int | None, name: str) -> ScriptOp
     # No machine is typical of centers, and ranks with another number of cores are slow.
     if nodes is None:
         raise UsageError(f"--to {SLURM} needs --nodes, the number of nodes")
-    if request.cores is None:
+    shape = request.find_shape()
+    if shape is None:
         raise UsageError(
-            f"--to {SLURM} needs --cores, the number of physical cores per node that jobs may use"
+            f"--to {SLURM} needs --shape cores=N, the physical cores per node that jobs may use, or "
+            "--instance-type"
         )
-    return ScriptOptions(name=name, nodes=nodes, shape=request.read_shape())
+    return ScriptOptions(name=name, nodes=nodes, shape=shape)
 
 
 def render(plan: JobPlan, options: ScriptOptions, stack: Stack) -> SlurmScript:

@@ -70,7 +70,6 @@ class FetchRequest(JobResultsRequest, PushRequest):
     job: str | None = job_argument(
         "job ID, or its URL, s3://BUCKET/PREFIX/JOB (default: the newest)", parse_job_or_url
     )
-    last: bool = switch("fetch the newest job, as without JOB")
     all_checkpoints: bool = switch(
         "also fetch the checkpoints of transformers' Trainer that are neither the newest nor the best"
     )
@@ -140,8 +139,6 @@ def files_to_push(results: Path) -> Mapping[str, Path]:
 
 
 def run(request: FetchRequest) -> int:
-    if request.job and request.last:
-        raise UsageError("JOB and --last can't be used together")
     if request.results:
         check_writable(expand_home(request.results))
     if is_stored(request.job):

@@ -17,8 +17,8 @@ from infra.errors import UsageError
 from infra.files import check_folder
 from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
-from jobs.cli.shared.job_options import QueueRequest, ResultsRequest, follow_or_leave
-from jobs.cli.shared.when_done import OnCluster
+from jobs.cli.shared.job_options import QueueRequest, ResultsRequest
+from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.train.predict import (
     Prediction,
     PredictRequest,
@@ -50,7 +50,8 @@ _EXAMPLES = """\
 _ALL = "all"
 _RETRIES = 1
 _FILES: dict[str, Any] = {"section": "files"}
-_COLUMN: dict[str, Any] = {"metavar": "NAME", "section": "files"}
+_OF_ROWS: dict[str, Any] = {"section": "files", "needs": "--data"}
+_COLUMN: dict[str, Any] = {"metavar": "NAME", **_OF_ROWS}
 
 
 def _nodes(text: str) -> int | str:
@@ -85,17 +86,17 @@ class PredictCommand(QueueRequest, ResultsRequest):
     question_column: str | None = option("column with the questions", **_COLUMN)
     context_column: str | None = option("column with the contexts", **_COLUMN)
     skip_bad_records: bool = switch(
-        "leave out rows that can't be used instead of refusing the file", **_FILES
+        "leave out rows that can't be used instead of refusing the file", **_OF_ROWS
     )
     nodes: int | str | None = option(
         "share the rows among this number of nodes (default: predict here, or, where that can't be, on "
         "one node)",
         parse=_nodes,
         metavar=f"N|{_ALL}",
-        **_FILES,
+        **_OF_ROWS,
     )
     ppn: int | None = option(
-        "ranks per node (default: one per NUMA node)", parse=positive_int, metavar="N", **_FILES
+        "ranks per node (default: one per NUMA node)", parse=positive_int, metavar="N", **_OF_ROWS
     )
     max_time: timedelta | None = None
 
@@ -107,12 +108,15 @@ class PredictCommand(QueueRequest, ResultsRequest):
 
     def refuse(self, why: str, *names: str) -> None:
         """Raise :class:`UsageError` if one of these options is given."""
-        if given := [flag(name) for name in names if getattr(self, name)]:
-            raise UsageError(f"{given[0]} {why}")
+        for name in names:
+            if self.has_set(name):
+                raise UsageError(f"{flag(name)} {why}")
 
 
-_OF_FILES = (*(f"{name}_column" for name in INPUTS), "skip_bad_records", "nodes")
-_OF_JOBS = ("ppn", "results", "detach", "bucket", "until_done", "on_finish", "down_when_done")
+_OF_JOBS = (
+    *("ppn", "results", "retries", "detach", "bucket", "until_done", "on_finish"),
+    "down_when_done",
+)
 
 
 def add_parser(parent: Parser) -> None:
@@ -142,12 +146,16 @@ def run(request: PredictCommand) -> int:
             columns=request.columns,
             skip_bad_records=request.skip_bad_records,
         )
-        return follow_or_leave(request, lambda on_cluster: _run_file(request, options, on_cluster))
+        return follow_to_end(
+            request,
+            lambda on_cluster: _run_file(request, options, on_cluster),
+            detach=request.detach,
+        )
     return _run_texts(request)
 
 
 def _run_texts(request: PredictCommand) -> int:
-    request.refuse("requires --data", *_OF_FILES, *_OF_JOBS)
+    request.refuse("requires --data", *_OF_JOBS)
     if not all(text.strip() for text in request.texts):
         raise UsageError("a text is empty")
     context = None if request.context is None else read_context(request.context)

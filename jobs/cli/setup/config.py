@@ -25,7 +25,6 @@ from infra.words import render_duration
 from jobs.cli.shared.job_options import TaskRequest, VariableRequest
 from jobs.cli.shared.project_options import apply_project, file_options, parser_of
 from jobs.cli.train import TrainCommand
-from jobs.program.plan import check_variables
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import Changes
 
@@ -126,7 +125,7 @@ def _check(request: Request) -> None:
     elif isinstance(request, TaskRequest):
         request.read_options()
     elif isinstance(request, VariableRequest):
-        check_variables(request.env)
+        request.read_variables()
 
 
 def _default_of(name: str, request: Request) -> Any:

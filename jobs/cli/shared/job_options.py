@@ -10,21 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import ClusterRequest
-from cluster.console.options import Option, Request, option, positive_int, switch
-from cluster.console.output import emit
+from cluster.console.options import (
+    CLUSTER,
+    EVERYWHERE,
+    Option,
+    Request,
+    option,
+    positive_int,
+    switch,
+)
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
 from infra.words import parse_duration
-from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
-from jobs.launchers.launcher import QUEUED
+from jobs.cli.places.options import KUBERNETES
+from jobs.cli.shared.when_done import EndRequest
 from jobs.launchers.plan import new_job_id
-from jobs.launchers.queue.job_output import how_to_come_back
-from jobs.launchers.queue.session import DetachedError
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home
-from jobs.train.trackers import find_hub_token
+from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
     Ending,
@@ -37,6 +42,7 @@ from jobs.worker.spec import (
 )
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, defined_options, flag
+from jobs.worker.training.text_task import BALANCED
 
 _HIDDEN = {"output", "trial_seconds", "resume"}
 _SECONDS, _MAX_SECONDS = 20, 3600
@@ -44,16 +50,30 @@ _SECONDS, _MAX_SECONDS = 20, 3600
 WITHOUT_EFFECT = frozenset(
     {
         *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
-        *("learning_rate", "warmup_ratio"),
+        *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
+        *("eval_every", "metric", "keep", "patience", "lr_schedule", "max_grad_norm"),
+        *("class_weights", "label_smoothing", "weight_decay", "max_answer_length"),
     }
 )
 _FOR_EXPERTS = frozenset(
     {
         *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
-        *("stride", "token_cache", "warmup_ratio", "wire"),
+        *(
+            "keep",
+            "lr_schedule",
+            "max_grad_norm",
+            "metric",
+            "stride",
+            "token_cache",
+            "warmup_ratio",
+        ),
+        "wire",
     }
 )
 """Training options whose defaults suit nearly every job; the usual help omits them."""
+
+
+_COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "placement"}
 
 
 def limit_of_time(text: str) -> timedelta:
@@ -73,14 +93,9 @@ def bucket_url(text: str) -> str:
 class PlacementRequest(Request):
     """Where ranks run."""
 
-    nodes: int | None = option(
-        "number of nodes (default: all)", parse=positive_int, metavar="N", section="placement"
-    )
+    nodes: int | None = option("number of nodes (default: all)", **_COUNT, places=EVERYWHERE)
     ppn: int | None = option(
-        "ranks per node (default: one per NUMA node)",
-        parse=positive_int,
-        metavar="N",
-        section="placement",
+        "ranks per node (default: one per NUMA node)", **_COUNT, places=EVERYWHERE
     )
     placement: str = option(
         "auto: each rank on its own cores; reference: the published recipe's numbers, which start "
@@ -92,10 +107,9 @@ class PlacementRequest(Request):
     )
     ccl_workers: int | None = option(
         "cores per rank for oneCCL's workers instead of computing (default: 1)",
-        parse=positive_int,
-        metavar="N",
-        section="placement",
+        **_COUNT,
         for_experts=True,
+        places=(CLUSTER, KUBERNETES),
     )
 
     @property
@@ -108,22 +122,20 @@ class VariableRequest(Request):
     """Environment variables for the ranks."""
 
     env: tuple[str, ...] = option(
-        "environment variable for the ranks; without a value, this machine's. It goes to the nodes in "
-        "a private file, never into a command line, log, or record; repeatable",
+        "environment variable for the ranks; without a value, this machine's, or for HF_TOKEN, its "
+        "Hugging Face login. It goes to the nodes in a private file, never into a command line, log, or "
+        "record; repeatable",
         (),
         repeats=True,
         metavar="NAME[=VALUE]",
     )
     env_file: tuple[str, ...] = option("file of NAME=VALUE lines", (), repeats=True, metavar="FILE")
-    hub_token: bool = switch(
-        "send this machine's Hugging Face login as HF_TOKEN, like --env, for private and gated models"
-    )
 
     def read_variables(self) -> tuple[str, ...]:
         """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
         read = [word for path in self.env_file for word in read_variables(expand_home(path))]
-        token = [f"HF_TOKEN={find_hub_token()}"] if self.hub_token else []
-        return check_variables([*token, *read, *self.env])
+        own = [f"{each}={find_hub_token()}" if each == HUB_TOKEN else each for each in self.env]
+        return check_variables([*read, *own])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,21 +206,11 @@ class QueueRequest(EndRequest):
         )
 
 
-def follow_or_leave(request: QueueRequest, run: Callable[[OnCluster], int]) -> int:
-    """Run a command that submits a job, to its end; with ``--detach``, print how to reattach instead."""
-    try:
-        return follow_to_end(request, run, detach=request.detach)
-    except DetachedError as detached:
-        job, text = detached.job, how_to_come_back(detached.job, detached.flags)
-        emit(request, text, {"job": job, "state": QUEUED})
-        return 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaskRequest(Request):
     """A task and its options."""
 
-    demo: bool = switch("train a small new model on the bundled sample")
+    demo: bool = switch("train a small new model on the bundled sample", places=EVERYWHERE)
     given: Mapping[str, Any] = field(default_factory=dict)
     """The training options that the user gave, by name."""
 
@@ -228,7 +230,8 @@ class TaskRequest(Request):
         if self.demo and "dataset" in self.given:
             nothing: dict[str, Any] = {"data": None}
             base = replace(base, **nothing)
-        paths = {key: self.given[key] for key in ("data", "eval") if self.given.get(key)}
+        named = {key: self.given.get(key) for key in ("data", "eval", "class_weights")}
+        paths = {key: path for key, path in named.items() if path and path != BALANCED}
         given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
         return change_options(base, given)
 
@@ -256,7 +259,8 @@ def task_options(task: str, without: Collection[str] = ()) -> Iterator[Option]:
                 text += f" (default: {each.default})"
         experts = each.name in _FOR_EXPERTS
         flags = (flag(each.name),)
-        yield Option(each.name, text, flags, section="training", for_experts=experts, **how)
+        how |= {"needs": known["needs"], "for_experts": experts}
+        yield Option(each.name, text, flags, section="training", **how)
 
 
 def add_tasks(

@@ -15,7 +15,7 @@ from pathlib import Path
 from cluster.cli.chosen_cluster import ClusterRequest, confirm_owner
 from cluster.cli.down import remove_cluster
 from cluster.console.options import option, switch
-from cluster.console.output import say
+from cluster.console.output import emit, say
 from cluster.context import Context
 from cluster.lifecycle.deadline import raise_latest
 from cluster.lifecycle.prepare import time_is_over
@@ -25,8 +25,9 @@ from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import DeadlineError, JobError, SprError, UsageError
 from infra.wait import wait_until
 from infra.words import counted, spoken_time
-from jobs.launchers.launcher import Outcome
-from jobs.launchers.queue.session import JobContext
+from jobs.launchers.launcher import QUEUED, Outcome
+from jobs.launchers.queue.job_output import how_to_come_back
+from jobs.launchers.queue.session import DetachedError, JobContext
 from jobs.launchers.record import CloudInfo
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
@@ -66,13 +67,19 @@ def follow_to_end(
 ) -> int:
     """Run a command that follows a job, and these actions afterward; return the exit code.
 
-    The command calls what it gets when it knows its cluster.
+    The command calls what it gets when it knows its cluster. With ``detach``, it leaves the job, and this
+    prints how to come back to it.
     """
+    if detach:
+        try:
+            # The nodes do both actions: see provision.on_node.keeper and the job's supervisor.
+            return run(lambda ctx, _: _require_own(ctx, request))
+        except DetachedError as left:
+            text = how_to_come_back(left.job, left.flags)
+            emit(request, text, {"job": left.job, "state": QUEUED})
+            return 0
     if request.on_finish is None and not request.down_when_done:
         return run(lambda _ctx, _job: None)
-    if detach:
-        # The nodes do both: see provision.on_node.keeper and the job's supervisor.
-        return run(lambda ctx, _: _require_own(ctx, request))
     begun: list[Ends] = []
 
     def begin(ctx: Context, job: JobContext) -> None:

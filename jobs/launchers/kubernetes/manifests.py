@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
+from jobs.launchers.environment import ccl_setup, rank_environment
 from jobs.launchers.kubernetes.image import CODE, USER, build_files, find_preloads
 from jobs.launchers.kubernetes.request import CLAIM_PATH, TRAIN_JOB, PodOptions, PodSize, place_pod
-from jobs.launchers.mpirun import ccl_setup, rank_environment
 from jobs.launchers.placement import NodeShape, Placement
 from jobs.launchers.plan import CHECKPOINT_SECONDS, JobPlan
 from jobs.worker.runtime.events import MARK, mark_of

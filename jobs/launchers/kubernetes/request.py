@@ -117,6 +117,6 @@ def _usable_cores(shape: NodeShape, ranks: int) -> int:
         raise UsageError(
             f"nodes with {counted(shape.cores, 'core')} in {counted(shape.numa, 'NUMA node')} have too few "
             f"for {counted(ranks, 'rank')} each: one core of each NUMA node is for the node itself",
-            hint="use fewer ranks, or describe the nodes with --cores, --numa, and --threads-per-core",
+            hint="use fewer ranks, or describe the nodes with --instance-type or --shape",
         )
     return usable

@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cluster.local_files import utc_now
-from cluster.slurm.job_queue import PENDING
 from infra.errors import JobError, UsageError
 from infra.files import parse_object
 from infra.words import spoken_day, spoken_time
@@ -32,6 +31,7 @@ from jobs.worker.runtime.output import LOGS
 from jobs.worker.storage.ownership import STATE
 from jobs.worker.supervisor import listing, log_reader
 from provision.host import Host, TextSink
+from provision.on_node.unfetched import PENDING
 from provision.run_on_nodes import send
 
 _SOON = timedelta(minutes=10)

@@ -19,9 +19,9 @@ from infra.errors import HangupError, HostError, JobError, SprError, UsageError
 from infra.wait import Progress, Silent
 from infra.words import counted, spoken_day, spoken_duration
 from jobs.launchers import files
+from jobs.launchers.environment import warn_ignored
 from jobs.launchers.folders import send_folders
 from jobs.launchers.launcher import CANCELLED, JobEnd, Outcome
-from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
 from jobs.launchers.packages import install_packages
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import (
@@ -41,7 +41,7 @@ from jobs.launchers.queue.job_output import (
     note_silence,
     stop_job,
 )
-from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.launchers.queue.slurm import SlurmLauncher, build_launch, render_command
 from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.attempt import SUCCEEDED
@@ -167,16 +167,15 @@ class JobSession:
         files.check_stage(self.head, self.paths, plan.spec.storage.stage)
         files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "")
 
-    def launch(self, plan: JobPlan, placement: Placement) -> Launch:
-        """Return the job's start command. Raises :class:`UsageError` if the cluster has too few nodes."""
-        context = self.context
-        return build_launch(plan, placement, self.paths, context.cluster, context.stack)
+    def describe(self, plan: JobPlan, placement: Placement) -> tuple[Launch, JobRecord]:
+        """Return a job's launch and record. Raises :class:`UsageError` if the cluster has too few nodes."""
+        cluster = self.context.cluster
+        launch = build_launch(plan, placement, self.paths, cluster, self.context.stack)
+        return launch, self._record(plan, placement, launch)
 
-    def submit(self, plan: JobPlan, placement: Placement) -> JobRecord:
-        """Submit a job whose files are on the nodes. Returns its record."""
-        record = self._record(plan, placement)
-        self.launcher.submit(self.launch(plan, placement), self.paths, plan.variables)
-        return record
+    def submit(self, plan: JobPlan, launch: Launch) -> None:
+        """Submit a job whose files are on the nodes."""
+        self.launcher.submit(launch, self.paths, plan.variables)
 
     def start(self, plan: JobPlan) -> JobRecord:
         """Copy a job's files to the nodes and submit it. Returns its record, also kept with its results.
@@ -186,15 +185,15 @@ class JobSession:
         is_new = is_submitted = False
         is_sent = bool(plan.folders or plan.packages)
 
-        def send_files(inspecting: Future[Placement]) -> Placement:
+        def send_files(inspecting: Future[Placement]) -> tuple[Launch, JobRecord]:
             nonlocal is_new, is_sent
-            placement = inspecting.result()
-            record = self._record(plan, placement).render()
+            launch, record = self.describe(plan, inspecting.result())
+            text = record.render()
             if plan.results:
-                is_new = claim_results(plan.results, self.paths.job_id, record)
+                is_new = claim_results(plan.results, self.paths.job_id, text)
             is_sent = True
-            self._send_files(plan, record)
-            return placement
+            self._send_files(plan, text)
+            return launch, record
 
         try:
             # The folders are sent while the nodes are inspected and get the files.
@@ -205,7 +204,7 @@ class JobSession:
             sending = pool.submit(send_files, inspecting)
             try:
                 self._send_folders(plan)
-                placement = sending.result()
+                launch, record = sending.result()
             except BaseException as error:
                 sending.cancel()  # if the nodes are still being inspected
                 if isinstance(error, SprError):
@@ -218,12 +217,13 @@ class JobSession:
                 # Ctrl-C must not wait for nodes that don't answer.
                 pool.shutdown(wait=False)
             is_submitted = True
-            return self.submit(plan, placement)
+            self.submit(plan, launch)
         except BaseException:
             is_over = (is_sent and self._withdraw(plan)) or not is_submitted
             if plan.results and is_new and is_over:
                 release_results(plan.results)
             raise
+        return record
 
     def _withdraw(self, plan: JobPlan) -> bool:
         """Remove a job that was not submitted; return whether that is certain."""
@@ -293,7 +293,7 @@ class JobSession:
             seconds
         )
 
-    def _record(self, plan: JobPlan, placement: Placement) -> JobRecord:
+    def _record(self, plan: JobPlan, placement: Placement, launch: Launch) -> JobRecord:
         context = self.context
         argv = _argv(plan)
         cluster, stack = context.cluster, context.stack
@@ -304,7 +304,7 @@ class JobSession:
             **asdict(context.cloud),
             command=shlex.join(argv),
             argv=argv,
-            mpirun=render_command(self.launch(plan, placement), cluster.head.private_ip),
+            mpirun=render_command(launch, cluster.head.private_ip),
             nodes=tuple(node.as_dict() for node in cluster.nodes),
             nnodes=len(cluster.first(plan.spec.resources.nodes).nodes),
             placement=placement,

@@ -1,24 +1,62 @@
-"""Submit, follow, and end jobs through the cluster's Slurm."""
+"""Jobs in the cluster's Slurm: launch and batch script, submission, following, and end."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.errors import HostError, HostKeyError, JobError
+from cluster.nodes import Cluster
+from infra.errors import HostError, HostKeyError, JobError, UsageError
 from infra.wait import wait_until
+from infra.words import counted
+from jobs.launchers.environment import ccl_setup, rank_environment
 from jobs.launchers.launcher import JobEnd, parse_end
-from jobs.launchers.mpirun import render_batch_script
-from jobs.launchers.plan import JobPaths
+from jobs.launchers.placement import Placement
+from jobs.launchers.plan import JobPaths, JobPlan
 from jobs.launchers.queue.history import list_jobs
+from jobs.worker.runtime.events import MARK, mark_of
 from jobs.worker.supervisor import log_reader
-from jobs.worker.supervisor.launch import SECRETS, Launch
+from jobs.worker.supervisor.launch import FOLDER, LAUNCH, SECRETS, Launch, build_argv
+from jobs.worker.supervisor.nodes import PACK
 from provision.host import Host, TextSink
+from provision.install import MPIRUN_ENV, VENV
 from provision.run_on_nodes import send
+from provision.stacks.stack import Stack
 
+# A replacement node has no files yet, and a node that did not answer has an earlier launch, or none.
+_SCRIPT = f"""\
+#!/bin/bash
+#SBATCH --job-name={{job}}
+#SBATCH --nodes={{nodes}}
+#SBATCH --output=/dev/null
+#SBATCH --{{requeue}}
+mkdir -p {{root}} && cd {{root}} || exit 1
+exec >> log 2>&1
+for node in {{head}} $(cat ~/hosts); do
+  [ -d code/worker ] && sha256sum --check --status <<< "{{digest}}  {LAUNCH}" && break
+  ssh $node 'cd {{root}} && {PACK}' | tar -xPf -
+done 2>/dev/null
+export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
+supervise="{{venv}}/bin/python -m worker.supervisor"
+# This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
+# If this shell is killed as well, the keeper runs it again, with the exit code.
+code=$1 asked=
+if [ -z "$code" ]; then
+  $supervise &
+  trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
+  asked=1
+fi
+while [ "$asked" ]; do asked=; wait $!; code=$?; done
+[ $code -le 128 ] || [ $code = 143 ] || exec $supervise $code
+exit $code
+"""
+# Otherwise Intel MPI ignores -ppn and starts as many ranks per node as Slurm counts tasks.
+_IN_QUEUE = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
 # From the job's start; longer than any laptop sleeps or any job runs.
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 # Upper limit for a kill: Slurm needs this long to declare a silent node down.
@@ -33,17 +71,18 @@ rm -f log begin.json end.json cancelled gathered
 touch log
 # With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
 take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&
-  cat > run.sh.new && mv run.sh.new run.sh"
+  tar -xmf - && {move}"
 if [ -e {secrets}.new ]; then
   export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
   tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$keep" < {secrets}.new ||
     {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
   mv {secrets}.new {secrets}
 fi
-export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new} || :'
-mv {new} run.sh && id=$(sbatch --parsable run.sh) || exit
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
+{move} && id=$(sbatch --parsable run.sh) || exit
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
 """
+_MOVE = "mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"
 # slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
 _SAVED_S = 8
 _SUBMIT_IF_FORGOTTEN = """
@@ -83,6 +122,69 @@ true
 """
 
 
+def build_launch(
+    plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
+) -> Launch:
+    """Return the command that starts a job on nodes of ``cluster``; its placement covers all of them."""
+    shares = placement.shares or ((),) * len(cluster.nodes)
+    planned = len(cluster.first(plan.spec.resources.nodes).nodes)
+    least = plan.spec.recovery.least_nodes
+    if least > planned:
+        raise UsageError(
+            f"--elastic {least}: the job starts on {counted(planned, 'node')}",
+            hint="it is the minimum number of nodes to continue with after a loss",
+        )
+    return Launch(
+        spec=plan.spec,
+        folder=paths.root,
+        head=cluster.head.name,
+        mpirun=f"{VENV}/bin/mpirun",
+        program=(f"{VENV}/bin/python", "-m", plan.module, *plan.argv),
+        resumes=plan.resumes,
+        nproc_per_node=placement.nproc_per_node,
+        env={
+            **_without_given(cluster.environment, plan.variables),
+            **rank_environment(plan, placement, paths.code, stack),
+            MARK: mark_of(paths.job_id),
+        },
+        pinning=dict(zip((node.name for node in cluster.nodes), shares, strict=True)),
+        omp_threads=placement.omp_threads,
+        ccl=placement.backend == "ccl",
+        exports={**MPIRUN_ENV, **_IN_QUEUE},
+        setup=ccl_setup(stack) if plan.backend == "ccl" else (),
+        planned_nodes=max(planned, plan.planned_nodes),
+    )
+
+
+def _without_given(environment: Mapping[str, str], words: Iterable[str]) -> dict[str, str]:
+    """Return the cluster's variables without those that the user sets, in upper or lower case."""
+    given = {word.partition("=")[0].lower() for word in words}
+    return {name: value for name, value in environment.items() if name.lower() not in given}
+
+
+def render_command(launch: Launch, address: str) -> str:
+    """Return the mpirun command of a job if the first of its nodes, with this address, is idle."""
+    return shlex.join(build_argv(launch, [*launch.pinning][: launch.planned_nodes], address))
+
+
+def render_batch_script(launch: Launch, paths: JobPaths) -> str:
+    """Return the script that the queue runs on the job's first node."""
+    # A job that began on a larger cluster continues on this one.
+    recovery = launch.spec.recovery
+    least, most = recovery.least_nodes, min(launch.planned_nodes, len(launch.pinning))
+    return _SCRIPT.format(
+        job=paths.job_id,
+        venv=VENV,
+        nodes=f"{least}-{most}" if 0 < least < most else most,
+        requeue="requeue" if recovery.retries else "no-requeue",
+        root=shlex.quote(paths.root),
+        code=shlex.quote(paths.code),
+        mark=mark_of(paths.job_id),
+        head=launch.head,
+        digest=hashlib.sha256(launch.render()).hexdigest(),
+    )
+
+
 @dataclass(frozen=True)
 class SlurmLauncher:
     """Runs jobs through the queue of the cluster's head. ``flags`` name the cluster in messages."""
@@ -98,9 +200,11 @@ class SlurmLauncher:
         """
         if variables:
             self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.new")
+        self.head.put(launch.render(), paths.new_launch)
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
         again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
-        script = _SUBMIT.format(root=paths.root, new=paths.new_script, again=again, secrets=SECRETS)
+        new, move = paths.new, _MOVE.format(new=paths.new)
+        script = _SUBMIT.format(root=paths.root, new=new, move=move, again=again, secrets=SECRETS)
         done = self.head.run(script, check=False)
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"

@@ -27,7 +27,7 @@ from worker.tasks import TASKS
 
 task = TASKS[sys.argv[1]]
 try:
-    task(task.Options.parse(sys.argv[2:])).download()
+    task(task.Options.from_json(sys.argv[2])).download()
 except WorkerError as error:
     sys.exit(f"{error.message}\n{error.hint}")
 DOWNLOAD

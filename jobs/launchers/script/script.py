@@ -14,8 +14,8 @@ from importlib import resources
 from pathlib import Path
 
 from infra.errors import UsageError
+from jobs.launchers.environment import rank_environment
 from jobs.launchers.files import worker_files
-from jobs.launchers.mpirun import rank_environment
 from jobs.launchers.placement import NodeShape, Placement, Preload, place_on
 from jobs.launchers.plan import CHECKPOINT_SECONDS, JobPlan
 from provision.stacks.stack import Stack, pip_options, render_import_check, render_requirements
@@ -140,7 +140,7 @@ def _render_script(
         install=INSTALL,
         ranks=ranks,
         # With these arguments, the job resumes; without a checkpoint, it starts from the beginning.
-        program=shlex.join([plan.module, *plan.retry_argv]),
+        program=shlex.join([plan.module, *plan.argv, "--resume"]),
     )
     return header + _read("job.sh")
 

@@ -62,11 +62,11 @@ def hub_hint(error: BaseException, name: str, otherwise: str, kind: str = "") ->
     if "gated" in refusals and has_token:
         return f"it is gated, and the login in HF_TOKEN has no access: request it on {page}"
     if "gated" in refusals:
-        return f"it is gated: request access on {page}, and send your login with --hub-token"
+        return f"it is gated: request access on {page}, and send your login with --env HF_TOKEN"
     if refusals and has_token:
         return "check the name, and whether the login in HF_TOKEN may read it"
     if refusals:
-        return "check the name; if it is private or gated, send your login with --hub-token"
+        return "check the name; if it is private or gated, send your login with --env HF_TOKEN"
     return otherwise
 
 

@@ -179,7 +179,7 @@ def explain_unpinned(environ: Mapping[str, str], threads: int) -> str:
         return ""
     return (
         f"warning: {socket.gethostname()}: the ranks are not pinned, and slow: {local.size} x {threads} "
-        f"threads do not fit its {cores} cores; write the job again with --cores {cores}"
+        f"threads do not fit its {cores} cores; write the job again with --shape cores={cores}"
     )
 
 

@@ -23,7 +23,7 @@ from .attempt import SUCCEEDED, choose_copy_limit, conclude, describe, describe_
 from .commands import REQUEUED, SlurmJob
 from .deadline import Deadline
 from .head import HeadFolder
-from .launch import BEGIN, CANCELLED, END, SECRETS, parse_launch
+from .launch import BEGIN, CANCELLED, END, LAUNCH, SECRETS, parse_launch
 from .nodes import prepare, send_end
 from .staging import stage_data
 from .storing import Storing
@@ -38,7 +38,7 @@ _MOST = 128
 
 def main() -> int:
     """Run one attempt of the job, or finish a killed one. Returns its exit code, at most :data:`_MOST`."""
-    launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
+    launch, job = parse_launch(Path(LAUNCH).read_text()), SlurmJob.from_environ()
     head = HeadFolder(
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )

@@ -20,6 +20,8 @@ from ..storage.ownership import STATE
 CHECKPOINTS = f"{STATE}/{_CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
 """Files in a job's folder on the head: JSON about its last attempt, and a marker for a user's cancel."""
+LAUNCH = "launch.json"
+"""In a job's folder on every node: its launch, as last submitted."""
 SECRETS = VARIABLES
 FOLDER = "SPR_JOB_FOLDER"
 """The environment variable of all processes of a job on its first node."""
@@ -47,8 +49,8 @@ class Launch:
     """Whether the ranks communicate with oneCCL."""
     exports: Mapping[str, str]
     setup: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
-    """The program of later attempts, if different: it resumes instead of starting over."""
+    resumes: bool = False
+    """Whether later attempts get the argument ``--resume`` and resume instead of starting over."""
     planned_nodes: int = 0
     """Number of nodes to start with."""
 
@@ -60,8 +62,8 @@ class Launch:
 
     def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
         """Return the launch of an attempt; with ``again``, it resumes the earlier one."""
-        program = self.again if again and self.again else self.program
-        return replace(self, program=program, pinning={**self.pinning, **pinning})
+        more = ("--resume",) if again and self.resumes else ()
+        return replace(self, program=(*self.program, *more), pinning={**self.pinning, **pinning})
 
     def render(self) -> bytes:
         """Return the launch as JSON."""
@@ -71,7 +73,7 @@ class Launch:
 def parse_launch(text: str) -> Launch:
     """Parse the result of :meth:`Launch.render`."""
     content: dict[str, Any] = json.loads(text)
-    words = {name: tuple(content[name]) for name in ("program", "setup", "again")}
+    words = {name: tuple(content[name]) for name in ("program", "setup")}
     pinning = {
         name: tuple(CoreShare(tuple(s["cpus"]), tuple(s["workers"]), s["numa"]) for s in shares)
         for name, shares in content["pinning"].items()

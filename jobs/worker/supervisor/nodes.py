@@ -18,13 +18,13 @@ from ..runtime.checkpoint_names import checkpoint_name, step_of
 from ..runtime.cores import CoreShare
 from .commands import SlurmJob, ask, succeeds
 from .head import SSH
-from .launch import CHECKPOINTS, END, SECRETS, Launch, fit_pinning
+from .launch import CHECKPOINTS, END, LAUNCH, SECRETS, Launch, fit_pinning
 from .transfers import Copies
 from .watch import announce
 
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
-PARTS = f"code data model work site packages {SECRETS} job.json run.sh"
+PARTS = f"code data model work site packages {SECRETS} job.json {LAUNCH} run.sh"
 """The parts of a job's folder that a node needs, if they exist."""
 PACK = (
     f"tar -cPf - $(ls -d {PARTS} 2>/dev/null) "
@@ -135,8 +135,8 @@ def prepare(
     Returns the launch for the attempt's nodes, and the copies of its checkpoints, on a node not ``leaving``.
     """
     here = job.nodes[0]
-    asked = dict.fromkeys((*job.nodes, *(launch.pinning if launch.again else ())))
-    for tried in range(_TRIES if launch.again and job.attempt > 1 else 1):
+    asked = dict.fromkeys((*job.nodes, *(launch.pinning if launch.resumes else ())))
+    for tried in range(_TRIES if launch.resumes and job.attempt > 1 else 1):
         time.sleep(_PAUSE_S if tried else 0)
         states = ask_nodes(launch.folder, asked, here)
         newest = max((state.newest for state in states.values()), default=-1)
@@ -146,13 +146,13 @@ def prepare(
     lacking = [name for name, state in states.items() if not state.has_files]
     for name in send_files(launch.folder, lacking):
         announce(event="note", text=f"warning: {name} does not take the job's files")
-    if launch.again and (source := newest_copy(states, here)):
+    if launch.resumes and (source := newest_copy(states, here)):
         step = states[source].newest
         what = f"checkpoint {checkpoint_name(step)} from {source}"
         done = any(fetch_checkpoint(launch.folder, step, source) for _ in range(_TRIES))
         announce(event="note", text=what if done else f"warning: {what} can't be fetched")
     others = order_nodes(filter(states.__contains__, launch.pinning), here, launch.head)
-    copies = [Copies(launch.folder, others, leaving)] if launch.again and others else []
+    copies = [Copies(launch.folder, others, leaving)] if launch.resumes and others else []
     for each in copies:
         each.kept = states[others[0]].newest
     has_state = job.attempt > 1 or newest >= 0

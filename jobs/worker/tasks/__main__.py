@@ -1,6 +1,9 @@
-"""``python -m worker.tasks NAME``: one rank of a training run, with the user's variables.
+"""``python -m worker.tasks NAME OPTIONS [--resume]``: one rank of a training run, with the user's variables.
 
-Exit code 1 is a failure, 2 a usage error, and 143 a stop by SIGTERM during training, with a checkpoint.
+OPTIONS is the task's :class:`..training.options.TrainOptions` as JSON, wherever the rank runs: under mpirun,
+in a pod, or on another Slurm cluster.
+
+Exit code 1 is a failure, and 143 a stop by SIGTERM during training, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..runtime.errors import WorkerError
@@ -34,7 +38,11 @@ def main() -> int:
     from ..training.run import run_task
     from . import TASKS
 
-    return run_task(TASKS[sys.argv[1]], sys.argv[2:])
+    kind = TASKS[sys.argv[1]]
+    options = kind.Options.from_json(sys.argv[2])
+    if "--resume" in sys.argv[3:]:
+        options = replace(options, resume=True)
+    return run_task(kind, options)
 
 
 if __name__ == "__main__":

@@ -133,15 +133,21 @@ class Evaluator:
         scores: dict[str, float] = context.ranks.share(pick_scores(found))
         return scores
 
-    def take_best(self, progress: TrainingProgress, state: State) -> int:
-        """Give all ranks the best weights, unless ``--keep last``; return the step that they are from."""
-        best = self.best(progress) if progress.evaluations else None
+    def take_best(self, progress: TrainingProgress, state: State) -> None:
+        """Give all ranks the best weights, unless ``--keep last``, at the end of the training."""
+        best, note = self.best(progress), self.run.context.events.note
+        progress.model_step = progress.step
+        if best is not None and self.is_exhausted(progress):
+            note(
+                f"training ended after step {progress.step} of {self.total}: none of the last "
+                f"{self.options.patience} evaluations was better than that of step {best['step']}"
+            )
         if best is None or self.options.keep == "last" or best["step"] == progress.step:
-            return progress.step
+            return
         weights = share_tensors(dict(state.best), self.run.context.ranks)
         state.model.load_state_dict({**frozen_weights(state.model), **weights})
-        self.run.context.events.note(f"the model is that of step {best['step']:.0f}, the best one")
-        return int(best["step"])
+        progress.model_step = int(best["step"])
+        note(f"the model is that of step {best['step']}, the best one")
 
 
 def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Evaluator:

@@ -1,18 +1,18 @@
 """Options of a training run: one definition for the laptop and the ranks.
 
-The laptop builds a :class:`TrainOptions` and sends ``to_argv()``; every rank gets the same value back from
-:meth:`TrainOptions.parse`. A task adds options, or other defaults, in a subclass.
+The laptop builds a :class:`TrainOptions` and sends it as JSON; every rank reads the same value. A task adds
+options, or other defaults, in a subclass.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..runtime.trackers import TRACKERS
 
@@ -81,14 +81,16 @@ def option(
     choices: tuple[str, ...] | None = None,
     several: tuple[str, ...] = (),
     metavar: str | None = None,
+    needs: str = "",
 ) -> Any:
     """Return a dataclass field that is also an option of the command line, with ``text`` as its help.
 
-    A value is one of ``choices``, or one or several of ``several``, separated by commas.
+    A value is one of ``choices``, or one or several of ``several``, separated by commas. Without the flag
+    ``needs``, it would have no effect.
     """
     kind = kind or (str if default is None else type(default))
     details = {"help": text, "kind": kind, "within": within, "choices": choices}
-    details |= {"several": several, "metavar": metavar}
+    details |= {"several": several, "metavar": metavar, "needs": needs}
     return field(default=default, metadata=details)
 
 
@@ -238,33 +240,14 @@ class TrainOptions:
             return self.learning_rate
         return min(BASE_RATE * math.sqrt(self.batch_size * ranks / BASE_BATCH), MOST_RATE)
 
-    def to_argv(self) -> list[str]:
-        """Return the arguments from which :meth:`parse` restores this value."""
-        argv = []
-        for each in defined_options(type(self)):
-            value = getattr(self, each.name)
-            if value is True:
-                argv.append(flag(each.name))
-            elif value is not None and value is not False:
-                # One word per option: a value may begin with a dash.
-                argv.append(f"{flag(each.name)}={value}")
-        return argv
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the argument from which :meth:`from_json` restores this value."""
+        return json.dumps(asdict(self), indent=indent)
 
     @classmethod
-    def parse(cls: type[Own], argv: Sequence[str] | None = None, prog: str = "train") -> Own:
-        """Return the options in ``argv``. A usage error is one line and exit code 2."""
-        parser = _OneLineParser(prog=prog, allow_abbrev=False)
-        for each in defined_options(cls):
-            known, how = each.metadata, dict[str, Any](action="store_true")
-            if known["kind"] is not bool:
-                how = {"type": known["kind"]}
-                how["choices"] = None if known["several"] else known["choices"]
-            parser.add_argument(flag(each.name), default=argparse.SUPPRESS, **how)
-        given = vars(parser.parse_args(argv))
-        try:
-            return cls(**given)
-        except ValueError as error:
-            parser.error(str(error))
+    def from_json(cls: type[Own], text: str) -> Own:
+        """Return the result of :meth:`to_json`. Raises ``ValueError`` or ``TypeError`` for another text."""
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -306,11 +289,6 @@ def defined_options(options: type[TrainOptions]) -> list[Field[Any]]:
     names = [name for each in (*reversed(own), every) for name in vars(each)["__annotations__"]]
     known = {each.name: each for each in fields(options)}
     return [known[name] for name in dict.fromkeys(names) if name in known]
-
-
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def flag(name: str) -> str:

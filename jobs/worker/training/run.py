@@ -1,42 +1,43 @@
-"""One training run from its options to its results, or a trial of its speed, for `spr-cluster tune`."""
+"""One training run from its options to its results: data, model, steps, and scores."""
 
 from __future__ import annotations
 
 import gc
-import random
+import math
 import time
-from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 
+from ..fast.compilation import count_compiled, plain_layers
+from ..fast.embedding import restore_words
+from ..fast.optimizer import restore_weights
+from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
-from ..runtime.steps import how_many
-from .batches import Indices, Schedule, TrainingRun, batches, steps_per_epoch
-from .best import Unseen, other_data, pick_scores
-from .loop import train
+from ..runtime.output import StepFigures
+from .batches import Schedule, TrainingRun, batches, plan_schedule
+from .best import Unseen, other_data, pick_scores, plan_evaluation
+from .between_steps import Loop, after_step, evaluate, resume
+from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .model import save_model
-from .optimizer_step import load_ipex, prepare, take_step
+from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
 from .options import TrainOptions
-from .state import TrainContext, TrainingProgress
+from .state import State, TrainContext, TrainingProgress
 from .task import Task
+from .trial import enough_for_trial, measure_speed
 
-WARM_UPS = 2
-"""Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads."""
-GAUGED = 2
-"""Steps whose duration determines how many steps are measured."""
-_FEWEST, _MOST = 5, 2000
-_STEPS_OF_RECORDS = 50
-
-Record = TypeVar("Record")
+FEW_STEPS = 200
+"""With fewer steps, a pretrained model has hardly begun to learn."""
+CURVE_POINTS = 500
+"""Approximate number of points in the loss curve, for any number of steps."""
 
 
-def run_task(kind: type[Task[Any]], argv: Sequence[str] | None = None) -> int:
+def run_task(kind: type[Task[Any]], options: TrainOptions) -> int:
     """Run a task as this rank; returns its exit code."""
-    options = kind.Options.parse(argv, kind.name)
     output = Path(options.output) if options.trial_seconds is None else None
     settings = RunSettings(
         options.backend,
@@ -55,9 +56,9 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
     are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
     ``step``, and ``model_step`` is the step that the model is from. ``samples_per_second`` and
-    ``tokens_per_second`` (without padding) are the training speed of all ranks together. ``resumed_after``
-    are the steps after which an interrupted run was resumed; its ``seconds`` include all training but no
-    interruption.
+    ``tokens_per_second`` (without
+    padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
+    interrupted run was resumed; its ``seconds`` include all training but no interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
@@ -92,7 +93,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
-        trained, step = train(run, Unseen(data.eval, unseen, other_data(data)))
+        trained = train(run, Unseen(data.eval, unseen, other_data(data)))
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):
@@ -104,7 +105,6 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         **scores,
         "scores": pick_scores(scores),
         **_describe_training(options, trained, ranks.planned),
-        "model_step": step,
         "train_records": len(data.train),
         "train_samples": len(samples),
         "eval_records": len(data.eval),
@@ -120,6 +120,7 @@ def _describe_training(
     return {
         "loss_curve": trained.curve,
         "evaluations": trained.evaluations,
+        "model_step": trained.model_step,
         "resumed_after": [step for step, _ in trained.resumed],
         "samples_per_second": round(trained.samples / trained.seconds, 3),
         "tokens_per_second": round(trained.tokens / trained.seconds, 1),
@@ -132,65 +133,141 @@ def _describe_training(
     }
 
 
-class TrialSpeed(NamedTuple):
-    """The speed of all ranks, in samples per second, without the warm-up.
+def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
+    """Train the loaded model in place on all ranks.
 
-    ``gradient_bytes`` is the amount a rank sends per step; 0 for a single rank.
+    Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
+    resumed, and :class:`StoppedError` after a SIGTERM.
     """
-
-    samples_per_second: float
-    steps: int
-    seconds: float
-    gradient_bytes: int
-
-
-def enough_for_trial(
-    options: TrainOptions, records: Sequence[Record], ranks: int
-) -> Sequence[Record]:
-    """Return all records or, for a trial, a random part: tokenizing all of SQuAD would take too long."""
-    wanted = _STEPS_OF_RECORDS * options.batch_size * ranks
-    if options.trial_seconds is None or len(records) <= wanted:
-        return records
-    return random.Random(options.seed).sample(records, wanted)
-
-
-def measure_speed(run: TrainingRun, seconds: float) -> TrialSpeed:
-    """Train for about ``seconds`` on all ranks and return the speed; the model is useless afterward."""
-    context, samples = run.context, run.samples
+    context, model = run.context, run.loaded.model
     options, ranks = context.options, context.ranks
-    # 0 steps: automatic compilation would take longer than the trial.
-    model, optimizer = prepare(run, steps=0)
+    schedule = plan_schedule(options, len(run.samples), ranks.planned)
+    _note_fewer_ranks(context)
+    _note_few_steps(context, schedule)
+    evaluator = plan_evaluation(run, unseen, schedule)
+    torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
+    trained, optimizer = prepare(run, schedule.total)
+    ground = {
+        "torch": str(torch.__version__),
+        "transformers": version("transformers"),
+        "backend": ranks.backend,
+        "threads per rank": str(torch.get_num_threads()),
+        "compiled layers": str(count_compiled(model)),
+    }
+    identity = identify(options, ranks, context.precision.dtype, run.samples, ground)
+    start, timer = (
+        Checkpoint(identity, TrainingProgress()),
+        CheckpointTimer(options.checkpoint_every),
+    )
+    rate = optimizer.param_groups[0]["lr"]
+    state = State(model, optimizer, {})
+    loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
+    if options.resume:
+        resume(loop)
+    _take_steps(loop)
+    evaluator.take_best(loop.progress, state)
+    plain_layers(model)
+    restore_weights(model)
+    restore_words(model)
+    return loop.progress
 
-    def take(steps: Iterable[Indices]) -> tuple[int, float]:
-        count, begin = 0, time.perf_counter()
-        for chosen in steps:
-            take_step(run, model, optimizer, run.batch(chosen))
-            count += len(chosen)
-        return count, time.perf_counter() - begin
 
-    per_epoch = steps_per_epoch(len(samples), options.batch_size, ranks.size)
-    take(batches(context, run.lengths, Schedule(per_epoch, WARM_UPS, 0)))
-    _, taken = take(batches(context, run.lengths, Schedule(per_epoch, GAUGED, 0)))
-    # All ranks must agree on the number, or some would wait forever.
-    steps: int = ranks.share(how_many(seconds, taken / GAUGED, _FEWEST, _MOST))
-    chosen, schedule = plan_measure(len(samples), options, ranks.size, steps)
-    before = getattr(model, "sent_bytes", 0)
-    part = batches(context, run.lengths[chosen], schedule)
-    count, taken = take(chosen[batch] for batch in part)
-    sent = (getattr(model, "sent_bytes", 0) - before) // schedule.total
-    return TrialSpeed(round(count / taken, 3), schedule.total, round(taken, 3), sent)
+def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
+    total, options = schedule.total, context.options
+    if total < FEW_STEPS and options.max_steps is None:
+        enough = min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
+        context.events.note(
+            f"{total} {'steps are' if total > 1 else 'step is'} few to learn from (less than {FEW_STEPS}): "
+            f"--epochs {enough}, a smaller --batch-size, or fewer ranks give more"
+        )
 
 
-def plan_measure(
-    count: int, options: TrainOptions, ranks: int, steps: int
-) -> tuple[Indices, Schedule]:
-    """Return samples, as indices, and a schedule of whole epochs, with about ``steps`` steps.
+def _note_fewer_ranks(context: TrainContext) -> None:
+    ranks = context.ranks
+    if ranks.size == ranks.planned:
+        return
+    samples = context.options.batch_size * ranks.planned
+    least, rest = divmod(samples, ranks.size)
+    each = f"at most {least + 1}" if rest else f"{least}"
+    uneven = ", which does not divide evenly" if rest else ""
+    parts = count_parts(context.options, least + bool(rest))
+    context.events.note(
+        f"{ranks.size} of {ranks.planned} planned ranks: the same {samples} features per step, {each} on "
+        f"each rank in {parts} parts{uneven}"
+    )
 
-    Batches have samples of similar length: with parts of epochs, a trial might be faster only because
-    its texts were shorter.
+
+def _take_steps(loop: Loop) -> None:
+    run, schedule, progress = loop.run, loop.schedule, loop.progress
+    # Skipped rather than computed differently, so that the batches are the same by construction.
+    steps = batches(run.context, run.lengths, schedule)
+    rest, first = islice(steps, progress.step, None), progress.step + 1
+    with run.context.report_steps(
+        schedule.total,
+        schedule.per_epoch,
+        done=progress.step,
+        samples=progress.samples,
+        tokens=progress.tokens,
+    ) as reporter:
+        evaluate(loop, reporter)  # after the last step of an interrupted run
+        begin = time.perf_counter() - progress.seconds
+        ended = time.perf_counter()
+        for number, chosen in enumerate(rest, start=first):
+            if loop.evaluator.is_exhausted(progress):
+                break
+            rate = loop.highest_rate * schedule.rate(number - 1)
+            for group in loop.state.optimizer.param_groups:
+                group["lr"] = rate
+            batch = run.batch(chosen)
+            fetched = time.perf_counter()
+            step = take_step(run, loop.trained, loop.state.optimizer, batch)
+            seconds = {"data": fetched - ended, **step.seconds}
+            ended = time.perf_counter()
+            progress.step, progress.seconds = number, ended - begin
+            counts = len(batch), batch.tokens, batch.padded
+            figures = StepFigures(number, progress.seconds, step.loss, rate, *counts, seconds)
+            _check_loss(loop, step)
+            begin += after_step(loop, reporter, figures)
+            if number == first:
+                exempt_from_collection()
+            ended = time.perf_counter()  # a checkpoint's time is not data-loading time
+    gc.unfreeze()
+
+
+def exempt_from_collection() -> None:
+    """Exempt all objects so far from garbage collection.
+
+    Traversing those of torch and its compiler again and again would take 3 % of the CPU time.
     """
-    per_epoch = steps_per_epoch(count, options.batch_size, ranks)
-    if steps >= per_epoch:
-        return np.arange(count), Schedule(per_epoch, -(-steps // per_epoch) * per_epoch, 0)
-    wanted = random.Random(options.seed).sample(range(count), steps * options.batch_size * ranks)
-    return np.array(wanted), Schedule(steps, steps, 0)
+    gc.collect()
+    gc.freeze()
+
+
+def _check_loss(loop: Loop, step: Step) -> None:
+    """Record the loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
+    progress, total = loop.progress, loop.schedule.total
+    if not math.isfinite(step.loss):
+        raise TrainingError(
+            f"the loss or its gradient became infinite at step {progress.step} of {total}",
+            hint="lower --learning-rate, or use --dtype fp32" + _resume_hint(loop),
+        )
+    watch = progress.watch
+    watch.see(step.loss)
+    if watch.diverged:
+        raise TrainingError(
+            f"the loss diverged: at step {progress.step} of {total} it is about {watch.level:.2f}, "
+            f"after {watch.best:.2f} at its best",
+            hint="lower --learning-rate, or raise --warmup-ratio" + _resume_hint(loop),
+        )
+    if watch.is_stuck(total):
+        loop.context.events.note(
+            f"warning: at step {progress.step} of {total} the loss has hardly changed: {watch.level:.2f}, "
+            f"after {watch.first:.2f} at the beginning. Check the labels and --learning-rate"
+        )
+    every = -(-total // CURVE_POINTS)
+    if progress.step % every == 0 or progress.step == total:
+        progress.curve.append((progress.step, round(step.loss, 5)))
+
+
+def _resume_hint(loop: Loop) -> str:
+    return f", with --resume from {loop.kept}, which is kept" if loop.kept else ""

@@ -107,6 +107,8 @@ class TrainingProgress:
     resumed: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[dict[str, float]] = field(default_factory=list)
     watch: DivergenceDetector = field(default_factory=DivergenceDetector)
+    model_step: int = 0
+    """The step that the trained model is from."""
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TrainingProgress:

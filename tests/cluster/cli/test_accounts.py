@@ -74,7 +74,7 @@ def test_another_accounts_credentials_are_refused(
 
 
 def test_without_a_profile_the_account_is_named(line: CommandLine) -> None:
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     assert remembered_account("spr") == ("123456789012", "")
     line.cloud.faults(_OTHER_ACCOUNT)
 
@@ -92,7 +92,7 @@ def test_each_command_asks_sts_once(line: CommandLine) -> None:
 
 
 def test_list_shows_the_account_and_what_is_in_another(line: CommandLine) -> None:
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     shown, found = line.must("list"), json.loads(line.must("list", "--json").out)
     line.cloud.faults(_OTHER_ACCOUNT)
     elsewhere = line.must("list")
@@ -106,7 +106,7 @@ def test_list_shows_the_account_and_what_is_in_another(line: CommandLine) -> Non
 def test_gc_in_another_account_keeps_the_key_of_a_cluster_with_the_same_name(
     line: CommandLine,
 ) -> None:
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     key = ClusterFiles.of("spr").key.read_text()
     line.cloud.faults(_OTHER_ACCOUNT)
     ec2 = line.cloud.fake.ec2
@@ -127,7 +127,7 @@ def test_gc_in_another_account_keeps_the_key_of_a_cluster_with_the_same_name(
 
 def test_an_empty_look_deletes_no_key(line: CommandLine) -> None:
     """A cluster of an older release, whose account is unknown; or the machines are only not shown."""
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")
     lines = files.ssh_config.read_text().splitlines(keepends=True)
     files.ssh_config.write_text("".join([lines[0], *lines[2:]]))
@@ -147,7 +147,7 @@ def test_an_empty_look_deletes_no_key(line: CommandLine) -> None:
 
 
 def test_a_down_that_was_interrupted_at_its_end_is_completed(line: CommandLine) -> None:
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")
     key, config = files.key.read_text(), files.ssh_config.read_text()
     line.must("down", "--yes")
@@ -162,7 +162,7 @@ def test_a_down_that_was_interrupted_at_its_end_is_completed(line: CommandLine) 
 
 
 def test_the_mark_of_an_interrupted_down_ends_with_the_next_up(line: CommandLine) -> None:
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     files = ClusterFiles.of("spr")
     files.removal.write_text("aws us-east-1 123456789012")
 
@@ -183,13 +183,13 @@ def owners(line: CommandLine) -> set[str]:
 
 
 def test_every_resource_names_its_owner(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes", "--bake", "head")
+    line.begin("--nodes", "2", "--bake", "head")
 
     assert owners(line) == {_ANN}
 
 
 def test_somebody_elses_cluster_needs_yes_and_its_name(line: CommandLine) -> None:
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     line.lose(line.ids()[1])
     machines = line.ids()
     line.cloud.faults(_BOB)
@@ -214,7 +214,7 @@ def test_somebody_elses_cluster_needs_yes_and_its_name(line: CommandLine) -> Non
 def test_on_a_terminal_the_owner_is_named(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must(*_UP)
+    line.begin("--nodes", "2")
     line.cloud.faults(_BOB)
     monkeypatch.setattr("cluster.cli.chosen_cluster.has_terminal", lambda: True)
     monkeypatch.setattr("cluster.console.output.has_terminal", lambda: True)
@@ -234,7 +234,7 @@ def test_on_a_terminal_the_owner_is_named(
 
 
 def test_list_and_gc_name_the_owner(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--ttl", "1h", "--yes")
+    line.begin("--nodes", "1", "--ttl", "1h")
     line.must("up", "--nodes", "1", "--ttl", "1h", "--yes", "--name", "mine")
     line.cloud.faults('caller = "assumed-role/AWSReservedSSO_Admin_0a/bob@example.com"\n')
     rows = [row.split() for row in line.must("list").out.splitlines()]

@@ -12,7 +12,7 @@ NODES, GUARD = "spr-cluster-spr-us-east-1-s3", "spr-cluster-spr-us-east-1-end"
 OPTIONS = {NODES: ("--bucket", "s3://team-b"), GUARD: ("--second-guard",)}
 
 
-@pytest.mark.parametrize("times", [0, 2, 10_000])
+@pytest.mark.parametrize("times", [2, 10_000])
 @pytest.mark.parametrize("role", OPTIONS)
 def test_the_rest_is_removed_and_the_role_tried_again(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, role: str, times: int
@@ -31,6 +31,7 @@ def test_the_rest_is_removed_and_the_role_tried_again(
                 attach_foreign_policy(role)
 
     line.call_log.before.append(attach)
+    line.cloud.clock.pace = 5
     result = line.run("down", "--yes")
 
     if times < 10_000:

@@ -181,7 +181,7 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
 def test_status_shows_how_busy_the_queue_is(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     assert parsed(line.run("status", "--json"))["queue"] == {
         "nodes": 2,
         "usable_nodes": 2,
@@ -228,7 +228,7 @@ def test_verify_looks_again_at_a_console_that_showed_no_key(line: CommandLine) -
 
 def test_status_during_up_names_the_command_at_work(line: CommandLine) -> None:
     """No advice to repair what another terminal is building."""
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     line.lose(line.ids()[1])
     assert "To repair: spr-cluster repair --name spr" in line.must("status").out
 
@@ -306,7 +306,7 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
 
 
 def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes", "--name", "alive")
+    line.begin("--nodes", "2", "--name", "alive")
     alive = line.cloud.left()
     ResourceFactory(line.cloud.fake, "forgotten").key_pairs()
     ResourceFactory(line.cloud.fake, "lost").volumes()
@@ -323,7 +323,7 @@ def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> No
 def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(
     line: CommandLine,
 ) -> None:
-    line.must("up", "--nodes", "2", "--yes", "--name", "kept")
+    line.begin("--nodes", "2", "--name", "kept")
     line.must("down", "--yes", "--keep-image", "--name", "kept")
     line.cloud.faults("[[capacity]]\nfree = 0\n")
     assert line.run("up", "--yes", "--name", "unfinished").code == 1
@@ -350,7 +350,7 @@ def test_extend_moves_the_expiry(line: CommandLine) -> None:
 
 
 def test_repair_replaces_missing_nodes(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     head, worker = line.ids()
     line.lose(worker)
 
@@ -374,7 +374,7 @@ def test_repair_needs_a_cluster(line: CommandLine) -> None:
 def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live(
     line: CommandLine,
 ) -> None:
-    line.must("up", "--nodes", "2", "--ttl", "3h", "--yes")
+    line.begin("--nodes", "2", "--ttl", "3h")
     for id_ in line.ids():
         line.lose(id_)
 
@@ -396,7 +396,7 @@ def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live
 
 
 def test_repair_refuses_a_cluster_without_a_record(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes", "--name", "bert")
+    line.begin("--nodes", "2", "--name", "bert")
     group = line.cloud.found("security_groups").group
     assert group is not None
     keys = [{"Key": key} for key in group.tags if key != "spr-cluster:cluster"]
@@ -409,7 +409,7 @@ def test_repair_refuses_a_cluster_without_a_record(line: CommandLine) -> None:
 
 
 def test_without_a_question_no_cluster_is_guessed(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes", "--name", "bert")
+    line.begin("--nodes", "1", "--name", "bert")
 
     result = line.run("down", "--yes")
 
@@ -422,7 +422,7 @@ def test_without_a_question_no_cluster_is_guessed(line: CommandLine) -> None:
 def test_gc_leaves_a_cluster_alone_that_was_renewed_while_it_asked(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must("up", "--nodes", "1", "--yes", "--name", "bert")
+    line.begin("--nodes", "1", "--name", "bert")
     group = line.cloud.found("security_groups").group
     assert group is not None
     expires = group.tags["spr-cluster:expires"]
@@ -442,7 +442,7 @@ def test_gc_leaves_a_cluster_alone_that_was_renewed_while_it_asked(
 
 
 def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     machines = line.ids()
     refused = line.run("down")
     assert refused.code == 2
@@ -460,7 +460,7 @@ def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
 
 
 def test_down_as_json_and_with_a_kept_image(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     machines = sorted(line.ids())
 
     result = parsed(line.run("down", "--yes", "--keep-image", "--json"))
@@ -474,14 +474,14 @@ def test_down_as_json_and_with_a_kept_image(line: CommandLine) -> None:
 
 
 def test_the_cluster_is_found_where_this_machine_made_it(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes", "--name", "here", "--cloud", "local")
+    line.begin("--nodes", "1", "--name", "here", "--cloud", "local")
 
     assert parsed(line.run("status", "--name", "here", "--json"))["cloud"] == "local"
     assert line.must("down", "--name", "here").out == "Nothing left of cluster here.\n"
 
 
 def test_a_colleague_is_let_in_by_a_public_key(line: CommandLine, tmp_path: Path) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     reached: list[str] = []
 
     def authorize(node: str, _: object) -> Result:
@@ -528,7 +528,7 @@ def test_an_authorized_key_is_added_once(tmp_path: Path) -> None:
 def test_ssh_is_the_machines_own_ssh_with_the_clusters_configuration(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     monkeypatch.setattr("cluster.cli.ssh.shutil.which", lambda _: "/usr/bin/ssh")
     for argv in (["ssh"], ["ssh", "node1"], ["ssh", "1", "--", "lscpu"], ["ssh", "--", "hostname"]):
         line.run(*argv)
@@ -564,7 +564,7 @@ def test_commands_report_a_locked_cluster(line: CommandLine) -> None:
 def test_with_a_wrong_clock_times_are_the_clouds(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, off: timedelta
 ) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     line.cloud.clock.sleep(600)
     answer = line.call_log._answer
 
@@ -592,7 +592,7 @@ def test_with_a_wrong_clock_times_are_the_clouds(
 
 
 def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes")
+    line.begin("--nodes", "1")
     files = ClusterFiles.of("spr")
     (home() / "Not a Name").mkdir()
     (home() / "Not a Name/ssh_config").write_text("")

@@ -31,6 +31,13 @@ def examine(line: CommandLine, *options: str) -> tuple[int, dict[str, dict[str, 
     return result.code, {each["check"]: each for each in found if each["verdict"] != "ok"}
 
 
+@pytest.mark.parametrize("market", ["on-demand", "spot"])
+def test_a_quota_that_is_just_enough_is_no_fault(line: CommandLine, market: str) -> None:
+    line.cloud.faults("[quota]\non_demand_vcpus = 128\nspot_vcpus = 128\n")
+
+    assert examine(line, "--market", market) == (0, {})
+
+
 @pytest.mark.parametrize(
     ("fault", "check", "says"),
     [
@@ -50,16 +57,7 @@ def examine(line: CommandLine, *options: str) -> tuple[int, dict[str, dict[str, 
 def test_it_names_the_fault_and_no_other(
     line: CommandLine, fault: str, check: str, says: str
 ) -> None:
-    options = (
-        (
-            "--market",
-            "spot",
-        )
-        if "spot" in fault
-        else ()
-    )
-    line.cloud.faults("[quota]\non_demand_vcpus = 128\nspot_vcpus = 128\n")
-    assert examine(line, *options) == (0, {})
+    options = ("--market", "spot") if "spot" in fault else ()
     line.cloud.faults(fault)
 
     code, bad = examine(line, *options)
@@ -146,7 +144,7 @@ def _purchases(calls: list[ApiCall]) -> list[dict[str, str]]:
 
 
 def test_a_new_address_of_this_machine_is_named(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     line.cloud.faults('[network]\ncaller = "198.51.100.9/32"\n')
 
     result = line.run(*_DOCTOR)

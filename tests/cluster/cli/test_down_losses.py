@@ -94,7 +94,7 @@ def test_ctrl_c_at_the_question_changes_nothing(
 
     tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
     monkeypatch.setattr("cluster.console.output.sys", Terminal(None))
-    monkeypatch.setattr("jobs.__main__._exit_at_once", end)
+    monkeypatch.setattr("jobs.cli._exit_at_once", end)
     before = tutor.changes
 
     assert tutor.run("down", "--name", "tutor").code == 130
@@ -104,7 +104,7 @@ def test_ctrl_c_at_the_question_changes_nothing(
 
 
 def test_a_billed_cluster_shows_it_with_its_question(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     line.stage("node0", _ASKS, Result(0, "running squad-2\n", ""))
 
     result = line.run("down")

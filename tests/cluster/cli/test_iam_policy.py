@@ -546,9 +546,11 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
 
     jumps = {"ec2:DescribeInstanceConnectEndpoints": "eice", "ssm:GetServiceSetting": "ssm"}
     way = ("--jump", jumps[action]) if action in jumps else ()
-    result = line.must("up", "--nodes", "2", "--market", "spot", "--yes", *way)
+    # A host key is read where a machine has been bought.
+    last = "--yes" if action == "ec2:GetConsoleOutput" else "--dry-run"
+    result = line.must("up", "--nodes", "1", "--market", "spot", last, *way)
 
-    assert _INFORMATIVE[action] in result.err
+    assert _INFORMATIVE[action] in result.err + result.out
 
 
 def without(action: str) -> dict[str, Any]:
@@ -563,13 +565,12 @@ def test_tags_that_iam_does_not_see_yet_stop_nothing(line: CommandLine, tmp_path
     allow(line, tmp_path, build_policy(), tag_delay_s=5)
     began = line.cloud.clock.now
 
-    for result in live(line):
-        assert result.code == 0, result.err
+    for command in ("up --nodes 2 --yes", "extend 2h", "down --yes", "bake --yes"):
+        line.must(*command.split())
 
-    # Two clusters and an image were made, each with a new group.
-    assert line.changes["ec2:AuthorizeSecurityGroupIngress"] > 2 * 3
-    # One step of the life is 40 minutes later.
-    assert line.cloud.clock.now - began < 2400 + 600
+    # A cluster and an image were made, each with a new group.
+    assert line.changes["ec2:AuthorizeSecurityGroupIngress"] > 2 * 2
+    assert line.cloud.clock.now - began < 600
 
 
 def test_a_true_denial_is_never_repeated(line: CommandLine, tmp_path: Path) -> None:

@@ -112,6 +112,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         f"unknown stack 'tensorflow': one of {', '.join(shipped_names())}"
         "\n  → your own stacks are read from spr-cluster.toml in the working folder or above",
     ),
+    ("stacks --timeout 60", "--timeout requires --check"),
+    ("stacks --isolated", "--isolated requires --check"),
     ("stacks --check intel --lock --timeout 0", "--timeout 0: expected seconds, more than 0"),
     ("up --bake worker", "--bake worker: expected head or none"),
     (
@@ -119,7 +121,17 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--instance-type '': expected 1 to 12 EC2 types separated by commas",
     ),
     ("bake --stack ''", "--stack" + f.EMPTY),
-    ("images ami-0", "only --delete takes images, or --unused"),
+    ("images ami-0", "IMAGE requires --delete"),
+    ("images --yes", "--yes requires --delete"),
+    ("bake --own-torch", "--own-torch requires --packages"),
+    (
+        "iam-policy --check --part 1",
+        "argument --part: not allowed with argument --check" + f.help_of("iam-policy"),
+    ),
+    (
+        "ssh --setup --remove-setup",
+        "argument --remove-setup: not allowed with argument --setup" + f.help_of("ssh"),
+    ),
     ("images --delete", "expected the IDs of images, or --unused"),
     ("images --delete ami-0 --unused", "expected the IDs of images, or --unused"),
     ("up --volume-gib 19", "--volume-gib 19: expected from 20 to 16384 GiB"),
@@ -191,7 +203,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("verify", _NO_CLUSTER),
     ("train squad --demo", _NO_CLUSTER),
     ("jobs", _NO_CLUSTER),
-    ("fetch --last", _NO_CLUSTER),
+    ("fetch", _NO_CLUSTER),
     ("up --nodes 2", _YES),
     # How much longer
     ("extend", "the following arguments are required: time" + f.help_of("extend")),

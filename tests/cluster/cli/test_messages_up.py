@@ -8,7 +8,6 @@ compared with all that exists, and the command that it names is run.
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
 
@@ -69,6 +68,7 @@ _WHILE_MAKING = (
         _UP,
         _DID_NOT_COME + f"node0 (i-0): pending: boot timed out after 40 min{_AGAIN}",
         faults=f.machines("never-boots"),
+        act=f.hurry,
         left=f.HEAD,
     ),
     f.Row(
@@ -182,7 +182,145 @@ _WHILE_MAKING = (
 )
 
 
-@f.rows(_WHILE_MAKING)
+_SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
+_ANOTHER = (
+    "\n  → try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another "
+    "--region, or later: `up --wait-for-capacity 2h` keeps trying"
+)
+_NO_VCPUS = (
+    "VcpuLimitExceeded: You have requested more vCPU capacity than your current vCPU limit of "
+    "{} allows for the instance bucket that the specified instance type belongs to\n  → request more "
+    "on-demand vCPUs (quota L-1216C47A) in the Service Quotas console, or use fewer --nodes"
+)
+_NO_ROLE = (
+    "The provided credentials do not have permission to create the service-linked role for EC2 "
+    "Spot Instances."
+)
+
+
+def _tried(*offers: str, reason: str) -> str:
+    return "".join(
+        f"\n  r7iz.metal-16xl in {offer}: {reason.format(offer[:10])}" for offer in offers
+    )
+
+
+# https://github.com/splunk/attack_range/issues/1302
+_NOT_FREE = "The specified instance type is not eligible for Free Tier."
+_ZONES = [f"us-east-1{zone}" for zone in "abcdf"]
+_IN_GROUP = ", in the placement group"
+_FULL = (
+    "InsufficientInstanceCapacity: We currently do not have sufficient r7iz.metal-16xl capacity in "
+    "the Availability Zone you requested ({})"
+)
+
+_WHILE_BUYING = (
+    f.Row(
+        "no room anywhere",
+        _UP,
+        "no zone has capacity for 1 machine; tried:"
+        + _tried(*(z + _IN_GROUP for z in _ZONES), *_ZONES, reason=_FULL)
+        + _ANOTHER,
+        faults="[[capacity]]\nfree = 0\n",
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "room for the head only",
+        _UP,
+        "no single zone has capacity for 2 machines; tried:"
+        + _tried(*(z + _IN_GROUP for z in _ZONES), *_ZONES, reason=_FULL)
+        + _ANOTHER,
+        faults="[[capacity]]\nfree = 1\n",
+        left=f"{f.GROUPS}, 1 image, 1 snapshot",
+    ),
+    f.Row(
+        "quota that can't be asked for",
+        "up --yes --no-placement-group",
+        "no zone has capacity for 1 machine; tried:"
+        + _tried("us-east-1a", reason=_NO_VCPUS.format(32)),
+        faults="[quota]\non_demand_vcpus = 32\n"
+        + f.error("GetServiceQuota", "AccessDeniedException"),
+        left="1 security group, 1 key pair",
+    ),
+    f.Row(
+        "spot price too low",
+        f"{_UP} --market spot --max-price 1",
+        "no zone has capacity for 1 machine; tried:\n  r7iz.metal-16xl in us-east-1a, spot, in the placement "
+        "group: SpotMaxPriceTooLow: Your Spot request price of 1 is lower than the minimum "
+        "required Spot request fulfillment price of 3.5\n  → raise --max-price, or use "
+        "--market spot-or-on-demand",
+        faults="[spot]\nusd_per_hour = 3.5\n",
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "no role for spot",
+        f"{_UP} --market spot",
+        f"RunInstances failed: AuthFailure.ServiceLinkedRoleCreationNotPermitted: {_NO_ROLE}\n  "
+        "→ spot needs a role that is created once per account: aws iam create-service-linked-role "
+        "--aws-service-name spot.amazonaws.com; `spr-cluster iam-policy` includes the permission",
+        faults=f.error(
+            "RunInstances", "AuthFailure.ServiceLinkedRoleCreationNotPermitted", _NO_ROLE
+        ),
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "account blocked",
+        _UP,
+        f"RunInstances failed: Blocked: told by EC2\n  → {_SUPPORT}",
+        faults=f.error("RunInstances", "Blocked"),
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "account not verified",
+        _UP,
+        "RunInstances failed: PendingVerification: told by EC2\n  → this takes minutes, at "
+        f"most four hours; after that {_SUPPORT}",
+        faults=f.error("RunInstances", "PendingVerification"),
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "an account on the free plan",
+        _UP,
+        f"RunInstances failed: InvalidParameterCombination: {_NOT_FREE}\n  → this account is on AWS's "
+        "free plan, which offers only a few small types: upgrade it in the console (Billing and Cost "
+        "Management)",
+        faults=f.error("RunInstances", "InvalidParameterCombination", _NOT_FREE),
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "purchases throttled for ever",
+        _UP,
+        f"RunInstances failed: RequestLimitExceeded: Request limit exceeded.{f.BUSY}",
+        faults="[[throttle]]\naction = 'RunInstances'\nrate = 1\n",
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "purchase not allowed",
+        _UP,
+        "no permission for RunInstances: told by EC2\n  → ask an administrator to allow "
+        "RunInstances (`spr-cluster iam-policy` prints the full policy; add --check to see what "
+        "is missing), or choose another AWS_PROFILE",
+        faults=f.error("RunInstances", "UnauthorizedOperation"),
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "time over before the workers",
+        f"{_UP} --ttl 31m",
+        "the time to live ended before the worker nodes were bought\n  → use a longer --ttl: bare "
+        "metal takes up to 20 minutes to start, and an image may take an hour",
+        faults="boot_s = 1900\n",
+        left=f.HEAD_AND_IMAGE,
+    ),
+    f.Row(
+        "an unknown refusal",
+        _UP,
+        f"RunInstances failed: Novelty: told by EC2{_CODES}",
+        faults=f.error("RunInstances", "Novelty"),
+        left=f.GROUPS,
+    ),
+)
+
+
+@f.rows(_WHILE_MAKING, _WHILE_BUYING)
 def test_a_failed_up_names_the_failure_what_is_left_and_how_to_remove_it(
     line: CommandLine, row: f.Row
 ) -> None:
@@ -190,7 +328,7 @@ def test_a_failed_up_names_the_failure_what_is_left_and_how_to_remove_it(
 
 
 def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
-    line.must("up", "--nodes", "3", "--yes")
+    line.begin("--nodes", "3")
     line.lose(line.ids()[1])
     result = line.run("train", "squad", "--demo")
     assert (result.code, result.message) == (
@@ -213,7 +351,7 @@ def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
 
 
 def test_resources_that_ec2_does_not_delete_are_named_with_the_reason(line: CommandLine) -> None:
-    line.must(*shlex.split(_UP))
+    line.begin("--nodes", "2", "--bake", "head")
     reason = "resource sg-1 has a dependent object"
     line.cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
 
@@ -233,7 +371,7 @@ def test_resources_that_ec2_does_not_delete_are_named_with_the_reason(line: Comm
 
 @pytest.mark.full
 def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
-    line.must(*shlex.split(_UP))
+    line.begin("--nodes", "2", "--bake", "head")
     line.cloud.faults("terminate_s = 80000\n")
     line.cloud.clock.pace = 10
 
@@ -269,7 +407,7 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
 
 
 def test_nodes_that_cannot_be_extended_are_named(line: CommandLine) -> None:
-    line.must(*shlex.split(_UP))
+    line.begin("--nodes", "2", "--bake", "head")
     line.stage("node1", ".", HostError("node1", "no SSH at 172.31.0.5: timed out"))
 
     result = line.run("extend", "2h")

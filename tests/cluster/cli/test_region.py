@@ -48,7 +48,7 @@ def test_on_a_terminal_the_region_is_asked_for(
 
 
 def test_what_is_known_here_needs_no_region(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes", "--region", "us-east-1")
+    line.begin("--nodes", "1", "--region", "us-east-1")
 
     assert "Cluster spr is running" in line.must("status").out
     assert [c["cluster"] for c in json.loads(line.must("list", "--json").out)["clusters"]] == [

@@ -145,7 +145,7 @@ def test_bandwidth_can_be_skipped(cluster: CommandLine) -> None:
 
 
 def test_a_single_node_has_no_peers(line: CommandLine) -> None:
-    line.must("up", "--nodes", "1", "--yes")
+    line.begin("--nodes", "1")
 
     found = checks(line)
 
@@ -167,7 +167,7 @@ def test_an_unreachable_head_is_an_error(cluster: CommandLine) -> None:
 
 
 def test_up_reports_problems_at_the_end(line: CommandLine) -> None:
-    line.must(*_UP.split())
+    line.begin("--nodes", "3")
     change(line, 1, health={"versions": {"torch": "2.6.0"}})
 
     result = line.must("up", "--nodes", "3", "--yes")

@@ -15,7 +15,7 @@ from infra.files import write_private
 from tests.harness.command_line import CommandLine
 
 _LOCAL = ("--cloud", "local")
-_ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch --last"]
+_ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch"]
 _ADDRESSED += ["train squad --demo", "run -- hostname", "bench", "tune squad --demo"]
 _ADDRESSED += ["tune squad --scaling --demo"]
 
@@ -81,7 +81,7 @@ def test_a_place_that_is_asked_for_is_asked(line: CommandLine, no_account: None)
 
 def test_a_name_unknown_here_is_searched_on_aws(line: CommandLine) -> None:
     """Another machine may have made it."""
-    line.must("up", "--nodes", "1", "--yes", "--name", "tutor")
+    line.begin("--nodes", "1", "--name", "tutor")
     ClusterFiles.of("tutor").remove()
     know("tutors")
 
@@ -95,7 +95,7 @@ def test_a_name_unknown_here_is_searched_on_aws(line: CommandLine) -> None:
 
 
 def test_the_only_cluster_is_the_default(line: CommandLine, no_account: None) -> None:
-    line.must("up", "--nodes", "2", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "2", *_LOCAL, "--name", "tutor")
 
     status = line.must("status")
     assert "Cluster tutor is running: 2 of 2 nodes" in status.out
@@ -144,7 +144,7 @@ def test_a_kept_image_and_a_foreign_folder_are_no_default(
 
 
 def test_messages_repeat_what_this_machine_does_not_know(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "2", *_LOCAL, "--name", "tutor")
     known = line.run("ssh", "node1", "--name", "tutor", "--", "lscpu", "-e")
     line.lose(line.ids()[0])
     here = [line.run(*argv) for argv in (["verify"], ["jobs"], ["status"])]
@@ -168,7 +168,7 @@ def test_messages_repeat_what_this_machine_does_not_know(line: CommandLine) -> N
 
 
 def test_list_shows_what_is_here_without_an_account(line: CommandLine, no_account: None) -> None:
-    line.must("up", "--nodes", "1", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "1", *_LOCAL, "--name", "tutor")
     know("bought", "aws", "eu-west-1")
 
     shown = line.must("list")
@@ -198,7 +198,7 @@ def test_list_searches_every_place_that_this_machine_knows(line: CommandLine) ->
 def test_list_shows_the_rest_if_a_cloud_does_not_answer(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must("up", "--nodes", "1", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "1", *_LOCAL, "--name", "tutor")
     whole = line.open_cloud
     dead = "http://127.0.0.1:9"
 
@@ -218,7 +218,7 @@ def test_list_shows_the_rest_if_a_cloud_does_not_answer(
 def test_gc_finds_clusters_of_the_embedded_cloud_without_an_account(
     line: CommandLine, no_account: None
 ) -> None:
-    line.must("up", "--nodes", "1", "--ttl", "1h", *_LOCAL, "--name", "tutor")
+    line.begin("--nodes", "1", "--ttl", "1h", *_LOCAL, "--name", "tutor")
 
     result = line.must("gc")
 
@@ -229,7 +229,7 @@ def test_gc_finds_clusters_of_the_embedded_cloud_without_an_account(
 def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.must("up", "--nodes", "1", "--yes", "--name", "bought")
+    line.begin("--nodes", "1", "--name", "bought")
     know("tutor")
     whole = line.open_cloud
 

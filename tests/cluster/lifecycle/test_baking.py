@@ -291,16 +291,6 @@ def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: Co
     assert (listed["image"], listed["state"], listed["kept"]) == (image, "ready", True)
 
 
-def test_what_is_baked_already_is_not_baked_again(line: CommandLine) -> None:
-    first = json.loads(line.must("bake", "--yes", "--json").out)
-    before = line.changes
-
-    again = json.loads(line.must("bake", "--yes", "--json").out)
-
-    assert line.changes == before
-    assert again == {**first, "made": False}
-
-
 @pytest.mark.parametrize("moment", ["cloud-init status", INSTALL, "sealing the disk"])
 def test_interrupted_baking_continues(line: CommandLine, moment: str) -> None:
     def fail() -> None:
@@ -482,7 +472,7 @@ def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
 
 
 def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     (image,) = _listed(line)
     line.cloud.ec2.create_tags(Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
 
@@ -495,14 +485,6 @@ def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -
 def _listed(line: CommandLine) -> list[str]:
     result = json.loads(line.must("images", "--json").out)
     return [str(image["image"]) for image in result["images"]]
-
-
-def test_a_wrong_way_to_bake_is_refused(line: CommandLine) -> None:
-    result = line.run("up", "--bake", "worker")
-
-    assert result.code == 2
-    assert result.message == "--bake worker: expected head or none"
-    assert not line.changes
 
 
 def test_many_nodes_do_not_all_ask_one_package_index(line: CommandLine) -> None:

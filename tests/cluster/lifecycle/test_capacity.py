@@ -68,17 +68,6 @@ def test_spot_machines_have_a_request_each(simulated_cloud: SimulatedCloud) -> N
     assert {m.spot_request for m in found.instances} == {r.id for r in found.spot_requests}
 
 
-def test_a_price_that_is_too_low_is_refused_with_the_way_out(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.faults("[spot]\nusd_per_hour = 2.5\n")
-
-    with pytest.raises(NoCapacityError, match="SpotMaxPriceTooLow") as caught:
-        simulated_cloud.up(nodes=2, market="spot", max_price=1.0)
-    assert "--max-price" in str(caught.value)
-    assert simulated_cloud.found("instances").instances == ()
-
-
 def test_a_head_alone_moves_with_all_to_where_there_is_room(
     simulated_cloud: SimulatedCloud,
 ) -> None:
@@ -121,14 +110,6 @@ def test_a_cluster_that_works_never_moves_for_a_new_node(simulated_cloud: Simula
         simulated_cloud.up(nodes=3)
     assert len(simulated_cloud.cluster().nodes) == 2
     assert zones(simulated_cloud) == {zone}
-
-
-def test_the_quota_is_named_with_its_code(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.faults("[quota]\non_demand_vcpus = 64\n")
-
-    with pytest.raises(NoCapacityError, match="current vCPU limit of 64") as caught:
-        simulated_cloud.up(nodes=2)
-    assert "L-1216C47A" in str(caught.value)
 
 
 def test_a_head_that_may_hold_results_does_not_give_way_to_a_larger_cluster(

@@ -33,9 +33,11 @@ def stop_at(simulated_cloud: SimulatedCloud, action: str, moment: str) -> None:
     simulated_cloud.fake.application.on_call = tell
 
 
-def test_down_leaves_nothing_and_says_what_there_was(simulated_cloud: SimulatedCloud) -> None:
+def test_down_ends_machines_first_leaves_nothing_and_says_what_there_was(
+    simulated_cloud: SimulatedCloud,
+) -> None:
     simulated_cloud.prepared(nodes=3)
-    found = simulated_cloud.found()
+    found, before = simulated_cloud.found(), len(simulated_cloud.writes())
 
     removed = simulated_cloud.down()
 
@@ -45,33 +47,16 @@ def test_down_leaves_nothing_and_says_what_there_was(simulated_cloud: SimulatedC
     assert set(removed.ids) >= {"instances", "security_groups", "key_pairs", "images", "snapshots"}
     assert removed.ids["instances"] == sorted(found.ids()["instances"])
     assert not simulated_cloud.ctx.files.exist
-
-
-def test_machines_end_before_anything_that_they_hold(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
-    before = len(simulated_cloud.writes())
-
-    simulated_cloud.down()
-
     order = simulated_cloud.writes()[before:]
-    assert order.count("TerminateInstances") == 1
     (terminate,) = simulated_cloud.recorder.of("TerminateInstances")
-    assert len(terminate["InstanceIds"]) == 2
+    assert len(terminate["InstanceIds"]) == 3
     assert order.index("TerminateInstances") < order.index("DeleteSecurityGroup")
     assert order.index("TerminateInstances") < order.index("DeletePlacementGroup")
     assert order.index("DeregisterImage") < order.index("DeleteSnapshot")
 
-
-def test_a_second_down_finds_nothing(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1)
-    simulated_cloud.down()
-    before = len(simulated_cloud.writes())
-
-    removed = simulated_cloud.down()
-
-    assert removed.ids == {}
-    assert not removed.kept
-    assert len(simulated_cloud.writes()) == before
+    before, again = len(simulated_cloud.writes()), simulated_cloud.down()
+    assert (again.ids, len(simulated_cloud.writes())) == ({}, before)
+    assert not again.kept
 
 
 def test_without_a_trace_one_look_is_enough(simulated_cloud: SimulatedCloud) -> None:
@@ -208,12 +193,12 @@ def test_ec2_lets_go_late_and_is_waited_for(simulated_cloud: SimulatedCloud) -> 
     assert simulated_cloud.left() == []
 
 
-@pytest.mark.parametrize(
-    "action", ["TerminateInstances", "DeregisterImage", "DeleteSecurityGroup", "DeleteKeyPair"]
-)
-def test_an_answer_that_is_lost_stops_nothing(simulated_cloud: SimulatedCloud, action: str) -> None:
+def test_answers_that_are_lost_stop_nothing(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=2)
-    simulated_cloud.faults(f'[[error]]\naction = "{action}"\neffect = true\n')
+    actions = ("TerminateInstances", "DeregisterImage", "DeleteSecurityGroup", "DeleteKeyPair")
+    simulated_cloud.faults(
+        "".join(f'[[error]]\naction = "{action}"\neffect = true\n' for action in actions)
+    )
 
     simulated_cloud.down()
 

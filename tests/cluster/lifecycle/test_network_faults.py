@@ -184,8 +184,7 @@ def test_a_blocked_port_22_is_a_warning_because_it_may_be_open_to_ec2_alone(
 # While the machines are waited for
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-@pytest.mark.parametrize("bake", ["head", "none"])
+@pytest.mark.parametrize(("nodes", "bake"), [(1, "head"), (3, "none")])
 def test_if_no_machine_answers_nothing_is_bought_again_and_nothing_is_terminated(
     simulated_cloud: SimulatedCloud, nodes: int, bake: str
 ) -> None:
@@ -292,8 +291,7 @@ def test_if_the_head_is_silent_too_the_new_workers_are_kept(
 # After a machine has answered
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-@pytest.mark.parametrize("step", ["cloud-init", "querying the facts"])
+@pytest.mark.parametrize(("nodes", "step"), [(1, "cloud-init"), (3, "querying the facts")])
 def test_a_network_that_ends_after_the_first_answer_replaces_nothing(
     simulated_cloud: SimulatedCloud, nodes: int, step: str
 ) -> None:

@@ -139,6 +139,7 @@ def test_each_machine_has_a_schedule_and_the_role_the_least_rights(
 ) -> None:
     cluster = simulated_cloud.up(nodes=3, **GUARDED)
 
+    assert not simulated_cloud.plan(second_guard=True).changes
     assert schedules(simulated_cloud) == expected(simulated_cloud, 2 * HOUR)
     head = cluster.head.instance.id
     clients = simulated_cloud.ctx.clients
@@ -168,13 +169,6 @@ def test_each_machine_has_a_schedule_and_the_role_the_least_rights(
             "Condition": {"StringEquals": {"aws:ResourceTag/spr-cluster:cluster": NAME}},
         }
     ]
-
-
-def test_a_cluster_that_is_up_to_date_needs_no_change(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=2, **GUARDED)
-
-    assert not simulated_cloud.plan().changes
-    assert not simulated_cloud.plan(second_guard=True).changes
 
 
 def test_the_role_may_end_no_other_machine(simulated_cloud: SimulatedCloud) -> None:
@@ -281,24 +275,16 @@ def test_repair_gives_the_new_machine_a_schedule(simulated_cloud: SimulatedCloud
     assert schedules(simulated_cloud) == {}
 
 
-def test_down_removes_it_from_another_machine(
+def test_down_removes_it_from_another_machine_and_waits_until_its_group_is_gone(
     simulated_cloud: SimulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulated_cloud.up(nodes=2, **GUARDED)
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "elsewhere"))
+    simulated_cloud.faults("terminate_s = 90\n")
 
     removed = down(replace(simulated_cloud.ctx, files=ClusterFiles.of(NAME)), NAME)
 
     assert removed.ids["guards"] == [f"spr-cluster-{NAME}"]
-    assert simulated_cloud.left() == []
-
-
-def test_down_waits_until_its_group_is_gone(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=1, **GUARDED)
-    simulated_cloud.faults("terminate_s = 90\n")
-
-    simulated_cloud.down()
-
     assert simulated_cloud.left() == []
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from infra.errors import UsageError
-from tests.cloud.faults import PROFILES, ActiveFaults, Faults, Quota, parse_faults, read_faults
+from tests.cloud.faults import PROFILES, Faults, Quota, parse_faults, read_faults
 from tests.cloud.policy import Policy
 
 EVERYTHING = """
@@ -98,78 +97,3 @@ def test_an_invalid_policy_is_refused(tmp_path: Path, policy: str | None) -> Non
         read_faults(faults)
     file.write_text('{"Statement": []}')
     assert read_faults(faults)[1] == Policy([])
-
-
-# Active faults
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "faults.toml"
-
-
-@pytest.fixture
-def active_faults(file: Path) -> ActiveFaults:
-    return ActiveFaults(file)
-
-
-def put(active_faults: ActiveFaults, file: Path, text: str) -> None:
-    file.write_text(text)
-    # Two writes of the same length look alike within one tick of the file system's clock.
-    os.utime(file, ns=(0, len(text)))
-    active_faults.refresh()
-
-
-def test_the_server_follows_the_file_until_it_is_removed(
-    active_faults: ActiveFaults, file: Path
-) -> None:
-    active_faults.refresh()
-    assert active_faults.now == Faults()
-    put(active_faults, file, "boot_s = 1")
-    assert active_faults.now.boot_s == 1
-    file.unlink()
-    active_faults.refresh()
-    assert active_faults.now == Faults()
-
-
-def test_an_invalid_file_is_logged_and_the_last_valid_one_stays_active(
-    active_faults: ActiveFaults, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    put(active_faults, file, "boot_s = 1")
-    put(active_faults, file, "boot_s = broken")
-    active_faults.refresh()
-    assert active_faults.now.boot_s == 1
-    assert [record.message.split(":")[0] for record in caplog.records] == ["faults unchanged"]
-
-
-def test_error_rules_apply_in_turn(active_faults: ActiveFaults, file: Path) -> None:
-    rules = (
-        '[[error]]\naction="RunInstances"\nafter=1\ntimes=2\ncode="A"\n'
-        '[[error]]\naction="RunInstances"\ntimes=1\nafter=2\ncode="B"\n'
-    )
-    put(active_faults, file, rules)
-    codes = []
-    for _ in range(6):
-        assert active_faults.find_error("StopInstances") is None
-        rule = active_faults.find_error("RunInstances")
-        codes.append(rule.code if rule else "")
-    assert codes == ["", "A", "A", "", "B", ""]
-    put(active_faults, file, rules + "# again\n")
-    assert active_faults.find_error("RunInstances") is None
-    assert active_faults.find_error("RunInstances") is not None
-
-
-def test_throttling_follows_the_seed(active_faults: ActiveFaults, file: Path) -> None:
-    draws = []
-    for text in ("seed = 3", "seed = 3 ", "seed = 40"):
-        put(active_faults, file, text + '\n[[throttle]]\naction = "StopInstances"\nrate = 0.3\n')
-        draws.append([active_faults.is_throttled("StopInstances") for _ in range(200)])
-    assert draws[0] == draws[1] != draws[2]
-    assert 30 < sum(draws[0]) < 90
-    assert not any(active_faults.is_throttled("RunInstances") for _ in range(50))
-
-
-def test_a_new_file_restarts_the_count_of_machines(active_faults: ActiveFaults, file: Path) -> None:
-    put(active_faults, file, "[[machine]]\nn = 1\nfate = 'dies'\n[[machine]]\nfate = 'stops'\n")
-    fates = [active_faults.next_fate() for _ in range(3)]
-    assert [rule.fate for rule in fates if rule] == ["stops", "dies", "stops"]

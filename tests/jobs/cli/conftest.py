@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cluster.conftest import line, prepared_clusters, simulated_cloud
+from tests.cluster.conftest import line, simulated_cloud
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
 
-__all__ = ["line", "prepared_clusters", "simulated_cloud"]
+__all__ = ["line", "simulated_cloud"]
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: submit(Training("squad", to="slurm-script")),
-        "--name: not with --to slurm-script, only",
+        "--detach: not with --to slurm-script, only",
     ),
     (lambda: submit(Run()), "the following arguments are required: PROGRAM"),
     (lambda: submit(Run("x", env={"NO NAME": "secret"})), "--env NO NAME: expected NAME=VALUE"),

@@ -135,7 +135,7 @@ def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
 
     def follow(on_text: Any) -> Result:
         machines = line.cloud.machines
-        (script,) = machines.root.glob("i-*/run.sh.*")
+        (script,) = machines.root.glob("i-*/launch.json.*")
         found = re.search(r'"nproc_per_node": (\d)', script.read_text())
         assert found
         value = speeds[int(found[1])]

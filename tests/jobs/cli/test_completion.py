@@ -2,59 +2,71 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import argcomplete
+import argcomplete.finders
 import pytest
 
 from cluster.local_files import ClusterFiles
 from jobs.__main__ import main
 from jobs.cli import COMMANDS
 
+ROOT = Path(__file__).parents[3]
 # What bash does on TAB: it sets COMP_WORDS and calls the function that `complete` registered.
 _PRESS_TAB = """
-eval "$({python} -m jobs completion bash)"
-COMP_LINE="$1"; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9
+COMP_LINE="$1"; COMP_POINT=${#COMP_LINE}; COMP_TYPE=9
 read -r -a COMP_WORDS <<< "$1"; [[ "$1" == *" " ]] && COMP_WORDS+=("")
-COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
 $(complete -p spr-cluster | sed 's/.*-F \\([^ ]*\\).*/\\1/') spr-cluster
-printf '%s\\n' "${{COMPREPLY[@]}}"
+printf '%s\\n' "${COMPREPLY[@]}"
 """
+# Two lines that bash itself completes: a comma and a dot are parts of a word.
+_IN_BASH = {
+    "spr-cluster ": {name for name, command in COMMANDS.items() if command.help},
+    "spr-cluster up --instance-type c7i.metal-24xl,r7iz.metal-1": {
+        "c7i.metal-24xl,r7iz.metal-16xl"
+    },
+}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the results of one job, and ``spr-cluster`` on the path."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with the results of one job."""
     (tmp_path / "results/squad-20261121-120000/job").mkdir(parents=True)
     (tmp_path / "results/squad-20261121-120000/job/job.json").write_text("{}")
-    program = tmp_path / "bin/spr-cluster"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m jobs "$@"\n')
-    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
     ClusterFiles.of("bert").remember("aws", "us-east-1")
     return tmp_path
 
 
-def press_tab(folder: Path, line: str) -> set[str]:
-    """Return what bash offers after a line."""
+@pytest.mark.parametrize(("line", "offered"), _IN_BASH.items())
+def test_bash_offers_what_fits(
+    folder: Path, line: str, offered: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = folder / "bin/spr-cluster"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m jobs "$@"\n')
+    program.chmod(0o755)
+    paths = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    assert main(["completion", "bash"]) == 0
     done = subprocess.run(
-        ["bash", "--norc", "-c", _PRESS_TAB.format(python=sys.executable), "bash", line],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-            "PYTHONPATH": str(Path(__file__).parents[3]),
-        },
+        ["bash", "--norc", "-c", capsys.readouterr().out + _PRESS_TAB, "bash", line],
+        env={**os.environ, **paths},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
     assert done.stderr == ""
-    return {word.strip() for word in done.stdout.splitlines() if word.strip()}
+    found = {word.strip() for word in done.stdout.splitlines() if word.strip()}
+    assert found - {"-h", "--help", "--version"} == offered
 
 
 @pytest.mark.parametrize(
@@ -65,21 +77,24 @@ def press_tab(folder: Path, line: str) -> set[str]:
         ("spr-cluster status --name ", {"bert"}),
         ("spr-cluster up --stack in", {"intel"}),
         ("spr-cluster up --instance-type r7iz.metal-1", {"r7iz.metal-16xl"}),
-        (
-            "spr-cluster up --instance-type c7i.metal-24xl,r7iz.metal-1",
-            {"c7i.metal-24xl,r7iz.metal-16xl"},
-        ),
         ("spr-cluster fetch squ", {"squad-20261121-120000"}),
         ("spr-cluster images --del", {"--delete"}),
     ],
 )
-def test_bash_offers_what_fits(folder: Path, line: str, offered: set[str]) -> None:
-    assert press_tab(folder, line) == offered
-
-
-def test_bash_offers_every_command(folder: Path) -> None:
-    offered = press_tab(folder, "spr-cluster ")
-    assert offered >= {name for name, command in COMMANDS.items() if command.help}
+def test_the_program_offers_what_fits(
+    folder: Path, line: str, offered: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line}
+    for name, value in {**environ, "COMP_POINT": str(len(line))}.items():
+        monkeypatch.setenv(name, value)
+    out = io.StringIO()
+    # It takes this process's file 9, as its own comment says.
+    monkeypatch.setattr(argcomplete.finders.CompletionFinder, "_init_debug_stream", lambda _: None)
+    here = partial(argcomplete.autocomplete, exit_method=sys.exit, output_stream=out)
+    monkeypatch.setattr(argcomplete, "autocomplete", here)
+    with pytest.raises(SystemExit):
+        main([])
+    assert {word.strip() for word in out.getvalue().split("\n")} == offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -127,8 +127,8 @@ def test_a_cluster_is_read_from_its_tags_alone(line: CommandLine) -> None:
         ),
         ("train squad --image x", "--image: not with --to cluster, only with --to kubernetes-yaml"),
         (
-            "train squad --cores 8",
-            "--cores: not with --to cluster, only with --to slurm-script or kub",
+            "train squad --shape cores=8",
+            "--shape: not with --to cluster, only with --to slurm-script or kub",
         ),
         (
             "run --to slurm-script -- ls",
@@ -155,7 +155,7 @@ def test_the_project_file_names_a_cluster_only_for_clusters(
     capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
     Path("spr-cluster.toml").write_text('[cluster]\nname = "bert"\ncloud = "aws"\n')
-    place = ("--to", "slurm-script", "--nodes", "2", "--cores", "8", "--dry-run")
+    place = ("--to", "slurm-script", "--nodes", "2", "--shape", "cores=8", "--dry-run")
 
     assert run(capsys, *words.split(), *place).code == 0
     refused = run(capsys, *words.split(), *place, "--name", "mine")
@@ -170,7 +170,7 @@ def test_options_of_one_place_are_in_its_group_of_the_advanced_help(
     _, _, group = full.partition("\nkubernetes-yaml:\n")
 
     names = re.findall(r"^  (--[a-z-]+)", group.partition("\n\n")[0], re.MULTILINE)
-    assert {"--image", "--namespace", "--claim", "--node-selector", "--memory"} <= {*names}
+    assert {"--image", "--namespace", "--claim", "--node-selector"} <= {*names}
     assert not [name for name in names if f"  {name} " in usual]
     assert "  --to {cluster,slurm-script,kubernetes-yaml}" in usual
     assert "  --dry-run " in usual

@@ -121,19 +121,18 @@ def test_a_job_that_has_not_ended_is_said_to_be_so(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("words", "message"),
     [
-        (["s3://results/team/squad-2"], 2, "there is no job squad-2 in s3://results/team/squad-2"),
-        (["s3://other/squad-1"], 2, "s3://other/squad-1: bucket 'other' does not exist"),
-        (["s3://results"], 2, "fetch s3://results: expected a job's folder, such as"),
-        ([URL, "--name", "x"], 2, f"--name: the job is read from {URL}: omit it"),
-        ([URL, "--last"], 2, "JOB and --last can't be used together"),
+        (["s3://results/team/squad-2"], "there is no job squad-2 in s3://results/team/squad-2"),
+        (["s3://other/squad-1"], "s3://other/squad-1: bucket 'other' does not exist"),
+        (["s3://results"], "fetch s3://results: expected a job's folder, such as"),
+        ([URL, "--name", "x"], f"--name: the job is read from {URL}: omit it"),
     ],
 )
 def test_refusals(
-    s3: Any, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+    s3: Any, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    assert main(["fetch", *words]) == code
+    assert main(["fetch", *words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -170,39 +169,38 @@ def leave_group(name: str) -> None:
     ec2.create_tags(Resources=[group], Tags=[{"Key": k, "Value": v} for k, v in labels.items()])
 
 
-@pytest.mark.parametrize("names_it", [write_file, write_record, leave_group])
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("names_it", "words", "shown"),
     [
-        (["fetch", "squad-1"], "squad-1 (succeeded): results/squad-1/"),
-        (["fetch", "--last"], "squad-1 (succeeded): results/squad-1/"),
-        (["attach"], "squad-1 (succeeded): results/squad-1/"),
-        (["attach", "squad-1"], "squad-1 (succeeded): results/squad-1/"),
-        (["jobs"], "To get the results of one: spr-cluster fetch s3://results/team/squad-1"),
-        (["jobs", "squad-1"], "squad-1  succeeded"),
+        (write_file, "fetch squad-1", "squad-1 (succeeded): results/squad-1/"),
+        (write_record, "fetch", "squad-1 (succeeded): results/squad-1/"),
+        (leave_group, "attach", "squad-1 (succeeded): results/squad-1/"),
+        (write_record, "attach squad-1", "squad-1 (succeeded): results/squad-1/"),
+        (write_file, "jobs", "get the results of one: spr-cluster fetch s3://results/team/squad-1"),
+        (leave_group, "jobs squad-1", "squad-1  succeeded"),
     ],
 )
 def test_without_its_cluster_a_job_is_found_in_the_bucket(
     s3: Any,
     names_it: Callable[[str], None],
-    words: list[str],
+    words: str,
     shown: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names_it("spr")
-    assert main(words) == 0
+    assert main(words.split()) == 0
     said = capsys.readouterr()
     assert shown in said.out
     assert "no cluster 'spr' is running in us-east-1; looking in s3://results/team" in said.err
-    if words == ["jobs", "squad-1"]:
-        assert main([*words, "--json"]) == 0
+    if words == "jobs squad-1":
+        assert main(["jobs", "squad-1", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["state"] == "succeeded", "Job.state needs it"
 
 
 def test_without_any_bucket_the_cluster_is_missing(
     s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (["fetch", "--last"], ["attach"], ["jobs"]):
+    for words in (["fetch"], ["attach"], ["jobs"]):
         assert main(words) == 2
         assert "no cluster 'spr' is running" in capsys.readouterr().err
     leave_group("spr")
@@ -222,7 +220,7 @@ def test_a_job_that_a_new_cluster_lacks_is_found_in_the_bucket(
     write_record("spr")
     assert main(["fetch", "squad-1"]) == 0
     assert "there is no job squad-1 on cluster 'spr'; looking in" in capsys.readouterr().err
-    assert main(["fetch", "--last"]) == 2
+    assert main(["fetch"]) == 2
     for name in ("bert", "tutor"):
         ClusterFiles.of(name).remember("aws", "us-east-1")
         write_private(ClusterFiles.of(name).key, "key")

@@ -1,4 +1,4 @@
-"""``--hub-token``: where the login comes from, and that it is sent as a secret."""
+"""``--env HF_TOKEN``: where the login comes from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.cli.shared.job_options import VariableRequest
+from jobs.cli.train import build_request
 from jobs.train.trackers import find_hub_token
+from tests.jobs.context import NOW, parse_request
 
 
 def test_the_environment_comes_before_the_login_file(tmp_path: Path) -> None:
@@ -27,13 +28,17 @@ def test_without_a_login_the_error_says_how_to_get_one(tmp_path: Path) -> None:
     assert "hf auth login" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("env", "last"), [((), "HF_TOKEN=mine"), (("HF_TOKEN=other",), "HF_TOKEN=other")]
-)
-def test_it_is_a_variable_that_env_replaces(
-    env: tuple[str, ...], last: str, monkeypatch: pytest.MonkeyPatch
+def test_env_without_a_value_takes_the_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", "mine")
-    request = VariableRequest(env=env, hub_token=True)
+    (tmp_path / "token").write_text("mine\n")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
 
-    assert request.read_variables()[-1] == last
+    def read(*words: str) -> tuple[tuple[str, ...], bool]:
+        request = parse_request("train", "squad", "--demo", *(f"--env={word}" for word in words))
+        return request.read_variables(), build_request(request, NOW).hub_token
+
+    assert read("A=1", "HF_TOKEN") == (("A=1", "HF_TOKEN=mine"), True)
+    assert read("HF_TOKEN=other") == (("HF_TOKEN=other",), False)

@@ -18,8 +18,7 @@ from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cl
 from infra.errors import HangupError
 from infra.files import write_private
 from infra.iam.policy import build_policy
-from jobs.__main__ import TerminatedError, main
-from jobs.cli import COMMANDS, build_parser
+from jobs.cli import COMMANDS, TerminatedError, build_parser, main
 from provision.stacks.load import shipped_names
 from tests.harness.command_line import CommandLine, CommandResult
 
@@ -166,10 +165,10 @@ def test_options_for_experts_are_in_the_advanced_help(
 
 
 def test_options_for_experts_work_without_the_word(capsys: pytest.CaptureFixture[str]) -> None:
-    job = "train squad --to slurm-script --demo --nodes 1 --cores 8 --wire fp32 --warmup-ratio 0.2"
+    job = "train squad --to slurm-script --demo --nodes 1 --shape cores=8 --wire fp32 --warmup-ratio 0.2"
     script = run(capsys, *job.split()).out
-    assert "--wire=fp32" in script
-    assert "--warmup-ratio=0.2" in script
+    assert '"wire": "fp32"' in script
+    assert '"warmup_ratio": 0.2' in script
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -342,7 +341,7 @@ def test_an_interrupted_up_lists_resources_and_next_steps(
     def interrupted() -> None:
         raise interrupt
 
-    monkeypatch.setattr("jobs.__main__._exit_at_once", end)
+    monkeypatch.setattr("jobs.cli._exit_at_once", end)
     line.cloud.steps.before["install.sh"] = interrupted
 
     result = line.run("up", "--nodes", "2", "--yes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -454,6 +455,12 @@ def _defaults(key: str) -> object:
     return ClusterOptions.model_fields[key].default
 
 
+@functools.cache
+def _options_of_tasks() -> dict[str, dict[str, Option]]:
+    parser = build_parser("train")
+    return {task: file_options(parser_of(parser, "train", task).options) for task in TASKS}
+
+
 def _takes_a_list(option: Option) -> bool:
     return option.repeats or bool(_SAYS_SEVERAL.search(option.help))
 
@@ -462,12 +469,8 @@ def _takes_a_list(option: Option) -> bool:
 def test_a_list_is_taken_where_several_values_are(table: str, flag: str) -> None:
     option, key = _OPTIONS[table, flag], flag[2:]
     command = {"cluster": "up", "jobs.a": "train", "jobs.b": "run"}[table]
-    tasks = [
-        task
-        for task in TASKS
-        if flag in file_options(parser_of(build_parser("train"), "train", task).options)
-    ]
-    kind = {"up": "", "train": f'task = "{next(iter(tasks), "squad")}"\n', "run": 'command = "a"\n'}
+    task = next((task for task, flags in _options_of_tasks().items() if flag in flags), "squad")
+    kind = {"up": "", "train": f'task = "{task}"\n', "run": 'command = "a"\n'}
     text = f'[{table}]\n{kind[command]}{key} = ["p=1", "q=2"]\n'
     project = ProjectFile(Path("spr-cluster.toml"), parse_toml(text, "f"), text)
     words = ["up"] if command == "up" else [command, table[-1]]

@@ -158,13 +158,13 @@ def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "", ""))
     assert line.must("jobs").out.startswith("No jobs on cluster spr")
-    result = line.run("fetch", "--last")
+    result = line.run("fetch")
     assert (result.code, result.message) == (2, "there is no job on cluster spr")
 
 
 def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: list[str]) -> None:
     assert line.must("fetch").out == "squad-2 (failed): results/squad-2/\n"
-    assert line.must("fetch", "--last").out == "squad-2 (failed): results/squad-2/\n"
+    assert line.must("fetch").out == "squad-2 (failed): results/squad-2/\n"
     result = json.loads(line.must("fetch", "squad-1", "--results", "here", "--json").out)
     assert (result["job"], result["results"], result["pushed_to"]) == ("squad-1", "here", None)
     assert fetched == ["squad-2", "squad-2", "squad-1"]
@@ -177,7 +177,7 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
 def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_RUNS), ""))
-    result = line.must("fetch", "--last")
+    result = line.must("fetch")
     assert "squad-3 is still running; fetching its output so far" in result.err
     assert fetched == ["squad-3"]
 

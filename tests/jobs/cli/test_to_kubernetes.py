@@ -125,9 +125,9 @@ def test_a_folder_with_other_files_stays_as_it_is(render: K8s, tmp_path: Path) -
         ),
         (
             "squad --nodes 2 --apply --output x",
-            "--apply creates the job, --output writes it: give one",
+            "argument --output: not allowed with argument --apply",
         ),
-        ("squad --nodes 2 --yes", "--yes confirms --apply: give both, or neither"),
+        ("squad --nodes 2 --yes", "--yes requires --apply"),
         (
             "squad --nodes 2 --detach",
             "--detach: not with --to kubernetes-yaml, only with --to cluster",

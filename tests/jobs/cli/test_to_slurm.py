@@ -10,15 +10,17 @@ import pytest
 from tests.jobs.cli.test_main import run
 
 SLURM = ("train", "squad", "--to", "slurm-script")
-RENDER = (*SLURM, "--nodes", "2", "--cores", "32", "--job-name", "bert")
+RENDER = (*SLURM, "--nodes", "2", "--shape", "cores=32", "--job-name", "bert")
 
 
 def test_it_prints_the_script_that_it_writes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    printed = run(capsys, *RENDER, "--demo", "--cores", "8")
-    written = run(capsys, *RENDER, "--demo", "--cores", "8", "--output", str(tmp_path / "a b"))
-    found = json.loads(run(capsys, *RENDER, "--demo", "--cores", "8", "--json").out)
+    printed = run(capsys, *RENDER, "--demo", "--shape", "cores=8")
+    written = run(
+        capsys, *RENDER, "--demo", "--shape", "cores=8", "--output", str(tmp_path / "a b")
+    )
+    found = json.loads(run(capsys, *RENDER, "--demo", "--shape", "cores=8", "--json").out)
 
     assert (printed.code, printed.err, written.code, written.err) == (0, "", 0, "")
     assert printed.out == (tmp_path / "a b/job.sbatch").read_text() == found["script"]
@@ -79,7 +81,14 @@ def test_the_cores_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, *SLURM, "--nodes", "2", "--demo")
 
     assert (result.code, result.out) == (2, "")
-    assert "--cores" in result.err
+    assert "--to slurm-script needs --shape cores=N" in result.err
+
+
+def test_an_instance_type_describes_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = ("--nodes", "2", "--instance-type", "m7i.metal-48xl", "--demo", "--json")
+    found = json.loads(run(capsys, *SLURM, *nodes).out)
+
+    assert (found["nproc_per_node"], found["omp_threads"]) == (2, 48)
 
 
 def test_a_model_is_not_copied_into_itself(
@@ -113,16 +122,20 @@ def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_
     ("words", "message"),
     [
         ("--job-name a;b", "--job-name 'a;b': expected letters, digits, and _.-, at most 64"),
-        ("--cores 3 --numa 2", "--cores 3: not a multiple of --numa 2"),
+        ("--shape cores=3,numa=2", "--shape cores=3: not a multiple of numa=2"),
         ("--ppn 33", "--ppn 33: a node has 32 physical cores, too few for 33 ranks"),
         ("--stack intel", "--to slurm-script has no oneCCL"),
         ("--backend ccl", "--to slurm-script has no oneCCL"),
         ("--stack reference", "`train squad --to slurm-script` can't run on stack reference"),
         ("--demo --preset distilbert", "--demo and --preset can't be used together"),
         ("--data nothing.json", "nothing.json: can't be read"),
-        ("--memory 512", "--memory: not with --to slurm-script, only with --to kubernetes-yaml"),
+        ("--image x", "--image: not with --to slurm-script, only with --to kubernetes-yaml"),
+        (
+            "--instance-type c7i.large",
+            "argument --instance-type: not allowed with argument --shape",
+        ),
         ("--ccl-workers 2", "--ccl-workers: not with --to slurm-script, only with --to cluster or"),
-        ("--retries 2", "--retries: not with --to slurm-script, only with --to cluster"),
+        ("--retries 0", "--retries: not with --to slurm-script, only with --to cluster"),
         ("--output /dev/null", "--output /dev/null: /dev/null is not a folder"),
     ],
 )

@@ -21,41 +21,16 @@ from pathlib import Path
 import pytest
 
 from jobs.__main__ import main
-from jobs.top.snapshot import Snapshot
 from provision.host import Result
 from tests.harness.command_line import CommandLine
-from tests.jobs.top.samples import make_line, make_node, make_snapshot
+from tests.jobs.top.samples import Recorded, make_line, make_node, play_snapshots
 
 ROOT = Path(__file__).parents[3]
 
 
-class Recorded:
-    """A collector that plays two snapshots, each a second long."""
-
-    def __init__(self, *_: object) -> None:
-        nodes = [make_node(index) for index in range(3)]
-        self._snapshots = [make_snapshot(nodes, usd=usd) for usd in (1.5, 2.5)]
-        self._began = time.monotonic()
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def first(self) -> Snapshot:
-        return self._snapshots[-1]
-
-    def latest(self) -> tuple[Snapshot, str]:
-        return self._snapshots[time.monotonic() > self._began + 1], ""
-
-
-def play_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.cli.top.Collector", Recorded)
-    monkeypatch.setattr("jobs.cli.top._open_cluster", lambda _: None)
-
-
 _PLAY = """import pytest, sys
 from jobs.__main__ import main
-from tests.jobs.cli.test_top import play_snapshots
+from tests.jobs.top.samples import play_snapshots
 play_snapshots(pytest.MonkeyPatch())
 sys.exit(main(["top"]))
 """

@@ -324,7 +324,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
     def end(code: int) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr("jobs.__main__._exit_at_once", end)
+    monkeypatch.setattr("jobs.cli._exit_at_once", end)
     job.follow = KeyboardInterrupt()
 
     result = line.run(*_RUN, "--on-finish", "touch said", "--", "hostname")

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.experiments.step_model import (
-    BACKWARD,
     StepModel,
     StepTiming,
     fit_step_model,
@@ -38,32 +37,6 @@ def test_latency_counts_for_every_bucket_and_round() -> None:
     slow = StepModel(0.0, BYTES, 1e12, latency_s=1e-3)
     # 11 buckets of 25 MiB, 2 x 3 rounds.
     assert slow.exchange_s(4) == pytest.approx(66e-3, rel=0.02)
-
-
-def test_overlap_is_limited_by_the_backward_pass() -> None:
-    slow = StepModel(0.02, BYTES, 1e6, overlap=1.0)
-    assert slow.step_s(4, 30) == pytest.approx(0.6 * (1 - BACKWARD) + slow.exchange_s(4))
-    quick = StepModel(0.02, BYTES, 1e12, overlap=1.0, latency_s=0.0)
-    assert quick.step_s(4, 30) == pytest.approx(0.6)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    sample=st.floats(1e-4, 1.0),
-    overlap=st.floats(0.0, 1.0),
-    gbit=st.floats(1.0, 100.0),
-)
-def test_a_fit_recovers_the_overlap(sample: float, overlap: float, gbit: float) -> None:
-    true = StepModel(sample, BYTES, gbit * 1e9 / 8, overlap=overlap, ranks_per_node=2)
-    points = [StepTiming(nodes, 64, true.step_s(nodes, 64)) for nodes in (1, 2, 4)]
-    found = fit_step_model(points, BYTES, 2, true.bytes_per_second)
-
-    assert found.parameters == ("sample_s", "overlap")
-    assert found.worst < 2e-3
-    assert found.model.sample_s == pytest.approx(sample, rel=5e-3)
-    # Where all that can be hidden is, more overlap changes nothing.
-    for nodes in (8, 16):
-        assert found.model.step_s(nodes, 64) == pytest.approx(true.step_s(nodes, 64), rel=2e-2)
 
 
 @settings(max_examples=30, deadline=None)

@@ -39,7 +39,7 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
 
     def speed() -> float | None:
         line = mpirun_line(head, TRIALS)
-        found = re.search(r"-ppn (\d+).*--batch-size=(\d+).*--trial-seconds=7", line)
+        found = re.search(r'-ppn (\d+).*"batch_size": (\d+).*"trial_seconds": 7', line)
         assert found, line
         return speeds[f"{found[1]}/{found[2]}"]
 
@@ -99,7 +99,7 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
     assert {t.nproc_per_node: r.threads for t, r in results.items()} == {1: 2, 2: 1}
     script, log = next_train(hosts, tmp_path, "placement", "batch_size")
     assert f"-ppn {fast} " in script
-    assert "--trial-seconds" not in script
+    assert '"trial_seconds": null' in script
     assert f"--ppn {fast} from `spr-cluster tune` of 2026-07-31; --no-tuned ignores it" in log
 
 
@@ -126,7 +126,7 @@ def test_the_batch_is_kept_only_if_several_were_compared(tmp_path: Path) -> None
 
     assert best.batch_size == 16
     script, log = next_train(hosts, tmp_path, "placement", "batch_size")
-    assert "--batch-size=16" in script
+    assert '"batch_size": 16' in script
     assert "--batch-size 16 (a global batch of 48 samples)" in "".join(log)
 
 
@@ -249,6 +249,6 @@ def test_a_trial_is_the_training_job_itself() -> None:
         on_plan=lambda _: None,
     )
     script = mpirun_line(hosts["node0"], TRIALS)
-    assert "-m worker.tasks squad --model=scratch" in script
-    assert "--dtype=fp32" in script
-    assert "--max-length=128" in script
+    assert "-m worker.tasks squad '{" in script
+    assert '"dtype": "fp32"' in script
+    assert '"max_length": 128' in script

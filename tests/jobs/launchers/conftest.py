@@ -14,6 +14,6 @@ from tests.jobs.launchers.this_machine import ThisMachine
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThisMachine]:
     machine = ThisMachine(tmp_path)
     machine.install()
-    monkeypatch.setattr("jobs.launchers.mpirun.VENV", str(tmp_path))
+    monkeypatch.setattr("jobs.launchers.queue.slurm.VENV", str(tmp_path))
     yield machine
     machine.end()

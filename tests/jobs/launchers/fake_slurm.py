@@ -25,7 +25,7 @@ ROOT = Path(os.environ.get("FAKE_SLURM", "/nowhere"))
 KILL_WAIT_S = 4.0
 _POLL_S, _SIGNAL_S = 0.02, 0.15
 _TEXTS = ("script", "output", "cwd")
-_ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
+ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
 _TOO_FEW = (
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 )
@@ -216,7 +216,7 @@ def squeue(words: list[str], options: dict[str, str]) -> int:
         return 0
     for job in read()["jobs"].values():
         name = options.get("name", job["name"])
-        if name != job["name"] or job["state"] not in _ACTIVE:
+        if name != job["name"] or job["state"] not in ACTIVE:
             continue
         reason = job["reason"] if job["state"] == "PENDING" else "None"
         row = options["format"]
@@ -233,7 +233,7 @@ def scancel(words: list[str], options: dict[str, str]) -> int:
     id_, _, step = words[0].partition(".")
     with queue() as content:
         job = content["jobs"].get(id_, {"state": ""})
-        if job["state"] not in _ACTIVE:
+        if job["state"] not in ACTIVE:
             return _fail(f"Kill job error on job id {words[0]}: Invalid job id specified")
         if "signal" not in options:
             if job["state"] == "PENDING":

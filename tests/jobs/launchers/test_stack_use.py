@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import UsageError
-from jobs.launchers.mpirun import build_launch
 from jobs.launchers.placement import plan_placement
 from jobs.launchers.plan import JobPaths, JobPlan
+from jobs.launchers.queue.slurm import build_launch
 from jobs.train.request import require_able_stack
 from jobs.worker.spec import PlacementOptions
 from provision.stacks.load import load_stack

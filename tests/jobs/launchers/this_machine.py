@@ -26,13 +26,16 @@ from tests.jobs.context import job_spec
 from tests.jobs.launchers import fake_slurm
 
 NODES = ("node0", "node1", "node2")
-# As on a node, but with names that only this process knows, and less patience.
+# As on a node, but with a home that each node has for itself, names that only this process knows, and less
+# patience.
 _PYTHON = """#!/bin/sh
 exec {python} -c '
-import runpy, socket, sys
-from worker.supervisor import deadline, head, watcher
+import dataclasses, os, runpy, socket, sys
+from worker.supervisor import deadline, head, launch, nodes, watcher
+read = launch.parse_launch
+launch.parse_launch = lambda text: dataclasses.replace(read(text), folder=os.getcwd())
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
-watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
+watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S, nodes._PAUSE_S = 1.0, 0.05, 0.1, 0.1
 watcher.LEAVE_S, watcher.WAIT_S, watcher.NOTICES_S, deadline._LEAST_S = 2.0, 3.0, 0.1, 12.0
 _, module = sys.argv.pop(1), sys.argv.pop(1)
 runpy.run_module(module, run_name="__main__")
@@ -211,8 +214,8 @@ class ThisMachine(StandInHost):
 
     def jobs_in_queue(self) -> list[tuple[str, str]]:
         """The names and states of the jobs in the queue."""
-        rows = self.slurm_command("squeue", "--noheader", "--format=%j %T").splitlines()
-        return [(name, state) for name, state in map(str.split, rows)]
+        jobs = json.loads((self.slurm / "queue").read_text())["jobs"].values()
+        return [(job["name"], job["state"]) for job in jobs if job["state"] in fake_slurm.ACTIVE]
 
     def end(self) -> None:
         """Kill every process that the queue has started. Fails if that is impossible."""
@@ -253,9 +256,11 @@ def submit(
         place_files(head, paths, worker_files())
         for node in head.root.glob("node*"):
             (node / paths.relative_root / "output").mkdir(parents=True, exist_ok=True)
-    script, *again = (marked(each, paths.root) for each in (script, *more.pop("again", ())))
+    again = shlex.join(more.pop("again", ()))
+    first = f'[ "$0" != --resume ] || exec {again}; ' if again else ""
+    script = marked(first + script, paths.root)
     values: dict[str, Any] = {
-        "again": tuple(again),
+        "resumes": bool(again),
         "folder": paths.root,
         "head": "node0",
         "mpirun": str(head.bin / "mpirun"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from jobs.top.snapshot import Snapshot, parse_snapshot
 from provision.run_on_nodes import SYSTEM_PYTHON
@@ -164,3 +167,27 @@ class NodeProcess:
             assert pipe is not None
             pipe.close()
         self.process.wait()
+
+
+class Recorded:
+    """A collector that plays two snapshots, each a second long."""
+
+    def __init__(self, *_: object) -> None:
+        nodes = [make_node(index) for index in range(3)]
+        self._snapshots = [make_snapshot(nodes, usd=usd) for usd in (1.5, 2.5)]
+        self._began = time.monotonic()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def first(self) -> Snapshot:
+        return self._snapshots[-1]
+
+    def latest(self) -> tuple[Snapshot, str]:
+        return self._snapshots[time.monotonic() > self._began + 1], ""
+
+
+def play_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.cli.top.Collector", Recorded)
+    monkeypatch.setattr("jobs.cli.top._open_cluster", lambda _: None)

@@ -40,7 +40,8 @@ def test_nodes_stage_what_the_options_name(tmp_path: Path, monkeypatch: pytest.M
     plan = plan_training(plan_of(options), STACK)
     assert plan.spec.storage.stage == ((DATA, "data/train.csv.gz"), (EVAL, "data/eval"))
     assert not [name for name in plan.files if name.startswith("data")]
-    assert {"--data=data/train.csv.gz", "--eval=data/eval"} <= {*plan.argv}
+    sent = ClassifyOptions.from_json(plan.argv[1])
+    assert (sent.data, sent.eval) == ("data/train.csv.gz", "data/eval")
     assert plan.env["HF_HUB_OFFLINE"] == "1"
     names = json.loads(plan.env["SPR_NAMES"])
     assert names == {"data/train.csv.gz": DATA, "data/eval": EVAL}

@@ -9,7 +9,7 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
-from jobs.worker.tasks import TASKS
+from tests.jobs.context import parse_request
 
 CSV = "text,label\na,x\nb,y\n"
 CONLL = "He O\nran B-X\n\nNo O\nway B-X\n"
@@ -76,7 +76,7 @@ ROWS = (
 
 def check(row: Row, path: Path, options: str = "") -> None:
     words = ["--data", str(path), "--model", "scratch", *options.split()]
-    check_inputs(TASKS[row.task].Options.parse(words))
+    check_inputs(parse_request("train", row.task, *words).read_options())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.task} {row.name}")

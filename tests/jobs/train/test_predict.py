@@ -279,7 +279,7 @@ def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: 
     assert sent == PredictOptions(
         "model", "data/rows.csv.gz", "output/predictions.parquet", {"text": "review"}, False, "gloo"
     )
-    assert plan.retry_argv == (*plan.argv, "--resume")
+    assert plan.resumes
     local = PredictOptions("", rows_in(tmp_path), "out.csv")
     plan = plan_prediction(PredictRequest(local, tmp_path, model), load_stack("upstream"))
     assert plan.files == {"data/rows.csv": tmp_path / "rows.csv", "model": model}

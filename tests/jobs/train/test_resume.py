@@ -45,7 +45,7 @@ from tests.jobs.launchers.test_history import job
 OPTIONS = replace(DEMO, backend="gloo", output="output")
 RECORD = replace(
     SUBMITTED,
-    argv=("python", "-m", "worker.tasks", "squad", *OPTIONS.to_argv()),
+    argv=("python", "-m", "worker.tasks", "squad", OPTIONS.to_json()),
     nnodes=3,
     options=PlacementOptions("auto", 1, None),
     env={"HF_HUB_OFFLINE": "1", BASE_MODEL: "/home/me/base"},
@@ -78,9 +78,7 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert folder == tmp_path / "out"
     script = mpirun_line(hosts["node0"])
     assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in script
-    assert "--output=output" in script
-    assert f"--epochs={DEMO.epochs}" in script
-    assert "--resume" in script
+    assert replace(OPTIONS, resume=True).to_json() in script
     assert "HF_HUB_OFFLINE 1" in script
     assert f"{BASE_MODEL} /home/me/base" in script
     assert f"job {PATHS.job_id} resumes from step-000040" in log
@@ -108,7 +106,7 @@ def test_a_resumed_job_needs_its_variables_again(tmp_path: Path) -> None:
         (False, "hf_mine", (), []),
     ],
 )
-def test_the_login_of_the_hub_is_sent_again_only_if_the_job_began_with_hub_token(
+def test_the_login_of_the_hub_is_sent_again_only_if_the_job_began_with_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -127,10 +125,8 @@ def test_the_login_of_the_hub_is_sent_again_only_if_the_job_began_with_hub_token
     run(hosts, ResumeRequest("squad", None, tmp_path, env=given), log)
 
     assert sent_variables(hosts["node0"]) == sent
-    assert any("give it again with --env, or --hub-token," in line for line in log) is not bool(
-        sent
-    )
-    assert any("because the job began with --hub-token" in line for line in log) is (
+    assert any("give it again with --env if needed" in line for line in log) is not bool(sent)
+    assert any("because the job began with --env HF_TOKEN" in line for line in log) is (
         sent == ["HF_TOKEN=hf_mine"]
     )
     assert not any("hf_mine" in line for line in log)
@@ -152,7 +148,7 @@ def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> 
         ),
     )
 
-    assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.new_script].decode()
+    assert '"learning_rate": 1e-05' in mpirun_line(hosts["node0"])
 
 
 @pytest.mark.parametrize(("total", "refused"), [("90\n", True), ("900\n", False), ("", False)])
@@ -282,7 +278,7 @@ def test_a_job_of_another_cluster_is_restored_to_the_head_and_resumed(tmp_path: 
     assert not any("distributing the job's files" in each for each in head.commands)
     with tarfile.open(fileobj=io.BytesIO(head.files[PATHS.upload])) as tar:
         assert f"{PATHS.relative_root}/code/worker/storage/restore.py" in tar.getnames()
-    assert f'"bucket": "{BUCKET}"' in head.files[PATHS.new_script].decode()
+    assert f'"bucket": "{BUCKET}"' in head.files[PATHS.new_launch].decode()
     assert f"5.0 MiB of job {PATHS.job_id} came from {url}" in log
 
 

@@ -95,14 +95,14 @@ def test_clients_are_installed_beside_the_stack() -> None:
     request = TrainRequest(spec_of(replace(DEMO, report_to="wandb")), Path("results"))
     plan = plan_training(request, load_stack("upstream"))
     assert plan.packages == tracker_packages("wandb")
-    assert "--report-to=wandb" in plan.argv
+    assert '"report_to": "wandb"' in plan.argv[1]
 
 
 def test_a_job_resumes_with_its_trackers_and_the_shells_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = replace(DEMO, backend="gloo", output="output", report_to="mlflow")
-    argv = ("python", "-m", "worker.tasks", "squad", *options.to_argv())
+    argv = ("python", "-m", "worker.tasks", "squad", options.to_json())
     record = replace(RECORD, argv=argv, more={"env": [URI]})
     hosts = hosts_with(record, listed(PATHS.job_id, "step-000040"))
     request = ResumeRequest("squad", None, tmp_path)
@@ -136,5 +136,5 @@ def test_a_resumed_job_may_report_elsewhere() -> None:
     changed = build_resume(parse("--resume", "--report-to=tensorboard"))
     plan = plan_again(RECORD, changed, 3, PATHS.job_id)
     assert plan.packages == tracker_packages("tensorboard")
-    assert "--report-to=tensorboard" in plan.argv
+    assert '"report_to": "tensorboard"' in plan.argv[1]
     assert plan.variables == ()

@@ -17,6 +17,7 @@ from jobs.launchers.queue.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes, spec_of
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources
+from jobs.worker.supervisor.launch import parse_launch
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.options import BASE_MODEL
 from provision.stacks.load import load_stack
@@ -81,7 +82,7 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     line = mpirun_line(hosts["node0"])
     assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in line
     assert "-genv MASTER_ADDR 172.31.0.10" in line
-    assert "--backend=gloo" in line
+    assert '"backend": "gloo"' in line
     with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
         names = tar.getnames()
     assert f"{PATHS.relative_root}/code/worker/tasks/__main__.py" in names
@@ -99,7 +100,7 @@ def test_variables_go_to_the_ranks_in_a_file_and_nowhere_else(tmp_path: Path) ->
     kept = (tmp_path / "job/job.json").read_text()
     assert json.loads(kept)["more"]["env"] == ["HF_TOKEN"]
     commands = "".join(hosts["node0"].commands)
-    assert "hf_secret" not in kept + commands + hosts["node0"].files[PATHS.new_script].decode()
+    assert "hf_secret" not in kept + commands + hosts["node0"].files[PATHS.new_launch].decode()
 
 
 def test_the_root_cause_is_reported_not_a_lost_peer(tmp_path: Path) -> None:
@@ -261,7 +262,8 @@ def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
 
     kept = json.loads((tmp_path / "job/job.json").read_text())
     assert (kept["job"], kept["kind"], kept["exit_code"]) == (PATHS.job_id, "squad", 0)
-    assert kept["argv"][:5] == ["python", "-m", "worker.tasks", "squad", "--model=scratch"]
+    assert kept["argv"][:4] == ["python", "-m", "worker.tasks", "squad"]
+    assert SquadOptions.from_json(kept["argv"][4]).model == "scratch"
     assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -bootstrap slurm -ppn 1 ")
     assert (kept["state"], kept["seconds"]) == ("succeeded", 7.5)
     assert kept["ended"] == "2027-01-15T08:00:07+00:00"
@@ -284,7 +286,8 @@ def test_training_can_use_some_nodes_whichever_are_free(tmp_path: Path) -> None:
 
     script = hosts["node0"].files[PATHS.new_script].decode()
     assert "#SBATCH --nodes=1\n" in script
-    assert all(f'"node{number}": [' in script for number in range(3))
+    launch = parse_launch(hosts["node0"].files[PATHS.new_launch].decode())
+    assert [*launch.pinning] == ["node0", "node1", "node2"]
     kept = json.loads((tmp_path / "job/job.json").read_text())
     assert [node["name"] for node in kept["nodes"]] == ["node2"]
     assert len(kept["placement"]["shares"]) == 1
@@ -294,7 +297,8 @@ def test_a_second_attempt_of_a_training_job_resumes(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
     train(job_context(hosts), TrainRequest(spec_of(DEMO, recovery=Recovery(2)), tmp_path))
     script = hosts["node0"].files[PATHS.new_script].decode()
-    assert '"retries": 2' in script
+    launch = parse_launch(hosts["node0"].files[PATHS.new_launch].decode())
+    assert launch.spec.recovery.retries == 2
     assert "#SBATCH --requeue\n" in script
+    assert launch.resumes
     assert "--resume" not in mpirun_line(hosts["node0"])
-    assert script.count('"--resume"') == 1

@@ -30,14 +30,14 @@ _REPOSITORY = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Run:
-    """One run: each rank's arguments (``RANK`` is replaced by its number), and its fate.
+    """One run: each rank's options as JSON (``RANK`` is replaced by its number), and its fate.
 
     ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or when it brings a file to
     the ``disk`` for the N-th time; with ``full`` that is full then, and no signal comes. ``loss`` is
     what every step from N on seems to have.
     """
 
-    argv: list[str]
+    options: str
     ranks: int = 2
     rank: int = 0
     at: str = ""
@@ -58,7 +58,7 @@ class Ran:
 
 def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]:
     """Run one after another."""
-    return [_run(Run(options.to_argv(), task=options.task, **more)) for options, more in runs]
+    return [_run(Run(options.to_json(), task=options.task, **more)) for options, more in runs]
 
 
 def _run(run: Run) -> Ran:
@@ -83,7 +83,7 @@ def _work(run: Run, rank: int) -> int:
 
     from jobs.worker.runtime import steps
     from jobs.worker.tasks import TASKS
-    from jobs.worker.training import checkpoints, loop, model
+    from jobs.worker.training import between_steps, checkpoints, model
     from jobs.worker.training import run as job
     from jobs.worker.training.optimizer_step import Step, take_step
 
@@ -115,9 +115,10 @@ def _work(run: Run, rank: int) -> int:
         to_disk(descriptor)
 
     # As a mapping: a module does not offer to others what it imports.
-    vars(loop)["take_step"] = take
+    vars(between_steps)["take_step"] = vars(job)["take_step"] = take
     checkpoints._to_disk = bring
-    return job.run_task(TASKS[run.task], [word.replace("RANK", str(rank)) for word in run.argv])
+    task = TASKS[run.task]
+    return job.run_task(task, task.Options.from_json(run.options.replace("RANK", str(rank))))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "spr-jobs"
 
 
-BATCH_SCRIPT = Path(__file__).parents[2] / "jobs/launchers/golden/run_gloo.sh"
+LAUNCH = Path(__file__).parents[2] / "jobs/launchers/golden/launch_gloo.json"
 
 
 def make(
@@ -120,16 +120,15 @@ def make(
     bucket: str = "",
     **record: object,
 ) -> Path:
-    """Make a job's folder. ``asks`` is an option in its batch script."""
+    """Make a job's folder. ``asks`` is an option in its launch."""
     texts = {"job.json": json.dumps(record)} | dict.fromkeys(files, "{}")
     if asks or bucket:
-        script = BATCH_SCRIPT.read_text()
-        assert f'"{asks or "until_done"}": false' in script
-        assert '"bucket": ""' in script
-        script = script.replace(f'"{asks}": false', f'"{asks}": true')
-        texts["run.sh"] = script.replace(
-            '"bucket": ""', f'"bucket": "{bucket and f"{bucket}/{name}"}"'
-        )
+        launch = json.loads(LAUNCH.read_text())
+        assert launch["spec"]["ending"][asks or "until_done"] is False
+        assert launch["spec"]["storage"]["bucket"] == ""
+        launch["spec"]["ending"][asks] = True
+        launch["spec"]["storage"]["bucket"] = bucket
+        texts |= {"run.sh": "", "launch.json": json.dumps(launch)}
     for path, text in texts.items():
         (jobs / name / path).parent.mkdir(parents=True, exist_ok=True)
         (jobs / name / path).write_text(text)

@@ -26,9 +26,9 @@ export HOME="NODES/$node"; cd "$HOME" && exec sh -c "$*"
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Path:
+def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     folder = tmp_path / "nodes"
-    names = [f"node{number}" for number in range(16)]
+    names = [f"node{number}" for number in range(getattr(request, "param", 4))]
     for name in names:
         (folder / name).mkdir(parents=True)
     (folder / "node0/hosts").write_text("".join(f"{name}\n" for name in names))
@@ -71,6 +71,7 @@ def arrives(nodes: Path, version: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("nodes", [16], indirect=True)
 def test_every_node_has_the_folder_in_its_job(nodes: Path) -> None:
     first = arrives(nodes, "1")
     assert give(nodes, first) == ""
@@ -106,13 +107,8 @@ def test_data_is_shared_by_all_jobs_and_follows_changes(nodes: Path) -> None:
     data = nodes / "node0/spr-data/d"
     data.mkdir(parents=True)
     (data / "x").write_text("1")
-    folder = {
-        "store": "spr-data/d",
-        "arrives": "spr-data/d",
-        "last": "",
-        "copied": False,
-        "keep": 0,
-    }
+    place = "spr-data/d"
+    folder = {"store": place, "arrives": place, "last": "", "copied": False, "keep": 0}
     assert give(nodes, {**folder, "target": "spr-jobs/1/work/data"}) == ""
     (data / "x").unlink()
     (data / "y").write_text("2")

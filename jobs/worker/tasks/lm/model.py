@@ -31,12 +31,13 @@ class LmOptions(RowOptions):
     lora: bool = option(
         False, "train adapters (LoRA) of all linear layers instead of the weights; needs peft"
     )
-    lora_rank: int = option(4, "rank of the adapters", within=Range(1, 1024))
+    lora_rank: int = option(4, "rank of the adapters", within=Range(1, 1024), needs="--lora")
     lora_alpha: int | None = option(
         None,
         "the adapters' scale times their rank (default: twice the rank)",
         kind=int,
         within=Range(1, 4096),
+        needs="--lora",
     )
     gradient_checkpointing: bool = option(
         False, "recompute each layer in the backward pass: much less memory, more time"

@@ -16,16 +16,6 @@ from infra.local.state import STATUS_PATH
 from tests.infra.local.fakes import BASE, CREDENTIALS, FakeCloud, refusal, refused, sign_at
 
 
-def test_a_throttled_call_is_a_503_and_does_not_act(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[[throttle]]\naction = 'CreateSecurityGroup'\nrate = 1.0\n")
-    request = {"GroupName": "g", "Description": "d"}
-    answer = refused(fake_cloud.ec2.create_security_group, **request)
-    assert answer == ("RequestLimitExceeded", 503)
-    assert len(fake_cloud.ec2.describe_security_groups()["SecurityGroups"]) == 1
-    fake_cloud.faults("")
-    assert fake_cloud.ec2.create_security_group(**request)["GroupId"]
-
-
 def test_throttling_uses_the_error_codes_of_each_service(fake_cloud: FakeCloud) -> None:
     fake_cloud.faults("[[throttle]]\nrate = 1.0\n")
     for service, call, request in (
@@ -55,23 +45,6 @@ def test_a_service_that_is_not_served_is_refused(fake_cloud: FakeCloud) -> None:
 def test_a_call_that_moto_lacks_is_refused(fake_cloud: FakeCloud) -> None:
     answer = refused(fake_cloud.ec2.describe_mac_hosts)
     assert answer == ("UnsupportedOperation", 400)
-
-
-def test_an_injected_error_has_its_code_status_and_number(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults(
-        "[[error]]\naction = 'DescribeVpcs'\ncode = 'Unavailable'\nmessage = 'a < b'\ntimes = 2\n"
-    )
-    for _ in range(2):
-        assert refused(fake_cloud.ec2.describe_vpcs) == ("Unavailable", 503)
-    assert len(fake_cloud.ec2.describe_vpcs()["Vpcs"]) == 1
-
-
-def test_a_call_with_a_lost_answer_takes_effect(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[[error]]\naction = 'CreateSecurityGroup'\neffect = true\n")
-    request = {"GroupName": "g", "Description": "d"}
-    answer = refused(fake_cloud.ec2.create_security_group, **request)
-    assert answer == ("InternalError", 500)
-    assert refusal(fake_cloud.ec2.create_security_group, **request) == "InvalidGroup.Duplicate"
 
 
 def test_on_call_runs_before_and_after_a_call_and_calls_are_counted(fake_cloud: FakeCloud) -> None:
@@ -115,43 +88,6 @@ def put_policy(cloud: FakeCloud, folder: Path, *statements: dict[str, Any]) -> N
     everywhere = [{"Effect": "Allow", "Resource": "*", **statement} for statement in statements]
     policy.write_text(json.dumps({"Version": "2012-10-17", "Statement": everywhere}))
     cloud.faults(f'[iam]\npolicy = "{policy}"\n')
-
-
-def test_a_policy_decides_on_every_call_and_service(fake_cloud: FakeCloud, tmp_path: Path) -> None:
-    client = fake_cloud.endpoint.client
-    ec2, ssm, quotas = fake_cloud.ec2, client("ssm"), client("service-quotas")
-    put_policy(fake_cloud, tmp_path, {"Action": ["ec2:Describe*", "ssm:GetParameters"]})
-
-    assert ec2.describe_vpcs()["Vpcs"]
-    request = {"GroupName": "g", "Description": "d"}
-    assert refused(ec2.create_security_group, **request) == ("UnauthorizedOperation", 403)
-    assert ssm.get_parameters(Names=["n"])["InvalidParameters"] == ["n"]
-    assert refused(ssm.get_parameter, Name="n") == ("AccessDeniedException", 403)
-    quota = {"ServiceCode": "ec2", "QuotaCode": "L-1216C47A"}
-    assert refused(quotas.get_service_quota, **quota) == ("AccessDeniedException", 403)
-    # AWS allows this call to every caller.
-    assert client("sts").get_caller_identity()["Account"] == "123456789012"
-    assert len(fake_cloud.backend.groups[fake_cloud.backend.default_vpc.id]) == 1
-
-
-def test_policies_are_switched_while_the_server_runs(fake_cloud: FakeCloud, tmp_path: Path) -> None:
-    answers = []
-    for action in ("ec2:DescribeVpcs", "ec2:DescribeImages", "ec2:*"):
-        put_policy(fake_cloud, tmp_path, {"Action": action})
-        try:
-            answers.append(bool(fake_cloud.ec2.describe_vpcs()["Vpcs"]))
-        except fake_cloud.ec2.exceptions.ClientError:
-            answers.append(False)
-    fake_cloud.faults("")
-    answers.append(bool(fake_cloud.ec2.describe_vpcs()["Vpcs"]))
-    assert answers == [True, False, True, True]
-
-
-def test_a_deny_overrides_an_allow(fake_cloud: FakeCloud, tmp_path: Path) -> None:
-    deny = {"Effect": "Deny", "Action": "ec2:DescribeVpcs"}
-    put_policy(fake_cloud, tmp_path, {"Action": "*"}, deny)
-    assert refusal(fake_cloud.ec2.describe_vpcs) == "UnauthorizedOperation"
-    assert fake_cloud.ec2.describe_subnets()["Subnets"]
 
 
 # Signatures

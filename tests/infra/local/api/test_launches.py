@@ -28,15 +28,6 @@ def launch(cloud: FakeCloud, least: int, most: int, **parameters: Any) -> list[s
     return [instance["InstanceId"] for instance in answer["Instances"]]
 
 
-def assert_nothing_is_left(cloud: FakeCloud, podman: FakePodman) -> None:
-    assert podman.state == {}
-    assert cloud.ec2.describe_instances()["Reservations"] == []
-    assert cloud.ec2.describe_volumes()["Volumes"] == []
-    assert cloud.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
-    assert cloud.ec2.describe_spot_instance_requests()["SpotInstanceRequests"] == []
-    assert cloud.ec2.describe_tags()["Tags"] == []
-
-
 # Capacity
 
 
@@ -62,52 +53,6 @@ def test_a_token_whose_machines_have_ended_is_refused(fake_cloud: FakeCloud) -> 
     assert len(launch(**request, ClientToken="fresh")) == 1
 
 
-def test_a_full_zone_refuses_with_a_500_and_keeps_nothing(
-    fake_cloud: FakeCloud, podman: FakePodman
-) -> None:
-    fake_cloud.faults("[[capacity]]\nzone = 'us-east-1a'\nfree = 2\n")
-    request = {"SubnetId": subnet(fake_cloud, "us-east-1a")}
-    full_request = {"cloud": fake_cloud, "least": 3, "most": 3, **request}
-    assert refused(launch, **full_request) == ("InsufficientInstanceCapacity", 500)
-    assert_nothing_is_left(fake_cloud, podman)
-    assert len(launch(fake_cloud, 3, 3, SubnetId=subnet(fake_cloud, "us-east-1b"))) == 3
-    assert len(launch(fake_cloud, 2, 2, **request)) == 2
-    assert refusal(launch, cloud=fake_cloud, least=1, most=1, **request).startswith("Insufficient")
-
-
-def test_a_launch_gets_as_many_as_fit_between_least_and_most(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[[capacity]]\nfree = 3\n")
-    ids = launch(fake_cloud, 1, 5)
-    assert len(ids) == 3
-    fake_cloud.ec2.terminate_instances(InstanceIds=ids[:2])
-    assert len(launch(fake_cloud, 1, 5)) == 2
-
-
-def test_the_first_rule_that_matches_decides(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults(
-        "[[capacity]]\ninstance_type = 'c7i.*'\nfree = 1\n"
-        "[[capacity]]\ngroup = true\nfree = 2\n"
-        "[[capacity]]\nmarket = 'spot'\nfree = 0\n"
-    )
-    fake_cloud.ec2.create_placement_group(GroupName="near", Strategy="cluster")
-    near = {"Placement": {"GroupName": "near"}}
-    spot = {"InstanceMarketOptions": {"MarketType": "spot"}}
-    assert len(launch(fake_cloud, 1, 4)) == 4
-    assert len(launch(fake_cloud, 1, 4, InstanceType="c7i.metal-24xl", **near)) == 1
-    # The machine of the other rule is in a group too.
-    assert len(launch(fake_cloud, 1, 4, **near)) == 1
-    assert refusal(launch, cloud=fake_cloud, least=1, most=1, **spot).startswith("Insufficient")
-
-
-def test_a_stopped_machine_needs_capacity_to_start(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[[capacity]]\nfree = 1\n")
-    ids = launch(fake_cloud, 1, 1)
-    fake_cloud.ec2.stop_instances(InstanceIds=ids)
-    launch(fake_cloud, 1, 1)
-    assert refusal(fake_cloud.ec2.start_instances, InstanceIds=ids).startswith("Insufficient")
-    assert fake_cloud.state_of(ids[0]) == "stopped"
-
-
 def test_a_zone_without_the_instance_type_refuses_it(fake_cloud: FakeCloud) -> None:
     offered = fake_cloud.ec2.describe_instance_type_offerings(
         LocationType="availability-zone",
@@ -119,24 +64,6 @@ def test_a_zone_without_the_instance_type_refuses_it(fake_cloud: FakeCloud) -> N
 
 
 # Quotas
-
-
-@pytest.mark.parametrize(
-    ("market", "code"),
-    [({}, "VcpuLimitExceeded"), ({"MarketType": "spot"}, "MaxSpotInstanceCountExceeded")],
-)
-def test_the_quota_counts_vcpus_of_what_runs(
-    fake_cloud: FakeCloud, podman: FakePodman, market: dict[str, str], code: str
-) -> None:
-    fake_cloud.faults("[quota]\non_demand_vcpus = 192\nspot_vcpus = 192\n")
-    request = {"InstanceMarketOptions": market} if market else {}
-    assert refused(launch, cloud=fake_cloud, least=4, most=4, **request) == (code, 400)
-    assert_nothing_is_left(fake_cloud, podman)
-    ids = launch(fake_cloud, 1, 4, **request)
-    assert len(ids) == 3
-    assert refusal(launch, cloud=fake_cloud, least=1, most=1, **request) == code
-    fake_cloud.ec2.terminate_instances(InstanceIds=ids)
-    assert len(launch(fake_cloud, 3, 3, **request)) == 3
 
 
 def test_service_quotas_report_the_active_faults(fake_cloud: FakeCloud) -> None:
@@ -255,12 +182,3 @@ def test_the_speed_of_a_disk_has_gp3s_limits(
     else:
         code = refusal(launch, cloud=fake_cloud, least=1, most=1, BlockDeviceMappings=[disk])
         assert code == "InvalidParameterValue"
-
-
-def test_an_account_may_have_no_rate_of_initialization(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[disk]\ninit_rate = false\n")
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeInitializationRate": 200}}
-
-    code = refusal(launch, cloud=fake_cloud, least=1, most=1, BlockDeviceMappings=[disk])
-    assert code == "InvalidParameterValue"
-    assert fake_cloud.ec2.describe_instances()["Reservations"] == []

@@ -154,74 +154,6 @@ def test_pending_events_survive_the_server(
         assert [resumed.state_of(i) for i in (booting, ending)] == ["running", "terminated"]
 
 
-# Fates
-
-
-def test_every_fate_happens(cloud: FakeCloud, podman: FakePodman) -> None:
-    fates = ("never-boots", "dies", "no-ssh", "no-amx", "impaired", "stops")
-    rules = [f"[[machine]]\nn = {n}\nfate = '{fate}'\n" for n, fate in enumerate(fates)]
-    cloud.faults('profile = "metal"\n' + "".join(rules))
-    ids = cloud.run(len(fates) + 1)
-    ordinary = ids[-1]
-    assert [cloud.fate_of(i) for i in ids] == [*fates, ""]
-    assert {cloud.state_of(i) for i in ids} == {"pending"}
-    # The first two have no container.
-    assert set(podman.state) == {cloud.container(i) for i in ids[2:]}
-
-    cloud.clock.sleep(3600)
-    assert [cloud.state_of(i) for i in ids] == [
-        "pending",
-        "terminated",
-        "running",
-        "running",
-        "running",
-        "stopped",
-        "running",
-    ]
-    assert cloud.describe(ids[1])["StateReason"]["Code"] == "Server.InternalError"
-    assert cloud.describe(ids[5])["StateReason"]["Code"] == "Server.ScheduledStop"
-    assert not podman.state[cloud.container(ids[5])].running
-    assert [status_of(cloud, i) for i in (ids[0], ids[4], ordinary)] == [
-        "initializing",
-        "impaired",
-        "ok",
-    ]
-    impaired = [{"Name": "instance-status.status", "Values": ["impaired"]}]
-    answer = cloud.ec2.describe_instance_status(Filters=impaired)
-    assert [status["InstanceId"] for status in answer["InstanceStatuses"]] == [ids[4]]
-    cloud.ec2.terminate_instances(InstanceIds=ids)
-    cloud.clock.sleep(5)
-    assert {cloud.state_of(i) for i in ids} == {"terminated"}
-
-
-def test_a_machine_stops_after_the_given_time(cloud: FakeCloud) -> None:
-    cloud.faults("[[machine]]\nfate = 'stops'\nafter_s = 7\n")
-    (instance_id,) = cloud.run()
-    assert cloud.state_of(instance_id) == "running"
-    cloud.clock.sleep(7)
-    assert cloud.state_of(instance_id) == "stopped"
-
-
-def test_slow_checks_fail_first_and_pass_later(cloud: FakeCloud) -> None:
-    cloud.faults("boot_s = 60\n[[machine]]\nfate = 'slow-checks'\nafter_s = 900\n")
-    (instance_id,) = cloud.run()
-
-    seen = []
-    for _ in range(3):
-        seen.append(status_of(cloud, instance_id))
-        cloud.clock.sleep(500)
-    assert seen == ["initializing", "impaired", "ok"]
-
-
-def test_resume_keeps_a_machine_that_never_boots(
-    cloud: FakeCloud, folder: StateFolder, podman: FakePodman
-) -> None:
-    cloud.faults("[[machine]]\nfate = 'never-boots'\n")
-    (instance_id,) = cloud.run()
-    with cloud.endpoint.serve(folder, podman, clock=cloud.clock) as resumed:
-        assert resumed.state_of(instance_id) == "pending"
-
-
 # The console
 
 
@@ -239,16 +171,3 @@ def test_the_console_shows_the_host_keys_once_they_exist(
     ]
     podman.keys = ()
     assert cloud.ec2.get_console_output(InstanceId=instance_id).get("Output", "") == ""
-
-
-def test_a_console_without_latest_is_posted_late(cloud: FakeCloud) -> None:
-    cloud.faults("[console]\nlatest = false\ndelay_s = 600\n")
-    (instance_id,) = cloud.run()
-    ask = cloud.ec2.get_console_output
-    assert refusal(ask, InstanceId=instance_id, Latest=True) == "UnsupportedOperation"
-
-    shown = []
-    for _ in range(2):
-        shown.append("ssh-ed25519" in ask(InstanceId=instance_id).get("Output", ""))
-        cloud.clock.sleep(600)
-    assert shown == [False, True]

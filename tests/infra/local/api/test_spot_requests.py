@@ -93,14 +93,6 @@ def test_a_maximum_price_below_the_current_price_is_refused(fake_cloud: FakeClou
     assert run_spot(fake_cloud)
 
 
-def test_a_spot_notice_appears_in_the_request(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[[machine]]\nn = 1\nfate = 'spot-notice'\n")
-    spared, doomed = run_spot(fake_cloud, 2)
-    codes = {r["InstanceId"]: (r["State"], r["Status"]["Code"]) for r in requests(fake_cloud)}
-    assert codes == {spared: ("active", "fulfilled"), doomed: ("active", "marked-for-termination")}
-    assert fake_cloud.state_of(doomed) == "running"
-
-
 def notice_of(cloud: FakeCloud, instance_id: str) -> str | None:
     """What the instance's own metadata says about its end."""
     folder = cloud.folder.seed(instance_id) / "metadata/latest/meta-data"
@@ -142,23 +134,3 @@ def test_ec2_takes_an_instance_back_two_minutes_after_its_notice(
     assert request["Status"]["Code"] == "instance-terminated-no-capacity"
     assert list(podman.state) == [cloud.container(spared)]
     assert notice_of(cloud, spared) is None
-
-
-def test_an_instance_that_is_terminated_after_its_notice_stays_so(cloud: FakeCloud) -> None:
-    (doomed,) = run_spot(cloud)
-    assert cloud.state_of(doomed) == "running"
-    cloud.faults(f'[spot]\ninterrupt = ["{doomed}"]\nnotice_s = 5\n')
-    cloud.clock.sleep(1)
-    assert cloud.state_of(doomed) == "running"
-    cloud.ec2.terminate_instances(InstanceIds=[doomed])
-    cloud.clock.sleep(10)
-    assert cloud.describe(doomed)["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
-
-
-def test_ordinary_instances_get_no_notice(cloud: FakeCloud) -> None:
-    (ordinary,) = cloud.run()
-    cloud.faults(f'[spot]\ninterrupt = ["{ordinary}"]\nnotice_s = 0\n')
-    cloud.clock.sleep(10)
-    assert cloud.state_of(ordinary) == "running"
-    folder = cloud.folder.seed(ordinary) / "metadata/latest/meta-data"
-    assert (folder / "instance-life-cycle").read_text() == "on-demand"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.infra.local.fakes import (
-    BASE,
     Endpoint,
     FakeCloud,
     FakePodman,
@@ -107,46 +106,3 @@ def test_hidden_resources_are_not_found_by_id(cloud: FakeCloud, podman: FakePodm
     assert cloud.state_of(ids[0]) == "running"
     assert cloud.run(KeyName="k", SecurityGroupIds=[group], Placement={"GroupName": "near"})
     assert len(podman.state) == 2
-
-
-def test_taken_names_and_tokens_are_known_at_once(cloud: FakeCloud) -> None:
-    ec2 = cloud.ec2
-    group: dict[str, Any] = {"GroupName": "g", "Description": "d"}
-    near: dict[str, Any] = {"GroupName": "near", "Strategy": "cluster"}
-    key: dict[str, Any] = {"KeyName": "k", "PublicKeyMaterial": KEY}
-    for call, request, code in (
-        (ec2.create_security_group, group, "InvalidGroup.Duplicate"),
-        (ec2.create_placement_group, near, "InvalidPlacementGroup.Duplicate"),
-        (ec2.import_key_pair, key, "InvalidKeyPair.Duplicate"),
-    ):
-        call(**request)
-        assert refusal(call, **request) == code
-    assert cloud.run(ClientToken="t") == cloud.run(ClientToken="t")
-
-
-def test_a_hidden_machine_uses_its_groups(cloud: FakeCloud, podman: FakePodman) -> None:
-    ec2 = cloud.ec2
-    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
-    ec2.create_placement_group(GroupName="near", Strategy="cluster")
-    cloud.clock.sleep(2)
-    cloud.run(SecurityGroupIds=[group], Placement={"GroupName": "near"})
-    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
-    in_use = "InvalidPlacementGroup.InUse"
-    assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
-    assert len(podman.state) == 1
-
-
-def test_the_image_of_a_hidden_machine_keeps_its_disk(cloud: FakeCloud) -> None:
-    ec2 = cloud.ec2
-    (instance_id,) = cloud.run()
-    cloud.clock.sleep(2)
-    image_id = ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-    cloud.backend.images.copies[image_id].future.result(5)
-    cloud.clock.sleep(2)
-    (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
-    (clone,) = cloud.run(ImageId=image_id)
-    ec2.deregister_image(ImageId=image_id)
-    ec2.delete_snapshot(SnapshotId=snapshot["SnapshotId"])
-    ec2.terminate_instances(InstanceIds=[instance_id])
-    assert Path(cloud.spec(clone).image).is_dir()
-    assert BASE.ami_id in {image["ImageId"] for image in ec2.describe_images()["Images"]}

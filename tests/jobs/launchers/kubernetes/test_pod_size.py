@@ -67,15 +67,7 @@ def test_ranks_threads_and_cpus_always_agree(
     shape: NodeShape, ppn: int | None, workers: int | None, kind: str
 ) -> None:
     words = ["--kind", kind, "--stack", "intel" if workers else "upstream"]
-    words += [
-        "--cores",
-        f"{shape.cores}",
-        "--memory",
-        f"{shape.memory_gib}",
-        "--numa",
-        f"{shape.numa}",
-    ]
-    words += ["--threads-per-core", f"{shape.threads_per_core}"]
+    words += ["--shape", str(shape)]
     words += ["--ppn", f"{ppn}"] if ppn else []
     words += ["--ccl-workers", f"{workers}"] if workers else []
     try:
@@ -104,9 +96,12 @@ def test_ranks_threads_and_cpus_always_agree(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--ppn 3 --cores 64 --numa 2", "2 NUMA nodes can't be divided evenly among 3 ranks"),
+        ("--ppn 3 --shape cores=64,numa=2", "2 NUMA nodes can't be divided evenly among 3 ranks"),
         ("--ppn 32", "nodes with 32 cores in 1 NUMA node have too few for 32 ranks"),
-        ("--cores 1", "nodes with 1 core in 1 NUMA node have too few for 1 rank each: one core"),
+        (
+            "--shape cores=1",
+            "nodes with 1 core in 1 NUMA node have too few for 1 rank each: one core",
+        ),
         ("--ccl-workers 2", "--ccl-workers: the backend is gloo, which has none"),
         ("--stack intel --ppn 31", "too few for 31 ranks of at least one thread"),
     ],

@@ -16,7 +16,7 @@ def options(*words: str) -> SquadOptions:
     """What a rank makes of its arguments."""
     args = rendered(*words).job["spec"]["trainer"]["args"]
     assert args[:3] == ["-m", "worker.tasks", "squad"]
-    return SquadOptions.parse(args[3:])
+    return SquadOptions.from_json(args[3])
 
 
 def test_training_options_reach_the_ranks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,14 +28,14 @@ GOLDEN = Path(__file__).with_name("golden")
 CASES: dict[str, tuple[str, ...]] = {
     "default": ("--batch-size", "16"),
     "all-options": (
-        *("--cores", "96", "--numa", "2", "--ppn", "4", "--model", "a'b"),
+        *("--shape", "cores=96,numa=2", "--ppn", "4", "--model", "a'b"),
         *("--batch-size", "16", "--seed", "7", "--dataset", "me/qa"),
     ),
 }
 
 
 def rendered(*words: str) -> SlurmScript:
-    shape = ("--to", "slurm-script", "--nodes", "2", "--cores", "32")
+    shape = ("--to", "slurm-script", "--nodes", "2", "--shape", "cores=32")
     argv = ["train", "squad", *shape, "--job-name", "bert", *words]
     return render_script(parse_request(*argv), NOW)
 
@@ -69,8 +70,8 @@ def test_a_locked_stack_needs_the_python_of_its_lock() -> None:
 
 
 def test_only_the_default_token_cache_is_replaced() -> None:
-    assert "--token-cache=cache/tokens" in rendered("--demo").text
-    assert "'--token-cache=~/c'" in rendered("--demo", "--token-cache", "~/c").text
+    assert '"token_cache": "cache/tokens"' in rendered("--demo").text
+    assert '"token_cache": "~/c"' in rendered("--demo", "--token-cache", "~/c").text
 
 
 def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
@@ -81,7 +82,8 @@ def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
     script = rendered("--demo", "--model", str(model), "--eval", str(DEMO.data))
     write_files(script.files, tmp_path / "job")
 
-    assert "--model=model --data=data/train.json --eval=data/eval.json" in script.text
+    paths = {"model": "model", "data": "data/train.json", "eval": "data/eval.json"}
+    assert json.dumps(paths)[1:-1] in script.text
     assert script.text.count("HF_HUB_OFFLINE") == 1
     names = (
         "model/config.json",

@@ -133,7 +133,7 @@ def test_ranks_of_a_slurm_job_that_share_cores_say_so(
 
     warning = slurm.of("note")[0]["text"]
     assert f"{cores + 1} x 1 threads do not fit its {cores} cores" in warning
-    assert warning.endswith(f"write the job again with --cores {cores}")
+    assert warning.endswith(f"write the job again with --shape cores={cores}")
     assert "not pinned" not in pod.output
 
 

@@ -27,6 +27,7 @@ from jobs.worker.runtime.trackers import (
     report_to,
     without_secrets,
 )
+from jobs.worker.tasks.digits import Digits
 from tests.fakes import FakeClock
 from tests.jobs.worker.runtime import mlflow_server
 from tests.jobs.worker.runtime.mlflow_server import as_dict, ask, get
@@ -159,10 +160,11 @@ def test_a_rank_reads_address_and_client_from_its_jobs_folder(tmp_path: Path, po
     (folder / "packages/torch.py").write_text("raise RuntimeError('not the stack')")
     words = [f"MLFLOW_TRACKING_URI=http://127.0.0.1:{port}"]
     (folder / "environment.json").write_text(json.dumps(words))
-    argv = [sys.executable, "-m", "jobs.worker.tasks", "digits", "--max-steps=3", "--backend=gloo"]
+    options = Digits.Options(max_steps=3, backend="gloo", report_to="mlflow,tensorboard")
+    argv = [sys.executable, "-m", "jobs.worker.tasks", "digits", options.to_json()]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     done = subprocess.run(
-        [*argv, "--report-to=mlflow,tensorboard"],
+        argv,
         cwd=folder,
         env=environ,
         capture_output=True,

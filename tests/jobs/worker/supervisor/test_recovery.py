@@ -228,7 +228,7 @@ def test_a_silent_node_with_the_only_checkpoint_is_asked_again(
         folder="/job",
         head="node0",
         pinning=dict.fromkeys(NODES, ()),
-        again=("again",),
+        resumes=True,
         prepared=lambda **_: None,
     )
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.harness.forked import Forked
 from tests.jobs.worker.training.test_run import free_port
@@ -20,11 +21,11 @@ TASKS["score"] = Score
 """
 
 
-def run(node: Path, *words: str, ranks: int = 2) -> list[str]:
+def run(node: Path, options: dict[str, Any], *words: str, ranks: int = 2) -> list[str]:
     """Run the ranks on a node; return what each printed."""
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(node / "code")}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "worker.tasks", "score", *words]
+    argv = [sys.executable, "-m", "worker.tasks", "score", json.dumps(options), *words]
     started = [
         Forked(
             argv,
@@ -47,11 +48,12 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
         file.write(TABLE)
     rows = [f"{'good ' * n}bad,{n}" for n in range(5)] * 4
     (node / "a.csv").write_text("\n".join(["text,score", *rows]))
-    words = ["--data=a.csv", "--model=scratch", "--dtype=fp32", "--compile=off", "--batch-size=5"]
-    words += ["--learning-rate=0.003", "--token-cache=none", "--checkpoint-every=40"]
+    options: dict[str, Any] = {"data": "a.csv", "model": "scratch", "dtype": "fp32"}
+    options |= {"compile": "off", "batch_size": 5, "learning_rate": 0.003, "token_cache": "none"}
+    options |= {"checkpoint_every": 40, "output": "one"}
 
-    first, _ = run(node, *words, "--epochs=40", "--output=one")
-    again, _ = run(node, *words, "--epochs=60", "--output=one", "--resume")
+    first, _ = run(node, {**options, "epochs": 40})
+    again, _ = run(node, {**options, "epochs": 60}, "--resume")
 
     assert (node / "one" / "results.json").is_file(), first + again
     result = json.loads((node / "one" / "results.json").read_text())
@@ -59,5 +61,5 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     assert result["scores"]["error"] < 1.0, "the mean of all scores is off by 1.2"
 
     (node / "a.csv").write_text("text,score\ngood,many\n")
-    (refused,) = run(node, *words, "--output=bad", ranks=1)
+    (refused,) = run(node, {**options, "output": "bad"}, ranks=1)
     assert "a.csv: line 2: column 'score' is no number" in refused

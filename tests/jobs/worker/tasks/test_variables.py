@@ -11,7 +11,13 @@ from pathlib import Path
 
 def test_libraries_find_the_users_variables_when_they_are_loaded(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(json.dumps(["OMP_DISPLAY_ENV=TRUE"]))
-    argv = [sys.executable, "-m", "jobs.worker.tasks", "digits", "--max-steps=1", "--backend=gloo"]
+    argv = [
+        sys.executable,
+        "-m",
+        "jobs.worker.tasks",
+        "digits",
+        '{"max_steps": 1, "backend": "gloo"}',
+    ]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     done = subprocess.run(
         argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120

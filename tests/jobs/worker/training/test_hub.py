@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from jobs.worker.tasks.classify import ClassifyOptions
+
 ROOT = Path(__file__).parents[4]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_of_the_test"
@@ -204,8 +206,8 @@ def test_what_is_private_or_gated_needs_the_token_and_the_error_says_so(
         ("data", "team/data", TOKEN),
     )
 
-    hidden = "check the name; if it is private or gated, send your login with --hub-token"
-    gated = "it is gated: request access on {}/{}, and send your login with --hub-token"
+    hidden = "check the name; if it is private or gated, send your login with --env HF_TOKEN"
+    gated = "it is gated: request access on {}/{}, and send your login with --env HF_TOKEN"
     assert found == [
         "loaded",
         gated.format(hub.url, "gated/model"),
@@ -222,13 +224,21 @@ def test_what_is_private_or_gated_needs_the_token_and_the_error_says_so(
 def test_a_job_gets_token_and_mirror_from_its_private_file(hub: Mirror, tmp_path: Path) -> None:
     words = [f"HF_TOKEN={TOKEN}", f"HF_ENDPOINT={hub.url}"]
     (tmp_path / "environment.json").write_text(json.dumps(words))
-    argv = (
-        "classify --model=team/model --data=team/data --eval=team/data --max-steps=1 --batch-size=2"
+    options = ClassifyOptions(
+        model="team/model",
+        data="team/data",
+        eval="team/data",
+        max_steps=1,
+        batch_size=2,
+        max_length=16,
+        compile="off",
+        report_to="none",
+        dtype="fp32",
+        token_cache="none",
     )
-    argv += " --max-length=16 --compile=off --report-to=none --dtype=fp32 --token-cache=none"
 
     done = subprocess.run(
-        [sys.executable, "-m", "worker.tasks", *argv.split()],
+        [sys.executable, "-m", "worker.tasks", "classify", options.to_json()],
         env=environment(tmp_path),
         cwd=tmp_path,
         capture_output=True,

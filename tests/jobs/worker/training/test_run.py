@@ -87,7 +87,7 @@ def start(
     folder: Path, options: SquadOptions, environ: dict[str, str], python: str = sys.executable
 ) -> subprocess.Popen[str]:
     return (Forked if python == sys.executable else subprocess.Popen)(
-        [python, "-m", "worker.tasks", "squad", *options.to_argv()],
+        [python, "-m", "worker.tasks", "squad", options.to_json()],
         cwd=folder,
         env=environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,

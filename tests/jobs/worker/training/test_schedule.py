@@ -18,13 +18,13 @@ from jobs.worker.tasks.squad.features import build_features
 from jobs.worker.tasks.squad.task import DEMO, HEAD, Squad
 from jobs.worker.training.batches import Schedule, TrainingRun, plan_schedule
 from jobs.worker.training.best import Unseen
-from jobs.worker.training.loop import train
 from jobs.worker.training.model import load_model
+from jobs.worker.training.run import train
 
 
 def test_the_rate_rises_then_falls_and_is_never_zero() -> None:
     schedule = plan_schedule(replace(DEMO, epochs=2, batch_size=5, warmup_ratio=0.2), 50, ranks=1)
-    assert schedule == Schedule(per_epoch=10, total=20, warmup=4)
+    assert schedule == Schedule(per_epoch=10, total=20, warmup=4, shape="linear")
     rates = [schedule.rate(step) for step in range(20)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[4:] == pytest.approx([(20 - step) / 16 for step in range(4, 20)])
@@ -68,6 +68,6 @@ def test_a_loss_that_is_not_a_number_stops_training(
         )
         loaded = load_model(options, HEAD, all_texts(questions), ranks)
         loaded.model.qa_outputs.bias.data.fill_(math.nan)
+        run = TrainingRun(session, Squad(options), loaded, features)
         with pytest.raises(TrainingError, match="infinite at step 1 of 3"):
-            run = TrainingRun(session, Squad(options), loaded, features)
             train(run, Unseen((), features, is_other=False))

@@ -30,7 +30,7 @@ def start_torchrun(folder: Path, options: SquadOptions) -> subprocess.Popen[str]
             "-m",
             "worker.tasks",
             "squad",
-            *options.to_argv(),
+            options.to_json(),
         ],
         cwd=folder,
         env=os.environ | pod | {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"},

@@ -39,4 +39,4 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
 # install.sh has downloaded what the job needs from the hub.
 export HF_HUB_OFFLINE=1
 nproc_per_node=4
-program=(worker.tasks squad '--model=a'"'"'b' --max-length=384 --attention-dropout=auto --token-cache=cache/tokens --dataset=me/qa --stride=128 --max-answer-length=30 --output=output --epochs=2 --batch-size=16 --warmup-ratio=0.1 --seed=7 --dtype=auto --backend=gloo --accumulate=1 --compile=auto --wire=bf16 --keep-checkpoints=2 --report-to=auto --resume)
+program=(worker.tasks squad '{"output": "output", "epochs": 2, "batch_size": 16, "learning_rate": null, "warmup_ratio": 0.1, "seed": 7, "dtype": "auto", "backend": "gloo", "accumulate": 1, "compile": "auto", "wire": "bf16", "ipex": false, "max_steps": null, "checkpoint_every": null, "keep_checkpoints": 2, "report_to": "auto", "resume": false, "trial_seconds": null, "model": "a'"'"'b", "data": null, "eval": null, "max_length": 384, "attention_dropout": "auto", "skip_bad_records": false, "token_cache": "cache/tokens", "dataset": "me/qa", "stride": 128, "max_answer_length": 30}' --resume)

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from jobs.launchers.mpirun import build_launch, render_batch_script, render_command, warn_ignored
+from jobs.launchers.environment import warn_ignored
 from jobs.launchers.placement import Placement, plan_placement
 from jobs.launchers.plan import JobPaths, JobPlan
+from jobs.launchers.queue.slurm import build_launch, render_batch_script, render_command
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
 from jobs.worker.spec import PlacementOptions
 from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch
@@ -86,34 +87,29 @@ def test_a_replacement_node_gets_console_scripts_and_shared_folders_but_no_outpu
 
 
 @pytest.mark.parametrize(("backend", "ppn"), [("gloo", 1), ("ccl", 2)])
-def test_batch_script(backend: str, ppn: int) -> None:
-    nodes = [machine(32, smt=True)] * 3
-    command = command_for(*nodes, backend=backend, nproc_per_node=ppn)
+def test_launch(backend: str, ppn: int) -> None:
+    launch = command_for(*[machine(32, smt=True)] * 3, backend=backend, nproc_per_node=ppn)
 
-    script = render_batch_script(command, PATHS)
+    check_golden(GOLDEN / f"launch_{backend}.json", launch.render().decode())
 
-    check_golden(GOLDEN / f"run_{backend}.sh", script)
+
+def test_batch_script() -> None:
+    script = render_batch_script(command_for(*[machine(32)] * 3), PATHS)
+
+    check_golden(GOLDEN / "run.sh", script)
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
 
 
-def test_the_script_carries_the_launch_through_the_shell() -> None:
-    command = command_for(machine(2))
-    launch = replace(command, program=("it's", 'a "b"', "$HOME `id`\n\\n", "é\udcff"))
-    script = render_batch_script(launch, PATHS)
-    _, program, rest = script.partition(
-        "exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "
+def test_a_launch_is_read_as_it_was_written() -> None:
+    launch = replace(
+        command_for(machine(2)), program=("it's", 'a "b"', "$HOME `id`\n\\n", "é\udcff")
     )
-    assert program
 
-    end = "\n_END_OF_THE_LAUNCH_\n"
-    here = f"cat {rest.partition(end)[0]}{end}"
-    done = subprocess.run(["bash"], input=here.encode(), capture_output=True, check=True)
-
-    assert parse_launch(done.stdout.decode()) == launch
+    assert parse_launch(launch.render().decode()) == launch
 
 
 def test_only_a_job_that_may_run_again_is_requeued() -> None:
-    plan = replace(make_plan("gloo"), spec=job_spec(retries=2), retry_argv=("--resume",))
+    plan = replace(make_plan("gloo"), spec=job_spec(retries=2), resumes=True)
     command = build_launch(
         plan, place(machine(2), backend="gloo"), PATHS, whole_cluster().first(1), UPSTREAM
     )
@@ -121,8 +117,7 @@ def test_only_a_job_that_may_run_again_is_requeued() -> None:
     assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
     first, again = (command.prepared(again=after, pinning={}).program for after in (False, True))
     assert first[-3:] == ARGV
-    assert again[:2] == first[:2]
-    assert again[-1] == "--resume"
+    assert again == (*first, "--resume")
 
 
 def test_a_job_runs_on_the_nodes_that_it_gets() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.forked import Forked, run_forked
+from tests.harness.forked import Forked
 from tests.harness.processes import JobProcesses
 
 _ROOT = Path(__file__).parents[2]
@@ -57,15 +57,11 @@ def test_absence_is_proved_only_after_presence(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_forked_process_is_like_any_other(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getcwd(), sys.argv[1], input(), os.environ); sys.exit(3)"
-    argv = [sys.executable, "-c", code, "word"]
-    done = run_forked(argv, timeout=60, input="line\n", cwd=tmp_path, env={"ONE": "1"})
-    expected = f"{tmp_path} word line environ({{'ONE': '1'}})\n"
-    assert (done.returncode, done.stdout, done.stderr) == (3, expected, "")
+    (tmp_path / "given").write_text("line\n")
+    done = Forked(["-c", code, "word"], tmp_path, {"ONE": "1"}, tmp_path / "given").finish(60)
+    assert done == (3, f"{tmp_path} word line environ({{'ONE': '1'}})\n")
 
-    failed = run_forked([sys.executable, "-m", "json.tool", "nowhere"], timeout=60)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert "No such file or directory: 'nowhere'" in failed.stderr
-    with Forked([sys.executable, "-c", _SLEEP]) as sleeping:
-        assert sleeping.poll() is None
-        sleeping.kill()
-    assert sleeping.returncode == -9
+    status, said = Forked(["-m", "json.tool", "nowhere"]).finish(60)
+    assert status == 2
+    assert "No such file or directory: 'nowhere'" in said
+    assert Forked(["-c", _SLEEP]).finish(timeout=0.1) == (-9, "")

@@ -10,21 +10,17 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jobs.worker.training.options import TrainOptions
-from tests.harness.forked import Forked
 
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 # So that the random states count.
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "qa_dropout": 0.1}
-_ENVIRON = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _REPOSITORY = Path(__file__).parents[3]
 
 
@@ -32,9 +28,9 @@ _REPOSITORY = Path(__file__).parents[3]
 class Run:
     """One run: each rank's options as JSON (``RANK`` is replaced by its number), and its fate.
 
-    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or when it brings a file to
-    the ``disk`` for the N-th time; with ``full`` that is full then, and no signal comes. ``loss`` is
-    what every step from N on seems to have.
+    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, in its N-th ``evaluation``, or
+    when it brings a file to the ``disk`` for the N-th time; with ``full`` that is full then, and no signal
+    comes. ``loss`` is what every step from N on seems to have.
     """
 
     options: str
@@ -62,20 +58,11 @@ def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]
 
 
 def _run(run: Run) -> Ran:
-    from tests.jobs.worker.training.test_run import free_port
+    from tests.jobs.worker.training.test_run import run_ranks
 
-    argv = [sys.executable, "-m", "tests.jobs.worker.forked_ranks", json.dumps(asdict(run))]
-    environ = {**os.environ, **_ENVIRON, "MASTER_PORT": str(free_port())}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "PMI_SIZE": str(run.ranks)}
-    printed: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [
-        Forked(argv, cwd=_REPOSITORY, env={**environ, "PMI_RANK": str(rank)}, **printed)
-        for rank in range(run.ranks)
-    ]
-    # A rank's copier of its log, through which it prints, ends after the rank.
-    with ThreadPoolExecutor(run.ranks) as pool:
-        texts = [text for text, _ in pool.map(lambda rank: rank.communicate(), ranks)]
-    return Ran([rank.returncode for rank in ranks], texts)
+    argv = ["-m", "tests.jobs.worker.forked_ranks", json.dumps(asdict(run))]
+    ended = run_ranks(_REPOSITORY, [argv] * run.ranks)
+    return Ran([each.code for each in ended], [each.output for each in ended])
 
 
 def _work(run: Run, rank: int) -> int:
@@ -91,7 +78,7 @@ def _work(run: Run, rank: int) -> int:
     torch.set_num_threads(1)
     steps.TALK_SECONDS = 0.0  # after every step
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
-    seen = {"step": 0, "disk": 0}
+    seen = {"step": 0, "disk": 0, "evaluation": 0}
 
     def hit(what: str) -> None:
         seen[what] += 1
@@ -114,11 +101,17 @@ def _work(run: Run, rank: int) -> int:
         hit("disk")
         to_disk(descriptor)
 
+    task = TASKS[run.task]
+
+    class Evaluated(task):  # type: ignore[valid-type, misc]
+        def evaluate(self, *arguments: Any) -> Any:
+            hit("evaluation")
+            return super().evaluate(*arguments)
+
     # As a mapping: a module does not offer to others what it imports.
     vars(between_steps)["take_step"] = vars(job)["take_step"] = take
     checkpoints._to_disk = bring
-    task = TASKS[run.task]
-    return job.run_task(task, task.Options.from_json(run.options.replace("RANK", str(rank))))
+    return job.run_task(Evaluated, task.Options.from_json(run.options.replace("RANK", str(rank))))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from transformers import PreTrainedModel
 
+from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 
@@ -47,6 +51,14 @@ class ThreadedRank(Ranks):
 
     def share(self, value: Any) -> Any:
         return self.gather(value)[0]
+
+
+def session(
+    options: Any, ranks: Ranks, said: TextIO | None = None, dtype: str = "fp32", **more: Any
+) -> RankContext[Any]:
+    """Return what a rank's task gets; its events go to ``said``."""
+    events = Events(ranks.rank, said or io.StringIO())
+    return RankContext(options, ranks, events, Precision(dtype, ""), **more)
 
 
 @contextmanager

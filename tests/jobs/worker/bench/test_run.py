@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from jobs.worker.runtime.events import parse_event
-from tests.harness.forked import Forked, run_forked
-from tests.jobs.worker.training.test_run import free_port
+import pytest
 
-TIMEOUT = 120
+from tests.jobs.worker.training.test_run import run_ranks
 
-
-def run_ranks(folder: Path, environ: dict[str, str], ranks: int) -> list[tuple[int, str]]:
-    port, python = free_port(), [sys.executable, "-m", "worker.bench", "--seconds=0.1"]
-    environ = environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environ["GLOO_SOCKET_IFNAME"] = "lo"
-    environ |= {"OMP_NUM_THREADS": "1", "PMI_SIZE": str(ranks)}
-    running = [
-        Forked(
-            python,
-            cwd=folder,
-            env={**environ, "PMI_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
+pytestmark = pytest.mark.usefixtures("node_environ")
 
 
-def test_two_ranks_measure_at_the_same_time(node: Path, node_environ: dict[str, str]) -> None:
-    (code, output), (second_code, second) = run_ranks(node, node_environ, 2)
+def test_two_ranks_measure_at_the_same_time(node: Path) -> None:
+    first, second = run_ranks(node, [["-m", "worker.bench", "--seconds=0.1"]] * 2)
 
-    assert (code, second_code) == (0, 0), output + second
-    assert "@spr" not in second, "only rank 0 speaks"
-    events = [event for event in map(parse_event, output.splitlines()) if event]
-    names = [event["name"] for event in events if event["event"] == "phase"]
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert not second.events, "only rank 0 speaks"
+    names = [event["name"] for event in first.of("phase")]
     # No all-reduce: both ranks are on one machine, where no network is between them.
     assert names == ["which instructions oneDNN uses", "matrix products", "memory"]
-    check_result(events[-1])
+    check_result(first.events[-1])
 
 
 def check_result(result: dict[str, Any]) -> None:
@@ -65,8 +38,7 @@ def check_result(result: dict[str, Any]) -> None:
         assert rank["onednn"].startswith("AMX ran (" if rank["amx"] else "no AMX (")
 
 
-def test_an_unknown_backend_is_a_usage_error(node: Path, node_environ: dict[str, str]) -> None:
-    argv = [sys.executable, "-m", "worker.bench", "--backend=nccl"]
-    done = run_forked(argv, cwd=node, env=node_environ, timeout=TIMEOUT)
-    assert done.returncode == 2
-    assert "invalid choice: 'nccl'" in done.stderr
+def test_an_unknown_backend_is_a_usage_error(node: Path) -> None:
+    (done,) = run_ranks(node, [["-m", "worker.bench", "--backend=nccl"]])
+    assert done.code == 2
+    assert "invalid choice: 'nccl'" in done.output

@@ -59,6 +59,8 @@ READ: list[tuple[str, str | bytes, Any]] = [
     ("spaces.jsonl", GOOD.replace("text", " text").replace("label", "label "), LABELED),
     ("bool.parquet", parquet(text=["a", "b"], label=[True, False]), [("a", "True"), ("b", "False")]),
     ("crlf.conll", "a\tO\r\nb\tB-X\r\n \r\nc\tO\r\n", [["a", "b"], ["c"]]),
+    ("controls.conll", f"{CONTROLS}\tO\n{CONTROLS}\tB-X\n", [[CONTROLS, CONTROLS]]),
+    ("controls.txt", f"{CONTROLS}\r\n more\r\n\r\nb\r\n more", [f"{CONTROLS}\n more", "b\n more"]),
     ("quote.conll", '"\tO\na\u00a0b\tB-X\n#\tO\n', [['"', "a\u00a0b", "#"]]),
     ("docstart.conll", "-DOCSTART- -X- O\n\na N O \n1 N B-X \n", [["a", "1"]]),
     ("form_feed.txt", "one\x0ctwo\r\rthree\r", ["one\x0ctwo", "three"]),

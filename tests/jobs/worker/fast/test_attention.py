@@ -13,8 +13,6 @@ from transformers import (
     AlbertForQuestionAnswering,
     BertConfig,
     BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
     DistilBertConfig,
     DistilBertForQuestionAnswering,
     LlamaConfig,
@@ -90,7 +88,9 @@ def test_heads_may_share_keys_and_values(length: int) -> None:
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_long_batches_of_language_models_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor | None]:
+    """The masks that attention gets."""
     masks: list[torch.Tensor | None] = []
 
     def record(*arguments: Any, **options: Any) -> Any:
@@ -98,6 +98,12 @@ def test_long_batches_of_language_models_have_no_mask(monkeypatch: pytest.Monkey
         return attend(*arguments, **options)
 
     monkeypatch.setattr(attention, "attend", record)
+    return masks
+
+
+def test_long_batches_of_language_models_have_no_mask(
+    masks: list[torch.Tensor | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = LlamaForCausalLM(LlamaConfig(**SMALL, **SIZES, num_key_value_heads=1))
     expected = model(torch.arange(12).view(1, 12)).logits
     assert len(use_products(model)) == 2
@@ -160,8 +166,6 @@ SIZES = {
             DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, **SMALL)
         ),
         BertForQuestionAnswering(BertConfig(**SMALL, **SIZES)),
-        BertForSequenceClassification(BertConfig(**SMALL, **SIZES)),
-        BertForTokenClassification(BertConfig(**SMALL, **SIZES)),
     ],
     ids=lambda model: type(model).__name__,
 )
@@ -215,14 +219,7 @@ def test_compiled_layers_get_the_dropout_that_was_left_out(p: float) -> None:
         assert layer.attention.output.dropout.p == 0.1
 
 
-def test_a_batch_without_padding_has_a_mask_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks: list[torch.Tensor | None] = []
-
-    def record(*arguments: Any, **options: Any) -> Any:
-        masks.append(arguments[4])
-        return attend(*arguments, **options)
-
-    monkeypatch.setattr(attention, "attend", record)
+def test_a_batch_without_padding_has_a_mask_too(masks: list[torch.Tensor | None]) -> None:
     config = DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=32, **SMALL)
     model = DistilBertForQuestionAnswering(config)
     assert use_products(model)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,9 @@ from torch import nn
 from jobs.worker.fast.communication import choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
-from tests.harness.forked import Forked
-from tests.jobs.worker.training.test_run import TIMEOUT, free_port
+from tests.jobs.worker.training.test_run import run_ranks
+
+ROOT = Path(__file__).parents[4]
 
 RANK = """
 import os, sys, torch
@@ -79,27 +77,10 @@ def small_model() -> Small:
     return Small()
 
 
-def run_ranks(size: int, local: int, *argv: str, script: str = RANK) -> list[int]:
-    """Run a script on nodes with ``local`` ranks each, as it seems to them; return the exit codes."""
-    port = free_port()
-    running = []
-    for rank in range(size):
-        environ = os.environ | {
-            "PMI_RANK": str(rank),
-            "PMI_SIZE": str(size),
-            "MPI_LOCALRANKID": str(rank % local),
-            "MPI_LOCALNRANKS": str(local),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-        }
-        running.append(Forked([sys.executable, "-c", script, *argv], env=environ))
-    try:
-        return [process.wait(TIMEOUT) for process in running]
-    finally:
-        for process in running:
-            process.kill()
+def run_script(size: int, local: int, *argv: str, script: str = RANK) -> None:
+    """Run a script on nodes with ``local`` ranks each, as it seems to them."""
+    ended = run_ranks(ROOT, [["-c", script, *argv]] * size, local)
+    assert [each.code for each in ended] == [0] * size, ended
 
 
 @pytest.mark.parametrize(
@@ -114,7 +95,7 @@ def run_ranks(size: int, local: int, *argv: str, script: str = RANK) -> list[int
 def test_ranks_get_the_sum_of_their_gradients(
     tmp_path: Path, size: int, local: int, wire: str, tolerance: float, way: str
 ) -> None:
-    assert run_ranks(size, local, wire, str(tmp_path), "") == [0] * size
+    run_script(size, local, wire, str(tmp_path), "")
     first, *others = (torch.load(tmp_path / f"{rank}.pt") for rank in range(size))
     model = small_model()
     # Each of them twice, as the ranks have accumulated.
@@ -131,16 +112,14 @@ def test_ranks_get_the_sum_of_their_gradients(
 
 
 ENGINE = """
-import io, sys, numpy as np, torch
-from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
+import sys, numpy as np, torch
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.digits import Digits
 from jobs.worker.training.batches import SampleList, TrainingRun
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.task import Loaded
 from tests.jobs.worker.fast.test_communication import IDS, small_model
+from tests.jobs.worker.threaded_ranks import session
 
 class Named(Digits):  # the embeddings of IDs that have other names, or only one of two
     def collate(self, samples, loaded):
@@ -152,9 +131,8 @@ class Named(Digits):  # the embeddings of IDs that have other names, or only one
 
 with join("gloo") as ranks:
     options = Digits.Options(batch_size=4 // ranks.size, compile="off", wire="fp32", dtype="fp32")
-    context = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
     model = small_model()
-    run = TrainingRun(context, Named(options), Loaded(model), SampleList(IDS))
+    run = TrainingRun(session(options, ranks), Named(options), Loaded(model), SampleList(IDS))
     trained, optimizer = prepare(run, 2)
     for _ in range(2):
         take_step(run, trained, optimizer, run.batch(np.arange(4)))
@@ -165,7 +143,7 @@ with join("gloo") as ranks:
 @pytest.mark.parametrize("named", ["none", "one of two"])
 def test_embeddings_stay_equal_whatever_a_task_calls_its_ids(tmp_path: Path, named: str) -> None:
     for size in (1, 2):
-        assert run_ranks(size, size, str(tmp_path), named, script=ENGINE) == [0] * size
+        run_script(size, size, str(tmp_path), named, script=ENGINE)
     alone, first, other = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for name, expected in alone.items():
         assert torch.equal(first[name], other[name]), name
@@ -180,7 +158,7 @@ def test_unequal_nodes_sum_in_one_ring() -> None:
 
 
 def test_a_lost_rank_is_noticed_where_ranks_sum_by_node(tmp_path: Path) -> None:
-    assert run_ranks(4, 2, "float32", str(tmp_path), "rank 3") == [0, 0, 0, 0]
+    run_script(4, 2, "float32", str(tmp_path), "rank 3")
 
 
 AGREE = """
@@ -210,34 +188,11 @@ with join("gloo") as ranks:
 
 
 def test_all_ranks_leave_compiled_layers_before_the_same_step_if_one_has_to(tmp_path: Path) -> None:
-    assert run_ranks(2, 2, str(tmp_path), script=AGREE) == [0, 0]
+    run_script(2, 2, str(tmp_path), script=AGREE)
 
     # Rank 1 says so with its step 2, which starts as compiled as that of rank 0.
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [[3, ["", "no compiler"]]]
-
-
-COUNT = """
-import os, sys, torch
-from concurrent.futures import ThreadPoolExecutor
-from jobs.worker.fast.communication import compute_alone
-
-def grow():
-    torch.ones(2**22).add_(1.0)
-    return len(os.listdir("/proc/self/task"))
-
-torch.set_num_threads(4)
-before = grow()
-helpers = [ThreadPoolExecutor(1, initializer=each) for each in (compute_alone, None)]
-print(*(helper.submit(grow).result() - before for helper in helpers), torch.get_num_threads())
-"""
-
-
-def test_a_thread_that_computes_alone_starts_no_others() -> None:
-    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
-    alone, with_team, main = map(int, done.stdout.split())
-    assert (alone, main) == (1, 4)
-    assert with_team > alone + 1, "otherwise the test shows nothing"
 
 
 EXCHANGE = """
@@ -262,6 +217,7 @@ with join("gloo") as ranks:
         replica(ids).backward()
         replica.sum_words()
     added = count() - before
+assert torch.get_num_threads() == 4, "the main thread keeps its team"
 with open(f"{sys.argv[1]}/{ranks.rank}", "w") as file:
     file.write(str(added))
 """
@@ -272,7 +228,7 @@ def test_the_exchange_starts_no_teams_of_threads(
     tmp_path: Path, size: int, local: int, most: int
 ) -> None:
     """Each stage of a sum by node has a helper and gloo's threads. A team would add three."""
-    assert run_ranks(size, local, str(tmp_path), script=EXCHANGE) == [0] * size
+    run_script(size, local, str(tmp_path), script=EXCHANGE)
     added = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert len(added) == size
     assert all(each <= most for each in added), added

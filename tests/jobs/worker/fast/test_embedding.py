@@ -51,6 +51,7 @@ def learn(model: Any) -> list[float]:
 
 def test_the_trained_model_is_that_of_the_whole_table() -> None:
     whole, part = new_model(), new_model()
+    assert word_table(part) is part.bert.embeddings.word_embeddings
     before = copy.deepcopy(whole.state_dict())
 
     train_used_words(part, [2, 7, 9, 30])
@@ -83,17 +84,6 @@ def test_an_unknown_word_in_training_is_an_error() -> None:
     train_used_words(model, [2, 7, 9])
     with pytest.raises(IndexError):
         learn(model)
-
-
-def test_word_embeddings_are_found_unless_another_layer_shares_them() -> None:
-    model = small_model()
-    assert word_table(model) is model.words
-    model.layer = nn.Linear(8, 10)
-    model.layer.weight = model.words.weight
-    assert word_table(model) is None
-    model = small_model()
-    model.words.weight.requires_grad_(False)
-    assert word_table(model) is None
 
 
 @pytest.mark.parametrize(

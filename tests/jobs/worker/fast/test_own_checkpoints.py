@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.jobs.worker.fast.test_own_script import run_ranks
+from tests.jobs.worker.fast.test_own_script import run_script
 
 TRAIN = """
 import os, shutil, torch, torch.distributed as dist
@@ -111,7 +111,7 @@ dist.destroy_process_group()
 
 
 def test_checkpoints_of_every_node_are_whole_and_all_ranks_continue_from_the_same(
-    node: Path,
+    tmp_path: Path,
 ) -> None:
-    ended = run_ranks(node, "-c", TRAIN, local=1)
-    assert [each.returncode for each in ended] == [0, 0], "\n".join(each.stderr for each in ended)
+    ended = run_script(tmp_path, TRAIN, local=1)
+    assert [each.code for each in ended] == [0, 0], "\n".join(each.output for each in ended)

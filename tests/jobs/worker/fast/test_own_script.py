@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,11 @@ from jobs.worker.fast import compilation, own_model
 from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
 from jobs.worker.fast.own_trainer import Trimmed
 from jobs.worker.fast.speed_up import speed_up
+from jobs.worker.program.__main__ import add_packages, program_environment
 from jobs.worker.runtime.events import MARK, parse_event
 from jobs.worker.runtime.output import state_folder
-from tests.jobs.worker.training.test_run import TIMEOUT, free_port
+from tests.harness.forked import Forked
+from tests.jobs.worker.training.test_run import Ended, finish, rank_environs
 
 LOOP = """
 import sys, torch, torch.distributed as dist
@@ -62,7 +61,7 @@ dist.destroy_process_group()
 print("equal", rank, flush=True)
 """
 TRAIN = """
-import os, signal, sys, time, torch
+import os, signal, sys, torch
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from spr_cluster import speed_up
@@ -94,8 +93,7 @@ def train(fast, stop_at=0, **options):
     class Stop(TrainerCallback):
         def on_step_begin(self, args, state, control, **more):
             if state.global_step == stop_at:
-                os.kill(os.getppid(), signal.SIGTERM)  # as mpirun sends it to every rank
-                time.sleep(1)
+                os.kill(os.getpid(), signal.SIGTERM)  # as mpirun sends it to every rank
 
     if stop_at:
         trainer.add_callback(Stop())
@@ -128,92 +126,55 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "read_cpu_flags", frozenset)
 
 
-def run_ranks(
-    node: Path, *program: str, mark: str = "0a", size: int = 2, local: int = 2
-) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program as the ranks of a job, as mpirun does on nodes without anything else of ours.
+def run_script(node: Path, script: str, *argv: str, mark: str = "", local: int = 2) -> list[Ended]:
+    """Run a script on two ranks as their programs, on nodes without anything else of ours.
 
-    With fewer ``local`` ranks, ``node`` has a folder for each node: ``0``, ``1``, ….
+    With one ``local`` rank, ``node`` has a folder for each node: ``0`` and ``1``.
     """
-    folders = [node / str(rank // local) if local < size else node for rank in range(size)]
-    for each in folders:
-        (each / "work").mkdir(exist_ok=True, parents=True)
-    environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(node),
-        "PYTHONPATH": f"{node}/code",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "HF_HUB_OFFLINE": "1",
-        MARK: mark,
-        "PMI_SIZE": str(size),
-        "MPI_LOCALNRANKS": str(local),
-    }
-    command = [sys.executable, "-m", "worker.program", "--folder=work", "--output=output", "--"]
-    ranks = [
-        subprocess.Popen(
-            [*command, sys.executable, *program],
-            cwd=folder,
-            env={**environ, "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank % local)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, folder in enumerate(folders)
-    ]
-    try:
-        said = [rank.communicate(timeout=TIMEOUT) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [
-        subprocess.CompletedProcess(program, rank.returncode, *texts)
-        for rank, texts in zip(ranks, said, strict=True)
-    ]
+    ranks = []
+    for rank, environ in enumerate(rank_environs(2, local)):
+        folder = node if local == 2 else node / str(rank)
+        (folder / "work").mkdir(exist_ok=True, parents=True)
+        environ["PYTHONPATH"] = ""
+        program = program_environment(environ, str(folder / "output"), [f"{MARK}={mark}"])
+        add_packages(program, "", ())
+        ranks.append(Forked(["-c", script, *argv], folder / "work", program))
+    return [finish(each) for each in ranks]
 
 
-def test_a_loop_gets_the_gradients_of_distributed_data_parallel(node: Path) -> None:
-    ended = run_ranks(node, "-c", LOOP)
-    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
-    assert [each.stdout.splitlines()[-1] for each in ended] == ["equal 0", "equal 1"]
+def test_a_loop_gets_the_gradients_of_distributed_data_parallel(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, LOOP)
+    assert [each.code for each in ended] == [0, 0], ended[0].output
+    assert [each.output.splitlines()[-1] for each in ended] == ["equal 0", "equal 1"]
 
 
 def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_losses(
-    node: Path,
+    tmp_path: Path,
 ) -> None:
-    stopped = run_ranks(node, "-c", TRAIN, "")
+    stopped, other = run_script(tmp_path, TRAIN, "", mark="0a")
 
-    assert [each.returncode for each in stopped] == [143, 143], stopped[0].stderr
-    lines = stopped[0].stdout.splitlines()
+    assert [stopped.code, other.code] == [143, 143], stopped.output
+    lines = stopped.output.splitlines()
     events = [event for line in lines if (event := parse_event(line, "0a"))]
-    assert not any(parse_event(line, "0a") for line in stopped[1].stdout.splitlines())
+    assert "@spr 0a" not in other.output
     kinds, last = [event["event"] for event in events], events[-1]
-    assert [kinds[:3], kinds[-3:]] == [
-        ["running", "start", "step"],
-        ["step", "checkpoint", "stopped"],
-    ]
+    assert [kinds[:2], kinds[-3:]] == [["start", "step"], ["step", "checkpoint", "stopped"]]
     assert (last["total"], last["checkpoint"]) == (6, f"checkpoint-{last['step']}")
     assert 3 <= last["step"] < 6
-    folder = node / "output"
+    folder = tmp_path / "output"
     for rank in range(2):
-        rows = [
-            *map(
-                json.loads,
-                (state_folder(folder) / f"metrics/rank-{rank}.jsonl").read_text().splitlines(),
-            )
-        ]
+        file = state_folder(folder) / f"metrics/rank-{rank}.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(1, last["step"] + 1))
         assert all(row["samples"] == 8 and 0 < row["loss"] < 3 for row in rows)
         # All rows of 5 to 15 tokens are padded to 32, and trimmed to 16.
         assert all(40 <= row["tokens"] <= 120 and row["padded"] in (96, 128) for row in rows)
         assert all(row["seconds"]["compute"] > 0 for row in rows)
 
-    resumed = run_ranks(node, "-c", TRAIN, str(folder / "model" / last["checkpoint"]))
+    resumed, other = run_script(tmp_path, TRAIN, str(folder / "model" / last["checkpoint"]))
 
-    assert [each.returncode for each in resumed] == [0, 0], resumed[0].stderr
-    assert "resumed" in resumed[0].stdout
+    assert [resumed.code, other.code] == [0, 0], resumed.output
+    assert "resumed" in resumed.output
 
 
 def new_model(**options: Any) -> Any:

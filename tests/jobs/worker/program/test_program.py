@@ -9,19 +9,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.wait import wait_until
 from jobs.worker.program.__main__ import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
-from jobs.worker.runtime.events import PREFIX, parse_event
+from jobs.worker.runtime.events import MARK, parse_event, prefix_of
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from jobs.worker.storage.ownership import find_all
-from tests.jobs.worker.training.test_run import free_port
+from tests.harness.forked import Forked
+from tests.jobs.worker.training.test_run import LOOPBACK, free_port
 
 CPU = min(os.sched_getaffinity(0))
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -31,15 +32,9 @@ _TELL = (
 )
 
 
-def start(
-    node: Path,
-    *program: str,
-    own: tuple[str, ...] = (),
-    plan: RankPlacement | None = None,
-    options: tuple[str, ...] = (),
-) -> subprocess.CompletedProcess[str]:
+def start(node: Path, *program: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a rank to its end."""
-    rank = begin(node, *program, own=own, plan=plan, options=options)
+    rank = begin(node, *program, **more)
     out, err = rank.communicate(timeout=60)
     return subprocess.CompletedProcess(program, rank.returncode, out, err)
 
@@ -66,6 +61,7 @@ def begin(
             "MASTER_ADDR": "172.31.0.10",
             "MASTER_PORT": "29500",
             "OMP_NUM_THREADS": "1",
+            MARK: "0a",
             **HYDRA,
             **planned,
         },
@@ -94,6 +90,7 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
         "MASTER_ADDR": "172.31.0.10",
         "MASTER_PORT": "29500",
         "SPR_OUTPUT": f"{node}/output",
+        MARK: "0a",
         "SEED": "7",
         "NOTE": "a=b c",
     }
@@ -130,7 +127,7 @@ def test_arguments_and_exit_code_pass_through(node: Path) -> None:
 
     first, second = done.stdout.splitlines()
     assert (done.returncode, first) == (7, "--folder=x -- it's")
-    said = parse_event(second)
+    said = parse_event(second, "0a")
     assert said is not None
     assert said["message"] == "sh ended with exit code 7: --folder=x -- it's"
     assert said["exit_code"] == 7
@@ -178,7 +175,7 @@ def test_a_failure_has_the_last_line_of_its_own_rank(
     (node / "work").mkdir()
     (node / "work/said").write_text(printed)
     done = start(node, "sh", "-c", "cat said >&2; exit 1")
-    said = parse_event(done.stdout[done.stdout.rindex(PREFIX) :])
+    said = parse_event(done.stdout[done.stdout.rindex(prefix_of("0a")) :], "0a")
     assert said is not None
     assert said["message"] == f"sh ended with exit code 1{': ' if last else ''}{last}"
     assert said["lost_peer"] is lost_peer
@@ -189,7 +186,7 @@ def test_a_missing_module_of_a_src_folder_is_explained(node: Path, place: str) -
     (node / "work" / place).parent.mkdir(parents=True)
     (node / "work" / place).touch()
     done = start(node, sys.executable, "-c", "import mine.deep")
-    said = parse_event(done.stdout[done.stdout.rindex(PREFIX) :])
+    said = parse_event(done.stdout[done.stdout.rindex(prefix_of("0a")) :], "0a")
     assert said is not None
     assert said["message"].endswith("ModuleNotFoundError: No module named 'mine'")
     hint = "src/ can be imported only with a pyproject.toml, or with --env PYTHONPATH=src"
@@ -199,7 +196,7 @@ def test_a_missing_module_of_a_src_folder_is_explained(node: Path, place: str) -
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_killed_program_is_reported_with_its_signal(node: Path, number: int) -> None:
     done = start(node, "sh", "-c", f"kill -{number} $$")
-    said = parse_event(done.stdout)
+    said = parse_event(done.stdout, "0a")
     assert said is not None
     assert done.returncode == 128 + number
     memory = ", usually because its node ran out of memory" if number == signal.SIGKILL else ""
@@ -214,7 +211,8 @@ def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> Non
         rank = begin(node, "sh", "-c", "echo $$; exec sleep 60")
         assert rank.stdout is not None
         pid = int(rank.stdout.readline())
-        time.sleep(0.1)  # its handlers come after the program
+        # Its handlers come after the program.
+        wait_until("handlers", partial(_handles_sigterm, rank.pid), deadline_s=30, every_s=0.02)
 
         rank.send_signal(number)
         rest, _ = rank.communicate(timeout=20)
@@ -233,19 +231,21 @@ def test_what_a_program_leaves_running_is_named_and_killed(node: Path, daemon: s
     assert "GRACE_S = 30.0" in text
     source.unlink()  # it may be a link
     source.write_text(text.replace("GRACE_S = 30.0", "GRACE_S = 0.5"))
-    began = time.monotonic()
-
     done = start(node, "sh", "-c", f"{daemon} & (sleep 0.1; echo late) & echo $!", options=())
 
-    assert time.monotonic() - began < 20
     pid, late, said = done.stdout.splitlines()
     assert (done.returncode, late) == (0, "late")
-    found = parse_event(said)
+    found = parse_event(said, "0a")
     assert found is not None
     assert "warning: rank 3 on " in found["text"]
     assert re.search(r"which are killed: \d+ \((sh -c )?sleep 607\d", found["text"]), found["text"]
     assert pid not in found["text"]
     assert not subprocess.run(["pgrep", "-fx", "sleep 607[1-3]"], capture_output=True).stdout
+
+
+def _handles_sigterm(pid: int) -> bool | None:
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1) or None
 
 
 def _has_ended(pid: int) -> bool | None:
@@ -258,7 +258,8 @@ def _has_ended(pid: int) -> bool | None:
 def test_a_rank_with_wrong_placement_never_starts_the_program(node: Path) -> None:
     done = start(node, "touch", "started", plan=RankPlacement("900-901", 4, None))
 
-    (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
+    said = parse_event(done.stdout, "0a")
+    assert said is not None
     assert done.returncode == 1
     assert (said["event"], said["rank"]) == ("error", 3)
     assert f"CPUs 900-901 planned, {CPU} found; 4 threads planned, 1 found" in said["message"]
@@ -268,7 +269,8 @@ def test_a_rank_with_wrong_placement_never_starts_the_program(node: Path) -> Non
 def test_a_missing_program_is_one_clear_line(node: Path) -> None:
     done = start(node, "no-such-program")
 
-    (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
+    said = parse_event(done.stdout, "0a")
+    assert said is not None
     assert done.returncode == 127
     assert said["message"] == "no-such-program can't be run: No such file or directory"
     assert done.stderr == ""
@@ -331,23 +333,14 @@ def test_a_program_joins_the_ranks_of_torchrun(node: Path) -> None:
     )
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "worker.program")
     pod = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}
-    pod |= {"PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    pod |= {**LOOPBACK, "PET_MASTER_PORT": str(free_port()), "PYTHONPATH": f"{node}/code"}
+    pod["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    argv = [*torchrun, "--folder=work", "--output=output", "--", "python", "-c", join]
 
-    done = subprocess.run(
-        [sys.executable, *torchrun, "--folder=work", "--output=output", "--", "python", "-c", join],
-        cwd=node,
-        env={
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{node}/code",
-            **pod,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    code, output = Forked(argv, node, pod).finish(120)
 
-    assert done.returncode == 0, done.stderr
-    joined = [line for line in done.stdout.splitlines() if line.startswith("joined")]
+    assert code == 0, output
+    joined = [line for line in output.splitlines() if line.startswith("joined")]
     assert sorted(joined) == ["joined 0 2 0", "joined 1 2 1"]
 
 

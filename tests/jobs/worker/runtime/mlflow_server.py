@@ -58,19 +58,9 @@ def wait_until_ready(port: int) -> None:
 def ask(port: int, method: str, **fields: object) -> Any:
     """Call a method of the server's API, such as ``runs/search``."""
     data, kind = json.dumps(fields).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{_url(port)}/{method}", data, kind)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/2.0/mlflow/{method}", data, kind)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
-
-
-def get(port: int, path: str) -> Any:
-    """Read a path of the server's API."""
-    with urllib.request.urlopen(f"{_url(port)}/{path}", timeout=30) as answer:
-        return json.load(answer)
-
-
-def _url(port: int) -> str:
-    return f"http://127.0.0.1:{port}/api/2.0/mlflow"
 
 
 def as_dict(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:

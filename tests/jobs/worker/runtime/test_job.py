@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from jobs.worker.runtime.events import Events, parse_event
 from jobs.worker.runtime.job import _explain
 from jobs.worker.runtime.ranks import ASKED
 from tests.harness.forked import Forked
-from tests.jobs.worker.training.test_run import Ended, finish, free_port
+from tests.jobs.worker.training.test_run import LOOPBACK, Ended, finish, run_ranks
 
 JOB = """
     import argparse, os, signal
@@ -51,25 +49,17 @@ JOB = """
 """
 
 
-def start(node: Path, environ: dict[str, str], *argv: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def toy(node: Path, node_environ: dict[str, str]) -> Path:
+    """A node that has the job as a module."""
     (node / "code/worker/toy.py").write_text(textwrap.dedent(JOB))
+    return node
+
+
+def run_two(node: Path, *argv: str) -> list[Ended]:
     # Each node has one of the names.
-    interfaces = "ens5,lo,enp2s0" if "MASTER_ADDR" in environ else "lo"
-    own = {"GLOO_SOCKET_IFNAME": interfaces, "OMP_NUM_THREADS": "1", "SPR_BACKEND": "gloo"}
-    return Forked(
-        [sys.executable, "-m", "worker.toy", *argv],
-        cwd=node,
-        env={**environ, **own},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def run_two(node: Path, environ: dict[str, str], *argv: str) -> list[Ended]:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PMI_SIZE": "2"}
-    ranks = [{**environ, **address, "PMI_RANK": str(rank)} for rank in range(2)]
-    return [finish(process) for process in [start(node, rank, *argv) for rank in ranks]]
+    own = {"GLOO_SOCKET_IFNAME": "ens5,lo,enp2s0", "SPR_BACKEND": "gloo"}
+    return run_ranks(node, [["-m", "worker.toy", *argv]] * 2, more=own)
 
 
 def read_steps(node: Path, rank: int) -> list[dict[str, Any]]:
@@ -77,14 +67,12 @@ def read_steps(node: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_job_gets_events_metrics_logs_and_results(
-    node: Path, node_environ: dict[str, str]
-) -> None:
-    first, second = run_two(node, node_environ)
+def test_a_job_gets_events_metrics_logs_and_results(toy: Path) -> None:
+    first, second = run_two(toy)
 
     assert (first.code, second.code) == (0, 0), first.output + second.output
     assert second.events == [], "only rank 0 prints events"
-    results = json.loads((node / "output/results.json").read_text())
+    results = json.loads((toy / "output/results.json").read_text())
     (said,) = first.of("result")
     assert said.pop("at") > 1.7e9
     assert said == {"event": "result", **results}
@@ -100,35 +88,32 @@ def test_a_job_gets_events_metrics_logs_and_results(
     assert last["samples_per_second"] > 0
     assert sum(last["shares"].values()) == pytest.approx(1)
     for rank in range(2):
-        steps = read_steps(node, rank)
+        steps = read_steps(toy, rank)
         assert [(each["step"], each["samples"], each["lr"]) for each in steps] == [
             (number, 8, 0.5) for number in range(1, 7)
         ]
-        assert (node / f"output.state/logs/rank-{rank}.log").exists()
-    assert [s["loss"] for s in read_steps(node, 0)] == [s["loss"] for s in read_steps(node, 1)]
+        assert (toy / f"output.state/logs/rank-{rank}.log").exists()
+    assert [s["loss"] for s in read_steps(toy, 0)] == [s["loss"] for s in read_steps(toy, 1)]
 
 
-def test_sigterm_on_one_rank_stops_all_after_the_same_step(
-    node: Path, node_environ: dict[str, str]
-) -> None:
-    first, second = run_two(node, node_environ, "--stop-after=1")
+def test_sigterm_on_one_rank_stops_all_after_the_same_step(toy: Path) -> None:
+    first, second = run_two(toy, "--stop-after=1")
 
     assert first.code == second.code == 128 + signal.SIGTERM, first.output + second.output
     (stopped,) = first.of("stopped")
     assert (stopped["step"], stopped["total"]) == (1, 6)
     assert first.of("error") + second.of("error") == [], "no rank is missed"
-    assert len(read_steps(node, 0)) == len(read_steps(node, 1)) == 1
-    assert not (node / "output/results.json").exists()
+    assert len(read_steps(toy, 0)) == len(read_steps(toy, 1)) == 1
+    assert not (toy / "output/results.json").exists()
 
 
-def test_ranks_of_a_slurm_job_that_share_cores_say_so(
-    node: Path, node_environ: dict[str, str]
-) -> None:
+def test_ranks_of_a_slurm_job_that_share_cores_say_so(toy: Path) -> None:
     cores = len(read_cores(os.sched_getaffinity(0)))
-    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    environ = {**node_environ, **torchrun, "LOCAL_WORLD_SIZE": f"{cores + 1}"}
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "SPR_BACKEND": "gloo"}
+    environ = {**os.environ, **LOOPBACK, **torchrun, "LOCAL_WORLD_SIZE": f"{cores + 1}"}
     slurm, pod = (
-        finish(start(node, {**environ, **more}, "--fail")) for more in ({"SLURM_JOB_ID": "7"}, {})
+        finish(Forked(["-m", "worker.toy", "--fail"], toy, {**environ, **more}))
+        for more in ({"SLURM_JOB_ID": "7"}, {})
     )
 
     warning = slurm.of("note")[0]["text"]
@@ -137,8 +122,8 @@ def test_ranks_of_a_slurm_job_that_share_cores_say_so(
     assert "not pinned" not in pod.output
 
 
-def test_a_failure_is_one_event_with_its_hint(node: Path, node_environ: dict[str, str]) -> None:
-    first, _ = run_two(node, node_environ, "--fail")
+def test_a_failure_is_one_event_with_its_hint(toy: Path) -> None:
+    first, _ = run_two(toy, "--fail")
 
     (error,) = first.of("error")
     assert (error["message"], error["hint"]) == ("the loss is infinite", "lower it")

@@ -1,4 +1,4 @@
-"""Placement of a rank on this machine: CPUs, threads, memory."""
+"""Placement of a rank on this machine: as mpirun planned it, or as it takes it under torchrun."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.errors import UsageError
+from jobs.launchers.kubernetes.request import place_pod
+from jobs.launchers.placement import NodeShape, Preload
+from jobs.worker.runtime.cores import LocalCore, read_cores
 from jobs.worker.runtime.errors import PlacementError
 from jobs.worker.runtime.pinning import (
     VARIABLE,
@@ -22,85 +27,107 @@ from jobs.worker.runtime.pinning import (
     read_memory_policy,
     read_plan,
     render_plan,
+    share_out,
 )
+from jobs.worker.spec import PlacementOptions
 from provision.on_node.proc import parse_cpus
+from tests.harness.forked import Forked
 
-# The rank's CPUs, threads and policy can't be given back, so a process of its own takes them.
+# The rank's CPUs, threads and policy can't be given back, so it is a separate process.
 _RANK = """
 import json, os, sys
 from dataclasses import asdict
 from worker.runtime.errors import PlacementError
 from worker.runtime.pinning import take_place
-import torch
+if {mask}:
+    os.sched_setaffinity(0, {mask})
 try:
-    print(json.dumps(asdict(take_place(os.environ, torch.get_num_threads)[1])))
+    plan, found = take_place(os.environ, {count})
 except PlacementError as error:
-    sys.exit(f"{error.message}\\n{error.hint}")
+    sys.exit(error.message)
+names = ("CCL_WORKER_AFFINITY", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
+print(json.dumps([plan and asdict(plan), asdict(found), [os.environ.get(name) for name in names]]))
 """
-CPU = min(os.sched_getaffinity(0))
+_ASKED = 'lambda: int(os.environ["OMP_NUM_THREADS"])'
+CPUS = sorted(os.sched_getaffinity(0))
+CPU, EVERY = CPUS[0], format_cpus(CPUS)
 NODE = int(re.findall(r"\d+", Path("/sys/devices/system/node/online").read_text())[0])
 PLAN = RankPlacement(cpus=str(CPU), threads=1, memory=f"prefer:{NODE}")
+MPIRUN = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"}
 
 
-def run_rank(
-    folder: Path, plan: RankPlacement | None, **environ: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a rank that is pinned to one CPU, as by mpirun."""
-    planned = {VARIABLE: render_plan([plan]), "MPI_LOCALRANKID": "0"} if plan else {}
-    return subprocess.run(
-        [sys.executable, "-c", _RANK],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **planned, **environ},
-        preexec_fn=lambda: os.sched_setaffinity(0, {CPU}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def torchrun(rank: int, size: int, threads: int = 1) -> dict[str, str]:
+    """The variables of a rank that torchrun has started, unpinned."""
+    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {name: str(value) for name, value in {**found, "OMP_NUM_THREADS": threads}.items()}
 
 
-def test_a_rank_reports_its_placement(nodes_folder: Path) -> None:
-    done = run_rank(nodes_folder, PLAN)
+def place(folder: Path, environ: dict[str, str], mask: set[int] | None = None) -> tuple[int, str]:
+    """Run a rank; return its exit code and what it found, or what is wrong."""
+    code = _RANK.format(mask=mask or (), count=_ASKED)
+    given = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    return Forked(["-c", code], folder, given).finish(120)
 
-    assert done.returncode == 0, done.stderr
-    assert RankPlacement(**json.loads(done.stdout)) == PLAN
+
+def planned(plan: RankPlacement) -> dict[str, str]:
+    return {**MPIRUN, VARIABLE: render_plan([plan])}
 
 
-def test_without_a_plan_the_placement_is_reported_unchecked(nodes_folder: Path) -> None:
-    done = run_rank(nodes_folder, None)
-
-    assert done.returncode == 0, done.stderr
-    assert RankPlacement(**json.loads(done.stdout)) == replace(PLAN, memory="default")
+@pytest.mark.parametrize("plan", [PLAN, None])
+def test_a_rank_reports_its_placement(nodes_folder: Path, plan: RankPlacement | None) -> None:
+    code, said = place(nodes_folder, planned(plan) if plan else MPIRUN, {CPU})
+    assert code == 0, said
+    unplanned = asdict(replace(PLAN, memory="default"))
+    assert json.loads(said)[:2] == ([asdict(plan)] * 2 if plan else [None, unplanned])
 
 
 def test_every_difference_from_the_plan_is_named(nodes_folder: Path) -> None:
-    done = run_rank(nodes_folder, replace(PLAN, cpus="900-901", threads=7))
+    wrong = planned(replace(PLAN, cpus="900-901", threads=7))
+    code, said = place(nodes_folder, wrong, {CPU})
+    assert code == 1
+    assert f"CPUs 900-901 planned, {CPU} found; 7 threads planned, 1 found" in said
 
-    assert done.returncode == 1
-    assert f"CPUs 900-901 planned, {CPU} found; 7 threads planned, 1 found" in done.stderr
 
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 def test_a_main_thread_bound_by_openmp_is_detected(nodes_folder: Path) -> None:
-    all_cpus = os.sched_getaffinity(0)
-    plan = RankPlacement(format_cpus(all_cpus), len(all_cpus), None)
-    threads = {"OMP_NUM_THREADS": str(len(all_cpus))}
-    widen = f"import os; os.sched_setaffinity(0, {set(all_cpus)})\n{_RANK}"
-    for bind, code in (("false", 0), ("close", 1)):
-        done = subprocess.run(
-            [sys.executable, "-c", widen],
-            cwd=nodes_folder,
-            env={
-                **os.environ,
-                **threads,
-                VARIABLE: render_plan([plan]),
-                "MPI_LOCALRANKID": "0",
-                "OMP_PROC_BIND": bind,
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == code, done.stderr
+    count = len(CPUS)
+    environ = planned(RankPlacement(EVERY, count, None))
+    environ |= {"OMP_NUM_THREADS": str(count), "OMP_PROC_BIND": "close"}
+    code = _RANK.format(mask=set(CPUS), count='__import__("torch").get_num_threads')
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=nodes_folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert f"CPUs {EVERY} planned, {CPU} found\n" in done.stderr
+
+
+@pytest.mark.skipif(len(read_cores(CPUS)) != 2, reason="written for a machine of two cores")
+def test_ranks_of_torchrun_pin_themselves(nodes_folder: Path) -> None:
+    first, second = (core.cpu for core in read_cores(CPUS))
+
+    def found(environ: dict[str, str]) -> list[Any]:
+        code, said = place(nodes_folder, environ)
+        assert code == 0, said
+        plan, found, ccl = json.loads(said)
+        return [plan and plan["cpus"], found["cpus"], found["threads"], ccl]
+
+    for rank, cpu in enumerate((first, second)):
+        assert found(torchrun(rank, 2)) == [f"{cpu}", f"{cpu}", 1, [None] * 3]
+    # A core for oneCCL's worker, about which oneCCL is told all that mpirun would have said.
+    ccl = {**torchrun(0, 1), "CCL_WORKER_COUNT": "1", "CCL_PROCESS_LAUNCHER": "none"}
+    assert found(ccl) == [f"{second}", f"{second}", 1, [f"{first}", "0", "1"]]
+    assert found({**torchrun(0, 2), **MPIRUN}) == [None, EVERY, 1, [None] * 3], "mpirun has pinned"
+
+
+def test_a_pod_with_fewer_cpus_than_threads_is_refused(nodes_folder: Path) -> None:
+    environ = torchrun(0, 1, threads=len(CPUS) + 1)
+    code = _RANK.format(mask=(), count=f"lambda: {len(CPUS)}")
+    _, said = Forked(["-c", code], nodes_folder, {**os.environ, **environ}).finish(120)
+    assert f"{len(CPUS) + 1} threads planned, {len(CPUS)} found" in said
 
 
 def test_each_local_rank_has_its_own_plan() -> None:
@@ -113,7 +140,6 @@ def test_each_local_rank_has_its_own_plan() -> None:
             read_plan(environ | rank)
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 400)))
 def test_cpu_lists_have_the_kernels_format(cpus: set[int]) -> None:
     assert parse_cpus(format_cpus(cpus)) == cpus
@@ -122,3 +148,74 @@ def test_cpu_lists_have_the_kernels_format(cpus: set[int]) -> None:
 def test_a_kernel_without_numa_has_no_memory_policy(tmp_path: Path) -> None:
     assert read_memory_policy(tmp_path / "none") is None
     assert read_memory_policy() == "default"
+
+
+def machine(cores: int, numa: int = 1) -> list[LocalCore]:
+    return [LocalCore(core, core * numa // cores, core * numa // cores) for core in range(cores)]
+
+
+@given(
+    numa=st.integers(1, 4),
+    each=st.integers(2, 24),
+    ppn=st.none() | st.integers(1, 6),
+    workers=st.integers(0, 2),
+)
+def test_a_pod_on_its_node_finds_what_was_planned(
+    numa: int, each: int, ppn: int | None, workers: int
+) -> None:
+    """Kubelet may give the pod any cores of the node; here, the same number of each NUMA node."""
+    shape = NodeShape(cores=numa * each, numa=numa)
+    options = PlacementOptions("auto", ppn, workers or None)
+    try:
+        placed, size = place_pod(shape, options, "ccl" if workers else "gloo", Preload("", None))
+    except UsageError:
+        return
+    threads = placed.omp_threads
+    found = machine(size.cpus // shape.threads_per_core, numa)
+
+    shares = share_out(found, placed.nproc_per_node, threads, workers)
+
+    assert shares == placed.shares[0] or numa > 1
+    assert len(shares) == placed.nproc_per_node
+    taken = [cpu for share in shares for cpu in (*share.cpus, *share.workers)]
+    assert len(taken) == len(set(taken)) == len(found)
+    assert {len(share.cpus) for share in shares} == {threads}
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    ranks=st.integers(1, 5),
+    threads=st.integers(1, 8),
+    workers=st.integers(0, 2),
+)
+def test_no_two_ranks_share_a_core(
+    sizes: list[int], ranks: int, threads: int, workers: int
+) -> None:
+    nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
+    cores = [LocalCore(cpu, 0, node) for cpu, node in enumerate(nodes)]
+
+    shares = share_out(cores, ranks, threads, workers)
+
+    needed = ranks * (threads + workers)
+    assert bool(shares) == (len(cores) // 2 < needed <= len(cores))
+    taken = [cpu for share in shares for cpu in (*share.cpus, *share.workers)]
+    assert len(taken) == len(set(taken)) == (needed if shares else 0)
+    assert all((len(s.cpus), len(s.workers)) == (threads, workers) for s in shares)
+
+
+def test_a_small_pod_that_sees_the_whole_node_stays_unpinned() -> None:
+    assert share_out(machine(64), 1, 16, 0) == ()
+    assert len(share_out(machine(64), 1, 33, 0)) == 1
+
+
+def test_cores_are_read_as_the_kernel_shows_them(tmp_path: Path) -> None:
+    for cpu, (socket, core, node) in enumerate([(0, 0, 0), (0, 0, 0), (0, 1, 0), (1, 0, 1)]):
+        folder = tmp_path / "cpu" / f"cpu{cpu}"
+        (folder / "topology").mkdir(parents=True)
+        (folder / f"node{node}").mkdir()
+        (folder / "topology" / "physical_package_id").write_text(f"{socket}\n")
+        (folder / "topology" / "core_id").write_text(f"{core}\n")
+
+    wanted = [LocalCore(1, 0, 0), LocalCore(2, 0, 0), LocalCore(3, 1, 1)]
+    assert read_cores([3, 1, 2], tmp_path) == wanted
+    assert len(read_cores(CPUS)) <= len(CPUS)

@@ -1,15 +1,11 @@
-"""Trackers against TensorBoard's reader, a real MLflow server, Weights & Biases offline, and dead servers."""
+"""Trackers against TensorBoard's reader, MLflow's database, Weights & Biases offline, and dead servers."""
 
 from __future__ import annotations
 
 import io
-import json
-import os
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +23,7 @@ from jobs.worker.runtime.trackers import (
     report_to,
     without_secrets,
 )
-from jobs.worker.tasks.digits import Digits
 from tests.fakes import FakeClock
-from tests.jobs.worker.runtime import mlflow_server
-from tests.jobs.worker.runtime.mlflow_server import as_dict, ask, get
 from tests.jobs.worker.training.test_run import free_port
 
 JOB = "digits-20260801-120000-abc"
@@ -111,77 +104,37 @@ def test_steps_within_a_second_are_one_point_but_the_last_counts(job: Job) -> No
     assert [step for step, _ in shown] == [1, 5, 6]
 
 
-@pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a real MLflow server."""
-    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
-    with mlflow_server.running(mlflow_server.server_argv(folder, port), folder):
-        mlflow_server.wait_until_ready(port)
-        yield port
-
-
-def find_runs(port: int, job: str, experiment: str = "0") -> list[dict[str, Any]]:
-    wanted = f"tags.`{JOB_TAG}` = '{job}'"
-    found = ask(port, "runs/search", experiment_ids=[experiment], filter=wanted)
-    return list(found.get("runs", []))
-
-
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy
 def test_a_job_is_one_mlflow_run_also_after_a_failure(
-    job: Job, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:{port}")
+    """The end-to-end tests have a real server; this is its database."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "an experiment")
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+
+    def find() -> Any:
+        experiment = client.get_experiment_by_name("an experiment")
+        assert experiment
+        (found,) = client.search_runs([experiment.experiment_id], f"tags.`{JOB_TAG}` = '{JOB}'")
+        return found
+
     job.fail("mlflow", range(1, 5))
-    found = ask(port, "experiments/search", max_results=10)["experiments"]
-    (experiment,) = [e["experiment_id"] for e in found if e["name"] == "an experiment"]
-    (failed,) = find_runs(port, JOB, experiment)
+    failed = find()
     job.run("mlflow", range(3, 7), accuracy=97.5, epochs=4, wire="bf16")
 
-    (run,) = find_runs(port, JOB, experiment)
+    run = find()
     assert job.notes == []
-    assert failed["info"]["status"] == "FAILED"
-    assert run["info"]["status"] == "FINISHED"
-    assert run["info"]["run_id"] == failed["info"]["run_id"]
-    assert run["info"]["run_name"] == JOB
-    assert as_dict(run["data"]["params"]) == {"epochs": "3", "dtype": "fp32", "wire": "bf16"}
-    metrics = as_dict(run["data"]["metrics"])
-    assert metrics["eval/accuracy"] == 97.5
-    assert metrics["train/loss"] == pytest.approx(1 / 6)
-    where = f"metrics/get-history?run_id={run['info']['run_id']}&metric_key=train/learning_rate"
-    history = get(port, where)["metrics"]
-    assert sorted({each["step"] for each in history}) == [1, 2, 3, 4, 5, 6]
-    assert SECRET not in "".join(capfd.readouterr())
-
-
-def test_a_rank_reads_address_and_client_from_its_jobs_folder(tmp_path: Path, port: int) -> None:
-    folder = tmp_path / "digits-a job's folder"
-    (folder / "packages").mkdir(parents=True)
-    # Stands for a client that was installed beside the stack, and must not hide what the stack has.
-    (folder / "packages/torch.py").write_text("raise RuntimeError('not the stack')")
-    words = [f"MLFLOW_TRACKING_URI=http://127.0.0.1:{port}"]
-    (folder / "environment.json").write_text(json.dumps(words))
-    options = Digits.Options(max_steps=3, backend="gloo", report_to="mlflow,tensorboard")
-    argv = [sys.executable, "-m", "jobs.worker.tasks", "digits", options.to_json()]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    done = subprocess.run(
-        argv,
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "gets no more metrics" not in done.stdout
-    results = json.loads((folder / "output/results.json").read_text())
-    (run,) = find_runs(port, "digits-a-job-s-folder")
-    metrics, params = as_dict(run["data"]["metrics"]), as_dict(run["data"]["params"])
-    assert metrics["eval/accuracy"] == results["accuracy"]
-    assert (params["max_steps"], params["ranks"], params["backend"]) == ("3", "1", "gloo")
-    scalars = read_scalars(folder / "output/tensorboard")
-    assert scalars["eval/accuracy"] == [(3, pytest.approx(results["accuracy"]))]
-    assert scalars["train/loss"][-1][0] == 3
+    assert (failed.info.status, run.info.status) == ("FAILED", "FINISHED")
+    assert run.info.run_id == failed.info.run_id
+    assert run.info.run_name == JOB
+    assert run.data.params == {"epochs": "3", "dtype": "fp32", "wire": "bf16"}
+    assert run.data.metrics["eval/accuracy"] == 97.5
+    assert run.data.metrics["train/loss"] == pytest.approx(1 / 6)
+    history = client.get_metric_history(run.info.run_id, "train/learning_rate")
+    assert sorted({each.step for each in history}) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_refused_connection_is_one_note_without_the_password(
@@ -241,19 +194,13 @@ def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("name", "variables", "reason"),
-    [
-        ("mlflow", {}, "MLFLOW_TRACKING_URI is not set"),
-        ("mlflow", {"MLFLOW_TRACKING_URI": "gopher://x"}, "gopher"),
-    ],
+    ("address", "reason"), [("", "MLFLOW_TRACKING_URI is not set"), ("gopher://x", "gopher")]
 )
 def test_a_wrong_setting_is_one_note(
-    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str], reason: str
+    job: Job, monkeypatch: pytest.MonkeyPatch, address: str, reason: str
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for each, value in variables.items():
-        monkeypatch.setenv(each, value)
-    job.run(name, range(1, 7), accuracy=97.5)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    job.run("mlflow", range(1, 7), accuracy=97.5)
     (note,) = job.notes
     assert reason in note
 

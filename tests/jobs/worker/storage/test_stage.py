@@ -23,6 +23,7 @@ import boto3
 import pytest
 from boto3.s3.transfer import TransferConfig
 
+from infra.wait import wait_until
 from jobs.worker.storage import download, stage
 from jobs.worker.storage.client import S3Url, connect
 from jobs.worker.storage.download import ChangedError, CorruptError, StagingError
@@ -119,9 +120,7 @@ def test_killed_download_starts_over(bucket: Any, proxy: Proxy, tmp_path: Path) 
     argv = [sys.executable, "-m", "jobs.worker.storage.stage", URL, str(target)]
     files = tmp_path / stage.CACHE / "files"
     with subprocess.Popen(argv, env={**os.environ, "HOME": str(tmp_path)}) as process:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and not [*files.glob(".*")]:
-            time.sleep(0.02)
+        wait_until("part", lambda: [*files.glob(".*")] or None, deadline_s=60, every_s=0.02)
         process.send_signal(signal.SIGKILL)
     (partial,) = files.iterdir()
     assert partial.name.startswith(".")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -14,10 +13,7 @@ import pytest
 import torch
 
 from jobs.worker.data.tokens import Column, TextSamples, encode, read_template
-from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
@@ -25,12 +21,8 @@ from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
-from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 from tests.jobs.worker.tokenizer_families import KINDS
-
-
-def session(options: Any, ranks: Ranks) -> RankContext[Any]:
-    return RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
 
 
 def prepare(task: Any) -> tuple[Any, Any]:

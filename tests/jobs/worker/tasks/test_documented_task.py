@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.harness.forked import Forked
-from tests.jobs.worker.training.test_run import free_port
+import pytest
+
+from tests.jobs.worker.training.test_run import run_ranks
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "contribute.md"
 TABLE = """
@@ -21,25 +19,13 @@ TASKS["score"] = Score
 """
 
 
-def run(node: Path, options: dict[str, Any], *words: str, ranks: int = 2) -> list[str]:
-    """Run the ranks on a node; return what each printed."""
-    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(node / "code")}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "worker.tasks", "score", json.dumps(options), *words]
-    started = [
-        Forked(
-            argv,
-            cwd=node,
-            env={**environ, "PMI_RANK": str(rank), "PMI_SIZE": str(ranks)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    return [process.communicate(timeout=200)[0] for process in started]
+def run(node: Path, options: dict[str, Any], *words: str, ranks: int = 2) -> str:
+    """Run the ranks on a node; return what the first one printed."""
+    argv = ["-m", "worker.tasks", "score", json.dumps(options), *words]
+    return run_ranks(node, [argv] * ranks)[0].output
 
 
+@pytest.mark.usefixtures("node_environ")
 def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     (code,) = re.findall(r"```python\n(\"\"\"Scores.*?)```", DOCUMENT.read_text(), re.S)
     tasks = node / "code" / "worker" / "tasks"
@@ -52,8 +38,8 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     options |= {"compile": "off", "batch_size": 5, "learning_rate": 0.003, "token_cache": "none"}
     options |= {"checkpoint_every": 40, "output": "one"}
 
-    first, _ = run(node, {**options, "epochs": 40})
-    again, _ = run(node, {**options, "epochs": 60}, "--resume")
+    first = run(node, {**options, "epochs": 40})
+    again = run(node, {**options, "epochs": 60}, "--resume")
 
     assert (node / "one" / "results.json").is_file(), first + again
     result = json.loads((node / "one" / "results.json").read_text())
@@ -61,5 +47,5 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     assert result["scores"]["error"] < 1.0, "the mean of all scores is off by 1.2"
 
     (node / "a.csv").write_text("text,score\ngood,many\n")
-    (refused,) = run(node, {**options, "output": "bad"}, ranks=1)
+    refused = run(node, {**options, "output": "bad"}, ranks=1)
     assert "a.csv: line 2: column 'score' is no number" in refused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.embed.task import Embed, EmbedOptions, rank_candidates
 from jobs.worker.tasks.predict import predict
@@ -23,9 +19,9 @@ from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, prepare
 from jobs.worker.training.options import SMALL
-from tests.jobs.worker.fast.test_communication import run_ranks
+from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 
 RANK = """
 import sys, torch
@@ -46,7 +42,7 @@ def gradients(ranks: Ranks, folder: str, count: int, rows: str) -> dict[str, Any
     torch.manual_seed(1)
     data, given = f"{folder}/{rows}.jsonl", {**SMALL, "batch_size": 32 // ranks.size}
     task = Embed(EmbedOptions(data=data, token_cache="none", wire="fp32", **given))
-    context = RankContext(task.options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+    context = session(task.options, ranks)
     records = task.read(lambda _: None)
     loaded = task.load(context, records)
     run = TrainingRun(context, task, loaded, task.prepare(context, loaded, records.train))
@@ -72,7 +68,7 @@ def write_rows(path: Path, *, negatives: bool) -> None:
 def test_four_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
     for _, rows in CASES:
         write_rows(tmp_path / f"{rows}.jsonl", negatives=rows == "triplets")
-    assert run_ranks(4, 1, str(tmp_path), script=RANK) == [0] * 4
+    run_script(4, 1, str(tmp_path), script=RANK)
     with join("gloo", {}) as ranks:
         ones = [gradients(ranks, str(tmp_path), *case) for case in CASES]
     found = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(4)), strict=True)
@@ -140,7 +136,7 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path, pooling: dict[
 
     def work(ranks: Ranks) -> None:
         task = Embed(replace(Embed.demo, model=model, max_length=16))
-        context = RankContext(task.options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        context = session(task.options, ranks)
         save_model(folder, task.load(context, task.read(lambda _: None)))
 
     model, folder, prompts = "scratch", tmp_path / "base", {"query": "Represent this: "}

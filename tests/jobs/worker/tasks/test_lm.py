@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import signal
@@ -25,10 +24,7 @@ from transformers import (
 )
 
 from jobs.worker.data.readers import read_table
-from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
@@ -43,7 +39,7 @@ from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
 from jobs.worker.training.task import Loaded
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 from tests.jobs.worker.training.test_resume import STEPS, events
 
 SAMPLE = str(Lm.demo.data)
@@ -55,11 +51,6 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-
-
-def session(options: LmOptions, ranks: Ranks, output: Path = Path("none")) -> RankContext[Any]:
-    events = Events(0, io.StringIO())
-    return RankContext(options, ranks, events, Precision("fp32", ""), output=output)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +189,7 @@ def test_perplexity_is_that_of_the_plain_model(folder: Path, tmp_path: Path) -> 
     options = options_for(folder)
 
     def work(ranks: Ranks) -> dict[str, Any]:
-        task, context = Lm(options), session(options, ranks, tmp_path)
+        task, context = Lm(options), session(options, ranks, output=tmp_path)
         data = task.read(lambda _: None)
         loaded = task.load(context, data)
         return task.evaluate(context, loaded, data.eval, task.prepare(context, loaded, data.eval))
@@ -248,12 +239,12 @@ def test_adapters_name_the_base_as_the_user_does(
 
 @pytest.mark.filterwarnings("ignore")  # Trainer's
 def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -> None:
-    """Fifty steps in fp32 have the same losses; peft loads the saved adapter."""
+    """Twenty steps in fp32 have the same losses; peft loads the saved adapter."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainingArguments
 
-    steps = 50
+    steps = 20
     run = load(options_for(folder, lora=True))
     per_epoch = (len(run.samples) - 1) // 4  # full batches
     schedule = Schedule(per_epoch, steps, 0)
@@ -299,9 +290,9 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
         for number, chosen in enumerate(order):
             optimizer.param_groups[0]["lr"] = 1e-2 * schedule.rate(number)
             found.append(take_step(run, model, optimizer, run.batch(chosen)).loss)
-    assert len(found) == len(losses) == 50
+    assert len(found) == len(losses) == steps
     assert found == pytest.approx(losses, abs=1e-5)
-    assert found[-1] < found[0] - 0.1
+    assert found[-1] < found[0] - 0.05
 
     save_model(tmp_path, run.loaded)
     saved = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder), tmp_path / "model")
@@ -357,7 +348,7 @@ def test_layers_are_recomputed_without_dropout() -> None:
 
 
 def peak(**more: Any) -> int:
-    config = LlamaConfig(**{**TINY, "hidden_size": 64, "num_hidden_layers": 6})
+    config = LlamaConfig(**{**TINY, "hidden_size": 64, "num_hidden_layers": 4})
     return simulate(Plan(LmOptions(max_length=256, **more), "fp32", 1), config)
 
 
@@ -366,10 +357,11 @@ def test_the_simulated_peak_falls_with_what_saves_memory() -> None:
     before = torch.get_rng_state()
     full = peak()
     assert torch.equal(torch.get_rng_state(), before)
-    assert peak(gradient_checkpointing=True) < 0.6 * full
+    recomputed = peak(gradient_checkpointing=True)
+    assert recomputed < 0.7 * full
     assert peak(accumulate=8) < 0.3 * full
     assert peak(batch_size=16) > 1.8 * full
-    assert peak(lora=True, gradient_checkpointing=True) < peak(gradient_checkpointing=True)
+    assert peak(lora=True, gradient_checkpointing=True) < recomputed
 
 
 def test_a_simulated_step_holds_weights_gradients_averages_and_activations() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +19,10 @@ from jobs.worker.tasks import predict_file as module
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
 from jobs.worker.tasks.predict_file import PredictOptions, predict_file
-from tests.harness.forked import Forked
 from tests.jobs.worker.threaded_ranks import run_threaded
-from tests.jobs.worker.training.test_run import free_port
+from tests.jobs.worker.training.test_run import run_ranks
 
-WORDS = [
-    "the",
-    "first",
-    "physical",
-    "core",
-    "of",
-    "each",
-    "socket",
-    "has",
-    "eight",
-    "tile",
-    "registers",
-]
+WORDS = ["the", "first", "physical", "core", "of", "each", "socket", "has", "eight", "tile"]
 ROWS = [
     {
         "id": n,
@@ -264,19 +249,11 @@ def test_values_that_parquet_lacks_leave_no_file(
     assert [*target.parent.iterdir()] == []
 
 
-def test_ranks_are_processes(
-    nodes_folder: Path, node_environ: dict[str, str], models: Callable[[str], str]
-) -> None:
+def test_ranks_are_processes(nodes_folder: Path, models: Callable[[str], str]) -> None:
     write(nodes_folder / "in.jsonl")
     options = {"model": models("classify"), "data": "in.jsonl", "output": "output/a.jsonl"}
-    argv = [sys.executable, "-m", "worker.tasks.predict_file", json.dumps(options), "--resume"]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PMI_SIZE": "2"}
-    meeting |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        Forked(argv, cwd=nodes_folder, env={**os.environ, **meeting, "PMI_RANK": str(rank)})
-        for rank in range(2)
-    ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    argv = ["-m", "worker.tasks.predict_file", json.dumps(options), "--resume"]
+    assert [each.code for each in run_ranks(nodes_folder, [argv] * 2)] == [0, 0]
     results = json.loads((nodes_folder / "output/results.json").read_text())
     assert (results["rows"], results["world_size"], results["task"]) == (50, 2, "classify")
     rows = (nodes_folder / "output/a.jsonl").read_text().splitlines()

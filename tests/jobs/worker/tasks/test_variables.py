@@ -1,4 +1,4 @@
-"""The user's variables of a training job, which a rank reads from its job's folder."""
+"""The files in a training job's folder that a rank reads before it loads a library."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_libraries_find_the_users_variables_when_they_are_loaded(tmp_path: Path) -> None:
-    (tmp_path / "environment.json").write_text(json.dumps(["OMP_DISPLAY_ENV=TRUE"]))
-    argv = [
-        sys.executable,
-        "-m",
-        "jobs.worker.tasks",
-        "digits",
-        '{"max_steps": 1, "backend": "gloo"}',
-    ]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+from tests.jobs.worker.runtime.test_trackers import read_scalars
+
+
+def run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    given = json.dumps({"backend": "gloo", **options})
+    return subprocess.run(
+        [sys.executable, "-m", "jobs.worker.tasks", "digits", given],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
-    assert done.returncode == 0, done.stderr
+
+
+def test_libraries_find_the_users_variables_and_packages_hide_none(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").write_text(json.dumps(["OMP_DISPLAY_ENV=TRUE"]))
+    # Stands for a client that was installed beside the stack, and must not hide what the stack has.
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages/torch.py").write_text("raise RuntimeError('not the stack')")
+    done = run(tmp_path, max_steps=1, report_to="tensorboard")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "OPENMP DISPLAY ENVIRONMENT BEGIN" in done.stderr
-    assert (tmp_path / "output/results.json").is_file()
+    accuracy = json.loads((tmp_path / "output/results.json").read_text())["accuracy"]
+    (shown,) = read_scalars(tmp_path / "output/tensorboard")["eval/accuracy"]
+    assert shown == (1, pytest.approx(accuracy))
 
 
 def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text("{")
-    argv = [sys.executable, "-m", "jobs.worker.tasks", "digits"]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
-    )
+    done = run(tmp_path)
     assert done.returncode == 1
     assert "environment.json can't be read" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

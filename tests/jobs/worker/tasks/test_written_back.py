@@ -110,36 +110,6 @@ def test_every_row_is_written_back(name: str, output: str, given: Rows) -> None:
     assert found == expected
 
 
-words = texts.filter(lambda text: not {*text} & {*"\t\r\n"} and not text.startswith(("#", "-DOC")))
-
-
-@given(
-    given=st.lists(
-        st.lists(st.tuples(words, words), min_size=1, max_size=4), min_size=1, max_size=4
-    )
-)
-@settings(max_examples=60, deadline=None, derandomize=True)
-def test_words_between_tabs_are_read_as_they_are(given: list[list[tuple[str, str]]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "a.conll")
-        text = "\n".join("".join(f"{word}\t{tag}\n" for word, tag in each) for each in given)
-        path.write_text(text, encoding="utf-8")
-        found = read_table(str(path)).rows
-    assert [[*zip(row["words"], row["tags"], strict=True)] for row in found] == given
-
-
-@given(
-    given=st.lists(texts.map(lambda text: " ".join(text.split())), min_size=1, max_size=4),
-    end=st.sampled_from(["\n", "\r\n", "\r"]),
-)
-@settings(max_examples=60, deadline=None, derandomize=True)
-def test_texts_between_empty_lines_have_no_carriage_returns(given: list[str], end: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "a.txt")
-        path.write_bytes(f"{end}{end}".join(f"{text}{end} more" for text in given).encode())
-        assert [row["text"] for row in read_table(str(path)).rows] == [f"{x}\n more" for x in given]
-
-
 def test_a_column_of_an_earlier_prediction_is_kept(tmp_path: Path) -> None:
     given = [{"text": "a", "label": "y", "predicted_label": "z"}]
     write_lines(tmp_path / "a.jsonl", given)

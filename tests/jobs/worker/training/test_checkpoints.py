@@ -13,9 +13,7 @@ import torch
 
 from jobs.worker.runtime.errors import CheckpointError
 from jobs.worker.runtime.output import state_folder
-from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.task import SquadOptions
 from jobs.worker.training.checkpoints import (
     EVERY_SECONDS,
     MOST_SHARE,
@@ -111,9 +109,6 @@ def test_permitted_changes_are_reported_on_resume() -> None:
     assert require_same(SAVED, elsewhere) == ["torch 2.7 (it was 2.13)"]
 
 
-ALONE = Ranks(RankIdentity(0, 1), "gloo", "", None, LocalPlace())
-
-
 def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,11 +134,11 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     saved = Checkpoint(SAVED, TrainingProgress(2))
     run_threaded(1, lambda rank: save_checkpoint(tmp_path, saved, state(3), rank))
     (newest,) = list_checkpoints(tmp_path)
-    load_state(newest, state(3), ALONE)
+    load_state(newest, state(3), Ranks())
     with pytest.raises(
         CheckpointError, match="does not fit the model: size mismatch for"
     ) as refused:
-        load_state(newest, state(2), ALONE)
+        load_state(newest, state(2), Ranks())
     assert "start over" in (refused.value.hint or "")
 
 
@@ -155,11 +150,6 @@ def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     prune(tmp_path, 1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000"]
-
-
-def test_a_checkpoint_is_kept() -> None:
-    with pytest.raises(ValueError, match="--keep-checkpoints 0 is out of range: 1 to 1000"):
-        SquadOptions(keep_checkpoints=0)
 
 
 def saved_steps(folder: Path, *steps: int) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.process import PLANNED
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.task import Squad, SquadOptions
@@ -22,7 +18,7 @@ from jobs.worker.training.batches import SampleList, TrainingRun
 from jobs.worker.training.optimizer_step import count_parts
 from jobs.worker.training.task import Loaded, Samples
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 from tests.jobs.worker.training.test_resume import options
 
 
@@ -84,8 +80,9 @@ def test_every_label_counts_the_same_on_ranks_with_different_numbers_of_them() -
 
     def shares(ranks: Ranks, seed: int) -> list[float]:
         options = SquadOptions(seed=seed)
-        session = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
-        run = TrainingRun(session, Labels(options), Loaded(None), SampleList(["x"] * 7))
+        run = TrainingRun(
+            session(options, ranks), Labels(options), Loaded(None), SampleList(["x"] * 7)
+        )
         batch = run.batch(np.arange(7))
         return [ranks.size * each / batch.total for each in batch.weights]
 

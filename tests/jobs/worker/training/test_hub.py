@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,6 @@ from jobs.worker.tasks.classify import ClassifyOptions
 ROOT = Path(__file__).parents[4]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_of_the_test"
-_TIMEOUT_S = 120
 
 
 @dataclass
@@ -32,8 +30,6 @@ class Mirror:
     url: str
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Content by repository and name; data sets begin with ``datasets/``."""
-    asked: list[tuple[str, str]] = field(default_factory=list)
-    """Paths and tokens."""
 
     def refuse(self, repository: str, token: str) -> tuple[int, str] | None:
         """Return the status and the error code, as the hub does."""
@@ -45,7 +41,6 @@ class Mirror:
         return None
 
     def answer(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
-        self.asked.append((path, token))
         is_api = path.startswith("/api/")
         words = path.partition("?")[0].strip("/").removeprefix("api/").removeprefix("models/")
         parts = words.split("/")
@@ -138,27 +133,12 @@ def hub(model: dict[str, bytes]) -> Iterator[Mirror]:
         yield mirror
 
 
-def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    """This process's, without a login, a cache, or a proxy."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("HF_") and "proxy" not in name.lower()
-    }
-    own = {
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": str(ROOT / "jobs"),
-        "OMP_NUM_THREADS": "1",
-    }
-    return {**kept, **own, **more}
-
-
 _ASK = """
-import json, os, sys
+import json, os, runpy, sys
 from worker.data.readers import _load_hub
 from worker.runtime.errors import WorkerError
 from worker.training.model import load_pretrained
-for kind, name, token in json.load(sys.stdin):
+for kind, name, token in json.loads(sys.argv.pop(1)):
     os.environ.pop("HF_TOKEN", None)
     if token:
         os.environ["HF_TOKEN"] = token
@@ -168,47 +148,60 @@ for kind, name, token in json.load(sys.stdin):
     except WorkerError as error:
         said = error.hint
     print("said", json.dumps(said), flush=True)
+os.environ.pop("HF_TOKEN", None)
+runpy.run_module("worker.tasks", run_name="__main__", alter_sys=True)
 """
+LOADS = (
+    ("model", "open/model", ""),
+    ("model", "gated/model", ""),
+    ("model", "gated/model", "hf_other"),
+    ("model", "team/model", ""),
+    ("model", "team/model", "hf_other"),
+    ("model", "team/model", TOKEN),
+    ("data", "gated/data", ""),
+    ("data", "team/data", ""),
+    ("data", "team/data", TOKEN),
+)
+JOB = ClassifyOptions(
+    model="team/model",
+    data="team/data",
+    eval="team/data",
+    max_steps=1,
+    batch_size=2,
+    max_length=16,
+    compile="off",
+    report_to="none",
+    dtype="fp32",
+    token_cache="none",
+)
 
 
-def ask(hub: Mirror, tmp_path: Path, *loads: tuple[str, str, str]) -> list[str]:
-    """Load each in one process; return "loaded" or the error's hint."""
+def test_what_is_private_or_gated_needs_the_token_which_a_job_has_in_its_private_file(
+    hub: Mirror, tmp_path: Path
+) -> None:
+    """One process, because the libraries read the mirror's address when they are loaded."""
+    (tmp_path / "environment.json").write_text(json.dumps([f"HF_TOKEN={TOKEN}"]))
+    # Without a login, a cache, or a proxy.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("HF_") and "proxy" not in name.lower()
+    }
+    own = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "jobs")}
     done = subprocess.run(
-        [sys.executable, "-c", _ASK],
-        input=json.dumps(loads),
-        env=environment(tmp_path, HF_ENDPOINT=hub.url),
+        [sys.executable, "-c", _ASK, json.dumps(LOADS), "classify", JOB.to_json()],
+        env={**kept, **own, "HF_ENDPOINT": hub.url},
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=_TIMEOUT_S,
-    )
-    said: list[Any] = [
-        json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("said ")
-    ]
-    assert len(said) == len(loads), done.stdout + done.stderr
-    return said
-
-
-def test_what_is_private_or_gated_needs_the_token_and_the_error_says_so(
-    hub: Mirror, tmp_path: Path
-) -> None:
-    found = ask(
-        hub,
-        tmp_path,
-        ("model", "open/model", ""),
-        ("model", "gated/model", ""),
-        ("model", "gated/model", "hf_other"),
-        ("model", "team/model", ""),
-        ("model", "team/model", "hf_other"),
-        ("model", "team/model", TOKEN),
-        ("data", "gated/data", ""),
-        ("data", "team/data", ""),
-        ("data", "team/data", TOKEN),
+        timeout=240,
     )
 
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
     hidden = "check the name; if it is private or gated, send your login with --env HF_TOKEN"
     gated = "it is gated: request access on {}/{}, and send your login with --env HF_TOKEN"
-    assert found == [
+    assert [json.loads(line[5:]) for line in lines if line.startswith("said ")] == [
         "loaded",
         gated.format(hub.url, "gated/model"),
         f"it is gated, and the login in HF_TOKEN has no access: request it on {hub.url}/gated/model",
@@ -219,38 +212,7 @@ def test_what_is_private_or_gated_needs_the_token_and_the_error_says_so(
         hidden,
         "loaded",
     ]
-
-
-def test_a_job_gets_token_and_mirror_from_its_private_file(hub: Mirror, tmp_path: Path) -> None:
-    words = [f"HF_TOKEN={TOKEN}", f"HF_ENDPOINT={hub.url}"]
-    (tmp_path / "environment.json").write_text(json.dumps(words))
-    options = ClassifyOptions(
-        model="team/model",
-        data="team/data",
-        eval="team/data",
-        max_steps=1,
-        batch_size=2,
-        max_length=16,
-        compile="off",
-        report_to="none",
-        dtype="fp32",
-        token_cache="none",
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.tasks", "classify", options.to_json()],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "output/model/model.safetensors").exists()
-    paths = {path for path, token in hub.asked if token == TOKEN}
-    assert f"/datasets/team/data/resolve/{COMMIT}/train.csv" in paths
-    assert any(path.startswith("/team/model/resolve/") for path in paths)
     assert TOKEN not in done.stdout + done.stderr
-    kept = [path for path in (tmp_path / "output").rglob("*") if path.is_file()]
-    assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
+    outputs = [path for path in (tmp_path / "output").rglob("*") if path.is_file()]
+    assert not [path for path in outputs if TOKEN.encode() in path.read_bytes()]

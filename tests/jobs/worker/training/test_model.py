@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 
 from jobs.worker.runtime.errors import BackendError, ModelError, TrainingError
 from jobs.worker.runtime.output import state_folder
-from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Question, all_texts
 from jobs.worker.tasks.squad.task import DEMO, HEAD
@@ -25,8 +24,6 @@ from jobs.worker.training.model import (
 )
 from jobs.worker.training.optimizer_step import load_ipex
 
-ALONE = Ranks(RankIdentity(), "gloo", "", None, LocalPlace())
-
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,20 +33,20 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none"])
 def test_a_missing_folder_is_named(name: str) -> None:
     with pytest.raises(ModelError, match=f"model {name}: no such folder"):
-        load_model(replace(DEMO, model=name), HEAD, [], ALONE)
+        load_model(replace(DEMO, model=name), HEAD, [], Ranks())
 
 
 @pytest.mark.parametrize("name", ["no-such-organisation/no-such-model", "not a model name"])
 def test_an_unknown_hub_model_is_one_line(name: str) -> None:
     with pytest.raises(ModelError, match=f"model {name} can't be loaded: ") as raised:
-        load_model(replace(DEMO, model=name), HEAD, [], ALONE)
+        load_model(replace(DEMO, model=name), HEAD, [], Ranks())
     assert "\n" not in raised.value.message
 
 
 def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=f"model {tmp_path} can't be loaded: ") as raised:
-        load_model(replace(DEMO, model=str(tmp_path)), HEAD, [], ALONE)
+        load_model(replace(DEMO, model=str(tmp_path)), HEAD, [], Ranks())
     assert "\n" not in raised.value.message
 
 
@@ -91,12 +88,12 @@ def test_a_window_fits_the_models_positions_padded_to_whole_batches(
 ) -> None:
     folder = save_tiny(tmp_path, tokenizer, kind, max_position_embeddings=positions, pad_token_id=1)
     options = replace(DEMO, model=str(folder), max_length=longest, stride=8)
-    loaded = load_model(options, HEAD, [], ALONE)
+    loaded = load_model(options, HEAD, [], Ranks())
     assert longest_input(loaded) == longest
     ids = torch.full((1, longest), 5)
     loaded.model(input_ids=ids)
     with pytest.raises(ModelError) as raised:
-        load_model(replace(options, max_length=longest + 1), HEAD, [], ALONE)
+        load_model(replace(options, max_length=longest + 1), HEAD, [], Ranks())
     assert raised.value.hint == f"use --max-length {longest} or less"
 
 

@@ -33,6 +33,10 @@ EVERYTHING = SquadOptions(
     skip_bad_records=True,
     token_cache="none",
     max_steps=11,
+    checkpoint_every=7,
+    keep_checkpoints=3,
+    resume=True,
+    trial_seconds=5,
 )
 
 
@@ -57,6 +61,8 @@ def test_the_options_reach_the_ranks(options: SquadOptions) -> None:
         ({"max_length": 128}, "--stride 128 is out of range: at most half of --max-length (128)"),
         ({"seed": -1}, "--seed -1 is out of range: 0 to 2147483647"),
         ({"max_steps": 0}, "--max-steps 0 is out of range: 1 to 1000000000"),
+        ({"keep_checkpoints": 0}, "--keep-checkpoints 0 is out of range: 1 to 1000"),
+        ({"trial_seconds": 0}, "--trial-seconds 0 is out of range: 1 to 3600"),
         ({"dtype": "fp16"}, "--dtype 'fp16' is unknown: one of auto, bf16, fp32"),
         ({"model": ""}, "--model is empty"),
         ({"data": "a.json", "dataset": "b"}, "--data and --dataset can't be used together"),

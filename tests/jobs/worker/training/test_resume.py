@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,8 @@ def made(output: Path, ranks: int = 2) -> Made:
     files = [state_folder(output) / "metrics" / f"rank-{rank}.jsonl" for rank in range(ranks)]
     lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     result = json.loads((output / "results.json").read_text())
-    same = ("scores", "loss_curve", "train_samples", "world_size", "epochs")
+    same = {"scores", "loss_curve", "train_samples", "world_size", "epochs"}
+    same |= {"evaluations", "model_step"}
     return Made(
         [[(each["step"], each["loss"], each["tokens"]) for each in rank] for rank in lines],
         (output / "model" / "model.safetensors").read_bytes(),
@@ -58,10 +59,18 @@ def options(folder: Path, output: str, task: str = "squad", **more: Any) -> Trai
     chosen["output"] = str(folder / output)
     if task == "squad":
         chosen["data"] = str(folder / "data.json")
-    else:  # more than three epochs of twelve steps
+    elif task != "digits":  # which has its own
+        chosen["eval"] = str(copy_data(folder, task))
+    if task != "squad":  # more than three epochs of twelve steps
         chosen["max_steps"] = STEPS
     found: TrainOptions = replace(TASKS[task].demo, **{**chosen, **more})
     return found
+
+
+def copy_data(folder: Path, task: str) -> Path:
+    """Copy a task's sample: with another name, its evaluation can choose the best model."""
+    sample = Path(TASKS[task].demo.data)
+    return Path(shutil.copy(sample, folder / f"unseen{sample.suffix}"))
 
 
 def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
@@ -105,29 +114,34 @@ def check_killed_and_resumed(
 WRITES = [{"at": "disk", "step": DISK_PER_CHECKPOINT + number} for number in (1, 3)]
 
 
+EVERY_OTHER = {"eval_every": "2"}
+AMID_EVALUATION = {"at": "evaluation", "step": 3}
+AT_THE_END = {"at": "step", "step": STEPS}
+AT_SEVEN = {"at": "step", "step": 7, "rank": 1}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "steps", "writes"), [("fp32", (STEPS,), WRITES), ("bf16", (1,), [])]
+    ("kills", "more"),
+    [
+        ([AT_THE_END, *WRITES], {}),
+        # Evaluations while training: the best model is the same as well.
+        *(
+            ([AT_SEVEN, AMID_EVALUATION], {"task": task, **EVERY_OTHER})
+            for task in sorted({*TASKS} - {"squad"})
+        ),
+        # Compiled layers with weights in bf16.
+        (
+            [AT_SEVEN, AMID_EVALUATION],
+            {"task": "classify", "dtype": "bf16", "compile": "on", **EVERY_OTHER},
+        ),
+        # Sums that depend on their order.
+        ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),
+    ],
 )
-def test_killed_at_a_step_and_while_a_checkpoint_is_written(
-    nodes_folder: Path, dtype: str, steps: tuple[int, ...], writes: list[dict[str, Any]]
+def test_killed_and_resumed(
+    nodes_folder: Path, kills: list[dict[str, Any]], more: dict[str, Any]
 ) -> None:
-    kills = [{"at": "step", "step": step, "rank": step % 2} for step in steps]
-    check_killed_and_resumed(nodes_folder, [*kills, *writes], dtype=dtype)
-
-
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_any_task_killed_at_a_random_step_learns_the_same(nodes_folder: Path, task: str) -> None:
-    kill = {"at": "step", "step": random.randrange(1, STEPS + 1), "rank": random.randrange(2)}
-    check_killed_and_resumed(nodes_folder, [kill], task=task)
-
-
-def test_compiled_layers_with_weights_in_bf16(nodes_folder: Path) -> None:
-    kill = {"at": "step", "step": 5, "rank": 1}
-    check_killed_and_resumed(nodes_folder, [kill], dtype="bf16", compile="on")
-
-
-def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> None:
-    check_killed_and_resumed(nodes_folder, [{"at": "step", "step": 6, "rank": 2}], ranks=3)
+    check_killed_and_resumed(nodes_folder, kills, **more)
 
 
 def test_a_run_can_not_be_resumed_with_fewer_steps_than_done(nodes_folder: Path) -> None:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import os
 import random
 import socket
-import subprocess
-import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events, parse_event
-from jobs.worker.runtime.precision import Precision
-from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.answers import MAX_ANSWER_TOKENS
 from jobs.worker.tasks.squad.dataset import Question
@@ -31,9 +27,11 @@ from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import find_idle
 from jobs.worker.training.task import Loaded
 from tests.harness.forked import Forked
+from tests.jobs.worker.threaded_ranks import session
 
 TIMEOUT = 240
 """Seconds after which a rank that hangs fails its test."""
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class Ended(NamedTuple):
@@ -60,49 +58,47 @@ def free_port() -> int:
             return port
 
 
-def run_ranks(
-    folder: Path, options: list[SquadOptions], python: str = sys.executable, local: int = 1
-) -> list[Ended]:
-    """Start one process per options, as mpirun does on machines with ``local`` ranks each."""
-    size, port = len(options), free_port()
-    processes = []
-    for rank, each in enumerate(options):
-        environ = os.environ | {
-            "PMI_RANK": str(rank),
-            "PMI_SIZE": str(size),
-            "MPI_LOCALRANKID": str(rank % local),
-            "MPI_LOCALNRANKS": str(local),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+def rank_environs(
+    size: int, local: int = 1, more: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, str]]:
+    """Return what mpirun gives to each rank, on machines with ``local`` ranks each."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"PMI_SIZE": str(size), "MPI_LOCALNRANKS": str(local)}
+    return [
+        {
+            **os.environ,
+            **LOOPBACK,
+            **common,
+            "PMI_RANK": f"{n}",
+            "MPI_LOCALRANKID": f"{n % local}",
+            **more,
         }
-        processes.append(start(folder, each, environ, python))
-    try:
-        return [finish(process) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+        for n in range(size)
+    ]
 
 
-def start(
-    folder: Path, options: SquadOptions, environ: dict[str, str], python: str = sys.executable
-) -> subprocess.Popen[str]:
-    return (Forked if python == sys.executable else subprocess.Popen)(
-        [python, "-m", "worker.tasks", "squad", options.to_json()],
-        cwd=folder,
-        env=environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def run_ranks(
+    folder: Path,
+    options: Sequence[SquadOptions | Sequence[str]],
+    local: int = 1,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> list[Ended]:
+    """Run one process per options, or per words for Python, to their ends."""
+    argvs = [squad_argv(each) if isinstance(each, SquadOptions) else each for each in options]
+    environs = rank_environs(len(options), local, more)
+    ranks = [Forked(argv, folder, each) for argv, each in zip(argvs, environs, strict=True)]
+    # One after another: their ends need not come in this order.
+    return [finish(each) for each in ranks]
 
 
-def finish(process: subprocess.Popen[str]) -> Ended:
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT)
-    finally:
-        process.kill()
+def squad_argv(options: SquadOptions) -> list[str]:
+    return ["-m", "worker.tasks", "squad", options.to_json()]
+
+
+def finish(process: Forked) -> Ended:
+    code, output = process.finish(TIMEOUT)
     found = [parse_event(line) for line in output.splitlines()]
-    return Ended(process.returncode, [event for event in found if event], output)
+    return Ended(code, [event for event in found if event], output)
 
 
 def small(folder: Path, output: str, batch_size: int) -> SquadOptions:
@@ -137,9 +133,8 @@ def test_two_ranks_train_as_one(
     if dtype == "fp32":  # as transformers computes
         check_model(nodes_folder / "two", results)
 
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
     one = replace(small(nodes_folder, "one", batch_size=8), dtype=dtype)
-    alone = finish(start(nodes_folder, one, environ))
+    alone = finish(Forked(squad_argv(one), nodes_folder, {**os.environ, **LOOPBACK}))
     assert alone.code == 0, alone.output
     single = json.loads((nodes_folder / "one" / "results.json").read_text())
     assert single["world_size"] == 1
@@ -233,15 +228,13 @@ def test_ranks_train_a_model_that_has_idle_parameters(
     shape = {"vocab_size": len(tokenizer), "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
     model = XLNetForQuestionAnsweringSimple(XLNetConfig(**shape))
     named = copy.deepcopy(tokenizer)
-    alone = Ranks(RankIdentity(), "gloo", "", None, LocalPlace())
-    session = RankContext(DEMO, alone, Events(0, io.StringIO()), Precision("fp32", ""))
     for names, expected in (
         (["input_ids", "token_type_ids"], {"mask_emb"}),
         (["input_ids"], {"mask_emb", "r_s_bias", "seg_embed"}),
     ):
         named.model_input_names = names
         features = build_features(questions[:1], named, 64, 16)
-        run = TrainingRun(session, Squad(DEMO), Loaded(model, named), features)
+        run = TrainingRun(session(DEMO, Ranks()), Squad(DEMO), Loaded(model, named), features)
         idle = {id(each) for each in find_idle(run)}
         found = [name for name, each in model.named_parameters() if id(each) in idle]
         assert {name.rpartition(".")[2] for name in found} == expected
@@ -266,9 +259,8 @@ def test_an_unusable_question_is_reported_before_training(nodes_folder: Path) ->
     chosen = replace(
         small(nodes_folder, "long", batch_size=4), eval=str(nodes_folder / "eval.json")
     )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
 
-    ended = finish(start(nodes_folder, chosen, environ))
+    (ended,) = run_ranks(nodes_folder, [chosen])
 
     assert ended.code == 1, ended.output
     assert [event["name"] for event in ended.of("phase")] == ["load", "tokenize"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
-from jobs.worker.tasks.squad.task import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import DEMO
 from jobs.worker.training.trial import enough_for_trial, plan_measure
 from tests.jobs.worker.training.test_batches import epoch_batches
 from tests.jobs.worker.training.test_run import run_ranks, small
@@ -62,12 +62,6 @@ def test_a_long_trial_repeats_its_features(steps: int, total: int) -> None:
 
     assert chosen.tolist() == list(range(28))
     assert (schedule.per_epoch, schedule.total) == (7, total)
-
-
-def test_the_option_does_not_affect_training() -> None:
-    assert SquadOptions().trial_seconds is None
-    with pytest.raises(ValueError, match="--trial-seconds 0 is out of range: 1 to 3600"):
-        replace(DEMO, trial_seconds=0)
 
 
 def test_two_ranks_measure_their_training_and_leave_nothing(nodes_folder: Path) -> None:

@@ -5,44 +5,35 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.tasks.squad.task import SquadOptions
 from tests.harness.forked import Forked
-from tests.jobs.worker.training.test_run import Ended, finish, free_port, run_ranks, small
+from tests.jobs.worker.training.test_run import (
+    LOOPBACK,
+    Ended,
+    finish,
+    free_port,
+    run_ranks,
+    small,
+    squad_argv,
+)
 
 
-def start_torchrun(folder: Path, options: SquadOptions) -> subprocess.Popen[str]:
+def start_torchrun(folder: Path, options: SquadOptions) -> Forked:
     """Start two ranks with the variables of a pod."""
     pod = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "2"}
     pod |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
     # What the operator of PyTorchJob also sets, about pods instead of ranks.
-    pod |= {"RANK": "0", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-    return Forked(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "-m",
-            "worker.tasks",
-            "squad",
-            options.to_json(),
-        ],
-        cwd=folder,
-        env=os.environ | pod | {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pod |= {**LOOPBACK, "RANK": "0", "WORLD_SIZE": "2", "OMP_PROC_BIND": "false"}
+    argv = ["-m", "torch.distributed.run", *squad_argv(options)]
+    return Forked(argv, folder, {**os.environ, **pod})
 
 
-def stop_after(process: subprocess.Popen[str], event: str) -> Ended:
+def stop_after(process: Forked, event: str) -> Ended:
     """Send SIGTERM, as kubelet does, at an event."""
-    assert process.stdout is not None
     seen = []
     for line in process.stdout:
         seen.append(line)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.precision import autocast
-from jobs.worker.tasks.predict import predict
+from jobs.worker.tasks.predict import main, predict
 from jobs.worker.tasks.squad.answers import PredictedAnswer, ask
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.training.batches import ALIGN
@@ -151,26 +151,24 @@ def test_a_model_that_was_not_trained_for_a_task_is_refused(loaded: Loaded, tmp_
     assert caught.value.hint == "give the folder `model` in the results of `train`"
 
 
-def run(folder: Path, model: Path, lines: str) -> subprocess.CompletedProcess[str]:
-    """Run it as on a node."""
-    return subprocess.run(
-        [sys.executable, "-m", "worker.tasks.predict", str(model)],
-        cwd=folder,
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_lines_of_json(nodes_folder: Path, folder: Path) -> None:
+def test_lines_of_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [json.dumps({"question": q, "context": c, "more": 1}) for q, c in PAIRS]
-    done = run(nodes_folder, folder, "\n\n".join(lines))
-    assert (done.returncode, done.stderr) == (0, "")
-    found = [PredictedAnswer(**json.loads(line)) for line in done.stdout.splitlines()]
+    bars = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS")
+    for name in bars:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n\n".join(lines)))
+
+    assert main([str(folder)]) == 0
+
+    found = [PredictedAnswer(**json.loads(x)) for x in capsys.readouterr().out.splitlines()]
     expected = answer(folder, PAIRS)
     assert [each.text for each in found] == [each.text for each in expected]
     assert [each.score for each in found] == pytest.approx([each.score for each in expected])
+    assert [os.environ[name] for name in bars] == ["1", "1"], "they would be among the answers"
 
-    done = run(nodes_folder, folder, lines[0] + "\n{]\n")
-    assert (done.returncode, done.stderr) == (2, "predict: error: line 2: is not JSON\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines[0] + "\n{]\n"))
+    assert main([str(folder)]) == 2
+    assert "predict: error: line 2: is not JSON\n" in capsys.readouterr().err

@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.worker.data.tokens import Longs
 from jobs.worker.runtime.context import RankContext
-from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.predict import predict as predict_rows
@@ -24,12 +21,9 @@ from jobs.worker.tasks.squad.answers import (
     NO_SPAN,
     STRIDE,
     Batch,
-    Spans,
     answers,
     ask,
-    best_spans,
     predict,
-    run_windows,
 )
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.features import Features, build_features
@@ -39,6 +33,7 @@ from jobs.worker.training.evaluation import BATCH_TOKENS, deal_batches, plan_bat
 from jobs.worker.training.model import save_model
 from jobs.worker.training.options import NO_CACHE
 from jobs.worker.training.task import Data, Loaded
+from tests.jobs.worker import threaded_ranks
 from tests.jobs.worker.threaded_ranks import run_threaded
 
 OPTIONS = replace(DEMO, max_length=64, stride=16, token_cache=NO_CACHE)
@@ -65,8 +60,7 @@ def features(questions: list[Question], tokenizer: Any) -> Features:
 
 
 def session(ranks: Ranks, dtype: str = "fp32", **options: Any) -> RankContext[SquadOptions]:
-    events = Events(ranks.rank, io.StringIO())
-    return RankContext(replace(OPTIONS, **options), ranks, events, Precision(dtype, "test"))
+    return threaded_ranks.session(replace(OPTIONS, **options), ranks, dtype=dtype)
 
 
 def answer(
@@ -94,30 +88,6 @@ def test_ranks_that_are_done_get_messages_from_the_others(
     monkeypatch.setattr("jobs.worker.training.evaluation.TALK_SECONDS", 0.01)
     shares = run_threaded(3, lambda ranks: answer(session(ranks), loaded, questions))
     assert all(share == alone for share in shares)
-
-
-def test_the_logits_of_every_window_are_the_same_bits(loaded: Loaded, features: Features) -> None:
-    def scores(shares: list[list[Longs]]) -> Spans:
-        parts = [
-            (batch.chosen, best_spans(batch.start, batch.end, features.take(batch.chosen)))
-            for share in shares
-            for batch in run_windows(loaded, features, share, session_alone().autocast())
-        ]
-        chosen = np.concatenate([indices for indices, _ in parts])
-        return Spans.join([spans for _, spans in parts]).take(np.argsort(chosen))
-
-    batches = plan_batches(features.lengths)
-    alone = scores([batches])
-    for ranks in (2, 7):
-        for one, other in zip(
-            scores(deal_batches(batches, features.lengths, ranks)), alone, strict=True
-        ):
-            assert np.array_equal(one, other)
-
-
-def session_alone() -> RankContext[SquadOptions]:
-    (found,) = run_threaded(1, session)
-    return found
 
 
 def test_the_batch_size_of_training_does_not_matter(
@@ -282,7 +252,7 @@ def test_answers_can_be_as_long_as_asked_and_longer_ones_are_counted(
     task, log = Squad(replace(OPTIONS, max_length=384, max_answer_length=longest)), io.StringIO()
 
     def work(ranks: Ranks) -> str:
-        context = RankContext(task.options, ranks, Events(0, log), Precision("fp32", ""))
+        context = threaded_ranks.session(task.options, ranks, log)
         loaded = task.load(context, Data(asked, "", asked, ""))
         features = task.prepare(context, loaded, asked)
         save_model(tmp_path, loaded)

@@ -150,21 +150,8 @@ def test_measures_are_symmetric_and_within_their_range(one: str, other: str) -> 
     assert 0 <= f1(one, other) <= 1
     if exact_match(one, other) and normalize(one):
         assert f1(one, other) == 1
-
-
-@given(WORDS)
-def test_an_answer_matches_itself(text: str) -> None:
-    assert exact_match(text, text) == 1
-    assert f1(text, text) == (1 if normalize(text) else 0)
-
-
-@given(WORDS)
-def test_case_articles_and_blanks_do_not_matter(text: str) -> None:
-    for same in (f"the {text}", f" {text}\n", f"{text} An", f"{text} !"):
-        assert exact_match(text, same) == 1
-    bare = normalize(text)
-    assert "  " not in bare
-    assert bare == bare.strip()
+    for same in (one, f"the {one}", f" {one}\n", f"{one} !"):
+        assert exact_match(one, same) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tests.infra.local.fakes import Endpoint
 
 _REPOSITORY = Path(__file__).parents[1]
+_numbers = itertools.count()
 # The same examples on every machine; slow ones are a matter of the machine.
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
@@ -50,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--base", default=DEFAULT_BASE, help="what the nodes of e2e tests start from")
 
 
-# The two halves of the end-to-end tests, each with an embedded cloud, and the rest, which starts later.
+# The two halves of the end-to-end tests, and the rest, which starts later.
 _TOGETHER = {
     "test_api.py": "three nodes",
     "test_interrupted.py": "three nodes",
@@ -58,6 +60,7 @@ _TOGETHER = {
     "test_lies.py": "three nodes",
     "test_lifetime.py": "three nodes",
     "test_main_job.py": "three nodes",
+    "test_debian_13.py": "two nodes",
     "test_bench_tune.py": "two nodes",
     "test_pinning.py": "two nodes",
     "test_remedies.py": "two nodes",
@@ -81,8 +84,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the end-to-end tests first: most of their time is spent waiting."""
-    items.sort(key=lambda item: not item.get_closest_marker("e2e"))
+    """Put the end-to-end tests first: most of their time is spent waiting.
+
+    Debian 13 needs nothing of the image that the other half makes meanwhile.
+    """
+    items.sort(
+        key=lambda item: (not item.get_closest_marker("e2e"), item.path.name != "test_debian_13.py")
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -119,13 +127,15 @@ def _keeps_the_contract(_contract: Contract, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes this machine's clusters or AWS configuration."""
+    # Most tests use no folder, and to make one takes longer than many of them.
+    folder = tmp_path_factory.getbasetemp() / f"home-{next(_numbers)}"
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-aws-config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-aws-credentials"))
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(folder))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "no-aws-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "no-aws-credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("BOTO_CONFIG", os.devnull)
     monkeypatch.setenv("AWS_REGION", "us-east-1")

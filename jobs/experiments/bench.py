@@ -172,7 +172,7 @@ def plan_bench(request: BenchRequest, stack: Stack) -> JobPlan:
     return JobPlan(
         kind="bench",
         module="worker.bench",
-        argv=tuple(BenchOptions(stack.backend, request.seconds).to_argv()),
+        argv=(json.dumps(asdict(BenchOptions(stack.backend, request.seconds))),),
         backend=stack.backend,
         title="Measure",
     )

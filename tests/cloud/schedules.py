@@ -11,11 +11,7 @@ from typing import Any
 from moto.core.exceptions import JsonRESTError
 from moto.iam.models import Role, iam_backends
 from moto.scheduler import urls
-from moto.scheduler.models import (
-    EventBridgeSchedulerBackend,
-    Schedule,
-    ScheduleGroup,
-)
+from moto.scheduler.models import EventBridgeSchedulerBackend, Schedule, ScheduleGroup
 
 from infra.local.api.runtime import Runtime
 from tests.cloud.faults import faults_of

@@ -208,7 +208,8 @@ def test_a_node_that_was_away_learns_which_jobs_have_ended(node: Node) -> None:
     for job in ("ended", "again", "running"):
         write(ours / job / "run.sh", 90)
         write(ours / job / "environment.json", 90)
-        write(heads / job / "run.sh", 50 if job == "again" else 90)
+        for name in ("run.sh", "launch.json"):
+            write(heads / job / name, 50 if job == "again" else 90)
     write(heads / "ended/end.json", 40)
     write(ours / "again/end.json", 60)
     write(heads / "new/cancelled", 40)
@@ -227,6 +228,7 @@ def test_a_node_that_was_away_learns_which_jobs_have_ended(node: Node) -> None:
     assert {str(path.relative_to(ours)) for path in ours.rglob("*.json")} == {
         *("ended/end.json", "again/end.json"),
         *("again/environment.json", "running/environment.json"),
+        *(f"{job}/launch.json" for job in ("ended", "again", "running")),
     }
     assert (ours / "again/run.sh").read_text() == "50"
     assert (ours / "new/cancelled").exists()

@@ -1,13 +1,16 @@
-"""An embedded cloud for each process of end-to-end tests, and the clusters that their files share."""
+"""The embedded cloud of the end-to-end tests, and the clusters that their files share."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ class CommandLine:
     programs: Path
     """The environment's programs, among them ``spr-cluster``."""
     cloud: Path | None = None
-    """Another home's embedded cloud, as if this one were another laptop."""
+    """An embedded cloud that several homes share, as several laptops share an account."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -150,11 +153,29 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cli(
     programs: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[CommandLine]:
-    """The command line on an embedded cloud that is removed afterwards, its base image aside."""
-    command_line = CommandLine(tmp_path_factory.mktemp("home"), programs)
-    command_line.run("local", "reset", "--keep-base", "--base", pytestconfig.getoption("--base"))
-    yield command_line
-    command_line.run("local", "reset", "--keep-base", check=None)
+    """The command line on the embedded cloud of all processes; the last removes it, its base image aside."""
+    own = tmp_path_factory.getbasetemp()
+    cloud = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cloud"
+    command_line = CommandLine(tmp_path_factory.mktemp("home"), programs, cloud)
+    base = pytestconfig.getoption("--base")
+    with cloud.with_suffix(".users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        with alone(cloud):
+            if not cloud.exists():
+                command_line.run("local", "reset", "--keep-base", "--base", base)
+                cloud.mkdir(mode=0o700, exist_ok=True)
+        yield command_line
+        with suppress(BlockingIOError):
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            command_line.run("local", "reset", "--keep-base", check=None)
+
+
+@contextmanager
+def alone(cloud: Path) -> Iterator[None]:
+    """Keep the other processes of these tests waiting."""
+    with cloud.with_suffix(".busy").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def kill_when(running: subprocess.Popen[str], text: str) -> None:
@@ -175,34 +196,40 @@ class Baked:
     """An image that all clusters of these tests start from, and how it was made."""
 
     ami: str
-    disk: Path
     cluster: str
-    interrupted: tuple[str, ...]
+    interrupted: list[str]
     """The machines that the killed ``bake`` had bought."""
-    machines: tuple[str, ...]
+    machines: list[str]
     """Those that the second one went on with."""
 
 
 @pytest.fixture(scope="session")
 def baked(cli: CommandLine) -> Baked:
-    """An image, made by a ``bake`` that is killed amid the installation, and by another."""
+    """The image, made by the first process that needs it."""
+    assert cli.cloud
+    record = cli.cloud / "baked.json"
+    with alone(cli.cloud):
+        if not record.exists():
+            record.write_text(json.dumps(asdict(bake(cli))))
+    return Baked(**json.loads(record.read_text()))
+
+
+def bake(cli: CommandLine) -> Baked:
+    """Make an image by a ``bake`` that is killed amid the installation, and by another."""
     kill_when(cli.start("bake", "--cloud", "local"), "Python packages")
     (begun,) = cli.json("list", "--cloud", "local")["clusters"]
     running = cli.start("bake", "--cloud", "local", "--json")
     text, _ = running.communicate(timeout=_DEADLINE_S)
     assert running.returncode == 0, text
-    result = json.loads(text.splitlines()[-1])
-    disk = cli.home / ".local-cloud" / "images" / result["image"]
-    ids = tuple(dict.fromkeys(re.findall(r"Terminate: (i-[0-9a-f]+)", text)))
-    return Baked(
-        result["image"], disk, begun["cluster"], tuple(begun["resources"]["instances"]), ids
-    )
+    image = json.loads(text.splitlines()[-1])["image"]
+    ids = list(dict.fromkeys(re.findall(r"Terminate: (i-[0-9a-f]+)", text)))
+    return Baked(image, begun["cluster"], begun["resources"]["instances"], ids)
 
 
 @pytest.fixture(scope="session")
 def cluster(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    """Three nodes, made by an ``up`` that is killed when it has bought them, and by another."""
-    kill_when(cli.start("up", "--nodes", "3", "--cloud", "local"), "bought:")
+    """Three nodes of the spot market, made by an ``up`` that is killed when it has them, and by another."""
+    kill_when(cli.start("up", "--nodes", "3", "--market", "spot", "--cloud", "local"), "bought:")
     bought = frozenset(cli.json("status")["resources"]["instances"])
     result = cli.json("up", "--nodes", "3")
     machines = frozenset(node["instance"] for node in result["nodes"])
@@ -214,8 +241,8 @@ TWO = ("--name", "two")
 
 
 @pytest.fixture(scope="session")
-def two(cli: CommandLine) -> Iterator[LiveCluster]:
-    """Two nodes, without an image made before: the head is installed, and the worker is its copy."""
+def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
+    """Two nodes, of the same image."""
     yield LiveCluster(cli, cli.json("up", *TWO, "--nodes", "2", "--cloud", "local"))
     cli.run("down", *TWO, "--yes", check=None)
 

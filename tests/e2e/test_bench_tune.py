@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import TWO, LiveCluster, ssh_two
-from tests.harness.processes import JobProcesses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = TWO[1]
@@ -67,24 +64,6 @@ def test_bench_keeps_its_figures_with_the_cluster(two: LiveCluster, measured: An
     assert json.loads(ssh_two(two, "node0", f"cat spr-bench/{file}")) == measured
 
 
-@pytest.mark.full
-def test_ctrl_c_ends_the_trial_on_all_nodes_and_keeps_nothing(two: LiveCluster) -> None:
-    running = two.cli.start(*TUNE[:-1], "--seconds=600")
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.strip() == "measure":
-            break
-
-    processes = JobProcesses.find(partial(ssh_two, two), two.names)
-    running.send_signal(signal.SIGINT)
-    rest, _ = running.communicate(timeout=60)
-
-    assert running.returncode == 130, rest
-    assert "Job stopped on all nodes" in rest
-    processes.require_gone()
-    assert ssh_two(two, "node0", f"ls {KEPT} 2>/dev/null || echo none") == "none\n"
-
-
 def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_path: Path) -> None:
     outcome = two.cli.json(*TUNE)
 
@@ -106,11 +85,3 @@ def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_pa
     result = json.loads((tmp_path / "results.json").read_text())
     assert result["batch_size_per_rank"] == best["batch_size"]
     assert result["world_size"] == 2
-
-
-@pytest.mark.full
-def test_a_trial_that_does_not_fit_is_a_row(two: LiveCluster) -> None:
-    done = two.cli.run(*TUNE[:5], "--ppn=1,99", "--seconds=1")
-
-    assert re.search(r"^99 .* failed: --ppn 99: node0 has \d+ physical core", done.stdout, re.M)
-    assert "Kept on the head for scratch on stack upstream: --ppn 1." in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def pair(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     cli = CommandLine(tmp_path_factory.mktemp("debian13"), programs)
     cli.run("local", "reset", "--keep-base", "--base", "debian13")
     try:
+        # Without an image made before: the head is installed, and the worker is its copy.
         yield LiveCluster(cli, cli.json("up", "--nodes", "2", "--cloud", "local"))
     finally:
         cli.run("local", "reset", "--keep-base", check=None)
@@ -31,6 +33,14 @@ def test_the_main_job_runs(pair: LiveCluster, tmp_path: Path) -> None:
     assert (result["world_size"], result["backend"]) == (2, "gloo")
     assert result["f1"] >= 80
     assert {rank["hostname"] for rank in result["ranks"]} == set(pair.hostnames)
+
+
+def test_a_copy_of_the_head_is_its_own_machine(pair: LiveCluster) -> None:
+    identity = "cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub"
+    found = {pair.cli.ssh(name, identity) for name in pair.names}
+    assert len(found) == 2
+    # The head has its own back after the image was made of it.
+    assert all(re.match(r"[0-9a-f]{32}\nssh-ed25519 ", text) for text in found)
 
 
 def test_shared_memory_outlives_the_last_session(pair: LiveCluster) -> None:

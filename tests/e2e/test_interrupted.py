@@ -11,12 +11,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEMO_JOB, Baked, CommandLine, LiveCluster, Trained, podman
+from tests.e2e.conftest import DEMO_JOB, LiveCluster, Trained, podman
 from tests.harness.processes import RANK, JobProcesses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -194,45 +193,26 @@ def loss_curve(results: Path) -> list[tuple[int, float]]:
     return curve
 
 
-SPOT = ("--name", "spot")
-
-
-def faults_of(cli: CommandLine) -> Path:
+@pytest.fixture
+def faults(cluster: LiveCluster) -> Iterator[Path]:
     """The file with the embedded cloud's faults, which the server follows."""
-    return Path(cli.json("local", "status")["folder"]) / "faults.toml"
+    path = Path(cluster.cli.json("local", "status")["folder"]) / "faults.toml"
+    yield path
+    path.unlink(missing_ok=True)
 
 
-@pytest.fixture(scope="module")
-def other(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    """Three nodes that EC2 may take back."""
-    yield LiveCluster(
-        cli, cli.json("up", *SPOT, "--nodes", "3", "--market", "spot", "--cloud", "local")
-    )
-    faults_of(cli).unlink(missing_ok=True)
-    cli.run("down", *SPOT, "--yes")
-
-
-def ssh_spot(cluster: LiveCluster, node: str, command: str) -> str:
-    return cluster.cli.ssh(node, command, SPOT[1])
-
-
-def current(cluster: LiveCluster) -> LiveCluster:
-    """The cluster with its present nodes: an earlier test may have had some replaced."""
-    return LiveCluster(cluster.cli, cluster.cli.json("status", *SPOT))
-
-
-def test_a_job_leaves_a_node_before_ec2_takes_it(other: LiveCluster, tmp_path: Path) -> None:
+def test_a_job_leaves_a_node_before_ec2_takes_it(
+    cluster: LiveCluster, faults: Path, tmp_path: Path
+) -> None:
     # No machine, quick or busy, is through with it before the notice or has to wait for its end.
     endless = (*DEMO_JOB, "--epochs", "2000", "--elastic", "2", "--results", str(tmp_path))
-    job = other.cli.start(*endless, *SPOT)
+    job = cluster.cli.start(*endless)
     wait_for_step(job, 30)
-    nodes = current(other).up_result["nodes"]
-    (instance,) = (node["instance"] for node in nodes if node["name"] == "node1")
+    instance = cluster.up_result["nodes"][1]["instance"]
 
-    begin = time.monotonic()
-    faults_of(other.cli).write_text(f'[spot]\ninterrupt = ["{instance}"]\nnotice_s = 45\n')
+    # So long that the node is there until this test ends it, even on a busy machine.
+    faults.write_text(f'[spot]\ninterrupt = ["{instance}"]\nnotice_s = 900\n')
     shown = "".join(read_until(job, "attempt 1 ended: "))
-    assert time.monotonic() - begin < 40, shown
     assert "attempt 1 ended: rank 1 on node1: its node, node1, goes: EC2 takes it back" in shown
     saved = re.search(r"stopped after step (\d+) of", shown)
     assert saved, shown
@@ -241,7 +221,7 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(other: LiveCluster, tmp_path: P
     # With a checkpoint at once, no step is lost.
     assert f"resuming after step {saved[1]} of" in restart
     wait_for_step(job, int(saved[1]) + 30)
-    ended = other.cli.json("cancel", *SPOT)
+    ended = cluster.cli.json("cancel")
     rest, _ = job.communicate(timeout=120)
 
     assert ended["state"] == "cancelled", rest
@@ -252,6 +232,8 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(other: LiveCluster, tmp_path: P
         for first in (int(saved[1]) - 20, int(saved[1]) + 1)
     )
     assert after < 1.15 * before
+    kill_node(cluster)
+    replace_node(cluster)
 
 
 def in_mounts(cluster: LiveCluster, node: str, *command: str) -> None:
@@ -262,49 +244,46 @@ def in_mounts(cluster: LiveCluster, node: str, *command: str) -> None:
 
 
 @pytest.fixture
-def small_disk(other: LiveCluster) -> Iterator[str]:
-    """The folder of node1's jobs, with room for little more; the test before this one took a node."""
-    other.cli.run("repair", *SPOT, "--yes")
-    assert [node["state"] for node in current(other).up_result["nodes"]] == ["running"] * 3
+def small_disk(cluster: LiveCluster) -> Iterator[str]:
+    """The folder of node1's jobs, with room for little more."""
     folder = "/home/ubuntu/spr-jobs"
-    uid = ssh_spot(other, "node1", f"mkdir -p {folder}; id -u").strip()
+    uid = cluster.cli.ssh("node1", f"mkdir -p {folder}; id -u").strip()
     options = f"size=300m,uid={uid},gid={uid}"
-    now = current(other)
-    in_mounts(now, "node1", "mount", "-t", "tmpfs", "-o", options, "tmpfs", folder)
+    in_mounts(cluster, "node1", "mount", "-t", "tmpfs", "-o", options, "tmpfs", folder)
     yield folder
-    in_mounts(now, "node1", "umount", "--lazy", folder)
+    in_mounts(cluster, "node1", "umount", "--lazy", folder)
 
 
 @pytest.mark.full
 def test_a_job_leaves_a_node_whose_disk_is_full_until_there_is_room(
-    other: LiveCluster, trained: Trained, tmp_path: Path, small_disk: str
+    cluster: LiveCluster, trained: Trained, tmp_path: Path, small_disk: str
 ) -> None:
     fill = f"head -c 400M /dev/zero > {small_disk}/filler 2>/dev/null || true"
-    job = other.cli.start(*DEMO_JOB, *SPOT, "--results", str(tmp_path / "cut"))
+    job = cluster.cli.start(*DEMO_JOB, "--results", str(tmp_path / "cut"))
     wait_for_step(job, 30)
 
     begin = time.monotonic()
-    ssh_spot(other, "node1", fill)
+    cluster.cli.ssh("node1", fill)
     shown = "".join(read_until(job, "attempt 1 ended: "))
     assert time.monotonic() - begin < 60, shown
     cause = f"rank 1 on node1: its node, node1, has a full disk: {small_disk} has 0 MiB free"
     assert f"attempt 1 ended: {cause}" in shown
     read_until(job, "free space there, and it returns to the queue by itself")
-    checked = other.cli.run("verify", *SPOT, "--no-bandwidth", check=1).stdout
+    checked = cluster.cli.run("verify", "--no-bandwidth", check=1).stdout
     assert f"disk: {small_disk} has 0 MiB free" in checked
-    ssh_spot(other, "node1", f"rm {small_disk}/filler")
+    cluster.cli.ssh("node1", f"rm {small_disk}/filler")
     rest, _ = job.communicate(timeout=120)
 
     assert job.returncode == 0, rest
     assert model(tmp_path / "cut") == model(trained.folder)
     assert loss_curve(tmp_path / "cut") == loss_curve(trained.folder)
 
-    job = other.cli.start(*DEMO_JOB, *SPOT, "--retries", "0", "--results", str(tmp_path / "failed"))
+    job = cluster.cli.start(*DEMO_JOB, "--retries", "0", "--results", str(tmp_path / "failed"))
     wait_for_step(job, 10)
-    processes = JobProcesses.find(partial(ssh_spot, other), ("node0", "node1", "node2"))
-    ssh_spot(other, "node1", fill)
+    processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
+    cluster.cli.ssh("node1", fill)
     rest, _ = job.communicate(timeout=120)
     assert job.returncode == 1, rest
     assert cause in rest
     processes.require_gone()
-    ssh_spot(other, "node1", f"rm {small_disk}/filler")
+    cluster.cli.ssh("node1", f"rm {small_disk}/filler")

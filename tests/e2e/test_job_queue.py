@@ -40,7 +40,7 @@ def other_laptop(cluster: LiveCluster, tmp_path: Path) -> CommandLine:
     (home / "spr").mkdir(parents=True)
     for key in (cluster.cli.home / "spr").glob("id_ed25519*"):
         shutil.copy2(key, home / "spr" / key.name)
-    return CommandLine(home, cluster.cli.programs, cloud=cluster.cli.home / ".local-cloud")
+    return CommandLine(home, cluster.cli.programs, cloud=cluster.cli.cloud)
 
 
 def test_a_job_outlives_its_killed_command_and_is_followed_from_another_laptop(
@@ -84,6 +84,10 @@ def test_ctrl_c_leaves_the_job_and_cancel_saves_a_checkpoint(
     assert states(cluster, found[1]) == ["running"]
     assert json.loads((tmp_path / "job/job.json").read_text())["exit_code"] is None
 
+    waiting = submit(cluster, "run", "--", "hostname")
+    ambiguous = cluster.cli.run("cancel", check=2)
+    assert "2 jobs are running or queued" in ambiguous.stderr
+    cluster.cli.run("cancel", waiting)
     processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
     cancelled = cluster.cli.json("cancel")
 
@@ -91,12 +95,13 @@ def test_ctrl_c_leaves_the_job_and_cancel_saves_a_checkpoint(
     assert (cancelled["exit_code"], cancelled["unreachable"]) == (143, [])
     assert cancelled["checkpoint"]
     processes.require_gone()
+    assert states(cluster, found[1], waiting) == ["cancelled", "cancelled"]
     refused = cluster.cli.run("attach", check=2)
     assert "no job is running or queued" in refused.stderr
 
 
 def test_jobs_run_side_by_side_and_in_order(cluster: LiveCluster, tmp_path: Path) -> None:
-    wait = "for i in $(seq 300); do [ -e /tmp/go ] && break; sleep 0.2; done"
+    wait = "until [ -e /tmp/go ]; do sleep 0.2; done"
     first = submit(cluster, "run", "--nodes", "1", "--", "sh", "-c", wait)
     second = submit(
         cluster, "run", "--nodes", "1", "--", "sh", "-c", f"echo from $(hostname); {wait}"
@@ -109,7 +114,7 @@ def test_jobs_run_side_by_side_and_in_order(cluster: LiveCluster, tmp_path: Path
         cluster.cli.ssh(name, "touch /tmp/go")
 
     for job in (first, second, third):
-        cluster.cli.run("wait", job, "--timeout", "90")
+        cluster.cli.run("wait", job, "--timeout", "300")
 
     jobs: dict[str, Any] = {each["job"]: each for each in cluster.cli.json("jobs")["jobs"]}
     assert {*jobs[first]["nodes"], *jobs[second]["nodes"]} < set(cluster.names)
@@ -157,19 +162,6 @@ def require_same_training(cluster: LiveCluster, trained: Trained, name: str) -> 
 
 
 @pytest.mark.full
-def test_the_script_for_other_clusters_trains_as_mpirun_does(
-    cluster: LiveCluster, trained: Trained, tmp_path: Path
-) -> None:
-    place_script(cluster, trained, "bert", tmp_path / "job")
-    ended = "timeout 200 sh -c 'until [ -e output/results.json ]; do sleep 0.2; done'"
-    script = f"cd bert && sbatch job.sbatch && {ended} || {{ cat log >&2; exit 1; }}"
-    cluster.cli.ssh("node0", script)
-
-    assert require_same_training(cluster, trained, "bert")["resumed_after"] == []
-    cluster.wait_until_idle()
-
-
-@pytest.mark.full
 def test_the_script_goes_on_after_its_time_limit(
     cluster: LiveCluster, trained: Trained, tmp_path: Path
 ) -> None:
@@ -185,16 +177,3 @@ def test_the_script_goes_on_after_its_time_limit(
     (step,) = require_same_training(cluster, trained, "limited")["resumed_after"]
     assert 0 < step < trained.results["loss_curve"][-1][0]
     cluster.wait_until_idle()
-
-
-def test_cancel_now_leaves_nothing(cluster: LiveCluster) -> None:
-    job = submit(cluster, *TRAIN, "10000")
-    waiting = submit(cluster, "run", "--", "hostname")
-    ambiguous = cluster.cli.run("cancel", check=2)
-    assert "2 jobs are running or queued" in ambiguous.stderr
-    cluster.cli.run("cancel", waiting)
-    processes = JobProcesses.find(cluster.cli.ssh, cluster.names)
-    cluster.cli.run("cancel", job, "--now")
-
-    assert states(cluster, job, waiting) == ["cancelled", "cancelled"]
-    processes.require_gone()

@@ -31,6 +31,8 @@ _SKEW = (
     "import time; time.time.__name__ == 'time' and "
     "setattr(time, 'time', lambda true=time.time: true() + 120)"
 )
+_SKEW_CLOCK = f'for d in {_PACKAGES}; do echo "{_SKEW}" > $d/skew.pth; done'
+_CLOCK = f"rm {_PACKAGES}/skew.pth"
 _HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
 # Where the processor has AMX the lie is that it has none, elsewhere that it has.
 _LSCPU = f"""#!/bin/sh
@@ -77,13 +79,58 @@ def lie(cluster: LiveCluster, node: str, do: str, undo: str) -> Iterator[None]:
         cluster.cli.ssh(node, undo)
 
 
-def test_a_good_cluster_passes_and_has_the_amx_that_the_processor_has(cluster: LiveCluster) -> None:
+def test_a_good_cluster_passes(cluster: LiveCluster) -> None:
     done = cluster.cli.run("verify", "--name", NAME)
 
     assert "0 failed" in done.stdout
     assert ("no AMX on node0, node1, node2." in done.stdout) != _HAS_AMX
     assert "a rank on each of 3 nodes, torch 2.13.0" in done.stdout
-    checks = verify(cluster, code=0)
+
+
+def test_several_lies_are_found_each_and_a_good_cluster_has_what_was_judged(
+    cluster: LiveCluster,
+) -> None:
+    shim = "/usr/local/bin/lscpu"
+    processor = f"echo '{_LSCPU}' | sudo tee {shim} >/dev/null; sudo chmod 755 {shim}"
+    files = f"{_PACKAGES}/torch-*.dist-info/METADATA {_PACKAGES}/torch/version.py"
+    version = f"for f in {files}; do cp $f $f.true; sed -i 's/2\\.13\\.0/2.12.0/' $f; done"
+    cluster.cli.ssh("node0", "sudo scontrol update nodename=node2 state=drain reason='a lie'")
+    with (
+        lie(cluster, "node1", processor, f"sudo rm {shim}"),
+        lie(cluster, "node1", version, f"for f in {files}; do mv $f.true $f; done"),
+        lie(cluster, "node2", _SKEW_CLOCK, _CLOCK),
+    ):
+        required = failures(verify(cluster, "--no-bandwidth", "--judge-hardware", code=1))
+        checks = verify(cluster, "--no-bandwidth", code=1)
+
+    found = failures(checks)
+    assert found.keys() == {("node1", "stack"), ("node2", "clock"), ("node2", "queue")}
+    assert all(each["wanted"] and each["remedy"] for each in found.values())
+    assert all(
+        required[node, "cores"]["wanted"].startswith("r7iz.metal-16xl: 32 cores")
+        for node in cluster.names
+    ), "containers are not the machines that they stand for"
+    assert (("node0", "amx") in required) != _HAS_AMX
+    lacks, remedy = ("amx_bf16", "Replace") if _HAS_AMX else ("the kernel's permission", "kernel")
+    assert f"lacks {lacks}" in required["node1", "amx"]["found"]
+    assert remedy in required["node1", "amx"]["remedy"]
+    (amx,) = [c for c in checks if (c["node"], c["check"]) == ("node1", "amx")]
+    assert (amx["verdict"], amx["found"][:6]) == ("warn", "no AMX")
+    stack = found["node1", "stack"]
+    assert "torch 2.12.0" in stack["found"]
+    assert stack["wanted"] == "torch==2.13.0"
+    assert "pip install" in stack["remedy"]
+    assert found["node2", "clock"]["found"].startswith(("120.0 s", "119.9 s"))
+    assert "ahead of the other nodes" in found["node2", "clock"]["found"]
+    assert "chrony" in found["node2", "clock"]["remedy"]
+    assert found["node2", "queue"]["found"] == "drained: a lie"
+
+    follow_remedy(cluster, found["node2", "queue"]["remedy"].splitlines()[-1])
+    require_good(verify(cluster, code=0))
+
+
+def require_good(checks: list[dict[str, Any]]) -> None:
+    """All was judged, and the processors are what they are."""
     expected = ("ok", "amx_bf16, amx_int8, amx_tile; tile") if _HAS_AMX else ("warn", "no AMX")
     amx = [(c["verdict"], c["found"][: len(expected[1])]) for c in checks if c["check"] == "amx"]
     assert amx == [expected] * 3
@@ -93,30 +140,6 @@ def test_a_good_cluster_passes_and_has_the_amx_that_the_processor_has(cluster: L
         *("nodes", "ssh", "hostname", "mtu", "clock", "cores", "tcmalloc", "stack", "python"),
         *("disk", "names", "ports", "ssh pairs", "latency", "pairs", "mpirun", "queue"),
     }
-
-
-@pytest.mark.full
-def test_containers_are_not_the_machines_that_they_stand_for(cluster: LiveCluster) -> None:
-    lscpu = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
-    found = failures(verify(cluster, "--no-bandwidth", "--judge-hardware", code=1))
-
-    for node in cluster.names:
-        assert found[node, "cores"]["wanted"].startswith("r7iz.metal-16xl: 32 cores")
-        assert ("amx_tile" in lscpu) != ((node, "amx") in found)
-
-
-def test_a_processor_that_lies_about_amx(cluster: LiveCluster) -> None:
-    shim = "/usr/local/bin/lscpu"
-    place = f"echo '{_LSCPU}' | sudo tee {shim} >/dev/null; sudo chmod 755 {shim}"
-    with lie(cluster, "node1", place, f"sudo rm {shim}"):
-        required = failures(verify(cluster, "--no-bandwidth", "--judge-hardware", code=1))
-        allowed = verify(cluster, "--no-bandwidth", code=0)
-
-    lacks, remedy = ("amx_bf16", "Replace") if _HAS_AMX else ("the kernel's permission", "kernel")
-    assert f"lacks {lacks}" in required["node1", "amx"]["found"]
-    assert remedy in required["node1", "amx"]["remedy"]
-    (amx,) = [c for c in allowed if (c["node"], c["check"]) == ("node1", "amx")]
-    assert (amx["verdict"], amx["found"][:6]) == ("warn", "no AMX")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU to take away")
@@ -173,73 +196,59 @@ def test_ssh_that_is_blocked_between_two_workers(cluster: LiveCluster) -> None:
     assert found["found"].startswith("node1 can't reach it: ")
 
 
-def test_a_skewed_clock(cluster: LiveCluster) -> None:
-    place = f'for d in {_PACKAGES}; do echo "{_SKEW}" > $d/skew.pth; done'
-    with lie(cluster, "node2", place, f"rm {_PACKAGES}/skew.pth"):
-        found = caught(cluster, "node2", "clock")
-
-    assert found["found"].startswith(("120.0 s", "119.9 s"))
-    assert "ahead of the other nodes" in found["found"]
-    assert "chrony" in found["remedy"]
+_KEYS = "~/.ssh/authorized_keys"
+_PROXY = "/opt/spr-cluster/venv/bin/hydra_pmi_proxy"
 
 
 @pytest.mark.full
-def test_a_skewed_clock_of_the_head(cluster: LiveCluster) -> None:
-    place = f'for d in {_PACKAGES}; do echo "{_SKEW}" > $d/skew.pth; done'
-    with lie(cluster, "node0", place, f"rm {_PACKAGES}/skew.pth"):
-        caught(cluster, "node0", "clock")
+@pytest.mark.parametrize(
+    ("node", "do", "undo", "where", "told"),
+    [
+        ("node0", _SKEW_CLOCK, _CLOCK, ("node0", "clock"), "ahead of the other nodes"),
+        (
+            *("node2", f"cp {_KEYS} {_KEYS}.true; sed -i '/ spr-cluster-nodes$/d' {_KEYS}"),
+            *(f"mv {_KEYS}.true {_KEYS}", ("node2", "ssh"), "Permission denied"),
+        ),
+        (
+            *("node1", f"mv {_PROXY} {_PROXY}.away", f"mv {_PROXY}.away {_PROXY}"),
+            *(("cluster", "mpirun"), "of 3 nodes answered"),
+        ),
+        (
+            *("node1", f"mv {_TORCH}/_C.*.so /var/tmp/", f"mv /var/tmp/_C.*.so {_TORCH}/"),
+            *(("node1", "mpirun"), "no torch: "),
+        ),
+    ],
+)
+def test_a_lie_is_the_one_failure(
+    cluster: LiveCluster, node: str, do: str, undo: str, where: tuple[str, str], told: str
+) -> None:
+    with lie(cluster, node, do, undo):
+        found = caught(cluster, *where)
+
+    assert told in found["found"]
 
 
 @pytest.mark.full
-def test_missing_tcmalloc_comes_back_by_the_remedy(cluster: LiveCluster) -> None:
-    cluster.cli.ssh("node1", "sudo rm /usr/lib/*/libtcmalloc*")
+@pytest.mark.parametrize(
+    ("change", "check", "told"),
+    [
+        ("sudo rm /usr/lib/*/libtcmalloc*", "tcmalloc", "missing"),
+        # An address for documentation, to which nothing is routed: RFC 5737.
+        (
+            "sed -E '/ node2( |$)/s/^[0-9.]+/192.0.2.1/' /etc/hosts > /tmp/hosts.lie; "
+            "sudo cp --no-preserve=all /tmp/hosts.lie /etc/hosts",
+            *("names", "node2 is 192.0.2.1"),
+        ),
+    ],
+)
+def test_a_remedy_mends_a_node(cluster: LiveCluster, change: str, check: str, told: str) -> None:
+    cluster.cli.ssh("node1", change)
+    found = caught(cluster, "node1", check)
 
-    found = caught(cluster, "node1", "tcmalloc")
-    # `up` on a finished cluster tells of it, too, and goes on.
-    up = cluster.cli.run("up", "--name", NAME)
     follow_remedy(cluster, found["remedy"])
 
-    assert found["found"] == "missing"
-    assert "node1: tcmalloc: missing" in up.stderr
+    assert found["found"] == told
     assert failures(verify(cluster, "--no-bandwidth", code=0)) == {}
-
-
-def test_another_version_of_torch(cluster: LiveCluster) -> None:
-    files = f"{_PACKAGES}/torch-*.dist-info/METADATA {_PACKAGES}/torch/version.py"
-    change = f"for f in {files}; do cp $f $f.true; sed -i 's/2\\.13\\.0/2.12.0/' $f; done"
-    with lie(cluster, "node2", change, f"for f in {files}; do mv $f.true $f; done"):
-        found = caught(cluster, "node2", "stack")
-
-    assert "torch 2.12.0" in found["found"]
-    assert found["wanted"] == "torch==2.13.0"
-    assert "pip install" in found["remedy"]
-
-
-@pytest.mark.full
-def test_a_name_that_leads_elsewhere_is_mended_by_the_remedy(cluster: LiveCluster) -> None:
-    right = cluster.up_result["nodes"][2]["private_ip"]
-    # An address for documentation, to which nothing is routed: RFC 5737.
-    change = f"sudo sed 's/^{right} /192.0.2.1 /' /etc/hosts > /tmp/hosts.lie; "
-    cluster.cli.ssh("node1", change + "sudo cp --no-preserve=all /tmp/hosts.lie /etc/hosts")
-    found = caught(cluster, "node1", "names")
-
-    follow_remedy(cluster, found["remedy"])
-
-    assert found["found"] == "node2 is 192.0.2.1"
-    assert found["wanted"] == f"node2 is {right}"
-    assert failures(verify(cluster, "--no-bandwidth", code=0)) == {}
-
-
-@pytest.mark.full
-def test_a_key_that_is_not_accepted(cluster: LiveCluster) -> None:
-    keys = "~/.ssh/authorized_keys"
-    take = f"cp {keys} {keys}.true; sed -i '/ spr-cluster-nodes$/d' {keys}"
-    with lie(cluster, "node2", take, f"mv {keys}.true {keys}"):
-        found = caught(cluster, "node2", "ssh")
-
-    assert "Permission denied" in found["found"]
-    assert found["found"].endswith("but this machine can")
-    assert f"spr-cluster repair --name {NAME}" in found["remedy"]
 
 
 @pytest.mark.full
@@ -266,32 +275,6 @@ def test_a_node_that_hangs(cluster: LiveCluster) -> None:
 
     assert "timed out" in found["found"]
     assert "nor can this machine" in found["found"]
-
-
-def test_a_node_that_slurm_does_not_use_is_mended_by_the_remedy(cluster: LiveCluster) -> None:
-    cluster.cli.ssh("node0", "sudo scontrol update nodename=node2 state=drain reason='a lie'")
-    found = caught(cluster, "node2", "queue")
-    follow_remedy(cluster, found["remedy"].splitlines()[-1])
-
-    assert found["found"] == "drained: a lie"
-    assert failures(verify(cluster, "--no-bandwidth", code=0)) == {}
-
-
-@pytest.mark.full
-def test_an_mpirun_that_cannot_start_on_a_node(cluster: LiveCluster) -> None:
-    proxy = "/opt/spr-cluster/venv/bin/hydra_pmi_proxy"
-    with lie(cluster, "node1", f"mv {proxy} {proxy}.away", f"mv {proxy}.away {proxy}"):
-        found = caught(cluster, "cluster", "mpirun")
-
-    assert "of 3 nodes answered" in found["found"]
-
-
-@pytest.mark.full
-def test_a_torch_that_cannot_be_imported(cluster: LiveCluster) -> None:
-    with lie(cluster, "node1", f"mv {_TORCH}/_C.*.so /var/tmp/", f"mv /var/tmp/_C.*.so {_TORCH}/"):
-        found = caught(cluster, "node1", "mpirun")
-
-    assert found["found"].startswith("no torch: ")
 
 
 @pytest.mark.full

@@ -58,6 +58,7 @@ def test_an_interrupted_up_is_continued_not_repeated(cluster: LiveCluster) -> No
     found = resources(cluster.cli, "spr")
     assert {kind: len(ids) for kind, ids in found.items()} == {
         "instances": 3,
+        "spot_requests": 3,
         "volumes": 3,
         "interfaces": 3,
         "security_groups": 1,
@@ -161,7 +162,7 @@ def test_a_forgotten_cluster_ends_itself_and_gc_removes_the_rest(
 def test_down_from_another_home_leaves_nothing(cli: CommandLine, tmp_path: Path) -> None:
     buy_and_die(cli, "lost")
     shutil.rmtree(cli.home / "lost")
-    elsewhere = CommandLine(tmp_path / "laptop", cli.programs, cloud=cli.home / ".local-cloud")
+    elsewhere = CommandLine(tmp_path / "laptop", cli.programs, cloud=cli.cloud)
 
     result = elsewhere.json("down", "--name", "lost", "--cloud", "local")
 

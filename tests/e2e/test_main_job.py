@@ -48,14 +48,6 @@ def test_the_names_resolve_to_private_addresses_on_every_node(cluster: LiveClust
         ]
 
 
-def test_a_copy_of_the_head_is_its_own_machine(cluster: LiveCluster) -> None:
-    identity = "cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub"
-    found = {cluster.cli.ssh(name, identity) for name in cluster.names}
-    assert len(found) == 3
-    # The head has its own back after the image was made of it.
-    assert all(re.match(r"[0-9a-f]{32}\nssh-ed25519 ", text) for text in found)
-
-
 def files_below(folder: Path) -> Iterator[Path]:
     """All files in a folder, except those of Python's packages, which are most."""
     for parent, folders, names in os.walk(folder):
@@ -76,8 +68,9 @@ def holds_secret(content: bytes) -> bool:
     return any(part in content for part in parts) and bool(re.search(b"|".join(secrets), content))
 
 
-def test_the_image_holds_no_private_key_and_no_identity(baked: Baked) -> None:
-    disk = baked.disk
+def test_the_image_holds_no_private_key_and_no_identity(cli: CommandLine, baked: Baked) -> None:
+    assert cli.cloud
+    disk = cli.cloud / "images" / baked.ami
     # Files that hold such things whatever they look like.
     names = {"credentials", ".netrc", ".bash_history", "authorized_keys", ".git-credentials"}
 
@@ -174,26 +167,6 @@ def test_training_runs_on_all_nodes_and_learns(trained: Trained) -> None:
     assert "mpirun" not in trained.done.stderr
 
 
-def test_a_task_without_data_has_placement_records_report_and_fetch(
-    cluster: LiveCluster, tmp_path: Path
-) -> None:
-    folder = tmp_path / "digits"
-
-    result = cluster.cli.json("train", "digits", "--results", str(folder))
-
-    assert result["accuracy"] > 90
-    assert result["world_size"] == 3
-    assert all(rank["planned"]["cpus"] == rank["found"]["cpus"] for rank in result["ranks"])
-    record = json.loads((folder / "job/job.json").read_text())
-    assert (record["kind"], record["exit_code"], len(record["nodes"])) == ("digits", 0, 3)
-    assert record["placement"]["shares"]
-    assert len(list(folder.glob("job/metrics/rank-*.jsonl"))) == 3
-    cluster.cli.run("report", str(folder))
-    assert record["job"] in (folder / "report.html").read_text()
-    cluster.cli.run("fetch", record["job"], "--results", str(tmp_path / "again"))
-    assert json.loads((tmp_path / "again" / "results.json").read_text())["accuracy"] > 90
-
-
 @pytest.mark.parametrize(
     ("task", "score"),
     [("classify", "accuracy"), pytest.param("tag", "f1", marks=pytest.mark.full)],
@@ -239,23 +212,6 @@ def test_a_backend_that_is_not_there_is_an_error(cluster: LiveCluster, tmp_path:
     assert "Traceback" not in failed.stderr.splitlines()[-1]
 
 
-@pytest.mark.full
-def test_a_model_that_cannot_be_loaded_is_one_clear_line(
-    cluster: LiveCluster, tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "distilbert"}')
-
-    failed = cluster.cli.run(
-        "train", "squad", "--demo", "--model", str(model), "--results", str(tmp_path / "r"), check=1
-    )
-
-    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("spr-cluster: ")]
-    assert "rank" in line
-    assert "model" in line
-
-
 def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine) -> None:
     # The image does not fit on so small a disk: so the head is installed first.
     up = cli.start("up", "--name", "other", "--nodes=2", "--cloud=local", "--volume-gib=20")
@@ -265,7 +221,7 @@ def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine
             break
 
     up.send_signal(signal.SIGINT)
-    rest, _ = up.communicate(timeout=60)
+    rest, _ = up.communicate(timeout=300)
 
     assert up.returncode == 130, rest
     assert "spr-cluster up --name other\n" in rest

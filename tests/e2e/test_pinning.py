@@ -57,14 +57,6 @@ def check_ranks(result: Any, expected: list[list[int]]) -> None:
         assert {**found, "memory": rank["planned"]["memory"]} == rank["planned"]
 
 
-@pytest.mark.full
-def test_one_rank_per_node_has_all_its_cores(two: LiveCluster, tmp_path: Path) -> None:
-    result = train(two, tmp_path, "--ppn", "1")
-
-    assert result["world_size"] == 2
-    check_ranks(result, cores(two))
-
-
 def set_cpus(cluster: LiveCluster, cpus: dict[str, str]) -> None:
     """Let each node use these CPUs of this machine."""
     for node in cluster.names:

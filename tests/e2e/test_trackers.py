@@ -1,4 +1,4 @@
-"""``train --report-to`` with a real MLflow server on this machine, as documented, and TensorBoard files."""
+"""A task without data, which reports to a real MLflow server on this machine and to TensorBoard files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def passing_port(cluster: LiveCluster, port: int) -> Iterator[None]:
             ssh.terminate()
 
 
-def test_a_job_reports_to_mlflow_and_tensorboard(
+def test_a_job_reports_to_mlflow_and_tensorboard_and_has_records_report_and_fetch(
     two: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, server, port = tmp_path / "results", tmp_path / "server", free_port()
@@ -49,7 +49,7 @@ def test_a_job_reports_to_mlflow_and_tensorboard(
     token = secrets.token_hex(16)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
     more = ("--report-to=mlflow,tensorboard", f"--results={results}")
-    command = ("train", "digits", *TWO, "--epochs=1", *more)
+    command = ("train", "digits", *TWO, *more)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     refused = two.cli.run(*command, check=2)
     assert "--report-to mlflow needs MLFLOW_TRACKING_URI" in refused.stderr
@@ -71,7 +71,7 @@ def test_a_job_reports_to_mlflow_and_tensorboard(
     final = json.loads((results / "results.json").read_text())
     metrics, params = as_dict(run["data"]["metrics"]), as_dict(run["data"]["params"])
     assert run["info"]["status"] == "FINISHED"
-    assert (params["ranks"], params["epochs"]) == ("2", "1")
+    assert (params["ranks"], params["epochs"]) == ("2", "8")
     assert metrics["eval/accuracy"] == final["accuracy"]
     scalars = read_scalars(results / "tensorboard")
     assert scalars["eval/accuracy"][-1][1] == pytest.approx(final["accuracy"])
@@ -80,3 +80,14 @@ def test_a_job_reports_to_mlflow_and_tensorboard(
     kept = [path for path in results.rglob("*") if path.is_file()]
     assert not [path for path in kept if token.encode() in path.read_bytes()]
     assert token not in done.stdout + done.stderr
+
+    assert final["accuracy"] > 90
+    assert final["world_size"] == 2
+    assert all(rank["planned"]["cpus"] == rank["found"]["cpus"] for rank in final["ranks"])
+    assert (record["kind"], record["exit_code"], len(record["nodes"])) == ("digits", 0, 2)
+    assert record["placement"]["shares"]
+    assert len(list(results.glob("job/metrics/rank-*.jsonl"))) == 2
+    two.cli.run("report", str(results))
+    assert record["job"] in (results / "report.html").read_text()
+    two.cli.run("fetch", record["job"], *TWO, "--results", str(tmp_path / "again"))
+    assert json.loads((tmp_path / "again/results.json").read_text()) == final

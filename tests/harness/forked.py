@@ -33,7 +33,7 @@ _CONTEXT.set_forkserver_preload(
 
 
 class Forked:
-    """A process that runs Python with ``-c …`` or ``-m …``, and all that it prints in ``stdout``."""
+    """A process that runs Python with ``-c …`` or ``-m …``; ``stdout`` has all that it prints."""
 
     def __init__(
         self,
@@ -52,15 +52,10 @@ class Forked:
             self._process.start()
             self.stdout = os.fdopen(os.dup(ours.fileno()), encoding="utf-8", errors="replace")
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid
-        return self._process.pid
-
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
-        if self._process.is_alive():
-            os.kill(self.pid, number)
+        if self._process.is_alive() and self._process.pid:
+            os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
@@ -86,7 +81,7 @@ class Forked:
         reader = threading.Thread(target=lambda: lines.extend(self.stdout), daemon=True)
         reader.start()
         reader.join(timeout)
-        code = self.wait(timeout=1)
+        code = self.wait(0 if reader.is_alive() else timeout)
         reader.join(timeout=1)
         self.stdout.close()
         return code, "".join(lines)

@@ -43,10 +43,7 @@ _AT = "Reservations[].Instances[]"
         ("<item><ebsOptimized>true</ebsOptimized></item>", []),
         ("<item><launchTime>2026-01-01T00:00:00.000Z</launchTime></item>", []),
         ("<item><colour>red</colour></item>", [f"{_AT}.colour: unknown element"]),
-        (
-            "<item><InstanceId>i-1</InstanceId></item>",
-            [f"{_AT}.InstanceId: unknown element"],
-        ),
+        ("<item><InstanceId>i-1</InstanceId></item>", [f"{_AT}.InstanceId: unknown element"]),
         ("<member/>", [f"{_AT}: an element member, not item"]),
         (
             "<item><ebsOptimized>True</ebsOptimized></item>",
@@ -68,10 +65,7 @@ _AT = "Reservations[].Instances[]"
             "<item><placement>here</placement><placement/></item>",
             [f"{_AT}.Placement: text in a structure", f"{_AT}.Placement: repeated"],
         ),
-        (
-            "<item><tagSet>none</tagSet></item>",
-            [f"{_AT}.Tags: text in a list"],
-        ),
+        ("<item><tagSet>none</tagSet></item>", [f"{_AT}.Tags: text in a list"]),
     ],
 )
 def test_a_wrong_answer_of_ec2_is_seen(content: str, found: list[str]) -> None:

@@ -46,8 +46,7 @@ class ResourceFactory:
         address = ElasticAddress(backend, domain="vpc", address="192.0.2.1")
         backend.addresses.append(address)
         self._ec2.create_tags(
-            Resources=[address.allocation_id],
-            Tags=[{"Key": tags.CLUSTER, "Value": self._cluster}],
+            Resources=[address.allocation_id], Tags=[{"Key": tags.CLUSTER, "Value": self._cluster}]
         )
         return str(address.allocation_id)
 
@@ -93,9 +92,7 @@ class ResourceFactory:
     def images(self) -> str:
         (machine,) = self._cloud.run(1)
         answer = self._ec2.create_image(
-            InstanceId=machine,
-            Name=f"left-{self._cluster}",
-            TagSpecifications=self._tags("image"),
+            InstanceId=machine, Name=f"left-{self._cluster}", TagSpecifications=self._tags("image")
         )
         return str(answer["ImageId"])
 

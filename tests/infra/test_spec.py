@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
-from infra.instance_types import (
-    INSTANCE_TYPES,
-    check_type_name,
-    complete_type_name,
-    nearest_type,
-)
+from infra.instance_types import INSTANCE_TYPES, check_type_name, complete_type_name, nearest_type
 from infra.spec import LONGEST_TTL, build_spec
 from infra.words import parse_duration, render_duration
 

@@ -120,5 +120,5 @@ def serve_index() -> Iterator[PackageIndex]:
     finally:
         index.released.set()
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
         server.server_close()

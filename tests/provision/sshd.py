@@ -117,6 +117,6 @@ def serving(server: Server, address: str = "127.0.0.9", port: int = 0) -> Iterat
             yield server
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(60)
             for transport in server.transports:
                 transport.close()

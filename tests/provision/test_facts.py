@@ -8,12 +8,7 @@ import subprocess
 import pytest
 
 from infra.errors import HostError
-from provision.facts import (
-    Cpu,
-    gather_facts,
-    parse_facts,
-    parse_topology,
-)
+from provision.facts import Cpu, gather_facts, parse_facts, parse_topology
 from tests.fakes import FakeHost, facts_answer
 
 

@@ -254,7 +254,7 @@ def test_a_second_installation_waits_for_the_first(node: Machine) -> None:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(start, node, make_stack())
         wait_until(
-            "pip", lambda: True if pip_installs(node.calls) else None, deadline_s=20, every_s=0.05
+            "pip", lambda: True if pip_installs(node.calls) else None, deadline_s=60, every_s=0.05
         )
         second = pool.submit(start, node, make_stack())
         # Whatever it would do comes after the lock; this is the first thing before it.
@@ -262,7 +262,7 @@ def test_a_second_installation_waits_for_the_first(node: Machine) -> None:
         wait_until(
             "second",
             lambda: True if sum(asked in call for call in node.calls) == 2 else None,
-            deadline_s=20,
+            deadline_s=60,
             every_s=0.05,
         )
         go.touch()

@@ -271,6 +271,6 @@ def test_closing_a_stream_ends_a_reader_in_another_thread(server: Server, login:
 
     stream.close()
 
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
     assert seen == []

@@ -24,6 +24,8 @@ REGION_LABEL = "org.spr-cluster.region"
 HOOKS = Path(__file__).parent / "hooks"
 _QUICK_S = 60.0
 _COPY_S = 3600.0
+# Gigabytes of files: a busy disk takes more than a minute.
+_REMOVE_S = 900.0
 # systemd stops a node in about half a second; a job that ignores signals can take longer.
 _STOP_GRACE_S = 20
 
@@ -199,7 +201,8 @@ class Podman:
     def remove(self, names: Iterable[str]) -> None:
         """Kill and remove containers, if they still exist."""
         if listed := list(names):
-            self.call("rm", "--force", "--ignore", "--time", "0", *listed)
+            command = ("rm", "--force", "--ignore", "--time", "0", *listed)
+            self.call(*command, timeout_s=_REMOVE_S)
 
     def containers(self, label: str) -> list[Container]:
         """Return all containers with this label, in any state."""

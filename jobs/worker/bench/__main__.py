@@ -1,9 +1,10 @@
-"""``python -m worker.bench``: one rank of a measurement. Exit code 1 is a failure, 2 a usage error."""
+"""``python -m worker.bench OPTIONS``: one rank of a measurement. Exit code 1 is a failure."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 from ..runtime.context import RankContext
 from ..runtime.job import RunSettings, run_job
 from ..runtime.process import leave
-from . import BenchOptions, measure, parse_argv
+from . import BenchOptions, measure
 from .onednn import ask_onednn
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure as this rank. Returns its exit code."""
-    options = parse_argv(argv)
+    options = BenchOptions(**json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))
     return run_job(measure_all, options, RunSettings(options.backend, output=None))
 
 

@@ -153,7 +153,7 @@ def test_no_acl_no_encryption_and_no_tags_are_asked_for(s3: Any, results: Path) 
     push((s3, S3Location("models", "")), results, "squad-1", Silent(), "")
 
     assert {name for name, _ in asked} == {
-        *("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
+        *("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
     }
     for _, headers in asked:
         lower = {str(name).lower() for name in headers}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -166,16 +165,6 @@ def test_an_invalid_record_is_reported(key: str, value: str | None) -> None:
         parse_record(labels)
     assert it.value.exit_code == 1
     assert "remove the cluster with `spr-cluster down --name" in str(it.value)
-
-
-@given(st.dictionaries(st.sampled_from(sorted(labels_of())), st.text(max_size=20)))
-def test_no_tags_at_all_end_in_anything_but_a_record_or_a_clear_error(
-    changed: dict[str, str],
-) -> None:
-    with suppress(SprError):
-        record = parse_record({**labels_of(), **changed})
-        assert record is not None
-        assert merge_options("bert", (CALLER,), {}, record).nodes == record.nodes
 
 
 def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defaults() -> None:

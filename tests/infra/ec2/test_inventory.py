@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.ec2.inventory import (
-    Inventory,
-    describe_inventories,
-    describe_inventory,
-)
+from infra.ec2.inventory import Inventory, describe_inventories, describe_inventory
 from infra.ec2.key_pair import generate_key_pair
 from infra.errors import SprError
 from infra.plan.planner import plan_down

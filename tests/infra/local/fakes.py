@@ -130,7 +130,7 @@ class FakePodman(Podman):
 
     def copy_disk(self, container: str, target: Path) -> None:
         self._enter("copy")
-        assert self.copying_allowed.wait(10)
+        assert self.copying_allowed.wait(60)
         assert self.state[container].running
         self.copied.append(container)
         target.mkdir(parents=True)
@@ -254,10 +254,7 @@ class Endpoint:
         )
 
     def client(
-        self,
-        service: str,
-        credentials: tuple[str, str] = CREDENTIALS,
-        region: str = "us-east-1",
+        self, service: str, credentials: tuple[str, str] = CREDENTIALS, region: str = "us-east-1"
     ) -> Any:
         """Return a client of any AWS service, without retries."""
         once = Config(retries={"total_max_attempts": 1, "mode": "standard"}, proxies={})

@@ -125,7 +125,7 @@ def test_reset_finds_a_server_by_its_command_line(
 ) -> None:
     folder.server_file.write_text("broken")
     cloud.reset(keep_base=False)
-    assert stubborn_server.wait(10) == -9
+    assert stubborn_server.wait(50) == -9
 
 
 def test_stop_stops_and_keeps_everything(folder: StateFolder, installed_podman: FakePodman) -> None:

@@ -191,9 +191,7 @@ CASES = {
         (K.VERIFY,),
     ),
     "an image kept from an earlier cluster": Case(
-        there(instances=()),
-        (K.RUN_NODES, K.CONNECT, K.VERIFY),
-        keep=(),
+        there(instances=()), (K.RUN_NODES, K.CONNECT, K.VERIFY), keep=()
     ),
     "an image on its way, and no machine": Case(
         there(instances=(), images=(make_image(state="pending"),)),
@@ -266,10 +264,7 @@ CASES = {
     ),
     "an interrupted move to another zone": Case(
         there(
-            instances=(
-                make_machine(0, HEAD),
-                *(make_machine(n, **ELSEWHERE) for n in (1, 2, 3)),
-            )
+            instances=(make_machine(0, HEAD), *(make_machine(n, **ELSEWHERE) for n in (1, 2, 3)))
         ),
         (K.TERMINATE, K.REACH, K.PROMOTE, K.CONNECT, K.VERIFY),
         keep=("i-1", "i-2", "i-3"),

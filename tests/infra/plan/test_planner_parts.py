@@ -41,11 +41,7 @@ K = ActionKind
 
 
 def test_every_termination_has_a_reason() -> None:
-    machines = (
-        *changed(1, state="stopped"),
-        make_machine(3),
-        make_machine(4, **ELSEWHERE),
-    )
+    machines = (*changed(1, state="stopped"), make_machine(3), make_machine(4, **ELSEWHERE))
     plan_input = replace(there(instances=machines), unhealthy={"i-3": "impaired"})
 
     (removal,) = plan_up(plan_input).terminations

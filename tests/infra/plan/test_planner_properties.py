@@ -87,10 +87,7 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
     ids = [machine.id for machine in machines]
     sick = draw(st.lists(st.sampled_from(ids), unique=True)) if ids else []
     plan_input = make_plan_input(
-        spec,
-        found,
-        unhealthy=dict.fromkeys(sick, "impaired"),
-        wants_image=draw(st.booleans()),
+        spec, found, unhealthy=dict.fromkeys(sick, "impaired"), wants_image=draw(st.booleans())
     )
     cached = make_image("ami-kept", **{tags.INSTALLED: plan_input.software, tags.KEPT: "yes"})
     return replace(plan_input, cached=draw(st.sampled_from([(), (), (cached,)])))

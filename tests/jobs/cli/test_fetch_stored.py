@@ -121,18 +121,18 @@ def test_a_job_that_has_not_ended_is_said_to_be_so(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "message"),
     [
-        (["s3://results/team/squad-2"], "there is no job squad-2 in s3://results/team/squad-2"),
-        (["s3://other/squad-1"], "s3://other/squad-1: bucket 'other' does not exist"),
-        (["s3://results"], "fetch s3://results: expected a job's folder, such as"),
-        ([URL, "--name", "x"], f"--name: the job is read from {URL}: omit it"),
+        (["s3://results/team/squad-2"], 2, "there is no job squad-2 in s3://results/team/squad-2"),
+        (["s3://other/squad-1"], 2, "s3://other/squad-1: bucket 'other' does not exist"),
+        (["s3://results"], 2, "fetch s3://results: expected a job's folder, such as"),
+        ([URL, "--name", "x"], 2, f"--name: the job is read from {URL}: omit it"),
     ],
 )
 def test_refusals(
-    s3: Any, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    s3: Any, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
-    assert main(["fetch", *words]) == 2
+    assert main(["fetch", *words]) == code
     assert message in capsys.readouterr().err
 
 

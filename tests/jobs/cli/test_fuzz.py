@@ -172,19 +172,8 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         # A job gets as far as the queue, which takes none.
         line.stage("node0", "# submitting a job", Result(1, "", "sbatch: error: no"))
         line.stage("node0", "# listing the jobs", Result(0, listed("squad", begin=_BEGUN), ""))
-        for pattern in (
-            "# distributing",
-            "# removing the files",
-            "cat .*job.json",
-            "-tuned.json",
-            "~/spr-bench/",
-        ):
-            line.stage("node0", pattern, Result(0, "", ""))
-        for pattern in (
-            "# (reading (a|the) log|following a job)",
-            "# collecting",
-            "cat .*end.json",
-        ):
+        silent = "distributing|removing the files|reading (a|the) log|following a job|collecting"
+        for pattern in (f"# ({silent})", "cat .*(job|end).json", "-tuned.json", "~/spr-bench/"):
             line.stage("node0", pattern, Result(0, "", ""))
         line.stage("node0", "^exec python3", Result(127, "", "bash: python3: not found"))  # top
         policy = folder / "policy.json"
@@ -255,13 +244,7 @@ def test_every_command_and_option_is_tried() -> None:
     words = {command.words for command in _COMMANDS}
     assert words >= {("up",), ("train",), ("local", "status"), ("gc",), ()}
     options = {name for c in _COMMANDS for each in c.options for name in each.flags}
-    assert options >= {
-        "--nodes",
-        "--ssh-cidr",
-        "--market",
-        "--learning-rate",
-        "--version",
-    }
+    assert options >= {"--nodes", "--ssh-cidr", "--market", "--learning-rate", "--version"}
 
 
 # Below the command line: options and records

@@ -19,24 +19,8 @@ from infra.errors import HangupError
 from infra.files import write_private
 from infra.iam.policy import build_policy
 from jobs.cli import COMMANDS, TerminatedError, build_parser, main
-from provision.stacks.load import shipped_names
 from tests.harness.command_line import CommandLine, CommandResult
 
-SAMPLE = {
-    "data": [
-        {
-            "title": "t",
-            "paragraphs": [
-                {
-                    "context": "a b",
-                    "qas": [
-                        {"id": "q", "question": "?", "answers": [{"text": "b", "answer_start": 0}]}
-                    ],
-                }
-            ],
-        }
-    ]
-}
 VERBS = [
     *("up", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
     *("verify", "iam-policy", "local", "run", "tune", "jobs", "cancel"),
@@ -51,51 +35,6 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
         code = int(end.code or 0)
     out = capsys.readouterr()
     return CommandResult(code, out.out, out.err)
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["up", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
-        (["up", "--nodes", "two"], "argument --nodes: invalid int value: 'two'"),
-        (["up", "--instance-type", "r7iz_metal"], "unknown instance type 'r7iz_metal'"),
-        (
-            ["up", "--stack", "tensorflow"],
-            f"unknown stack 'tensorflow': one of {', '.join(shipped_names())}",
-        ),
-        (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
-        (["up", "--max-price", "2"], "--max-price requires --market spot"),
-        (["up", "--name", "My Cluster"], "--name My Cluster: expected at most 32 lowercase"),
-        (["up", "--cloud", "azure"], "argument --cloud: invalid choice: 'azure'"),
-        (["up", "--region", "mars-1"], "unknown region 'mars-1'"),
-        (["extend", "0h"], "extend 0h: expected"),
-        (["fly"], "unknown command 'fly'"),
-        (["train", "bert"], "invalid choice: 'bert'"),
-        (["train", "squad", "--data", "/nowhere.json"], "/nowhere.json"),
-        (["train", "squad", "--epochs", "0"], "--epochs 0 is out of range: 1 to 10000"),
-        (["train", "squad", "--ppn", "0"], "--ppn: '0'"),
-        (["train", "squad", "--demo", "--model", "./nowhere"], "--model ./nowhere: no such folder"),
-    ],
-)
-def test_a_usage_error_is_one_line_before_any_request(
-    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
-) -> None:
-    result = run(capsys, *argv)
-
-    assert result.code == 2
-    assert message in result.err
-    assert result.out == ""
-    assert "Traceback" not in result.err
-
-
-def test_an_invalid_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps(SAMPLE))
-
-    result = run(capsys, "train", "squad", "--data", str(path))
-
-    assert result.code == 2
-    assert f"{path}: data[0] 't', paragraphs[0], qas[0] (id 'q'): answer_start 0" in result.err
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Viewer:
 
     def see(self, text: str) -> None:
         """Wait until the terminal has shown a text."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while text.encode() not in self.shown:
             assert time.monotonic() < deadline, self.shown
             if select.select([self.terminal], [], [], 0.1)[0]:
@@ -119,12 +119,12 @@ class Viewer:
 
     def end(self) -> int:
         """Read what it still shows and return its exit code."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         with suppress(OSError):  # the terminal's other end is closed
             while time.monotonic() < deadline:
                 if select.select([self.terminal], [], [], 0.05)[0]:
                     self.shown += os.read(self.terminal, 65536)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_the_ranks_are_placed_like_a_training_jobs() -> None:
 
     script = mpirun_line(head, PATHS)
     assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in script
-    assert "-m worker.bench --backend=gloo --seconds=3" in script
+    assert """-m worker.bench '{"backend": "gloo", "seconds": 3.0}'""" in script
     assert "-genv SPR_PLACEMENT" in script
 
 

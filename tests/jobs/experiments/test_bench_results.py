@@ -9,14 +9,7 @@ import pytest
 
 from infra.files import parse_as
 from infra.instance_types import INSTANCE_TYPES
-from jobs.experiments.bench import (
-    AllReduce,
-    BenchResult,
-    NodeSpeed,
-    SlowNode,
-    find_peak,
-    find_slow,
-)
+from jobs.experiments.bench import AllReduce, BenchResult, NodeSpeed, SlowNode, find_peak, find_slow
 
 
 def node(name: str = "node0", gemm: float = 100.0, memory: float = 200.0) -> NodeSpeed:

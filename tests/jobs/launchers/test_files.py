@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConnectionLostError, HostError, JobError, SprError
-from jobs.launchers.files import (
-    _extract,
-    fetch,
-    place_files,
-    place_head_folders,
-    withdraw_files,
-)
+from jobs.launchers.files import _extract, fetch, place_files, place_head_folders, withdraw_files
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.storage import ownership
@@ -129,25 +123,9 @@ _BLOCK = b"x" * (100 << 10)
         b"",
         b"Welcome to Ubuntu\n" * 100,
         gzip.compress(b"x"),
-        pack_output(
-            dict.fromkeys(
-                (
-                    "log",
-                    "output/model/w",
-                ),
-                _BLOCK,
-            )
-        )[:150_000],
+        pack_output(dict.fromkeys(("log", "output/model/w"), _BLOCK))[:150_000],
         pack_output(dict.fromkeys(("log",), _BLOCK))[:512] + b"\xff" * 512,
-        pack_output(
-            dict.fromkeys(
-                (
-                    "output/model",
-                    "output/model/w",
-                ),
-                _BLOCK,
-            )
-        ),
+        pack_output(dict.fromkeys(("output/model", "output/model/w"), _BLOCK)),
     ],
     ids=["empty", "text", "gzip", "cut off", "half garbage", "a file and its folder"],
 )

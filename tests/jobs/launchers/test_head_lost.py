@@ -25,8 +25,10 @@ def leave(home: Path, job: str, age: int, *files: str, requeue: str = "requeue")
     folder.mkdir(parents=True)
     script = folder / "run.sh"
     script.write_text(_SCRIPT.format(job=job, requeue=requeue))
+    (folder / "launch.json").write_text(f"{age}")
     now = script.stat().st_mtime
-    os.utime(script, (now - age, now - age))
+    for path in (script, folder / "launch.json"):
+        os.utime(path, (now - age, now - age))
     for name in files:
         (folder / name).write_text("{}")
         os.utime(folder / name, (now - age + 5, now - age + 5))
@@ -74,3 +76,5 @@ def test_a_mark_of_an_earlier_submission_does_not_count(head: ThisMachine) -> No
 
     assert submit_again(head) == (("run-1", "run-2"), ())
     assert not Path(head.home, "spr-jobs/run-1/end.json").exists()
+    for job, age in (("run-1", "30"), ("run-2", "20")):
+        assert Path(head.home, "spr-jobs", job, "launch.json").read_text() == age

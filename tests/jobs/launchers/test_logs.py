@@ -62,7 +62,7 @@ def test_a_job_that_is_cancelled_while_it_waits_has_no_log(head: ThisMachine) ->
     reader = threading.Thread(target=lambda: found.append(read(head, job, follow=True)))
     reader.start()
     head.slurm_command("scancel", "2")
-    reader.join(20)
+    reader.join(50)
     assert found == [[]]
 
 
@@ -91,7 +91,7 @@ def test_a_rank_is_followed_on_its_node(head: ThisMachine) -> None:
         file.write("more\n")
     wait_for(lambda: lines == ["begun", "more"])
     head.slurm_command("scancel", "1")
-    reader.join(20)
+    reader.join(50)
     wait_for(lambda: not head.processes())
 
 

@@ -237,9 +237,7 @@ def machines(draw: st.DrawFn) -> HostFacts:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(machines(), min_size=1, max_size=3),
-    st.none() | st.integers(1, 8),
-    st.integers(0, 3),
+    st.lists(machines(), min_size=1, max_size=3), st.none() | st.integers(1, 8), st.integers(0, 3)
 )
 def test_no_placement_oversubscribes(facts: list[HostFacts], ppn: int | None, workers: int) -> None:
     try:

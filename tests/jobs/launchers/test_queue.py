@@ -149,7 +149,8 @@ def test_a_node_that_missed_the_submission_gets_the_launch(head: ThisMachine, kn
     end, lines, _ = follow(head, paths)
 
     assert (end.state, end.nodes, lines) == ("succeeded", ("node1",), ["begun"])
-    assert launch.read_bytes() == sent
+    assert launch.read_bytes() == sent == Path(paths.root, "launch.json").read_bytes()
+    assert launch.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
@@ -438,7 +439,7 @@ def test_a_follower_sees_that_another_command_cancels(head: ThisMachine) -> None
     canceller = threading.Thread(target=cancel_when_ready, args=(head, paths, 30))
     canceller.start()
     end, _, _ = follow(head, paths)
-    canceller.join(30)
+    canceller.join(60)
     assert (end.state, end.exit_code) == ("cancelled", 143)
 
 

@@ -102,7 +102,7 @@ def test_cancel_ends_the_downloads(cluster: ThisMachine, bucket: Any, proxy: Pro
 
     def hold(request: str) -> None:
         if request.startswith("GET /data/"):
-            held.wait(20)
+            held.wait(60)
 
     proxy.answer = hold
     paths = submit(cluster, "echo trained", nodes=3, stage=((URL, TARGET),))

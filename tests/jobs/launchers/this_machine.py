@@ -31,12 +31,14 @@ NODES = ("node0", "node1", "node2")
 _PYTHON = """#!/bin/sh
 exec {python} -c '
 import dataclasses, os, runpy, socket, sys
-from worker.supervisor import deadline, head, launch, nodes, watcher
+from worker.supervisor import deadline, head, launch, watcher
 read = launch.parse_launch
 launch.parse_launch = lambda text: dataclasses.replace(read(text), folder=os.getcwd())
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
-watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S, nodes._PAUSE_S = 1.0, 0.05, 0.1, 0.1
+watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
 watcher.LEAVE_S, watcher.WAIT_S, watcher.NOTICES_S, deadline._LEAST_S = 2.0, 3.0, 0.1, 12.0
+from worker.supervisor import nodes
+nodes._PAUSE_S = 0.1
 _, module = sys.argv.pop(1), sys.argv.pop(1)
 runpy.run_module(module, run_name="__main__")
 ' "$@"
@@ -279,7 +281,7 @@ def submit(
     return paths
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 100) -> None:
     """Return as soon as something is true."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -287,7 +289,7 @@ def wait_for(true: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def read_soon(path: Path, seconds: float = 30) -> str:
+def read_soon(path: Path, seconds: float = 100) -> str:
     """Return a file's text as soon as there is some."""
     wait_for(lambda: path.exists() and bool(path.read_text()), seconds)
     return path.read_text()

@@ -85,11 +85,7 @@ def test_the_nearest_description_of_packages_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        (
-            "requirements.txt",
-            "--no-index\n",
-            "requirements.txt: --no-index: only",
-        ),
+        ("requirements.txt", "--no-index\n", "requirements.txt: --no-index: only"),
         ("requirements.txt", "-r missing.txt\n", "missing.txt"),
         ("pyproject.toml", "[project\n", "pyproject.toml: not TOML"),
         (

@@ -267,12 +267,8 @@ def test_the_command_line(script: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--recipe=reference --epochs=2 --data=x", "--data, --epochs: --recipe reference is the"),
         ("--recipe=reference --ppn=2 --demo", "--ppn, --demo: --recipe reference is the"),
         ("--recipe=reference --no-tuned", "--no-tuned: --recipe reference is the"),
-        ("--recipe=reference --smoke --nodes=2", "--smoke runs on one node"),
-        ("--recipe=reference --run-qa=/nowhere", "--run-qa /nowhere: no run_qa.py in it"),
-        ("--smoke", "--smoke requires --recipe reference"),
         ("--run-qa=x", "--run-qa requires --recipe reference"),
         ("--demo --preset=distilbert", "--demo and --preset can't be used together"),
     ],

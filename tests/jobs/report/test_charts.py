@@ -52,8 +52,7 @@ def test_an_axis_ends_at_or_just_above_its_highest_value(value: float) -> None:
 
 
 @given(
-    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=300),
-    st.integers(1, 50),
+    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=300), st.integers(1, 50)
 )
 def test_thinning_keeps_the_extremes(ys: list[float], bins: int) -> None:
     low, high = thin(points(*ys), bins)

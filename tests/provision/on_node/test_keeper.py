@@ -159,7 +159,7 @@ def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
     done = found["done"]
     assert done[:3] == ("done", "", "model")
     assert (done.gathers, done.down_when_done, done.bucket) == (True, True, "")
-    assert time.time() - done.ended == pytest.approx(60, abs=10)
+    assert 59 <= time.time() - done.ended < 600
 
 
 def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> None:

@@ -176,7 +176,7 @@ def test_it_ends_with_its_standard_input(tmp_path: Path) -> None:
     with begin(tmp_path) as node:
         next(iter(node))
         node.close()
-        assert node.process.wait(5) == 0
+        assert node.process.wait(60) == 0
 
 
 def test_it_ends_when_its_output_is_not_read_any_more(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_it_ends_when_its_output_is_not_read_any_more(tmp_path: Path) -> None:
         next(iter(node))
         assert node.process.stdout is not None
         node.process.stdout.close()
-        assert node.process.wait(5) == 0
+        assert node.process.wait(60) == 0
 
 
 def test_it_ends_without_beats_and_goes_on_with_them(tmp_path: Path) -> None:
@@ -194,4 +194,4 @@ def test_it_ends_without_beats_and_goes_on_with_them(tmp_path: Path) -> None:
             time.sleep(0.4)
             node.send("\n")
         assert node.process.poll() is None
-        assert node.process.wait(5) == -signal.SIGALRM
+        assert node.process.wait(60) == -signal.SIGALRM

@@ -33,8 +33,7 @@ def test_a_requirement(text: str, name: str, pinned: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "--pre", "torch=2", "torch==", "a; b", "$(id)", "torch @ https://x/", "a b"],
+    "text", ["", "--pre", "torch=2", "torch==", "a; b", "$(id)", "torch @ https://x/", "a b"]
 )
 def test_invalid_requirements(text: str) -> None:
     assert parse_requirement(text) is None

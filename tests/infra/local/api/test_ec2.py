@@ -15,14 +15,7 @@ from infra.aws.clients import error_code
 from infra.ec2.images import find_ubuntu_image, ubuntu_parameter
 from infra.local.machines import containers
 from infra.wait import wait_until
-from tests.infra.local.fakes import (
-    BASE,
-    Endpoint,
-    FakeCloud,
-    FakePodman,
-    refusal,
-    state_folder,
-)
+from tests.infra.local.fakes import BASE, Endpoint, FakeCloud, FakePodman, refusal, state_folder
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
 
@@ -32,7 +25,7 @@ def wait_for_image(cloud: FakeCloud, image_id: str) -> str:
         image = cloud.clients.ec2.describe_images(ImageIds=[image_id])["Images"][0]
         return None if image["State"] == "pending" else image["State"]
 
-    return wait_until(f"image {image_id}", probe, deadline_s=5, every_s=0.1)
+    return wait_until(f"image {image_id}", probe, deadline_s=60, every_s=0.1)
 
 
 # Launch
@@ -71,21 +64,6 @@ def test_no_invented_address_reaches_an_answer(fake_cloud: FakeCloud) -> None:
     assert instance["PublicDnsName"] == ""
     refused = refusal(fake_cloud.clients.ec2.allocate_address, Domain="vpc")
     assert refused == "AddressLimitExceeded"
-
-
-def test_one_call_starts_many_and_tags_everything(fake_cloud: FakeCloud) -> None:
-    kinds = ("instance", "volume", "network-interface")
-    ids = fake_cloud.run(
-        3,
-        TagSpecifications=[
-            {"ResourceType": kind, "Tags": [{"Key": "cluster", "Value": "c"}]} for kind in kinds
-        ],
-    )
-    ec2 = fake_cloud.clients.ec2
-    by_tag: Any = [{"Name": "tag:cluster", "Values": ["c"]}]
-    assert len({fake_cloud.spec(i).address for i in ids}) == 3
-    assert len(ec2.describe_volumes(Filters=by_tag)["Volumes"]) == 3
-    assert len(ec2.describe_network_interfaces(Filters=by_tag)["NetworkInterfaces"]) == 3
 
 
 def test_the_gateway_and_used_addresses_are_never_assigned(
@@ -178,12 +156,6 @@ def test_an_instance_outside_the_default_vpc_is_refused(
     subnet_id = ec2.create_subnet(VpcId=vpc_id, CidrBlock="10.9.1.0/24")["Subnet"]["SubnetId"]
     assert refusal(fake_cloud.run, SubnetId=subnet_id) == "UnsupportedOperation"
     assert ec2.describe_instances()["Reservations"] == []
-
-
-def test_the_same_client_token_launches_once(fake_cloud: FakeCloud, podman: FakePodman) -> None:
-    first = fake_cloud.run(2, ClientToken="again")
-    assert fake_cloud.run(2, ClientToken="again") == first
-    assert len(podman.state) == 2
 
 
 def test_nodes_get_the_least_used_cpus(
@@ -370,19 +342,6 @@ def test_an_image_of_a_stopped_instance_is_refused(fake_cloud: FakeCloud) -> Non
     assert ec2.describe_images(Owners=["self"])["Images"] == []
 
 
-def test_a_snapshot_appears_when_the_disk_is_copied(
-    fake_cloud: FakeCloud, podman: FakePodman
-) -> None:
-    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
-    podman.copying_allowed.clear()
-    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
-    of_image: Any = [{"Name": "description", "Values": [f"*{image_id}*"]}]
-    assert ec2.describe_snapshots(Filters=of_image)["Snapshots"] == []
-    podman.copying_allowed.set()
-    wait_for_image(fake_cloud, image_id)
-    assert len(ec2.describe_snapshots(Filters=of_image)["Snapshots"]) == 1
-
-
 def test_an_image_that_can_not_be_copied_fails_with_the_reason(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
@@ -425,8 +384,7 @@ def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
     used = ec2.create_security_group(GroupName="used", Description="d")["GroupId"]
     other = ec2.create_security_group(GroupName="other", Description="d")["GroupId"]
     ec2.authorize_security_group_ingress(
-        GroupId=other,
-        IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": used}]}],
+        GroupId=other, IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": used}]}]
     )
     ids = fake_cloud.run(SecurityGroupIds=[used])
     assert refusal(ec2.delete_security_group, GroupId=used) == "DependencyViolation"
@@ -536,16 +494,6 @@ def test_resume_settles_pending_images_by_their_disks(
         }
     podman.copying_allowed.set()
     assert states == {done: "available", lost: "failed"}
-
-
-def test_identity_and_offerings_are_answered(fake_cloud: FakeCloud) -> None:
-    sts = fake_cloud.endpoint.client("sts")
-    assert sts.get_caller_identity()["Account"] == "123456789012"
-    offerings = fake_cloud.clients.ec2.describe_instance_type_offerings(
-        LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],
-    )["InstanceTypeOfferings"]
-    assert "us-east-1a" in {offering["Location"] for offering in offerings}
 
 
 def test_a_key_pair_is_deleted_by_its_id_and_no_other(fake_cloud: FakeCloud) -> None:

@@ -139,7 +139,7 @@ def test_a_call_that_was_changed_after_it_was_signed_is_refused(fake_cloud: Fake
 def test_the_status_page_needs_the_secret(
     fake_cloud: FakeCloud, header: dict[str, str], status: int
 ) -> None:
-    connection = HTTPConnection(fake_cloud.endpoint.url.removeprefix("http://"), timeout=10)
+    connection = HTTPConnection(fake_cloud.endpoint.url.removeprefix("http://"), timeout=60)
     with closing(connection):
         connection.request("GET", f"{STATUS_PATH}?region=us-east-1", headers=header)
         assert connection.getresponse().status == status

@@ -85,8 +85,7 @@ def test_service_quotas_report_the_active_faults(fake_cloud: FakeCloud) -> None:
 def test_a_repeated_token_returns_the_same_machines_in_their_current_state(
     fake_cloud: FakeCloud,
 ) -> None:
-    request: dict[str, Any] = {"ClientToken": "again", "KeyName": None}
-    request.pop("KeyName")
+    request: dict[str, Any] = {"ClientToken": "again"}
     first = launch(fake_cloud, 2, 2, **request)
     assert launch(fake_cloud, 2, 2, **request) == first
     fake_cloud.ec2.terminate_instances(InstanceIds=first[:1])
@@ -130,15 +129,6 @@ def test_the_root_volume_is_as_large_as_the_image_or_larger(fake_cloud: FakeClou
 
     assert [root(20), root()] == [(20, True), (8, True)]
     assert refusal(root, size_gib=4) == "InvalidBlockDeviceMapping"
-
-
-def test_parameters_unknown_to_moto_are_ignored(fake_cloud: FakeCloud) -> None:
-    interface = {
-        "DeviceIndex": 0,
-        "AssociatePublicIpAddress": True,
-        "EnaSrdSpecification": {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {}},
-    }
-    assert launch(fake_cloud, 1, 1, NetworkInterfaces=[interface])
 
 
 def test_a_missing_group_is_refused_and_not_created(fake_cloud: FakeCloud) -> None:

@@ -109,7 +109,7 @@ def test_an_image_takes_time_and_its_snapshot_appears_earlier(cloud: FakeCloud) 
     (instance_id,) = cloud.run(BlockDeviceMappings=[mapping])
     cloud.clock.sleep(20)
     image_id = cloud.ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-    cloud.backend.images.copies[image_id].future.result(5)
+    cloud.backend.images.copies[image_id].future.result(60)
 
     def image() -> Any:
         return cloud.ec2.describe_images(ImageIds=[image_id])["Images"][0]
@@ -131,7 +131,7 @@ def test_a_snapshot_in_progress_is_deleted_when_it_is_complete(cloud: FakeCloud)
     (instance_id,) = cloud.run()
     cloud.clock.sleep(20)
     image_id = cloud.ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-    cloud.backend.images.copies[image_id].future.result(5)
+    cloud.backend.images.copies[image_id].future.result(60)
     (snapshot,) = cloud.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
     cloud.ec2.deregister_image(ImageId=image_id)
 

@@ -30,11 +30,7 @@ def test_a_group_is_created_found_and_deleted(fake_cloud: FakeCloud) -> None:
     make(fake_cloud, "far", other="x")
     assert names(fake_cloud) == ["near", "far"]
     assert names(fake_cloud, GroupNames=["far"]) == ["far"]
-    for name, value in (
-        ("group-name", "near"),
-        ("tag:cluster", "c"),
-        ("tag-key", "cluster"),
-    ):
+    for name, value in (("group-name", "near"), ("tag:cluster", "c"), ("tag-key", "cluster")):
         assert names(fake_cloud, Filters=[{"Name": name, "Values": [value]}]) == ["near"]
     by_kind = [{"Name": "resource-type", "Values": ["placement-group"]}]
     tagged = ec2.describe_tags(Filters=by_kind)["Tags"]

@@ -11,14 +11,7 @@ import pytest
 
 from infra.ec2.termination_schedule import ClusterGuard
 from infra.local.state import StateFolder
-from tests.infra.local.fakes import (
-    Endpoint,
-    FakeCloud,
-    FakePodman,
-    FakeTime,
-    refusal,
-    tags,
-)
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal, tags
 
 START = datetime.fromtimestamp(1_800_000_000, timezone.utc)
 GROUP = "spr-cluster-bert"
@@ -36,9 +29,7 @@ def guard(cloud: FakeCloud, *ids: str) -> None:
 
 
 def run(cloud: FakeCloud) -> str:
-    (machine,) = cloud.run(
-        TagSpecifications=tags("instance", **{"spr-cluster:cluster": "bert"}),
-    )
+    (machine,) = cloud.run(TagSpecifications=tags("instance", **{"spr-cluster:cluster": "bert"}))
     return machine
 
 

@@ -66,7 +66,7 @@ def test_new_resources_are_hidden_and_then_shown(cloud: FakeCloud) -> None:
     assert all_ids(cloud) == before
     cloud.clock.sleep(0.2)
     ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)
-    cloud.backend.images.copies[next(iter(cloud.backend.images.copies))].future.result(5)
+    cloud.backend.images.copies[next(iter(cloud.backend.images.copies))].future.result(60)
     kinds = {id_.split("-")[0] for id_ in all_ids(cloud) - before}
     assert kinds == {"i", "key", "pg", "sg", "lt", "sir", "vol", "eni"}
     cloud.clock.sleep(2)

@@ -120,10 +120,7 @@ def test_routes_addresses_and_name_servers_are_used_ranges(tmp_path: Path) -> No
     ],
 )
 def test_nodes_share_cpus_as_little_as_possible(
-    count: int,
-    in_use: list[tuple[int, ...]],
-    available: range,
-    chosen: list[tuple[int, ...]],
+    count: int, in_use: list[tuple[int, ...]], available: range, chosen: list[tuple[int, ...]]
 ) -> None:
     assert choose_cpus(count, in_use, list(available)) == chosen
 

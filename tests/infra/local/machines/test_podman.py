@@ -63,12 +63,7 @@ def test_a_node_can_start_from_a_folder_that_stays_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hard", "expected"),
-    [
-        (20000, "5000:5000"),
-        (resource.RLIM_INFINITY, None),
-        (10**9, None),
-    ],
+    ("hard", "expected"), [(20000, "5000:5000"), (resource.RLIM_INFINITY, None), (10**9, None)]
 )
 def test_limits_stay_below_the_callers(
     monkeypatch: pytest.MonkeyPatch, hard: int, expected: str | None

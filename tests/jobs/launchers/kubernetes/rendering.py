@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -20,10 +21,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "reference-upstream": (*_ON_CLAIM, "upstream"),
 }
 KINDS = ("TrainJob", "PyTorchJob")
-CLAIMS: dict[str, tuple[str, ...]] = {
-    "new": (),
-    "existing": ("--claim", "data"),
-}
+CLAIMS: dict[str, tuple[str, ...]] = {"new": (), "existing": ("--claim", "data")}
 EVERY = [
     (*recipe, "--kind", kind, *claim)
     for recipe, kind, claim in product(RECIPES.values(), KINDS, CLAIMS.values())
@@ -35,5 +33,6 @@ def parse(*words: str) -> Any:
     return parse_request(*job, *words)
 
 
+@cache
 def rendered(*words: str) -> Rendered:
     return render_pods(parse(*words), NOW)

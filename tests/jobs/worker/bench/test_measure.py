@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.bench import BenchOptions, parse_argv
 from jobs.worker.bench.measure import (
     FEWEST,
     WARM_UPS,
@@ -102,8 +101,3 @@ def test_available_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "share"), [(2, 1.0), (4, 1.5), (1, 0.0)])
 def test_bus_bandwidth(ranks: int, share: float) -> None:
     assert bus_gb_per_second(10**9, 0.5, ranks) == pytest.approx(2 * share)
-
-
-@pytest.mark.parametrize("options", [BenchOptions(), BenchOptions("ccl", 0.25)])
-def test_the_ranks_get_the_options_back(options: BenchOptions) -> None:
-    assert parse_argv(options.to_argv()) == options

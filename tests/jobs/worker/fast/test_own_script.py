@@ -45,8 +45,8 @@ def gradients(wrap):
         model(ids[:1]).backward()
     assert model(ids).requires_grad  # of which no backward pass follows
     model(ids).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    return [each.grad for each in model.module.parameters()]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return [norm, *(each.grad for each in model.module.parameters())]
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

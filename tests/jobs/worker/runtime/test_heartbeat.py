@@ -76,7 +76,7 @@ PROGRAM = """
     process.leave(main(words))
 """
 GO = "while not os.path.exists('go'): time.sleep(0.01)"
-HANG = "import time; time.sleep(60)"
+HANG = "import time; time.sleep(600)"
 KINDS = {"a rank that is stuck": (BARE, STUCK), "a program": (PROGRAM, HANG)}
 TORCH = {"gloo": (JOB, REDUCE), "a backend that never returns": (JOB, STUCK)}
 
@@ -274,11 +274,13 @@ def test_rank_0_stays_after_its_program_to_watch_the_others(node: Path) -> None:
         check_lost(finish(three[2]), 1, "its process ended")
 
 
-def test_a_connection_that_is_reset_is_closed() -> None:
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_connection_that_the_other_end_left_is_closed(resets: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = heartbeat.Link(socket.create_connection(server.getsockname()), 0)
         other = server.accept()[0]
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if resets:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         other.close()
     select.select([link.connection], [], [], 10)
     assert (link.receive(1), link.closed) == ([], True)

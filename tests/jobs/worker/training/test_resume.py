@@ -48,7 +48,10 @@ def made(output: Path, ranks: int = 2) -> Made:
 
 
 def options(folder: Path, output: str, task: str = "squad", **more: Any) -> TrainOptions:
-    """Twelve steps of two ranks, three epochs, a checkpoint after every other one."""
+    """Twelve steps of two ranks, three epochs, a checkpoint after every other one.
+
+    With ``eval_every``, the evaluation data are a copy, which may choose the best model.
+    """
     chosen: dict[str, Any] = {
         "epochs": 3,
         "batch_size": 2,
@@ -59,18 +62,13 @@ def options(folder: Path, output: str, task: str = "squad", **more: Any) -> Trai
     chosen["output"] = str(folder / output)
     if task == "squad":
         chosen["data"] = str(folder / "data.json")
-    elif task != "digits":  # which has its own
-        chosen["eval"] = str(copy_data(folder, task))
-    if task != "squad":  # more than three epochs of twelve steps
+    else:  # more than three epochs of twelve steps
         chosen["max_steps"] = STEPS
+    if "eval_every" in more and task != "digits":  # which has its own data
+        data = Path(chosen.get("data") or TASKS[task].demo.data)
+        chosen["eval"] = str(shutil.copy(data, folder / f"unseen{data.suffix}"))
     found: TrainOptions = replace(TASKS[task].demo, **{**chosen, **more})
     return found
-
-
-def copy_data(folder: Path, task: str) -> Path:
-    """Copy a task's sample: with another name, its evaluation can choose the best model."""
-    sample = Path(TASKS[task].demo.data)
-    return Path(shutil.copy(sample, folder / f"unseen{sample.suffix}"))
 
 
 def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
@@ -117,22 +115,21 @@ WRITES = [{"at": "disk", "step": DISK_PER_CHECKPOINT + number} for number in (1,
 EVERY_OTHER = {"eval_every": "2"}
 AMID_EVALUATION = {"at": "evaluation", "step": 3}
 AT_THE_END = {"at": "step", "step": STEPS}
-AT_SEVEN = {"at": "step", "step": 7, "rank": 1}
+AT_SEVEN = {"at": "step", "step": 7}
 
 
 @pytest.mark.parametrize(
     ("kills", "more"),
     [
-        ([AT_THE_END, *WRITES], {}),
-        # Evaluations while training: the best model is the same as well.
+        ([AT_THE_END, AMID_EVALUATION, *WRITES], EVERY_OTHER),
         *(
-            ([AT_SEVEN, AMID_EVALUATION], {"task": task, **EVERY_OTHER})
+            ([AT_SEVEN, AMID_EVALUATION], {"task": task, "ranks": 1, **EVERY_OTHER})
             for task in sorted({*TASKS} - {"squad"})
         ),
-        # Compiled layers with weights in bf16.
+        # Compiled layers with weights in bf16, in eight steps of one epoch.
         (
             [AT_SEVEN, AMID_EVALUATION],
-            {"task": "classify", "dtype": "bf16", "compile": "on", **EVERY_OTHER},
+            {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1, **EVERY_OTHER},
         ),
         # Sums that depend on their order.
         ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),

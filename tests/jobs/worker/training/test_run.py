@@ -146,17 +146,6 @@ def test_two_ranks_train_as_one(
     assert losses[-1] < losses[0]
 
 
-def test_ranks_that_sum_by_node_train_as_in_one_ring(nodes_folder: Path) -> None:
-    curves = []
-    for local in (1, 2):
-        options = replace(small(nodes_folder, f"local{local}", batch_size=2), wire="fp32")
-        ended = run_ranks(nodes_folder, [options] * 4, local=local)
-        assert [each.code for each in ended] == [0] * 4, ended[0].output
-        results = json.loads((nodes_folder / f"local{local}" / "results.json").read_text())
-        curves.append([loss for _, loss in results["loss_curve"]])
-    assert curves[1] == pytest.approx(curves[0], abs=2e-5)
-
-
 def check_events(ended: Ended) -> None:
     (begin,) = ended.of("start")
     assert (begin["world_size"], begin["backend"]) == (2, "gloo")

@@ -97,6 +97,10 @@ def check_killed_and_resumed(
     assert [step for step, _, _ in expected.losses[0]] == list(
         range(1, 1 + len(expected.losses[0]))
     )
+    if "eval_every" in more:
+        scores, step = expected.results["scores"], expected.results["model_step"]
+        (best,) = [each for each in expected.results["evaluations"] if each["step"] == step]
+        assert scores == {name: pytest.approx(best[name], rel=1e-3) for name in scores}
     for number, kill in enumerate(kills):
         killed, resumed = others[2 * number : 2 * number + 2]
         assert -signal.SIGKILL in killed.codes, (kill, killed.texts)

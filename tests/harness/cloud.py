@@ -300,4 +300,5 @@ def list_standing(cloud: FakeCloud) -> dict[str, str]:
 
 if __name__ == "__main__":
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    botocore_files.read_once()
     _serve(Path(sys.argv[1]), sys.stdin)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moto.iam.models import iam_backends
+
 from cluster.local_files import home
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ def begin_with(world: SimulatedCloud, key: str, make: Callable[[], Any]) -> Any:
 
 
 def _save(world: SimulatedCloud, result: Any) -> PreparedCluster:
-    """Save a copy of everything."""
+    """Save a copy of everything. Raises :class:`AssertionError` for a cluster with roles or schedules."""
+    assert not any(role for account in iam_backends.values() for role in account["aws"].roles)
     folder = Path(_FOLDER.name, str(len(_PREPARED)))
     for name, place in _places(world).items():
         shutil.copytree(place, folder / name)
@@ -65,12 +68,8 @@ def _restore(world: SimulatedCloud, prepared: PreparedCluster) -> None:
     world.clock.now = prepared.now
     for name, place in _places(world).items():
         shutil.copytree(prepared.folder / name, place, dirs_exist_ok=True)
-    for path in home().rglob("*"):
-        # OpenSSH's configuration has absolute paths.
-        if path.is_file() and (text := path.read_bytes()) != (
-            here := text.replace(bytes(prepared.home), bytes(home()))
-        ):
-            path.write_bytes(here)
+    for config in home().rglob("ssh_config"):
+        config.write_text(config.read_text().replace(str(prepared.home), str(home())))
     world.engine._pids = itertools.count(10_000 + len(_PREPARED))
     world.engine.specs, world.engine.state = (dict(part) for part in prepared.containers)
     with application.lock:

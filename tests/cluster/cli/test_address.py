@@ -15,7 +15,7 @@ CHANGED = f"this machine's address changed from {CALLER} to {OTHER}"
 @pytest.fixture
 def moved(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """A cluster whose owner has got another address."""
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     line.cloud.network.caller = OTHER
     monkeypatch.setattr("cluster.cli.ssh.shutil.which", lambda _: "/usr/bin/ssh")
     return line

@@ -47,7 +47,7 @@ class Terminal:
 @pytest.fixture
 def tutor(line: CommandLine) -> CommandLine:
     """An idle cluster of two containers on this machine."""
-    line.must("up", "--nodes", "2", "--cloud", "local", "--name", "tutor")
+    line.begin("--nodes", "2", "--cloud", "local", "--name", "tutor")
     return line
 
 

@@ -51,11 +51,6 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --name 'My Cluster'", f"--name My Cluster: {_NAME}"),
     ("up --name 9a", f"--name 9a: {_NAME}"),
     ("up --name é", f"--name é: {_NAME}"),
-    (
-        "up --name a23456789012345678901234567890123",
-        f"--name a23456789012345678901234567890123: {_NAME}",
-    ),
-    ("up --name ../x", f"--name ../x: {_NAME}"),
     ("repair --name A", f"--name A: {_NAME}"),
     ("status --name a/b", f"--name a/b: {_NAME}"),
     ("ssh --name a.b", f"--name a.b: {_NAME}"),
@@ -83,8 +78,6 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("gc --region ''", "--region" + f.EMPTY),
     # What: how many, of which type, where
-    ("up --nodes 0", f"--nodes 0: {_NODES}"),
-    ("up --nodes -1", f"--nodes -1: {_NODES}"),
     ("up --nodes 257", f"--nodes 257: {_NODES}"),
     ("up --nodes 99999999999999999999", f"--nodes 99999999999999999999: {_NODES}"),
     ("up --nodes two", "argument --nodes: invalid int value: 'two'" + f.help_of("up")),
@@ -116,10 +109,6 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("stacks --isolated", "--isolated requires --check"),
     ("stacks --check intel --lock --timeout 0", "--timeout 0: expected seconds, more than 0"),
     ("up --bake worker", "--bake worker: expected head or none"),
-    (
-        "bake --instance-type ,",
-        "--instance-type '': expected 1 to 12 EC2 types separated by commas",
-    ),
     ("bake --stack ''", "--stack" + f.EMPTY),
     ("images ami-0", "IMAGE requires --delete"),
     ("images --yes", "--yes requires --delete"),
@@ -158,15 +147,12 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "the time to live is only 5 min: bare metal may take that long to start\n  → new cluster: "
         f"--ttl 30m or more; existing cluster: spr-cluster extend 2h {f.NEW_FLAGS}",
     ),
-    ("up --ttl 31d", "--ttl 31d: expected from 1m to 30d"),
     ("up --ttl 999999999999999999d", "--ttl 999999999999999999d: expected at most 30d"),
     ("up --idle-timeout soon", f"--idle-timeout 'soon': {_DURATION}"),
     ("up --idle-timeout 1m", "--idle-timeout 1m: expected from 5m to 30d"),
     ("up --idle-timeout 31d", "--idle-timeout 31d: expected from 5m to 30d"),
     ("up --max-price 3", "--max-price requires --market spot; on-demand prices are fixed"),
-    ("up --market spot --max-price 0", f"--max-price 0: {_PRICE}"),
     ("up --market spot --max-price -1", f"--max-price -1: {_PRICE}"),
-    ("up --market spot --max-price nan", f"--max-price nan: {_PRICE}"),
     ("up --market spot --max-price 1001", f"--max-price 1001: {_PRICE}"),
     (
         "up --market spot --max-price much",
@@ -212,7 +198,6 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("extend '2 hours'", f"extend '2 hours': {_DURATION}"),
     ("extend 0h", "extend 0h: expected from 1m to 30d"),
     ("extend 31d", "extend 31d: expected from 1m to 30d"),
-    ("extend 99999999d", "extend 99999999d: expected from 1m to 30d"),
 )
 
 

@@ -105,13 +105,6 @@ _ON_A_CLUSTER = (
         code=2,
     ),
     f.Row(
-        "key lost, train",
-        "train squad --demo",
-        f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",
-        act=f.lose_key,
-        code=2,
-    ),
-    f.Row(
         "key lost, verify",
         "verify",
         f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",

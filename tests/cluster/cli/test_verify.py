@@ -23,7 +23,7 @@ _UP = "up --nodes 3 --yes"
 
 @pytest.fixture
 def cluster(line: CommandLine) -> CommandLine:
-    line.must(*_UP.split())
+    line.begin("--nodes", "3")
     return line
 
 

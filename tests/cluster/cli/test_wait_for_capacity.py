@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ from tests.harness.simulated_cloud import SimulatedCloud
 _NO_ROOM = "[[capacity]]\nfree = {}\n"
 
 
-def plan(cloud: SimulatedCloud) -> Proposal:
-    return propose(cloud.ctx, cloud.plan_input(nodes=3))
+def plan(cloud: SimulatedCloud, **given: Any) -> Proposal:
+    return propose(cloud.ctx, cloud.plan_input(nodes=3, **given))
 
 
 def bring(cloud: SimulatedCloud, before: Callable[[int], None]) -> Callable[[Proposal], Cluster]:
@@ -40,6 +41,10 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
 ) -> None:
     cloud, alive = simulated_cloud, []
     cloud.faults(_NO_ROOM.format(free))
+    # A head that can't move to another zone is terminated.
+    zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
+    (subnet,) = cloud.ec2.describe_subnets(Filters=zone)["Subnets"]
+    given = {"subnet_ids": (subnet["SubnetId"],)} if free else {}
 
     def before(number: int) -> None:
         alive.append(len(cloud.found("instances").alive))
@@ -47,8 +52,8 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
             cloud.faults("")
 
     begun = cloud.clock.monotonic()
-    wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud))
-    cluster = bring_up_when_possible(plan(cloud), wait, bring(cloud, before))
+    wait = CapacityWait(timedelta(hours=2), lambda: plan(cloud, **given))
+    cluster = bring_up_when_possible(plan(cloud, **given), wait, bring(cloud, before))
 
     assert len(cluster.nodes) == 3
     assert alive == [0] * 4

@@ -17,7 +17,7 @@ _BUSY = (
 @pytest.fixture
 def three(line: CommandLine) -> CommandLine:
     """A cluster of three nodes, all of which a job uses."""
-    line.must("up", "--nodes", "3", "--yes")
+    line.begin("--nodes", "3")
     line.cloud.change_machine(line.ids()[0], job="squad-1")
     return line
 

@@ -153,7 +153,8 @@ def test_the_grace_period_moves_along(simulated_cloud: SimulatedCloud) -> None:
 
 
 def test_jobs_move_only_the_latest_end_and_never_back(simulated_cloud: SimulatedCloud) -> None:
-    begin = simulated_cloud.prepared(nodes=2, ttl=2 * HOUR, second_guard=True).expires
+    simulated_cloud.up(nodes=2, ttl=2 * HOUR, second_guard=True)
+    begin = simulated_cloud.cluster().expires
     assert begin
     for hours in (6, 4):
         record = raise_latest(simulated_cloud.ctx, NAME, begin + hours * HOUR)

@@ -97,26 +97,10 @@ def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
     assert list(verified_by(simulated_cloud.ctx.events).values()) == ["first contact"]
 
 
-def test_a_console_that_can_not_be_asked_stops_nothing(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.faults(
-        '[[error]]\naction = "GetConsoleOutput"\ncode = "UnauthorizedOperation"\n'
-    )
-
-    simulated_cloud.up(nodes=1)
-
-    said = "its host key was accepted on first contact: no permission for GetConsoleOutput;"
-    assert any(said in note for note in simulated_cloud.progress.notes)
-
-
-def test_the_heads_console_is_looked_at(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1)
+def test_how_each_key_was_verified_is_remembered(simulated_cloud: SimulatedCloud) -> None:
+    cluster = simulated_cloud.prepared(nodes=2)
 
     assert "its host key matches its console" in simulated_cloud.progress.notes
-
-
-def test_how_each_key_was_verified_is_remembered(simulated_cloud: SimulatedCloud) -> None:
-    cluster = simulated_cloud.up(nodes=2)
-
     assert verified_by(simulated_cloud.ctx.events) == {
         cluster.head.instance.id: "console",
         cluster.workers[0].instance.id: "head",

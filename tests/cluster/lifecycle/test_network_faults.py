@@ -21,6 +21,7 @@ MOVED = f'[network]\ncaller = "{OTHER}"\n'
 CUT = '[network]\nssh = "blocked"\n'
 
 HEALTH = "# querying the health of all nodes"
+_RANGE = "203.0.113.0/24"
 
 
 def ssh_cidrs(cloud: SimulatedCloud) -> tuple[str, ...]:
@@ -111,25 +112,6 @@ def test_machines_that_could_not_be_reached_are_not_bought(
     assert ("--subnet-id" if "acl" in fault else "--private") in str(caught.value.hint)
     assert simulated_cloud.left() == []
     assert not simulated_cloud.writes()
-
-
-def test_without_the_permission_to_look_it_goes_on_and_says_so(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    denied = "".join(
-        f'[[error]]\naction = "{action}"\ncode = "UnauthorizedOperation"\ntimes = 9\n'
-        for action in (
-            "DescribeNetworkAcls",
-            "DescribeRouteTables",
-            "DescribeVpcBlockPublicAccessOptions",
-        )
-    )
-    simulated_cloud.faults(denied)
-
-    simulated_cloud.up(nodes=1)
-
-    assert simulated_cloud.cluster().is_whole
-    assert "no permission for DescribeRouteTables" in " ".join(simulated_cloud.progress.notes)
 
 
 def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
@@ -459,30 +441,28 @@ def test_an_address_that_changes_during_up_is_followed(simulated_cloud: Simulate
     assert any(event["event"] == "address" for event in simulated_cloud.ctx.events.read())
 
 
+@pytest.mark.parametrize(
+    ("chosen", "exists", "admitted"),
+    [
+        (None, False, (OTHER,)),
+        (CALLER, False, (OTHER, CALLER)),
+        (_RANGE, False, (OTHER, _RANGE)),
+        (_RANGE, True, (OTHER, _RANGE)),
+    ],
+)
 def test_it_stays_followed_in_a_later_plan_of_the_same_command(
-    simulated_cloud: SimulatedCloud,
+    simulated_cloud: SimulatedCloud, chosen: str | None, exists: bool, admitted: tuple[str, ...]
 ) -> None:
     """A machine that is replaced makes a new plan, which must not open the old address again."""
-    mover = moves_and_plans_again(simulated_cloud)
-
-    mover.up(nodes=2)
-
-    assert ssh_cidrs(simulated_cloud) == (OTHER,)
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_it_stays_followed_if_a_range_of_the_users_admitted_the_old_address(
-    simulated_cloud: SimulatedCloud, is_new: bool
-) -> None:
-    chosen = "203.0.113.0/24"
-    if not is_new:
+    if exists:
         simulated_cloud.up(chosen, nodes=1)
-    mover = moves_and_plans_again(simulated_cloud, machine=int(is_new))
+    mover = moves_and_plans_again(simulated_cloud, machine=0 if exists else 1)
 
-    mover.up(chosen if is_new else None, nodes=2)
+    mover.up(None if exists else chosen, nodes=2)
 
-    assert ssh_cidrs(simulated_cloud) == (OTHER, chosen)
-    assert not simulated_cloud.recorder.of("RevokeSecurityGroupIngress")
+    assert set(ssh_cidrs(simulated_cloud)) == {*admitted}
+    revoked = simulated_cloud.recorder.of("RevokeSecurityGroupIngress")
+    assert bool(revoked) is (chosen is None)
 
 
 def test_threads_that_open_nodes_at_once_share_one_look(
@@ -536,17 +516,6 @@ def test_an_address_that_the_user_no_longer_names_is_replaced(
     simulated_cloud.up()
 
     assert ssh_cidrs(simulated_cloud) == (OTHER,)
-
-
-def test_a_move_from_a_chosen_address_outlasts_a_later_plan_of_the_same_command(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    mover = moves_and_plans_again(simulated_cloud)
-
-    mover.up(CALLER, nodes=2)
-
-    assert set(ssh_cidrs(simulated_cloud)) == {CALLER, OTHER}
-    assert not simulated_cloud.recorder.of("RevokeSecurityGroupIngress")
 
 
 def test_without_consent_the_error_names_both_addresses_and_the_command(

@@ -212,12 +212,12 @@ def test_a_price_list_that_never_answers_costs_seconds(
     monkeypatch.setattr("infra.aws.clients.PRICING_TIMEOUTS", dict.fromkeys(PRICING_TIMEOUTS, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = connect(make_cloud(f"http://127.0.0.1:{silent.getsockname()[1]}")).pricing
+        config: Any = client.meta.config
+        assert (config.connect_timeout, config.read_timeout) == (0.2, 0.2)
+        assert config.retries["total_max_attempts"] == 1
 
         prices = describe_prices(client, "us-east-1", (METAL, OTHER), kept, TODAY)
 
-    config: Any = client.meta.config
-    assert (config.connect_timeout, config.read_timeout) == (0.2, 0.2)
-    assert config.retries["total_max_attempts"] == 1
     assert prices.problem.startswith("cannot reach AWS: ")
     assert prices.machines[METAL].is_here
 

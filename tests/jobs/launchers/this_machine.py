@@ -281,7 +281,7 @@ def submit(
     return paths
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 100) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 55) -> None:
     """Return as soon as something is true."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -289,7 +289,7 @@ def wait_for(true: Callable[[], bool], seconds: float = 100) -> None:
         time.sleep(0.02)
 
 
-def read_soon(path: Path, seconds: float = 100) -> str:
+def read_soon(path: Path, seconds: float = 55) -> str:
     """Return a file's text as soon as there is some."""
     wait_for(lambda: path.exists() and bool(path.read_text()), seconds)
     return path.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,12 +169,12 @@ class NodeProcess:
 
 
 class Recorded:
-    """A collector that plays two snapshots, each a second long."""
+    """A collector that plays two snapshots: one for the view's first two frames, and one for the others."""
 
     def __init__(self, *_: object) -> None:
         nodes = [make_node(index) for index in range(3)]
         self._snapshots = [make_snapshot(nodes, usd=usd) for usd in (1.5, 2.5)]
-        self._began = time.monotonic()
+        self._frames = 0
 
     def start(self) -> None: ...
 
@@ -185,7 +184,8 @@ class Recorded:
         return self._snapshots[-1]
 
     def latest(self) -> tuple[Snapshot, str]:
-        return self._snapshots[time.monotonic() > self._began + 1], ""
+        self._frames += 1
+        return self._snapshots[self._frames > 2], ""
 
 
 def play_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:

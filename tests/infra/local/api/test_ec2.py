@@ -342,6 +342,19 @@ def test_an_image_of_a_stopped_instance_is_refused(fake_cloud: FakeCloud) -> Non
     assert ec2.describe_images(Owners=["self"])["Images"] == []
 
 
+def test_a_snapshot_appears_when_the_disk_is_copied(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
+    podman.copying_allowed.clear()
+    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
+    of_image: Any = [{"Name": "description", "Values": [f"*{image_id}*"]}]
+    assert ec2.describe_snapshots(Filters=of_image)["Snapshots"] == []
+    podman.copying_allowed.set()
+    wait_for_image(fake_cloud, image_id)
+    assert len(ec2.describe_snapshots(Filters=of_image)["Snapshots"]) == 1
+
+
 def test_an_image_that_can_not_be_copied_fails_with_the_reason(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:

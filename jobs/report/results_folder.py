@@ -187,6 +187,13 @@ class Run:
         return sorted((x, math.nan if y is None else y) for x, y in read if x is not None)
 
     @property
+    def evaluations(self) -> list[tuple[float, dict[str, float]]]:
+        """Steps, and the scores after them by name, without values that are no numbers."""
+        rows = [each for each in _list(self.results.get("evaluations")) if isinstance(each, dict)]
+        read = [{k: n for k, v in each.items() if (n := as_number(v)) is not None} for each in rows]
+        return [(each.pop("step"), each) for each in read if "step" in each]
+
+    @property
     def cloud(self) -> str | None:
         """The cloud of the nodes, ``aws`` or ``local``, from ``job.json``."""
         more = self.job.get("more")

@@ -263,6 +263,7 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         sections=[
             _loss(run),
             _learning_rate(run),
+            *([_evaluations(run)] if run.evaluations else []),
             _throughput(run, "samples", "samples/s", "Samples per second of each rank"),
             _throughput(run, "tokens", "tokens/s", "Tokens per second of each rank"),
             _whole_run(run),
@@ -333,6 +334,24 @@ def _learning_rate(run: Run) -> Section:
     rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
     table = Table(("step", "learning rate"), rows)
     return Section("lr", "Learning rate", chart, table, _no_metrics("learning rates"))
+
+
+def _evaluations(run: Run) -> Section:
+    names = list(dict.fromkeys(name for _, scores in run.evaluations for name in scores))
+    titles = [SCORES.get(name, name) for name in names]
+    lines = [
+        Line(title, [ChartPoint(step, s[name]) for step, s in run.evaluations if name in s], color)
+        for color, (name, title) in enumerate(zip(names, titles, strict=True), start=1)
+    ]
+    step = run.number("model_step")
+    note = "" if step is None else f"The model is that of step {step:,.0f}."
+    title = "Scores while training"
+    chart = drawable(LineChart("evaluations", title, note, "step", "score", lines[:_MOST_LINES]))
+    rows = [
+        (format_fact(step), *(format_fact(scores.get(name)) for name in names))
+        for step, scores in run.evaluations[-_TABLE_ROWS:]
+    ]
+    return Section("evaluations", title, chart, Table(("step", *titles), rows))
 
 
 def _throughput(run: Run, column: str, unit: str, title: str) -> Section:

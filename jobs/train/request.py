@@ -17,6 +17,7 @@ from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import SCRATCH, TrainOptions, flag, is_url
+from jobs.worker.training.text_task import BALANCED
 from provision.stacks.compatibility import OLDEST_PYTHON, OLDEST_TORCH, runs_tasks
 from provision.stacks.stack import TORCH, Stack
 
@@ -136,7 +137,7 @@ def local_model(options: TrainOptions) -> Path | None:
 
 
 def local_data(options: TrainOptions) -> dict[str, Path]:
-    """Return the local files and folders that the options name, by ``data`` and ``eval``.
+    """Return the local files and folders that the options name, by ``data``, ``eval``, ``class_weights``.
 
     Other names are data sets on the hub, or URLs.
     """
@@ -149,6 +150,9 @@ def local_data(options: TrainOptions) -> dict[str, Path]:
         on_hub = _HUB.fullmatch(name) and not _PATH.match(name) and not path.exists()
         if not on_hub or not TASKS[options.task].reads_hub:
             found[option] = path
+    weights: str | None = getattr(options, "class_weights", None)
+    if weights not in (None, BALANCED):
+        found["class_weights"] = expand_home(weights)
     return found
 
 

@@ -84,8 +84,18 @@ def render_event(event: Mapping[str, Any]) -> str:
     kind = event["event"]
     if kind == "step":
         return render_step(event, None)
+    if kind == "evaluation":
+        return render_evaluation(event)
     names = {name: ", ".join(event.get(name, ())) for name in ("hosts", "nodes")}
     return _LINES[kind].format_map({**event, **names}) if kind in _LINES else ""
+
+
+def render_evaluation(event: Mapping[str, Any]) -> str:
+    """Render the scores after a step, the one that chooses the best model first."""
+    names = sorted(event["scores"], key=lambda name: name != event["metric"])
+    scores = ", ".join(f"{SCORES.get(name, name)} {event['scores'][name]:.2f}" for name in names)
+    best = ", the best so far" if event["best"] else ""
+    return f"after step {event['step']} of {event['total']}: {scores}{best}"
 
 
 def render_step(event: Mapping[str, Any], usd: float | None) -> str:

@@ -42,6 +42,7 @@ from jobs.worker.spec import (
 )
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, defined_options, flag
+from jobs.worker.training.text_task import BALANCED
 
 _HIDDEN = {"output", "trial_seconds", "resume"}
 _SECONDS, _MAX_SECONDS = 20, 3600
@@ -50,13 +51,23 @@ WITHOUT_EFFECT = frozenset(
     {
         *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
         *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
-        "max_answer_length",
+        *("eval_every", "metric", "keep", "patience", "lr_schedule", "max_grad_norm"),
+        *("class_weights", "label_smoothing", "weight_decay", "max_answer_length"),
     }
 )
 _FOR_EXPERTS = frozenset(
     {
         *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
-        *("stride", "token_cache", "warmup_ratio", "wire"),
+        *(
+            "keep",
+            "lr_schedule",
+            "max_grad_norm",
+            "metric",
+            "stride",
+            "token_cache",
+            "warmup_ratio",
+        ),
+        "wire",
     }
 )
 """Training options whose defaults suit nearly every job; the usual help omits them."""
@@ -219,7 +230,8 @@ class TaskRequest(Request):
         if self.demo and "dataset" in self.given:
             nothing: dict[str, Any] = {"data": None}
             base = replace(base, **nothing)
-        paths = {key: self.given[key] for key in ("data", "eval") if self.given.get(key)}
+        named = {key: self.given.get(key) for key in ("data", "eval", "class_weights")}
+        paths = {key: path for key, path in named.items() if path and path != BALANCED}
         given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
         return change_options(base, given)
 

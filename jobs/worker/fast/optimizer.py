@@ -11,6 +11,7 @@ import ctypes
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +28,10 @@ CHUNK = 1 << 14
 depend on the number of threads."""
 _KEPT = "_masters"
 _ADDRESSES = ("master", "mean", "square", "gradient", "weight")
-_PART = np.dtype([(name, "u8") for name in _ADDRESSES] + [("rate", "f4"), ("root", "f4")])
+_NUMBERS = ("rate", "root", "kept")
+_PART = np.dtype(
+    [(name, "u8") for name in _ADDRESSES] + [(name, "f4") for name in _NUMBERS], align=True
+)
 _CHUNK = np.dtype([("part", "i8"), ("first", "i8"), ("end", "i8")])
 _SOURCE = """
 #include <cmath>
@@ -40,7 +44,7 @@ struct Part {  // of a parameter in fp32, weight is null
     float *master, *mean, *square;
     const void *gradient;
     uint16_t *weight;
-    float rate, root;
+    float rate, root, kept;  // kept by weight decay
 };
 struct Chunk { int64_t part, first, end; };
 
@@ -72,7 +76,8 @@ static void update(const Part &part, const T *gradient, int64_t first, int64_t e
         float value = read(gradient, i) * scale;
         mean[i] += (value - mean[i]) * new_mean;
         square[i] = old_square * square[i] + new_square * value * value;
-        master[i] -= part.rate * mean[i] / (std::sqrt(square[i]) * part.root + epsilon);
+        float step = part.rate * mean[i] / (std::sqrt(square[i]) * part.root + epsilon);
+        master[i] = master[i] * part.kept - step;
     }
     if (part.weight)
         #pragma omp simd
@@ -140,22 +145,50 @@ def restore_weights(model: Any) -> None:
         weight.grad, weight.data = None, master.data
 
 
+def group_parameters(
+    model: Any, weight_decay: float, masters: Masters = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Return an optimizer's groups of a model's parameters, or of their masters.
+
+    Biases and the weights of norms, which have one dimension, do not decay.
+    """
+    every = [masters.get(each, each) for each in model.parameters()]
+    if not weight_decay:
+        return [{"params": every}]
+    return [
+        {"params": [each for each in every if each.dim() > 1], "weight_decay": weight_decay},
+        {"params": [each for each in every if each.dim() <= 1]},
+    ]
+
+
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW without weight decay, for bf16 weights with their masters and for parameters in fp32.
+    """AdamW for bf16 weights with their masters and for parameters in fp32.
 
     Its own parameters are the masters in place of the weights, so its state is that of fp32 training. Its
     gradients are clipped to the norm ``most``. Raises ``ValueError`` for a parameter of another type.
     """
 
-    def __init__(self, model: Any, masters: Masters, rate: float, most: float) -> None:
+    def __init__(
+        self,
+        model: Any,
+        masters: Masters,
+        rate: float,
+        most: float,
+        weight_decay: float = 0.0,
+    ) -> None:
         self._trained = {
             each: masters.get(each, each) for each in model.parameters() if each.requires_grad
         }
-        parameters = [masters.get(each, each) for each in model.parameters()]
         if found := {each.dtype for each in self._trained.values()} - {torch.float32}:
             raise ValueError(f"trained parameters must be in fp32, not in {found}")
-        super().__init__(parameters, rate, BETAS, EPSILON, weight_decay=0.0)
+        groups = group_parameters(model, weight_decay, masters)
+        super().__init__(groups, rate, BETAS, EPSILON, weight_decay=0.0)
         self._most = most
+
+    @property
+    def _group_of(self) -> dict[nn.Parameter, dict[str, Any]]:
+        # Loading a checkpoint replaces the groups.
+        return {each: group for group in self.param_groups for each in group["params"]}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
@@ -190,10 +223,13 @@ class MasterAdamW(torch.optim.AdamW):
                 averages = {name: torch.zeros_like(each) for name in ("exp_avg", "exp_avg_sq")}
                 state.update(step=torch.zeros(()), **averages)
         torch._foreach_add_([state["step"] for state in states], 1)
-        (group,) = self.param_groups
+        groups = self._group_of
+        rates = np.array([groups[each]["lr"] for each in parameters])
+        decays = np.array([groups[each]["weight_decay"] for each in parameters])
         steps = [int(state["step"]) for state in states]
         mean, square = (1 - beta ** np.array(steps, float) for beta in BETAS)
-        parts["rate"], parts["root"] = group["lr"] / mean, square**-0.5
+        parts["rate"], parts["root"] = rates / mean, square**-0.5
+        parts["kept"] = 1 - rates * decays
         parts["master"] = [each.data_ptr() for each in parameters]
         parts["mean"] = [state["exp_avg"].data_ptr() for state in states]
         parts["square"] = [state["exp_avg_sq"].data_ptr() for state in states]

@@ -11,6 +11,8 @@ rank that is silent, come from any rank.
     step    step, total, epoch, loss, lr; a few per second, and the last one. Also the latest speed of all
             ranks, samples_per_second and tokens_per_second (without padding), the resulting eta_seconds,
             and the hosts' shares of the computing power
+    evaluation  step, total, scores, metric (the one that chooses the best model), best (whether this is the
+            best so far), seconds; the model was evaluated while training
     checkpoint  step, name, seconds; one was written
     stopped step, total, checkpoint (its name); after a SIGTERM, before exit code 143
     note    text
@@ -198,6 +200,12 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         **_STEP,
         **dict.fromkeys(("epoch", "loss", *_SPEED), _is_number),
         "shares": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    },
+    "evaluation": {
+        **_STEP,
+        "scores": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+        "metric": _is_text,
+        "best": lambda value: isinstance(value, bool),
     },
     "checkpoint": {"step": _is_count, "name": _is_text},
     "stopped": {**_STEP, "checkpoint": _is_text},

@@ -108,6 +108,13 @@ class Pace:
         tokens = sum(each.tokens for each in reports)
         return Consensus(samples, tokens, any(each.stop for each in reports), reports[0].save)
 
+    def pause(self, seconds: float) -> None:
+        """Leave a time without steps, which has just passed, out of the speed."""
+        if self._since is not None:
+            self._since = (self._since[0] + seconds, self._since[1])
+        marks = [each._replace(time=each.time + seconds) for each in self._marks]
+        self._marks = deque(marks, maxlen=_WINDOW)
+
     def mark(self, step: int, samples: int, tokens: int) -> None:
         """Record all ranks' progress after a message."""
         self._marks.append(Mark(self.clock(), step, samples, tokens))

@@ -240,17 +240,24 @@ class Observer:
     def __init__(self, senders: Sequence[Sender], clock: Callable[[], float]) -> None:
         self._senders, self._clock = senders, clock
         self._step, self._last = 0, float("-inf")
+        self._has_scores = False
 
     def see(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Pass on a step, unless one was very recent, and the scores of the result."""
+        """Pass on a step, unless one was very recent, and scores.
+
+        Those of the result are of the best model, not of the last step, and only new without evaluations.
+        """
         if event == "step":
             self._step, now = fields["step"], self._clock()
             if now - self._last < POINT_SECONDS and self._step < fields["total"]:
                 return
             self._last = now
             self._put({name: fields[key] for key, name in _FIGURES.items() if key in fields})
-        elif event == "result" and (scores := fields.get("scores")):
-            self._put({f"eval/{name}": value for name, value in scores.items()})
+        elif event == "evaluation" or (event == "result" and not self._has_scores):
+            scores = fields.get("scores", {})
+            self._has_scores = bool(scores)
+            if scores:
+                self._put({f"eval/{name}": value for name, value in scores.items()})
 
     def _put(self, figures: Mapping[str, float]) -> None:
         point = Point(self._step, time.time(), figures)

@@ -18,6 +18,7 @@ from ..training.text_task import (
     Row,
     TableOptions,
     TableTask,
+    class_weights,
     require_known,
     text_columns,
 )
@@ -40,6 +41,11 @@ class ClassifyOptions(TableOptions):
     """One training run of a classifier."""
 
     task = "classify"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "macro_f1": "max",
+        "accuracy": "max",
+        "exact_match": "max",
+    }
     pair_column: str | None = option(None, "column with the second text of pairs", metavar="NAME")
     label_separator: str | None = option(
         None, "what separates several labels of a text, such as ';'", metavar="TEXT"
@@ -85,6 +91,7 @@ class Classify(TableTask[ClassifyOptions]):
         self._several = options.label_separator is not None
         self._kind: type | None = None
         self.classes: list[str] = []
+        self._weights: list[float] | None = None
 
     def input_columns(self, table: Table) -> dict[str, str]:
         pair = self.options.pair_column
@@ -138,8 +145,17 @@ class Classify(TableTask[ClassifyOptions]):
         shown = [f"{show(label)} {count}" for label, count in counts[:MOST_COUNTS_SHOWN]]
         more = ["…"] * (len(counts) > len(shown))
         several = ", several per text" if self._several else ""
+        if self._several and (self.options.class_weights or self.options.label_smoothing):
+            raise DatasetError(
+                "--class-weights and --label-smoothing need texts with one label each"
+            )
+        self._weigh(data)
         note(f"{len(self.classes)} classes{several}: {', '.join([*shown, *more])}")
         return data
+
+    def _weigh(self, data: Data) -> None:
+        counts = Counter(label for record in data.train for label in record.labels)
+        self._weights = class_weights(self.options.class_weights, self.classes, counts)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ..training.model import class_settings, classes_of, load_model
@@ -149,6 +165,7 @@ class Classify(TableTask[ClassifyOptions]):
         texts = (text for record in data.train for text in record.texts)
         loaded = load_model(self.options, HEAD, texts, context.ranks, settings)
         self.classes = classes_of(loaded)
+        self._weigh(data)
         return loaded
 
     def prepare(
@@ -173,6 +190,20 @@ class Classify(TableTask[ClassifyOptions]):
         else:
             labels = torch.tensor([sample.target for sample in samples])
         return {**pad_inputs(samples, loaded.pad_token), "labels": labels}
+
+    def weights(self, samples: Any) -> np.ndarray[Any, Any] | None:
+        import numpy as np
+
+        return None if self._weights is None else np.array(self._weights)[samples.targets]
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        from ..training.losses import mean_loss
+
+        smoothing = self.options.label_smoothing
+        if self._weights is None and not smoothing:
+            return super().loss(model, batch)
+        inputs = {name: each for name, each in batch.items() if name != "labels"}
+        return mean_loss(model(**inputs).logits, batch["labels"], self._weights, smoothing)
 
     def evaluate(
         self,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..training.options import SCRATCH, Range, TrainOptions, option
 from ..training.task import Data, Loaded, Samples, Task
@@ -22,6 +22,7 @@ class DigitsOptions(TrainOptions):
     """One training run on synthetic digits."""
 
     task = "digits"
+    metrics: ClassVar[Mapping[str, str]] = {"accuracy": "max"}
     digits: int = option(2048, "digits to learn from", within=Range(64, 1_000_000))
     epochs: int = TrainOptions.redefine("epochs", 8)
     learning_rate: float | None = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,7 +13,13 @@ from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL
 from ..training.task import Data, Loaded, Samples
-from ..training.text_task import Row, TableOptions, TableTask, require_known
+from ..training.text_task import (
+    Row,
+    TableOptions,
+    TableTask,
+    class_weights,
+    require_known,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 HEAD = "TokenClassification"
 UNLABELED = -100
-"""The label that transformers' loss ignores: of special tokens and of a word's tokens after its first."""
+"""The label that has no part in the loss: of special tokens and of a word's tokens after its first."""
 OUTSIDE = "O"
 _MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I", "W": "S"}
 """Marks of entities' words by the names that schemes have for them: begin, inside, end, and single."""
@@ -34,6 +41,7 @@ class TagOptions(TableOptions):
     """One training run of a tagger. A text is a row of words."""
 
     task = "tag"
+    metrics: ClassVar[Mapping[str, str]] = {"f1": "max", "accuracy": "max"}
     epochs: int = TableOptions.redefine("epochs", 3)
     max_length: int = TableOptions.redefine("max_length", 256)
 
@@ -66,6 +74,7 @@ class Tag(TableTask[TagOptions]):
     def __init__(self, options: TagOptions) -> None:
         super().__init__(options)
         self.tags: list[str] = []
+        self._weights: list[float] | None = None
 
     def convert(self, place: str, row: Any, text: str, label: str) -> Sentence:
         words, tags = (
@@ -96,7 +105,12 @@ class Tag(TableTask[TagOptions]):
         if len(self.tags) < 2:
             raise DatasetError(f"{data.train_source}: has only the tag {show(self.tags[0])}")
         require_known(data, "tag", self.tags)
+        self._weigh(data)
         return data
+
+    def _weigh(self, data: Data) -> None:
+        counts = Counter(tag for record in data.train for tag in record.tags)
+        self._weights = class_weights(self.options.class_weights, self.tags, counts)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from ..training.model import class_settings, classes_of, load_model
@@ -104,6 +118,7 @@ class Tag(TableTask[TagOptions]):
         texts = (record.text for record in data.train)
         loaded = load_model(self.options, HEAD, texts, context.ranks, class_settings(self.tags))
         self.tags = classes_of(loaded)
+        self._weigh(data)
         return loaded
 
     def prepare(
@@ -133,7 +148,9 @@ class Tag(TableTask[TagOptions]):
 
         assert hasattr(samples, "targets")
         assert hasattr(samples, "room")
-        return np.array([(each[: samples.room] != UNLABELED).sum() for each in samples.targets])
+        known = (each[: samples.room] for each in samples.targets)
+        weights = np.array(self._weights or [1] * len(self.tags))
+        return np.array([weights[each[each != UNLABELED]].sum() for each in known])
 
     def collate(self, samples: Sequence[TextSample], loaded: Loaded) -> dict[str, Tensor]:
         import torch
@@ -147,14 +164,12 @@ class Tag(TableTask[TagOptions]):
         return {**pad_inputs(samples, loaded.pad_token), "labels": labels}
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        from torch.nn.functional import cross_entropy
+        from ..training.losses import mean_loss
 
-        labels = batch["labels"]
         inputs = {name: each for name, each in batch.items() if name != "labels"}
-        logits = model(**inputs).logits.float().flatten(0, 1)
-        # transformers' own mean is not a number for sentences in which no word has a token.
-        total = cross_entropy(logits, labels.flatten(), ignore_index=UNLABELED, reduction="sum")
-        return total / (labels != UNLABELED).sum().clamp(min=1)
+        logits = model(**inputs).logits.flatten(0, 1)
+        labels = batch["labels"].flatten()
+        return mean_loss(logits, labels, self._weights, self.options.label_smoothing)
 
     def evaluate(
         self,

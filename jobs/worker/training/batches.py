@@ -154,15 +154,15 @@ class StepBatch(NamedTuple):
     """
 
     tensors: dict[str, torch.Tensor]
-    weights: Sequence[int]
-    total: int
+    weights: Sequence[float]
+    total: float
     tokens: int
     padded: int
 
     def __len__(self) -> int:
         return len(self.weights)
 
-    def split(self, parts: int) -> list[tuple[dict[str, torch.Tensor], int]]:
+    def split(self, parts: int) -> list[tuple[dict[str, torch.Tensor], float]]:
         """Split into at most ``parts`` parts with their weights, each as narrow as its longest sample."""
         if parts == 1:
             return [(self.tensors, sum(self.weights))]
@@ -192,7 +192,7 @@ class TrainingRun:
         return self.samples.lengths
 
     @cached_property
-    def _weights(self) -> Indices:
+    def _weights(self) -> NDArray[Any]:
         found = self.task.weights(self.samples)
         return np.ones(len(self.samples), dtype=np.int64) if found is None else found
 
@@ -205,8 +205,8 @@ class TrainingRun:
         tokens = int(self.lengths[own].sum())
         mask = tensors.get("attention_mask")
         padded = tokens if mask is None else mask.numel()
-        weights = [int(each) for each in self._weights[own]]
-        total = max(int(self._weights[chosen].sum()), 1)  # samples may have no labels
+        weights = self._weights[own].tolist()
+        total = self._weights[chosen].sum().item() or 1  # samples may have no labels
         return StepBatch(tensors, weights, total, tokens, padded)
 
 
@@ -217,12 +217,17 @@ class Schedule:
     per_epoch: int
     total: int
     warmup: int
+    shape: str = "linear"
+    """The rate after the warm-up, as in ``--lr-schedule``."""
 
     def rate(self, step: int) -> float:
         """Return the fraction of the peak learning rate for a step (from 0); always above 0."""
         if step < self.warmup:
             return (step + 1) / self.warmup
-        return max(self.total - step, 1) / (self.total - self.warmup)
+        left = max(self.total - step, 1) / (self.total - self.warmup)
+        if self.shape == "cosine":
+            return (1 - math.cos(math.pi * left)) / 2
+        return 1.0 if self.shape == "constant" else left
 
 
 def plan_schedule(options: TrainOptions, samples: int, ranks: int) -> Schedule:
@@ -232,7 +237,8 @@ def plan_schedule(options: TrainOptions, samples: int, ranks: int) -> Schedule:
     if options.max_steps is not None:
         total = min(total, options.max_steps)
     # At most total - 1: the last step must not divide by zero.
-    return Schedule(per_epoch, total, min(math.ceil(total * options.warmup_ratio), total - 1))
+    warmup = min(math.ceil(total * options.warmup_ratio), total - 1)
+    return Schedule(per_epoch, total, warmup, options.lr_schedule)
 
 
 def batches(context: TrainContext, lengths: Ints, schedule: Schedule) -> Iterator[Indices]:

@@ -14,6 +14,7 @@ from ..runtime.errors import CheckpointError
 from ..runtime.output import StepFigures
 from ..runtime.steps import StepReporter
 from .batches import Schedule, TrainingRun, batches
+from .best import Evaluator
 from .checkpoints import (
     Checkpoint,
     CheckpointTimer,
@@ -33,6 +34,7 @@ class Loop:
 
     run: TrainingRun
     schedule: Schedule
+    evaluator: Evaluator
     state: State
     trained: Any
     """The model, wrapped for data-parallel training."""
@@ -92,18 +94,33 @@ def _warm_up(loop: Loop) -> None:
     take_step(run, loop.trained, loop.state.optimizer, run.batch(chosen))
 
 
-def after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> None:
-    """Report the step; then save a checkpoint or stop, if all ranks agree."""
+def evaluate(loop: Loop, reporter: StepReporter) -> float:
+    """Evaluate the model if it is due; return the seconds, which are not training time."""
+    if not loop.evaluator.is_due(loop.progress):
+        return 0.0
+    seconds = loop.evaluator.evaluate(loop.progress, loop.state)
+    reporter.pace.pause(seconds)
+    return seconds
+
+
+def after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> float:
+    """Report the step; then evaluate, save a checkpoint, or stop, if all ranks agree.
+
+    Returns the seconds of the evaluation.
+    """
     progress, last = loop.progress, figures.step == loop.schedule.total
     due = loop.timer.by_step(figures.step, last=last)
     busy = sum(figures.seconds.values()) - figures.seconds.get("communication", 0.0)
     agreed = reporter.take(figures, busy, talk=due, save=loop.timer.by_time(last=last))
     progress.samples, progress.tokens = reporter.samples, reporter.tokens
+    # A stop has to be quick; the resumed run evaluates first.
+    seconds = 0.0 if agreed.stop else evaluate(loop, reporter)
     # A checkpoint with a suspicious loss could displace the last good one.
     save = (due or agreed.save) and not progress.watch.suspicious
     name = _save(loop, reporter, must=agreed.stop) if agreed.stop or save else ""
     if agreed.stop:
         reporter.stop(name)
+    return seconds
 
 
 def _prune(loop: Loop) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: a run's state on rank 0's disk, which ``--resume`` continues bit for bit.
 
 output.state/checkpoints/step-000123/
-    state.pt         weights, the optimizer's state, every rank's random state
+    state.pt         weights, the optimizer's state, every rank's random state, the best weights so far
     checkpoint.json  :class:`Checkpoint`, and a digest of both files
 
 A folder is written under a temporary name, synced to the disk, and then renamed, so that every checkpoint
@@ -132,6 +132,7 @@ def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any
         "model": trained_weights(state.model),
         "optimizer": state.optimizer.state_dict(),
         "random": randoms,
+        "best": state.best,
     }
     with (partial / "state.pt").open("wb") as file:
         torch.save(tensors, file)
@@ -279,6 +280,8 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
     Raises :class:`CheckpointError`: on rank 0 if it can't be read, on all if it is of another model.
     """
     read = None if folder is None else _read_state(folder)
+    state.best.clear()
+    state.best.update({} if read is None else read.pop("best"))  # only rank 0 needs them
     tensors = share_tensors(read, ranks)
     try:
         state.model.load_state_dict({**frozen_weights(state.model), **tensors["model"]})
@@ -296,7 +299,7 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
 def _read_state(folder: Path) -> Any:
     try:
         tensors = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-        return {name: tensors[name] for name in ("model", "optimizer", "random")}
+        return {name: tensors[name] for name in ("model", "optimizer", "random", "best")}
     # Unpickling a file that is no checkpoint can raise anything.
     except Exception as error:
         raise _unreadable(folder, error) from error

@@ -21,13 +21,12 @@ from ..fast.compilation import (
 )
 from ..fast.embedding import train_used_words
 from ..fast.first_batches import FastLayers
-from ..fast.optimizer import MasterAdamW, halve_weights
+from ..fast.optimizer import MasterAdamW, group_parameters, halve_weights
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TextOptions, TrainOptions
 
 IPEX_MODULE = "intel_extension_for_pytorch"
-CLIP_NORM = 1.0
 
 
 class Step(NamedTuple):
@@ -84,12 +83,13 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     optimizer: torch.optim.Optimizer
     if is_compiled:
         masters = halve_weights(model) if _may_halve(run) else {}
-        optimizer = MasterAdamW(model, masters, rate, CLIP_NORM)
+        clip, decay = options.max_grad_norm, options.weight_decay
+        optimizer = MasterAdamW(model, masters, rate, clip, decay)
     else:
         optimizer = torch.optim.AdamW(
-            model.parameters(),
+            group_parameters(model, options.weight_decay),
             rate,
-            weight_decay=0.0,  # it would also change embeddings that are not trained
+            weight_decay=0.0,
             fused=not options.ipex,  # IPEX replaces the optimizer's step by its own
         )
     if options.ipex:
@@ -205,7 +205,7 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
     watch = StepTimer()
     loss = compute_gradients(run, model, batch, watch)
-    healthy = _clip_and_update(model, optimizer, ipex=run.context.options.ipex)
+    healthy = _clip_and_update(model, optimizer, run.context.options)
     watch.lap("optimizer")
     ranks = run.context.ranks
     # The ranks' parts add up to the loss.
@@ -214,19 +214,18 @@ def take_step(
     return Step(mean, watch.seconds)
 
 
-def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool) -> bool:
+def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, options: TrainOptions) -> bool:
     """Clip the gradients and change the weights; return whether the gradients were finite."""
     if isinstance(optimizer, MasterAdamW):
         return math.isfinite(optimizer.step())
-    if ipex:
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    if options.ipex:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
     else:
         # Finding the parameters in the model's modules would take longer.
-        (group,) = optimizer.param_groups
-        gradients = [each.grad for each in group["params"] if each.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        every = (each for group in optimizer.param_groups for each in group["params"])
+        norm = torch.nn.utils.get_total_norm([each.grad for each in every if each.grad is not None])
         # The fused step divides by it, as for GradScaler, which saves a pass over the gradients.
-        optimizer.grad_scale = (norm / CLIP_NORM).clamp(min=1.0)  # type: ignore[attr-defined]
+        optimizer.grad_scale = (norm / options.max_grad_norm).clamp(min=1.0)  # type: ignore[attr-defined]
     healthy = math.isfinite(float(norm))
     if healthy:
         optimizer.step()

@@ -29,6 +29,8 @@ ANY_RUN = frozenset(
         "eval",
         "token_cache",
         "max_answer_length",
+        "eval_every",
+        "patience",
         "checkpoint_every",
         "keep_checkpoints",
         "resume",
@@ -44,6 +46,8 @@ BASE_RATE, BASE_BATCH = 5e-5, 16
 MOST_RATE = 5e-4
 """The highest default rate, from 1,600 samples per step. With 512, MiniLM learned best at 1.1e-3, the highest
 rate tried (benchmarks/results.md). Higher rates were not tried, nor wider models, which may tolerate less."""
+
+_EVAL_TIMES = ("auto", "epoch", "never")
 
 SMALL: Mapping[str, Any] = MappingProxyType(
     {"model": SCRATCH, "epochs": 40, "batch_size": 8, "learning_rate": 1.5e-3, "compile": "off"}
@@ -103,6 +107,8 @@ class TrainOptions:
     """Whether a rank may compute its batch in parts, with the same result."""
     batches_sharing_lengths: ClassVar[int] = 1
     """The number of batches over which samples are spread that follow each other by length."""
+    metrics: ClassVar[Mapping[str, str]] = {}
+    """The scores by which the best model can be chosen, the default first: "max" or "min" is best."""
 
     output: str = option("output", "folder for the model and the results", metavar="DIR")
     epochs: int = option(2, "passes over the training data", within=Range(1, 10_000))
@@ -115,6 +121,17 @@ class TrainOptions:
         within=Range(1e-8, 1),
     )
     warmup_ratio: float = option(0.1, "share of steps with a rising rate", within=Range(0, 1))
+    lr_schedule: str = option(
+        "linear",
+        "the rate after that: it falls to 0 linearly or as a cosine, or stays constant",
+        choices=("linear", "cosine", "constant"),
+    )
+    weight_decay: float = option(
+        0.0, "AdamW's weight decay, not of biases and norms", within=Range(0, 1)
+    )
+    max_grad_norm: float = option(
+        1.0, "clip the norm of the gradients to this", within=Range(1e-6, 1e6)
+    )
     seed: int = option(42, "random seed", within=Range(0, 2**31 - 1))
     dtype: str = option(
         "auto",
@@ -141,6 +158,25 @@ class TrainOptions:
     ipex: bool = option(False, "use Intel Extension for PyTorch")
     max_steps: int | None = option(
         None, "stop after N steps", metavar="N", kind=int, within=Range(1, 10**9)
+    )
+    eval_every: str = option(
+        "auto",
+        "evaluate while training: after every so many steps, each epoch, or never; auto: each epoch, if "
+        "there are evaluation data and it takes less than a tenth of the time",
+        metavar="STEPS|epoch|never",
+    )
+    metric: str | None = option(
+        None, "the score that chooses the best model", metavar="NAME", kind=str
+    )
+    keep: str = option(
+        "best", "the model to keep, of those that were evaluated", choices=("best", "last")
+    )
+    patience: int | None = option(
+        None,
+        "stop after N evaluations without a better score",
+        metavar="N",
+        kind=int,
+        within=Range(1, 10_000),
     )
     checkpoint_every: int | None = option(
         None,
@@ -172,6 +208,16 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(flag(each.name), getattr(self, each.name), each.metadata)
+        if self.eval_every not in _EVAL_TIMES and not _is_count(self.eval_every):
+            raise ValueError(
+                f"--eval-every {self.eval_every!r} is neither a number of steps, from 1, nor one of "
+                f"{', '.join(_EVAL_TIMES)}"
+            )
+        if self.metric is not None and self.metric not in self.metrics:
+            known = ", ".join(self.metrics) or "none: this task chooses no best model"
+            raise ValueError(f"--metric {self.metric!r} is unknown: one of {known}")
+        if self.eval_every == "never" and self.patience is not None:
+            raise ValueError("--patience needs evaluations, which --eval-every never omits")
 
     @property
     def model_name(self) -> str | None:
@@ -263,6 +309,10 @@ def _check(flag: str, value: Any, details: Any) -> None:
         raise ValueError(f"{flag} {value!r} is unknown: one of {', '.join(choices)}")
     if value == "":
         raise ValueError(f"{flag} is empty")
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 0 < int(text) < 10**9
 
 
 def _check_several(flag: str, value: str, names: Sequence[str], alone: Sequence[str]) -> None:

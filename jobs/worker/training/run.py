@@ -20,7 +20,8 @@ from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
-from .between_steps import Loop, after_step, resume
+from .best import Unseen, other_data, pick_scores, plan_evaluation
+from .between_steps import Loop, after_step, evaluate, resume
 from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
@@ -53,7 +54,9 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     """Train, save the model, and evaluate it; a trial only measures its speed.
 
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
-    are scores in percent, and those of training. ``samples_per_second`` and ``tokens_per_second`` (without
+    are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
+    ``step``, and ``model_step`` is the step that the model is from. ``samples_per_second`` and
+    ``tokens_per_second`` (without
     padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
     interrupted run was resumed; its ``seconds`` include all training but no interruption.
     """
@@ -63,7 +66,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         load_ipex()  # now: a missing extension must fail early
     with context.phase("load"):
         data = task.read(events.note)
-        if data.eval_source == data.train_source:
+        if not other_data(data):
             events.note(
                 "no --eval: the figures are on the training data itself, not on unseen data"
             )
@@ -90,7 +93,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
-        trained = train(run)
+        trained = train(run, Unseen(data.eval, unseen, other_data(data)))
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):
@@ -98,10 +101,9 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
         scores = task.evaluate(context, loaded, data.eval, unseen)
-    floats = {name: score for name, score in scores.items() if isinstance(score, float)}
     return {
         **scores,
-        "scores": scores.get("scores", floats),
+        "scores": pick_scores(scores),
         **_describe_training(options, trained, ranks.planned),
         "train_records": len(data.train),
         "train_samples": len(samples),
@@ -117,6 +119,8 @@ def _describe_training(
 ) -> dict[str, Any]:
     return {
         "loss_curve": trained.curve,
+        "evaluations": trained.evaluations,
+        "model_step": trained.model_step,
         "resumed_after": [step for step, _ in trained.resumed],
         "samples_per_second": round(trained.samples / trained.seconds, 3),
         "tokens_per_second": round(trained.tokens / trained.seconds, 1),
@@ -129,7 +133,7 @@ def _describe_training(
     }
 
 
-def train(run: TrainingRun) -> TrainingProgress:
+def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
     """Train the loaded model in place on all ranks.
 
     Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
@@ -140,6 +144,7 @@ def train(run: TrainingRun) -> TrainingProgress:
     schedule = plan_schedule(options, len(run.samples), ranks.planned)
     _note_fewer_ranks(context)
     _note_few_steps(context, schedule)
+    evaluator = plan_evaluation(run, unseen, schedule)
     torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
     trained, optimizer = prepare(run, schedule.total)
     ground = {
@@ -155,10 +160,12 @@ def train(run: TrainingRun) -> TrainingProgress:
         CheckpointTimer(options.checkpoint_every),
     )
     rate = optimizer.param_groups[0]["lr"]
-    loop = Loop(run, schedule, State(model, optimizer), trained, start, timer, rate)
+    state = State(model, optimizer, {})
+    loop = Loop(run, schedule, evaluator, state, trained, start, timer, rate)
     if options.resume:
         resume(loop)
     _take_steps(loop)
+    evaluator.take_best(loop.progress, state)
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
@@ -202,9 +209,12 @@ def _take_steps(loop: Loop) -> None:
         samples=progress.samples,
         tokens=progress.tokens,
     ) as reporter:
+        evaluate(loop, reporter)  # after the last step of an interrupted run
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()
         for number, chosen in enumerate(rest, start=first):
+            if loop.evaluator.is_exhausted(progress):
+                break
             rate = loop.highest_rate * schedule.rate(number - 1)
             for group in loop.state.optimizer.param_groups:
                 group["lr"] = rate
@@ -217,7 +227,7 @@ def _take_steps(loop: Loop) -> None:
             counts = len(batch), batch.tokens, batch.padded
             figures = StepFigures(number, progress.seconds, step.loss, rate, *counts, seconds)
             _check_loss(loop, step)
-            after_step(loop, reporter, figures)
+            begin += after_step(loop, reporter, figures)
             if number == first:
                 exempt_from_collection()
             ended = time.perf_counter()  # a checkpoint's time is not data-loading time

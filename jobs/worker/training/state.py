@@ -80,10 +80,14 @@ class DivergenceDetector:
 
 
 class State(NamedTuple):
-    """The state that training changes, as torch objects that can save and load it."""
+    """The state that training changes, as torch objects that can save and load it.
+
+    ``best`` are copies of the weights with the best score so far, by name; only on rank 0.
+    """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    best: dict[str, torch.Tensor]
 
 
 @dataclass
@@ -92,7 +96,7 @@ class TrainingProgress:
     ``seconds`` is training time, without interruptions.
 
     ``curve`` holds (step, mean loss of all ranks), ``resumed`` the steps after which an interrupted run
-    was resumed, with the ``seconds`` until then.
+    was resumed, with the ``seconds`` until then. ``evaluations`` are scores by name, with their ``step``.
     """
 
     step: int = 0
@@ -101,7 +105,10 @@ class TrainingProgress:
     seconds: float = 0.0
     curve: list[tuple[int, float]] = field(default_factory=list)
     resumed: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
     watch: DivergenceDetector = field(default_factory=DivergenceDetector)
+    model_step: int = 0
+    """The step that the trained model is from."""
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TrainingProgress:

@@ -114,8 +114,8 @@ class Task(ABC, Generic[Own]):
     def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Tensor]:
         """Return a batch for :meth:`loss`; the first dimension of each tensor are the samples."""
 
-    def weights(self, samples: Samples) -> NDArray[np.int64] | None:
-        """Return each sample's weight in the mean loss: 1 (``None``), or its number of labels."""
+    def weights(self, samples: Samples) -> NDArray[Any] | None:
+        """Return each sample's weight in the mean loss: 1 (``None``), or the sum of its labels' weights."""
         return None
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..data.tokens import Column, TextSamples, Tokens
     from .state import TrainContext
 
+BALANCED = "balanced"
 OwnText = TypeVar("OwnText", bound=TextOptions)
 
 
@@ -137,6 +139,15 @@ class TableOptions(RowOptions):
     """The location of a table's texts and labels."""
 
     label_column: str | None = option(None, "column with the labels", metavar="NAME")
+    class_weights: str | None = option(
+        None,
+        "weights of the classes in the loss: balanced (the rarer, the more), or a JSON file with a number "
+        "for each class",
+        metavar="balanced|FILE",
+    )
+    label_smoothing: float = option(
+        0.0, "part of each label that is spread over all classes", within=Range(0, 0.99)
+    )
 
 
 OwnTable = TypeVar("OwnTable", bound=RowOptions)
@@ -221,6 +232,35 @@ class TableTask(TextTask[OwnTable]):
         more = f", {self.other_columns} from {', '.join(others)}" if others else ""
         note(f"{table.source}: texts from column {first}{more}")
         return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
+
+
+def class_weights(
+    option: str | None, classes: Sequence[str], counts: Mapping[str, int]
+) -> list[float] | None:
+    """Return the weight of each class, as scikit-learn balances them or from a JSON file; None for none.
+
+    ``counts`` are the labels in the training data; classes that they lack have the weight 1. Raises
+    :class:`DatasetError` for a file that is not an object with a positive number for each label.
+    """
+    if option is None:
+        return None
+    if option == BALANCED:
+        mean = sum(counts.values()) / len(counts)
+        return [mean / counts.get(name, mean) for name in classes]
+    try:
+        found = json.loads(Path(option).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"--class-weights {option}: can't be read: {error}") from None
+    if not isinstance(found, dict):
+        raise DatasetError(f'--class-weights {option}: is not an object such as {{"spam": 2.5}}')
+    for name in counts:
+        value = found.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            shown = "no weight" if value is None else f"{value!r}, which is not a positive number,"
+            raise DatasetError(f"--class-weights {option}: has {shown} for class {show(name)}")
+    if unknown := [name for name in found if name not in classes]:
+        raise DatasetError(f"--class-weights {option}: the data have no class {show(unknown[0])}")
+    return [float(found.get(name, 1)) for name in classes]
 
 
 def text_columns(records: Sequence[Any]) -> list[Sequence[str]]:

@@ -28,9 +28,9 @@ _REPOSITORY = Path(__file__).parents[3]
 class Run:
     """One run: each rank's options as JSON (``RANK`` is replaced by its number), and its fate.
 
-    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or when it brings a file to
-    the ``disk`` for the N-th time; with ``full`` that is full then, and no signal comes. ``loss`` is
-    what every step from N on seems to have.
+    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, in its N-th ``evaluation``, or
+    when it brings a file to the ``disk`` for the N-th time; with ``full`` that is full then, and no signal
+    comes. ``loss`` is what every step from N on seems to have.
     """
 
     options: str
@@ -78,7 +78,7 @@ def _work(run: Run, rank: int) -> int:
     torch.set_num_threads(1)
     steps.TALK_SECONDS = 0.0  # after every step
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
-    seen = {"step": 0, "disk": 0}
+    seen = {"step": 0, "disk": 0, "evaluation": 0}
 
     def hit(what: str) -> None:
         seen[what] += 1
@@ -101,11 +101,17 @@ def _work(run: Run, rank: int) -> int:
         hit("disk")
         to_disk(descriptor)
 
+    task = TASKS[run.task]
+
+    class Evaluated(task):  # type: ignore[valid-type, misc]
+        def evaluate(self, *arguments: Any) -> Any:
+            hit("evaluation")
+            return super().evaluate(*arguments)
+
     # As a mapping: a module does not offer to others what it imports.
     vars(between_steps)["take_step"] = vars(job)["take_step"] = take
     checkpoints._to_disk = bring
-    task = TASKS[run.task]
-    return job.run_task(task, task.Options.from_json(run.options.replace("RANK", str(rank))))
+    return job.run_task(Evaluated, task.Options.from_json(run.options.replace("RANK", str(rank))))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...data.records import require_text
 from ...data.table import Table, choose_column
@@ -36,6 +36,10 @@ class EmbedOptions(RowOptions):
     """One training run of an encoder. Raises ``ValueError`` if a batch would be split."""
 
     task = "embed"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "mrr": "max",
+        **{f"recall_at_{most}": "max" for most in FOUND_AT},
+    }
     splits_batches = False
     # Pairs with the same passage have about the same length. In one batch, they would leave few negatives.
     batches_sharing_lengths = 8

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ATTENTION = "planned"
 ADAM_BYTES = 8
 """AdamW's two averages for each trained weight, in fp32."""
+BEST_BYTES = 4
+"""The copy of each trained weight that evaluation while training keeps, on rank 0."""
 LATER_BYTES = 100_000_000
 """Libraries that are imported later, and oneDNN's buffers (measured: benchmarks/results.md)."""
 _GROUPS = Path("/sys/fs/cgroup")
@@ -130,7 +132,9 @@ def simulate(plan: Plan, source: Any) -> int:
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
     weights: int = sum(each.numel() for each in trained)
-    return live.peak + ADAM_BYTES * weights
+    unseen = options.eval or options.eval_fraction
+    keeps_best = unseen and options.keep == "best" and options.eval_every != "never"
+    return live.peak + (ADAM_BYTES + (BEST_BYTES if keeps_best else 0)) * weights
 
 
 def _register_attention() -> None:

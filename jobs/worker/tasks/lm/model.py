@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...runtime.errors import ModelError
 from ...training.options import BASE_MODEL, SCRATCH, Range, option
@@ -19,6 +20,7 @@ class LmOptions(RowOptions):
     """One training run of a language model."""
 
     task = "lm"
+    metrics: ClassVar[Mapping[str, str]] = {"perplexity": "min"}
     model: str = option(
         "HuggingFaceTB/SmolLM2-135M",
         "a causal model's name on the hub, a folder with one, or 'scratch': a small new Llama",

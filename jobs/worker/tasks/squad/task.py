@@ -39,6 +39,7 @@ class SquadOptions(TextOptions):
     """One training run. A sample is one feature, see :mod:`.features`."""
 
     task = "squad"
+    metrics: ClassVar[Mapping[str, str]] = {"f1": "max", "em": "max"}
 
     data: str | None = option(
         None,
@@ -197,8 +198,9 @@ def _evaluate_v2(
         save_json(output / "predictions.json", answers.texts)
         save_json(output / "null_odds.json", answers.null_odds)
         path = output / "model" / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        save_json(path, {**config, THRESHOLD: threshold})
+        if path.exists():  # not while training
+            config = json.loads(path.read_text(encoding="utf-8"))
+            save_json(path, {**config, THRESHOLD: threshold})
     found: dict[str, Any] = {
         name: value if name.endswith(("total", "threshold")) else round(value, 3)
         for name, value in score_v2(records, answers, threshold).items()

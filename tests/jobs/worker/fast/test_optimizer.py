@@ -44,12 +44,18 @@ def set_gradients(model: nn.Module, seed: int, scale: float = 1.0) -> None:
             each.grad = (scale * torch.randn(each.shape)).bfloat16().to(each.dtype)
 
 
-def test_steps_are_those_of_torch() -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_steps_are_those_of_torch(decay: float) -> None:
     model, plain = new_model(), new_model()
     masters = halve_weights(model)
     assert [each.dtype for each in masters] == [torch.bfloat16] * 2
-    optimizer = MasterAdamW(model, masters, RATE, MOST)
-    torchs = torch.optim.AdamW(plain.parameters(), RATE, weight_decay=0.0)
+    optimizer = MasterAdamW(model, masters, RATE, MOST, decay)
+    decays = [name for name, _ in plain.named_parameters() if name.endswith("0.weight")]
+    groups = [
+        {"params": [each], "weight_decay": decay if name in ["words.weight", *decays] else 0.0}
+        for name, each in plain.named_parameters()
+    ]
+    torchs = torch.optim.AdamW(groups, RATE)
     for number, scale in enumerate((1e-3, 1.0, 1e-5)):
         for group in (*optimizer.param_groups, *torchs.param_groups):
             group["lr"] = RATE / (number + 1)

@@ -372,6 +372,11 @@ def test_a_simulated_step_holds_weights_gradients_averages_and_activations() -> 
     # Weights, gradients, two averages; the head's gradients are separate at first, as is a chunk's part.
     logits = 15 * 50_000 * 4
     assert 6 * words <= found <= 7.2 * words + 3 * logits
+    # With evaluation data, also the best weights so far.
+    evaluated = LmOptions(max_length=16, batch_size=1, eval="dev.txt")
+    assert words <= simulate(Plan(evaluated, "fp32", 1), config) - found <= 1.2 * words
+    last = replace(evaluated, keep="last")
+    assert simulate(Plan(last, "fp32", 1), config) == found
 
 
 def test_a_run_that_can_not_fit_is_refused_before_it_loads(

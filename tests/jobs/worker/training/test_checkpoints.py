@@ -36,7 +36,14 @@ from tests.jobs.worker.threaded_ranks import run_threaded
 
 def test_progress_goes_through_json_unchanged() -> None:
     progress = TrainingProgress(
-        7, 70, 900, 1.25, [(1, 0.1), (2, 1 / 3)], [(3, 0.5)], DivergenceDetector(0.2, 1 / 3, 4)
+        7,
+        70,
+        900,
+        1.25,
+        [(1, 0.1), (2, 1 / 3)],
+        [(3, 0.5)],
+        [{"step": 2, "f1": 1 / 3}],
+        DivergenceDetector(0.2, 1 / 3, 4),
     )
     assert TrainingProgress.from_dict(json.loads(json.dumps(asdict(progress)))) == progress
     assert (
@@ -112,7 +119,7 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
     )
     model = torch.nn.Linear(1, 1)
     state, checkpoint = (
-        State(model, torch.optim.SGD(model.parameters())),
+        State(model, torch.optim.SGD(model.parameters()), {}),
         Checkpoint(SAVED, TrainingProgress(2)),
     )
     run_threaded(1, lambda rank: save_checkpoint(tmp_path, checkpoint, state, rank))
@@ -122,7 +129,7 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     def state(size: int) -> State:
         model = torch.nn.Linear(1, size)
-        return State(model, torch.optim.SGD(model.parameters()))
+        return State(model, torch.optim.SGD(model.parameters()), {})
 
     saved = Checkpoint(SAVED, TrainingProgress(2))
     run_threaded(1, lambda rank: save_checkpoint(tmp_path, saved, state(3), rank))
@@ -148,7 +155,7 @@ def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(
 def saved_steps(folder: Path, *steps: int) -> State:
     """Save a checkpoint after each step, and return the state of the last one."""
     model = torch.nn.Linear(3, 3)
-    state = State(model, torch.optim.AdamW(model.parameters()))
+    state = State(model, torch.optim.AdamW(model.parameters()), {})
     for step in steps:
         model(torch.ones(3)).sum().backward()
         state.optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,8 @@ def made(output: Path, ranks: int = 2) -> Made:
     files = [state_folder(output) / "metrics" / f"rank-{rank}.jsonl" for rank in range(ranks)]
     lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     result = json.loads((output / "results.json").read_text())
-    same = ("scores", "loss_curve", "train_samples", "world_size", "epochs")
+    same = {"scores", "loss_curve", "train_samples", "world_size", "epochs"}
+    same |= {"evaluations", "model_step"}
     return Made(
         [[(each["step"], each["loss"], each["tokens"]) for each in rank] for rank in lines],
         (output / "model" / "model.safetensors").read_bytes(),
@@ -46,7 +48,10 @@ def made(output: Path, ranks: int = 2) -> Made:
 
 
 def options(folder: Path, output: str, task: str = "squad", **more: Any) -> TrainOptions:
-    """Twelve steps of two ranks, three epochs, a checkpoint after every other one."""
+    """Twelve steps of two ranks, three epochs, a checkpoint after every other one.
+
+    With ``eval_every``, the evaluation data are a copy, which may choose the best model.
+    """
     chosen: dict[str, Any] = {
         "epochs": 3,
         "batch_size": 2,
@@ -59,6 +64,9 @@ def options(folder: Path, output: str, task: str = "squad", **more: Any) -> Trai
         chosen["data"] = str(folder / "data.json")
     else:  # more than three epochs of twelve steps
         chosen["max_steps"] = STEPS
+    if "eval_every" in more and task != "digits":  # which has its own data
+        data = Path(chosen.get("data") or TASKS[task].demo.data)
+        chosen["eval"] = str(shutil.copy(data, folder / f"unseen{data.suffix}"))
     found: TrainOptions = replace(TASKS[task].demo, **{**chosen, **more})
     return found
 
@@ -89,6 +97,10 @@ def check_killed_and_resumed(
     assert [step for step, _, _ in expected.losses[0]] == list(
         range(1, 1 + len(expected.losses[0]))
     )
+    if "eval_every" in more:
+        scores, step = expected.results["scores"], expected.results["model_step"]
+        (best,) = [each for each in expected.results["evaluations"] if each["step"] == step]
+        assert scores == {name: pytest.approx(best[name], rel=1e-3) for name in scores}
     for number, kill in enumerate(kills):
         killed, resumed = others[2 * number : 2 * number + 2]
         assert -signal.SIGKILL in killed.codes, (kill, killed.texts)
@@ -104,6 +116,8 @@ def check_killed_and_resumed(
 WRITES = [{"at": "disk", "step": DISK_PER_CHECKPOINT + number} for number in (1, 3)]
 
 
+EVERY_OTHER = {"eval_every": "2"}
+AMID_EVALUATION = {"at": "evaluation", "step": 3}
 AT_THE_END = {"at": "step", "step": STEPS}
 AT_SEVEN = {"at": "step", "step": 7}
 
@@ -111,10 +125,16 @@ AT_SEVEN = {"at": "step", "step": 7}
 @pytest.mark.parametrize(
     ("kills", "more"),
     [
-        ([AT_THE_END, *WRITES], {}),
-        *(([AT_SEVEN], {"task": task, "ranks": 1}) for task in sorted({*TASKS} - {"squad"})),
+        ([AT_THE_END, AMID_EVALUATION, *WRITES], EVERY_OTHER),
+        *(
+            ([AT_SEVEN, AMID_EVALUATION], {"task": task, "ranks": 1, **EVERY_OTHER})
+            for task in sorted({*TASKS} - {"squad"})
+        ),
         # Compiled layers with weights in bf16, in eight steps of one epoch.
-        ([AT_SEVEN], {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1}),
+        (
+            [AT_SEVEN, AMID_EVALUATION],
+            {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1, **EVERY_OTHER},
+        ),
         # Sums that depend on their order.
         ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),
     ],

@@ -1,0 +1,187 @@
+"""Evaluation while training: when, how, and which model is the best so far.
+
+The best weights are in rank 0's memory and part of each checkpoint, so a resumed run has them as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..runtime.errors import TrainingError
+from ..runtime.events import Events
+from .batches import Schedule, TrainingRun
+from .checkpoints import frozen_weights, trained_weights
+from .options import TrainOptions
+from .state import (
+    State,
+    TrainContext,
+    TrainingProgress,
+    random_state,
+    set_random_state,
+    share_tensors,
+)
+from .task import Data, Samples
+
+MOST_SHARE = 0.1
+"""By default, evaluation takes at most this share of the training time."""
+COST = 1 / 3
+"""A token's cost in evaluation, as a share of that in training, which also has a backward pass."""
+
+Scores = Mapping[str, float]
+
+
+def pick_scores(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores among the figures of :meth:`.Task.evaluate`."""
+    floats = {name: score for name, score in figures.items() if isinstance(score, float)}
+    found: dict[str, float] = figures.get("scores", floats)
+    return found
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """The data for evaluation while training."""
+
+    records: Sequence[Any]
+    samples: Samples
+    is_other: bool
+    """Whether the model is not trained on them."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a run on all ranks after every ``every`` steps; 0 for never."""
+
+    run: TrainingRun
+    unseen: Unseen
+    every: int
+    total: int
+
+    @property
+    def options(self) -> TrainOptions:
+        return self.run.context.options
+
+    def is_due(self, progress: TrainingProgress) -> bool:
+        """Return whether to evaluate now, between two steps; the same on every rank."""
+        step = progress.step
+        done = bool(progress.evaluations) and progress.evaluations[-1]["step"] >= step
+        return (
+            bool(self.every and step) and not done and not (step % self.every and step < self.total)
+        )
+
+    def best(self, progress: TrainingProgress) -> Scores | None:
+        """Return the best scores so far, the first of equal ones, with their ``step``."""
+        if not progress.evaluations:
+            return None
+        metric = self.metric(progress)
+        choose = min if self.options.metrics[metric] == "min" else max
+        return choose(progress.evaluations, key=lambda each: each[metric])
+
+    def metric(self, progress: TrainingProgress) -> str:
+        """Return the score that chooses the best model: ``--metric``, or the first one that the data have.
+
+        Raises :class:`TrainingError` if the data have no such score.
+        """
+        (first, *_), wanted = progress.evaluations, self.options.metric
+        for name in [wanted] if wanted else self.options.metrics:
+            if name in first:
+                return name
+        scores = ", ".join(name for name in first if name != "step")
+        raise TrainingError(f"--metric {wanted}: these data have no such score, only {scores}")
+
+    def is_exhausted(self, progress: TrainingProgress) -> bool:
+        """Return whether the last ``--patience`` evaluations found nothing better."""
+        patience, best = self.options.patience, self.best(progress)
+        if patience is None or best is None:
+            return False
+        return sum(each["step"] > best["step"] for each in progress.evaluations) >= patience
+
+    def evaluate(self, progress: TrainingProgress, state: State) -> float:
+        """Add the scores of the model as trained so far; keep its weights if they are the best.
+
+        Returns the seconds that this took. The state of random numbers is as before.
+        """
+        begin, context = time.perf_counter(), self.run.context
+        scores = self._measure(context)
+        progress.evaluations.append({"step": progress.step, **scores})
+        best = self.best(progress)
+        assert best is not None
+        is_best = best["step"] == progress.step
+        if is_best and self.options.keep == "best" and context.ranks.first:
+            state.best.update(
+                (name, each.detach().clone()) for name, each in trained_weights(state.model).items()
+            )
+        seconds = time.perf_counter() - begin
+        names = {"metric": self.metric(progress), "best": is_best}
+        figures = {"seconds": round(seconds, 3), "scores": scores}
+        context.events.emit("evaluation", step=progress.step, total=self.total, **names, **figures)
+        return seconds
+
+    def _measure(self, context: TrainContext) -> dict[str, float]:
+        loaded, random = self.run.loaded, random_state()
+        with TemporaryDirectory() as folder:
+            # Predictions and remarks are those of the final evaluation.
+            quiet = replace(context, output=Path(folder), events=Events(rank=1))
+            loaded.model.eval()
+            found = self.run.task.evaluate(quiet, loaded, self.unseen.records, self.unseen.samples)
+        loaded.model.train()
+        set_random_state(random)
+        scores: dict[str, float] = context.ranks.share(pick_scores(found))
+        return scores
+
+    def take_best(self, progress: TrainingProgress, state: State) -> None:
+        """Give all ranks the best weights, unless ``--keep last``, at the end of the training."""
+        best, note = self.best(progress), self.run.context.events.note
+        progress.model_step = progress.step
+        if best is not None and self.is_exhausted(progress):
+            note(
+                f"training ended after step {progress.step} of {self.total}: none of the last "
+                f"{self.options.patience} evaluations was better than that of step {best['step']}"
+            )
+        if best is None or self.options.keep == "last" or best["step"] == progress.step:
+            return
+        weights = share_tensors(dict(state.best), self.run.context.ranks)
+        state.model.load_state_dict({**frozen_weights(state.model), **weights})
+        progress.model_step = int(best["step"])
+        note(f"the model is that of step {best['step']}, the best one")
+
+
+def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Evaluator:
+    """Return when to evaluate. Raises :class:`TrainingError` if the options need data that is missing."""
+    options, note = run.context.options, run.context.events.note
+    wanted, every = options.eval_every, 0
+    asked = wanted not in ("auto", "never") or options.patience is not None
+    if asked and not unseen.is_other:
+        raise TrainingError(
+            "--eval-every and --patience need data that the model is not trained on",
+            hint="--eval names some, or --eval-fraction sets a part of the training data aside",
+        )
+    if asked and not options.metrics:
+        raise TrainingError("this task has no score that could choose a model while training")
+    if wanted.isdecimal():
+        every = int(wanted)
+    elif wanted == "epoch" or (asked and wanted == "auto"):
+        every = schedule.per_epoch
+    elif wanted == "auto" and unseen.is_other and options.metrics:
+        # By tokens: ranks must agree, and a resumed run must decide the same.
+        share = COST * int(unseen.samples.lengths.sum()) / max(int(run.lengths.sum()), 1)
+        if schedule.total <= schedule.per_epoch:
+            note("one epoch: it is evaluated at its end")
+        elif share > MOST_SHARE:
+            note(
+                f"no evaluation while training: it would take about {100 * share:.0f} % of the time; "
+                "`--eval-every epoch` does it nevertheless"
+            )
+        else:
+            every = schedule.per_epoch
+            note(f"evaluation after each epoch, in about {100 * share:.1f} % of the time")
+    return Evaluator(run, unseen, every, schedule.total)
+
+
+def other_data(data: Data) -> bool:
+    """Return whether the data for evaluation are not those for training."""
+    return data.eval_source != data.train_source

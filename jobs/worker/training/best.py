@@ -25,7 +25,7 @@ from .state import (
     set_random_state,
     share_tensors,
 )
-from .task import Data, Samples
+from .task import Samples
 
 MOST_SHARE = 0.1
 """By default, evaluation takes at most this share of the training time."""
@@ -151,20 +151,12 @@ class Evaluator:
 
 
 def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Evaluator:
-    """Return when to evaluate. Raises :class:`TrainingError` if the options need data that is missing."""
+    """Return when to evaluate, with notes about the choice."""
     options, note = run.context.options, run.context.events.note
     wanted, every = options.eval_every, 0
-    asked = wanted not in ("auto", "never") or options.patience is not None
-    if asked and not unseen.is_other:
-        raise TrainingError(
-            "--eval-every and --patience need data that the model is not trained on",
-            hint="--eval names some, or --eval-fraction sets a part of the training data aside",
-        )
-    if asked and not options.metrics:
-        raise TrainingError("this task has no score that could choose a model while training")
     if wanted.isdecimal():
         every = int(wanted)
-    elif wanted == "epoch" or (asked and wanted == "auto"):
+    elif options.asks_for_evaluations:
         every = schedule.per_epoch
     elif wanted == "auto" and unseen.is_other and options.metrics:
         # By tokens: ranks must agree, and a resumed run must decide the same.
@@ -180,8 +172,3 @@ def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Eva
             every = schedule.per_epoch
             note(f"evaluation after each epoch, in about {100 * share:.1f} % of the time")
     return Evaluator(run, unseen, every, schedule.total)
-
-
-def other_data(data: Data) -> bool:
-    """Return whether the data for evaluation are not those for training."""
-    return data.eval_source != data.train_source

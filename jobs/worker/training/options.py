@@ -218,6 +218,15 @@ class TrainOptions:
             raise ValueError(f"--metric {self.metric!r} is unknown: one of {known}")
         if self.eval_every == "never" and self.patience is not None:
             raise ValueError("--patience needs evaluations, which --eval-every never omits")
+        if self.asks_for_evaluations and not self.metrics:
+            raise ValueError(
+                "--eval-every and --patience: this task has no score to choose a model by"
+            )
+
+    @property
+    def asks_for_evaluations(self) -> bool:
+        """Whether the run is to be evaluated while training, at any cost."""
+        return self.eval_every not in ("auto", "never") or self.patience is not None
 
     @property
     def model_name(self) -> str | None:

@@ -20,7 +20,7 @@ from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
-from .best import Unseen, other_data, pick_scores, plan_evaluation
+from .best import Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .model import save_model
@@ -66,7 +66,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         load_ipex()  # now: a missing extension must fail early
     with context.phase("load"):
         data = task.read(events.note)
-        if not other_data(data):
+        task.check_evaluation(data)
+        if not data.has_unseen:
             events.note(
                 "no --eval: the figures are on the training data itself, not on unseen data"
             )
@@ -93,7 +94,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
-        trained = train(run, Unseen(data.eval, unseen, other_data(data)))
+        trained = train(run, Unseen(data.eval, unseen, data.has_unseen))
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):

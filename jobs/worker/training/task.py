@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+from ..runtime.errors import DatasetError
 from .options import TrainOptions
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class Data(NamedTuple):
     columns: Mapping[str, str] = MappingProxyType({})
     """Those that `predict` needs, by what they contain; the model's configuration keeps them."""
 
+    @property
+    def has_unseen(self) -> bool:
+        """Whether the records for evaluation are not those for training."""
+        return self.eval_source != self.train_source
+
 
 class Task(ABC, Generic[Own]):
     """One task, with the options of a run."""
@@ -91,6 +97,14 @@ class Task(ABC, Generic[Own]):
 
     def __init__(self, options: Own) -> None:
         self.options = options
+
+    def check_evaluation(self, data: Data) -> None:
+        """Raise :class:`DatasetError` if the options ask for evaluations that the data do not allow."""
+        if self.options.asks_for_evaluations and not data.has_unseen:
+            raise DatasetError(
+                "--eval-every and --patience need data that the model is not trained on",
+                hint="--eval names some, or --eval-fraction sets a part of a table aside",
+            )
 
     def download(self) -> None:
         """Download everything the run needs from the hub into its cache. Raises :class:`WorkerError`."""

@@ -209,7 +209,7 @@ class TableTask(TextTask[OwnTable]):
         """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
         places = [*filter(None, (self._data(), self.options.eval))]
         if all(map(is_small, places)):
-            self.read(lambda _: None)
+            self.check_evaluation(self.read(lambda _: None))
             return
         bad = list[DatasetError]() if self.options.skip_bad_records else None
         for place in filter(lambda each: Path(each).is_file(), places):

@@ -94,6 +94,8 @@ class Squad(TextTask[SquadOptions]):
             questions = read_dataset(path, [] if options.skip_bad_records else None)
             if not options.skip_bad_records:
                 require_short_questions(path, questions, options.max_length)
+        if options.data is not None:
+            self.check_evaluation(Data((), options.data, (), options.eval or options.data))
 
     def read(self, note: Callable[[str], None]) -> Data:
         options, skipped = self.options, list[DatasetError]()

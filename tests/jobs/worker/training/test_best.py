@@ -22,6 +22,7 @@ from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.digits import Digits, DigitsOptions
+from jobs.worker.tasks.squad.task import DEMO, Squad
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun
 from jobs.worker.training.best import Evaluator, Unseen, plan_evaluation
 from jobs.worker.training.losses import mean_loss
@@ -146,9 +147,19 @@ def test_by_default_a_cheap_evaluation_follows_each_epoch(
     notes = [each["text"] for each in events_of(printed, "note")]
     assert said in "".join(notes)
     assert bool(notes) == bool(said)
-    if options.get("eval_every", "never") != "never":
-        with pytest.raises(TrainingError, match="need data that the model is not trained on"):
-            plan_evaluation(run, replace(data, is_other=False), Schedule(5, 10, 0))
+
+
+@pytest.mark.parametrize("options", [{"eval_every": "epoch"}, {"patience": 3}])
+def test_evaluations_need_other_data(tmp_path: Path, options: dict[str, Any]) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("text,label\none,a\ntwo,b\nthree,a\nfour,b\n")
+    task = Classify(ClassifyOptions(data=str(data), **options))
+    with pytest.raises(DatasetError, match="need data that the model is not trained on"):
+        task.check()
+    Classify(replace(task.options, eval_fraction=0.25)).check()
+    squad = Squad(replace(DEMO, **options))
+    with pytest.raises(DatasetError, match="need data that the model is not trained on"):
+        squad.check()
 
 
 @pytest.mark.parametrize(

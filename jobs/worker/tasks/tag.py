@@ -148,9 +148,12 @@ class Tag(TableTask[TagOptions]):
 
         assert hasattr(samples, "targets")
         assert hasattr(samples, "room")
-        known = (each[: samples.room] for each in samples.targets)
-        weights = np.array(self._weights or [1] * len(self.tags))
-        return np.array([weights[each[each != UNLABELED]].sum() for each in known])
+        every = (each[: samples.room] for each in samples.targets)
+        known = [each[each != UNLABELED] for each in every]
+        if self._weights is None:
+            return np.array([len(each) for each in known])
+        of_tag = np.array(self._weights)
+        return np.array([of_tag[each].sum() for each in known])
 
     def collate(self, samples: Sequence[TextSample], loaded: Loaded) -> dict[str, Tensor]:
         import torch

@@ -157,10 +157,13 @@ def test_the_first_token_of_each_word_has_its_tag() -> None:
     assert task.weights(samples).tolist() == [len(record.tags) for record in records]
 
 
-def gradients(options: TagOptions, loaded: Any, samples: Any, size: int) -> dict[str, Any]:
+def gradients(
+    options: TagOptions, loaded: Any, samples: Any, size: int, weights: list[float] | None = None
+) -> dict[str, Any]:
     """Return the sum of the ranks' gradients of one step, as Replica makes it."""
     found: dict[str, Any] = {}
     task = Tag(options)
+    task._weights = weights
     runs = run_threaded(
         size, lambda ranks: TrainingRun(session(options, ranks), task, loaded, samples)
     )
@@ -179,10 +182,12 @@ def test_ranks_with_different_numbers_of_labels_have_the_gradients_of_one(
     torch.manual_seed(5)
     options = tag(batch_size=13).options
     loaded, samples = prepare(tag())
-    expected = gradients(options, loaded, samples, 1)
-    found = gradients(tag(batch_size=13, accumulate=parts).options, loaded, samples, ranks)
-    for name, values in expected.items():
-        assert torch.allclose(found[name], values, rtol=0, atol=1e-6), name
+    several = tag(batch_size=13, accumulate=parts).options
+    for weights in (None, [1.0 + n for n in range(loaded.model.config.num_labels)]):
+        expected = gradients(options, loaded, samples, 1, weights)
+        found = gradients(several, loaded, samples, ranks, weights)
+        for name, values in expected.items():
+            assert torch.allclose(found[name], values, rtol=0, atol=1e-6), name
 
 
 @pytest.mark.parametrize("marks", ["BI", "I", "EI", "BIES", "S", "BE"])

@@ -204,7 +204,7 @@ def faults(cluster: LiveCluster) -> Iterator[Path]:
 def test_a_job_leaves_a_node_before_ec2_takes_it(
     cluster: LiveCluster, faults: Path, tmp_path: Path
 ) -> None:
-    # No machine, quick or busy, is through with it before the notice or has to wait for its end.
+    # No machine finishes it before the notice, and the test does not wait for its end.
     endless = (*DEMO_JOB, "--epochs", "2000", "--elastic", "2", "--results", str(tmp_path))
     job = cluster.cli.start(*endless)
     wait_for_step(job, 30)
@@ -218,7 +218,7 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     assert saved, shown
     restart = "".join(read_until(job, "resuming after step "))
     assert "attempt 2, on node0, node2" in restart
-    # With a checkpoint at once, no step is lost.
+    # A checkpoint is saved before the ranks stop, so no step is lost.
     assert f"resuming after step {saved[1]} of" in restart
     wait_for_step(job, int(saved[1]) + 30)
     ended = cluster.cli.json("cancel")

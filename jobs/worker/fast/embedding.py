@@ -1,8 +1,8 @@
 """Training without the embeddings of words that the training data lack.
 
-Those never get a gradient, so AdamW without weight decay never changes them. Leaving them out changes only
-how the gradients' norm is rounded. It saves their gradients, their optimizer state, and the passes over them:
-with a multilingual model, most of all parameters.
+Those never get a gradient, so AdamW never changes them, except by weight decay, from which this exempts them.
+Leaving them out otherwise changes only how the gradients' norm is rounded. It saves their gradients, their
+optimizer state, and the passes over them: with a multilingual model, most of all parameters.
 """
 
 from __future__ import annotations

@@ -162,11 +162,11 @@ def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Eva
         # By tokens: ranks must agree, and a resumed run must decide the same.
         share = COST * int(unseen.samples.lengths.sum()) / max(int(run.lengths.sum()), 1)
         if schedule.total <= schedule.per_epoch:
-            note("one epoch: it is evaluated at its end")
+            note("no evaluation while training: there is only one epoch")
         elif share > MOST_SHARE:
             note(
                 f"no evaluation while training: it would take about {100 * share:.0f} % of the time; "
-                "`--eval-every epoch` does it nevertheless"
+                "`--eval-every epoch` does it anyway"
             )
         else:
             every = schedule.per_epoch

@@ -18,6 +18,7 @@ from jobs.train.request import TrainRequest, check_inputs, data_files, options_o
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources
 from jobs.worker.supervisor.launch import parse_launch
+from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.options import BASE_MODEL
 from provision.stacks.load import load_stack
@@ -195,6 +196,13 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     assert data_files(options)["model"] == model
     request = TrainRequest(spec_of(options), tmp_path / "out")
     assert plan_training(request, load_stack("intel")).env[BASE_MODEL] == str(model)
+
+    weighted = ClassifyOptions(data="t.csv", class_weights="w.json")
+    there = options_on_nodes(weighted, load_stack("upstream")).class_weights
+    assert data_files(weighted)[str(there)] == Path("w.json")
+    balanced = replace(weighted, class_weights="balanced")
+    assert options_on_nodes(balanced, load_stack("upstream")).class_weights == "balanced"
+    assert len(data_files(balanced)) == 1
 
 
 def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_ranks_of_torchrun_pin_themselves(nodes_folder: Path) -> None:
 
     for rank, cpu in enumerate((first, second)):
         assert found(torchrun(rank, 2)) == [f"{cpu}", f"{cpu}", 1, [None] * 3]
-    # A core for oneCCL's worker, about which oneCCL is told all that mpirun would have said.
+    # A core for oneCCL's worker; the variables tell oneCCL what mpirun would have told it.
     ccl = {**torchrun(0, 1), "CCL_WORKER_COUNT": "1", "CCL_PROCESS_LAUNCHER": "none"}
     assert found(ccl) == [f"{second}", f"{second}", 1, [f"{first}", "0", "1"]]
     assert found({**torchrun(0, 2), **MPIRUN}) == [None, EVERY, 1, [None] * 3], "mpirun has pinned"

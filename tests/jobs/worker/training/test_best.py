@@ -22,6 +22,7 @@ from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.digits import Digits, DigitsOptions
+from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.squad.task import DEMO, Squad
 from jobs.worker.training.batches import SampleList, Schedule, TrainingRun
 from jobs.worker.training.best import Evaluator, Unseen, plan_evaluation
@@ -111,14 +112,10 @@ def test_the_first_of_the_best_models_is_kept(
 
 
 def test_a_lower_perplexity_is_better(context: Run) -> None:
-    judge = evaluator(context[0], [9.0, 3.0, 5.0])
-    options = replace(judge.options)
-    object.__setattr__(options, "metrics", {"f1": "max", "accuracy": "min"})
-    run = replace(judge.run, context=replace(judge.run.context, options=options))
-    progress = TrainingProgress(
-        evaluations=[{"step": 2, "accuracy": 9.0}, {"step": 4, "accuracy": 3.0}]
-    )
-    best = replace(judge, run=run).best(progress)
+    judge = evaluator(context[0], [])
+    run = replace(judge.run, context=replace(judge.run.context, options=LmOptions()))
+    rows = [{"step": 2, "perplexity": 9.0}, {"step": 4, "perplexity": 3.0}]
+    best = replace(judge, run=run).best(TrainingProgress(evaluations=rows))
     assert best is not None
     assert best["step"] == 4
 

@@ -1,1 +1,1 @@
-"""Jobs on a cluster: their plans, placement, launchers, and results."""
+"""Jobs on a cluster: their plans, placement, places, and results."""

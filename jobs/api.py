@@ -18,7 +18,7 @@ from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
 from jobs.cli import build_parser, invoke
 from jobs.cli.shared.project_options import all_options
-from jobs.launchers.plan import own_folder
+from jobs.places.plan import own_folder
 
 __all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError"]
 Value = str | int | float | Path

@@ -34,10 +34,10 @@ from jobs.__main__ import main
 from jobs.cli.bench import render
 from jobs.cli.shared.job_display import render_result
 from jobs.experiments.bench import AllReduce, BenchResult, NodeSpeed, read_last_speeds
-from jobs.launchers.files import fetch
-from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.record import read_job_id, read_record
+from jobs.places.files import fetch
+from jobs.places.plan import JobPaths
+from jobs.places.queue.history import list_jobs
+from jobs.places.record import read_job_id, read_record
 from jobs.reference import plan as reference
 from jobs.reference.plan import PRESETS
 from jobs.top.screen import render as render_screen

@@ -23,12 +23,12 @@ from jobs.cli.shared.chosen_job import (
 )
 from jobs.cli.shared.job_display import render_end
 from jobs.cli.shared.when_done import EndRequest, OnCluster, follow_to_end
-from jobs.launchers.launcher import LOST, JobSummary, choose_active, choose_several
-from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.launcher import QueueLauncher
-from jobs.launchers.queue.session import attach
-from jobs.launchers.queue.slurm import END_S
-from jobs.launchers.record import claim_results
+from jobs.places.launcher import LOST, JobSummary, choose_active, choose_several
+from jobs.places.queue.history import list_jobs
+from jobs.places.queue.launcher import QueueLauncher
+from jobs.places.queue.session import attach
+from jobs.places.queue.slurm import END_S
+from jobs.places.record import claim_results
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
 _ATTACH_EXAMPLES = """\

@@ -25,8 +25,8 @@ from infra.errors import SprError, UsageError
 from infra.instance_types import BAKERS
 from infra.spec import ClusterChange, validate_options
 from infra.words import tag_value
-from jobs.launchers.packages import check_packages, install_packages, name_packages
-from jobs.launchers.plan import PackageList
+from jobs.places.packages import check_packages, install_packages, name_packages
+from jobs.places.plan import PackageList
 from jobs.program.packages import find_packages
 from provision.bake import recipe_digest
 from provision.host import Host

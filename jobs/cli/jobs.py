@@ -27,8 +27,8 @@ from jobs.cli.shared.chosen_job import (
     parse_job_or_url,
 )
 from jobs.cli.shared.job_display import JobDisplay, render_event
-from jobs.launchers.bucket import list_stored
-from jobs.launchers.launcher import (
+from jobs.places.bucket import list_stored
+from jobs.places.launcher import (
     LOST,
     QUEUED,
     REQUEUED,
@@ -38,8 +38,8 @@ from jobs.launchers.launcher import (
     choose_several,
     choose_shown,
 )
-from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.launcher import QueueLauncher
+from jobs.places.plan import JobPaths
+from jobs.places.queue.launcher import QueueLauncher
 from jobs.train.train import resume_command, task_of
 from jobs.worker.runtime.events import mark_of, parse_event
 from jobs.worker.supervisor.attempt import FAILED

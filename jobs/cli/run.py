@@ -30,11 +30,11 @@ from jobs.cli.shared.job_options import (
     VariableRequest,
 )
 from jobs.cli.shared.when_done import OnCluster, follow_to_end
-from jobs.launchers.folders import has_rsync
-from jobs.launchers.plan import PackageList
-from jobs.launchers.queue.job_output import Event
-from jobs.launchers.queue.session import JobContext, run_job
-from jobs.launchers.record import JobRecord
+from jobs.places.folders import has_rsync
+from jobs.places.plan import PackageList
+from jobs.places.queue.job_output import Event
+from jobs.places.queue.session import JobContext, run_job
+from jobs.places.record import JobRecord
 from jobs.program.folder import SentFolders, choose_folders, describe_left_out, read_urls
 from jobs.program.packages import find_packages
 from jobs.program.plan import (

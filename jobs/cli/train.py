@@ -28,11 +28,11 @@ from jobs.cli.shared.job_options import (
     task_options,
 )
 from jobs.cli.shared.when_done import OnCluster, follow_to_end
-from jobs.launchers.kubernetes.manifests import Rendered, render
-from jobs.launchers.plan import JobPlan, new_job_id
-from jobs.launchers.queue.session import JobContext
-from jobs.launchers.record import read_job_id
-from jobs.launchers.script.script import SlurmScript
+from jobs.places.kubernetes.manifests import Rendered, render
+from jobs.places.plan import JobPlan, new_job_id
+from jobs.places.queue.session import JobContext
+from jobs.places.record import read_job_id
+from jobs.places.script.script import SlurmScript
 from jobs.reference.plan import (
     PRESETS,
     ReferenceRequest,

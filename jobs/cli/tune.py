@@ -39,7 +39,7 @@ from jobs.experiments.tune import (
     estimate_minutes,
     tune,
 )
-from jobs.launchers.plan import new_job_id
+from jobs.places.plan import new_job_id
 from jobs.train.request import TrainRequest, check_inputs, check_results, spec_of
 from jobs.train.tuned import TuningResult
 from jobs.worker.spec import PlacementOptions, Resources

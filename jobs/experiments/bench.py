@@ -16,9 +16,9 @@ from infra.ec2.tags import render_time
 from infra.errors import JobError, UsageError
 from infra.files import parse_as
 from infra.instance_types import INSTANCE_TYPES
-from jobs.launchers.files import save_on_head
-from jobs.launchers.plan import JobPlan
-from jobs.launchers.queue.session import JobContext, run_job
+from jobs.places.files import save_on_head
+from jobs.places.plan import JobPlan
+from jobs.places.queue.session import JobContext, run_job
 from jobs.train.request import require_able_stack
 from jobs.worker.bench import BenchOptions
 from provision.host import Host

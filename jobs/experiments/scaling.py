@@ -19,8 +19,8 @@ from jobs.experiments.step_model import (
     published_speedups,
 )
 from jobs.experiments.tune import TrialResult, TrialSeries, all_failed, open_trials
-from jobs.launchers.files import save_on_head
-from jobs.launchers.queue.session import JobContext, JobSession
+from jobs.places.files import save_on_head
+from jobs.places.queue.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, require_able_stack
 from jobs.worker.spec import PlacementOptions
 from provision.host import Host

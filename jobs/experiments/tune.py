@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from infra.ec2.tags import render_time
 from infra.errors import JobError, UsageError
-from jobs.launchers.launcher import CANCELLED
-from jobs.launchers.placement import even_splits, no_ccl_workers
-from jobs.launchers.plan import new_job_id
-from jobs.launchers.queue.job_output import Event, explain
-from jobs.launchers.queue.session import JobContext, JobSession, open_session
+from jobs.places.launcher import CANCELLED
+from jobs.places.placement import even_splits, no_ccl_workers
+from jobs.places.plan import new_job_id
+from jobs.places.queue.job_output import Event, explain
+from jobs.places.queue.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest, require_able_stack
 from jobs.train.train import plan_training
 from jobs.train.tuned import TuningResult, save_tuned, tuning_key

@@ -17,7 +17,7 @@ from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE, find_project_file
 from infra.s3_url import parse_s3_url
 from infra.words import counted, format_size
-from jobs.launchers.plan import JobFolder
+from jobs.places.plan import JobFolder
 from jobs.program.plan import name_largest
 from jobs.worker.storage.ownership import describe
 

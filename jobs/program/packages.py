@@ -11,8 +11,8 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
-from jobs.launchers.packages import is_stacks
-from jobs.launchers.plan import PackageList
+from jobs.places.packages import is_stacks
+from jobs.places.plan import PackageList
 from jobs.program.pyproject import (
     ProjectTable,
     check_table,

@@ -12,7 +12,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.files import check_file, read_text
 from infra.words import counted, format_size
-from jobs.launchers.plan import JobFolder, JobPlan, PackageList
+from jobs.places.plan import JobFolder, JobPlan, PackageList
 from jobs.program.pyproject import OwnPackage
 from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor.launch import SECRETS

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from infra.errors import UsageError
 from infra.files import parse_as, parse_toml, read_text
-from jobs.launchers.packages import is_stacks, parse_line
-from jobs.launchers.plan import SITE
+from jobs.places.packages import is_stacks, parse_line
+from jobs.places.plan import SITE
 from provision.install import VENV
 
 _PLACES = {"path", "file", "git", "url", "source", "index", "workspace"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.files import read_text
-from jobs.launchers.plan import PackageList
+from jobs.places.plan import PackageList
 from jobs.program.pyproject import (
     dependencies,
     import_folder,

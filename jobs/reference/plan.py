@@ -13,9 +13,9 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.files import read_object
-from jobs.launchers.plan import JobPlan
-from jobs.launchers.queue.session import JobContext, run_job
-from jobs.launchers.record import JobRecord
+from jobs.places.plan import JobPlan
+from jobs.places.queue.session import JobContext, run_job
+from jobs.places.record import JobRecord
 from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
 from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work
 from jobs.worker.training.options import TrainOptions

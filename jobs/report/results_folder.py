@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.files import read_lines, read_object
-from jobs.launchers.plan import own_folder
+from jobs.places.plan import own_folder
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of a step's time; communication is the wait beyond the backward pass."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from jobs.launchers.kubernetes.image import sample_in_image
-from jobs.launchers.kubernetes.request import CLAIM_PATH, PodOptions
-from jobs.launchers.plan import JobPlan
+from jobs.places.kubernetes.image import sample_in_image
+from jobs.places.kubernetes.request import CLAIM_PATH, PodOptions
+from jobs.places.plan import JobPlan
 from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
 from jobs.reference.plan import OUTPUT, SCRIPT, Preset, locate_script, reference_argv
 from jobs.train.request import (

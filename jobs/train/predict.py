@@ -20,11 +20,11 @@ from infra.files import check_file, parse_object, read_object, read_text
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress
 from infra.words import counted
-from jobs.launchers.files import upload_archive, worker_files
-from jobs.launchers.launcher import JobSummary, choose_job
-from jobs.launchers.plan import JobPaths, JobPlan
-from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.session import JobContext, JobSession, run_job
+from jobs.places.files import upload_archive, worker_files
+from jobs.places.launcher import JobSummary, choose_job
+from jobs.places.plan import JobPaths, JobPlan
+from jobs.places.queue.history import list_jobs
+from jobs.places.queue.session import JobContext, JobSession, run_job
 from jobs.train.request import (
     MAX_DATA_BYTES,
     check_writable,

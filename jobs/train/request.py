@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from infra.errors import UsageError
 from infra.files import check_file, check_folder
 from infra.s3_url import parse_s3_url
-from jobs.launchers.record import require_own_results
+from jobs.places.record import require_own_results
 from jobs.worker.data.text_files import READERS
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work

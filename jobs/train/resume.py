@@ -10,12 +10,12 @@ from typing import Any
 from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location, parse_s3_url
 from infra.words import counted, format_size
-from jobs.launchers.files import restore_files
-from jobs.launchers.launcher import NAME, JobSummary, choose_job
-from jobs.launchers.plan import JobPaths, JobPlan
-from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.session import JobContext, JobSession, run_job
-from jobs.launchers.record import JobRecord, read_record
+from jobs.places.files import restore_files
+from jobs.places.launcher import NAME, JobSummary, choose_job
+from jobs.places.plan import JobPaths, JobPlan
+from jobs.places.queue.history import list_jobs
+from jobs.places.queue.session import JobContext, JobSession, run_job
+from jobs.places.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack, spec_of
 from jobs.train.trackers import find_hub_token, tracker_packages, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from infra.errors import UsageError
-from jobs.launchers.plan import PackageList
+from jobs.places.plan import PackageList
 from jobs.program.plan import check_variables
 from jobs.train.request import expand_home
 from jobs.worker.runtime.trackers import choose

@@ -9,8 +9,8 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.files import read_object
-from jobs.launchers.plan import JobPlan, own_folder
-from jobs.launchers.queue.session import JobContext, JobResult, JobSession, run_job
+from jobs.places.plan import JobPlan, own_folder
+from jobs.places.queue.session import JobContext, JobResult, JobSession, run_job
 from jobs.train.request import (
     TrainRequest,
     data_files,

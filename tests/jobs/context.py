@@ -15,10 +15,10 @@ from cluster.nodes import Cluster
 from infra.ec2 import tags
 from infra.plan.planner import mesh_digest
 from jobs.cli import build_parser
-from jobs.launchers.placement import Placement
-from jobs.launchers.plan import JobPaths, new_job_id
-from jobs.launchers.queue.session import JobContext
-from jobs.launchers.record import JobRecord
+from jobs.places.placement import Placement
+from jobs.places.plan import JobPaths, new_job_id
+from jobs.places.queue.session import JobContext
+from jobs.places.record import JobRecord
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.spec import JobSpec, PlacementOptions

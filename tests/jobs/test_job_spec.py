@@ -14,10 +14,10 @@ from jobs.cli import build_parser
 from jobs.cli import run as run_command
 from jobs.cli import train as train_command
 from jobs.cli.shared.project_options import apply_project
-from jobs.launchers.placement import plan_placement
-from jobs.launchers.plan import JobPaths, JobPlan
-from jobs.launchers.queue.session import with_bucket
-from jobs.launchers.queue.slurm import build_launch
+from jobs.places.placement import plan_placement
+from jobs.places.plan import JobPaths, JobPlan
+from jobs.places.queue.session import with_bucket
+from jobs.places.queue.slurm import build_launch
 from jobs.program.plan import plan_program
 from jobs.train.train import plan_training
 from jobs.worker.spec import JobSpec
@@ -25,7 +25,7 @@ from jobs.worker.supervisor.launch import parse_launch
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import load_stack
 from tests.jobs.context import NOW, parse_request, whole_cluster
-from tests.jobs.launchers.topologies import machine
+from tests.jobs.places.topologies import machine
 
 STACK = load_stack("upstream")
 OPTIONS: dict[str, Any] = {

@@ -13,11 +13,11 @@ from infra.errors import NoClusterError, UsageError
 from infra.instance_types import find_machine
 from infra.words import counted
 from jobs.cli.places.options import DryRunRequest, find_type, shape_of
-from jobs.launchers.environment import warn_ignored
-from jobs.launchers.kubernetes.image import find_preloads
-from jobs.launchers.placement import NodeShape, place_on_nodes
-from jobs.launchers.plan import JobPaths, JobPlan, new_job_id
-from jobs.launchers.queue.slurm import build_launch, render_command
+from jobs.places.environment import warn_ignored
+from jobs.places.kubernetes.image import find_preloads
+from jobs.places.placement import NodeShape, place_on_nodes
+from jobs.places.plan import JobPaths, JobPlan, new_job_id
+from jobs.places.queue.slurm import build_launch, render_command
 from provision.stacks.load import DEFAULT_STACK, load_stack
 from provision.stacks.stack import Stack
 

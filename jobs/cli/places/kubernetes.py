@@ -13,9 +13,9 @@ from infra.errors import SprError, UsageError
 from infra.words import counted
 from jobs.cli.places.folder import check_output_folder, write_files
 from jobs.cli.places.options import ANY, KUBERNETES, PlaceRequest
-from jobs.launchers.kubernetes.manifests import AMX_LABEL, Rendered
-from jobs.launchers.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
-from jobs.launchers.placement import NodeShape
+from jobs.places.kubernetes.manifests import AMX_LABEL, Rendered
+from jobs.places.kubernetes.request import JOB_KINDS, TRAIN_JOB, Claim, PodOptions
+from jobs.places.placement import NodeShape
 from jobs.worker.training.options import flag
 
 # Names of pods and services add a suffix, with at most 63 characters in total.

@@ -16,8 +16,8 @@ from infra.instance_types import (
     complete_type_name,
     nearest_type,
 )
-from jobs.launchers.kubernetes.request import JOB_KINDS
-from jobs.launchers.placement import NodeShape, parse_shape
+from jobs.places.kubernetes.request import JOB_KINDS
+from jobs.places.placement import NodeShape, parse_shape
 
 SLURM, KUBERNETES = "slurm-script", "kubernetes-yaml"
 ANY = "any"

@@ -10,9 +10,9 @@ from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.places.folder import check_output_folder, write_files
 from jobs.cli.places.options import SLURM, PlaceRequest
-from jobs.launchers.environment import warn_ignored
-from jobs.launchers.plan import JobPlan
-from jobs.launchers.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
+from jobs.places.environment import warn_ignored
+from jobs.places.plan import JobPlan
+from jobs.places.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from provision.stacks.stack import Stack
 
 Result = tuple[str, dict[str, object]]

@@ -27,8 +27,8 @@ from jobs.cli.shared.chosen_job import (
     parse_job_or_url,
 )
 from jobs.cli.shared.job_options import ResultsRequest
-from jobs.launchers.bucket import fetch_stored, find_stored
-from jobs.launchers.launcher import RUNNING, choose_job
+from jobs.places.bucket import fetch_stored, find_stored
+from jobs.places.launcher import RUNNING, choose_job
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
 

@@ -17,7 +17,7 @@ from cluster.console.parser import Parser, add_command
 from cluster.local_files import cluster_names
 from infra.instance_types import INSTANCE_TYPES
 from jobs.cli import COMMANDS, build_parser
-from jobs.launchers.plan import own_folder
+from jobs.places.plan import own_folder
 from provision.stacks.load import stack_names
 
 SHELLS = ("bash", "zsh", "fish")

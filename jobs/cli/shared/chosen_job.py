@@ -29,12 +29,12 @@ from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
 from jobs.cli.shared.job_options import QueueRequest
 from jobs.cli.shared.when_done import OnCluster, keep_nodes, require_limit
-from jobs.launchers.bucket import list_stored
-from jobs.launchers.launcher import NAME, choose_job
-from jobs.launchers.plan import RECORD
-from jobs.launchers.queue.launcher import QueueLauncher
-from jobs.launchers.queue.session import JobContext
-from jobs.launchers.record import CloudInfo
+from jobs.places.bucket import list_stored
+from jobs.places.launcher import NAME, choose_job
+from jobs.places.plan import RECORD
+from jobs.places.queue.launcher import QueueLauncher
+from jobs.places.queue.session import JobContext
+from jobs.places.record import CloudInfo
 from jobs.train.request import check_results, expand_home
 from provision.stacks.load import load_stack
 

@@ -12,7 +12,7 @@ from cluster.console.display import PlainProgress, TreeProgress, format_seconds
 from cluster.console.output import printable
 from infra.errors import JobError
 from infra.words import counted
-from jobs.launchers.launcher import JobEnd
+from jobs.places.launcher import JobEnd
 from jobs.train.train import SCORES
 
 _BAR = 20

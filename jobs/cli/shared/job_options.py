@@ -25,7 +25,7 @@ from infra.s3_url import check_prefixes
 from infra.words import parse_duration
 from jobs.cli.places.options import KUBERNETES
 from jobs.cli.shared.when_done import EndRequest
-from jobs.launchers.plan import new_job_id
+from jobs.places.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
 from jobs.train.request import expand_home

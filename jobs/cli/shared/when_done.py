@@ -25,10 +25,10 @@ from infra.ec2.inventory import Inventory, describe_inventory
 from infra.errors import DeadlineError, JobError, SprError, UsageError
 from infra.wait import wait_until
 from infra.words import counted, spoken_time
-from jobs.launchers.launcher import QUEUED, Outcome
-from jobs.launchers.queue.job_output import how_to_come_back
-from jobs.launchers.queue.session import DetachedError, JobContext
-from jobs.launchers.record import CloudInfo
+from jobs.places.launcher import QUEUED, Outcome
+from jobs.places.queue.job_output import how_to_come_back
+from jobs.places.queue.session import DetachedError, JobContext
+from jobs.places.record import CloudInfo
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
 

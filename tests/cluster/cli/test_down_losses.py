@@ -15,8 +15,8 @@ import pytest
 from cluster.local_files import ClusterFiles
 from cluster.slurm import job_queue
 from infra.errors import HostError
-from jobs.launchers.files import worker_files
-from jobs.launchers.plan import JobPaths
+from jobs.places.files import worker_files
+from jobs.places.plan import JobPaths
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import SUBMITTED

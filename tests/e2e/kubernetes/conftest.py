@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.launchers.kubernetes.manifests import Manifest
+from jobs.places.kubernetes.manifests import Manifest
 from tests.e2e.kubernetes.control_plane import BINARIES, PROGRAMS, ControlPlane, running, wait_for
 from tests.harness.command_line import CommandResult
 from tests.jobs.cli.test_main import run
-from tests.jobs.launchers.kubernetes.schemas import DEFINITION, read_definition
+from tests.jobs.places.kubernetes.schemas import DEFINITION, read_definition
 
 BUILD = Path(__file__).with_name("build.sh")
 MARKS = [

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from infra.wait import SystemClock, wait_until
-from jobs.launchers.kubernetes.manifests import Manifest
+from jobs.places.kubernetes.manifests import Manifest
 from tests.jobs.worker.training.test_run import free_port
 
 BINARIES = (

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
 
-from jobs.launchers.kubernetes.manifests import Manifest
-from jobs.launchers.kubernetes.request import PYTORCH_JOB
+from jobs.places.kubernetes.manifests import Manifest
+from jobs.places.kubernetes.request import PYTORCH_JOB
 from tests.e2e.kubernetes.control_plane import ControlPlane
 
 _EVERY_S = 1.0

@@ -15,7 +15,7 @@ import pytest
 from cluster.local_files import ClusterFiles
 from infra.errors import DeadlineError
 from jobs.api import Cluster, Given, Job, JobError, Run, SprError, Training, UsageError
-from jobs.launchers.plan import JobPlan, new_job_id
+from jobs.places.plan import JobPlan, new_job_id
 from jobs.program.plan import ProgramRequest, plan_program
 from provision.host import Result
 from provision.stacks.stack import Stack

@@ -23,7 +23,7 @@ from infra.files import write_private
 from infra.s3_url import S3Location
 from infra.spec import ClusterSpec
 from jobs.__main__ import main
-from jobs.launchers.bucket import fetch_stored
+from jobs.places.bucket import fetch_stored
 from tests.jobs.context import SUBMITTED, ended
 
 HOUR = timedelta(hours=1)

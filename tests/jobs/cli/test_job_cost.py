@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from infra.cost.prices import Price, Prices, table_prices
 from jobs.cli.shared.chosen_job import describe_cloud, make_cost
-from jobs.launchers.record import CloudInfo
+from jobs.places.record import CloudInfo
 from tests.aws import fake_aws
 from tests.harness.simulated_cloud import SimulatedCloud
 

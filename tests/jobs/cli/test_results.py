@@ -14,7 +14,7 @@ from cluster.cli.chosen_cluster import ClusterRequest
 from infra.errors import CloudError
 from infra.s3_url import S3Location
 from jobs.cli.shared.chosen_job import open_job_context
-from jobs.launchers.launcher import Fetched
+from jobs.places.launcher import Fetched
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import listed
@@ -54,7 +54,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (target / "model" / "config.json").write_text("{}")
         return Fetched()
 
-    monkeypatch.setattr("jobs.launchers.queue.launcher.files.fetch", fetch)
+    monkeypatch.setattr("jobs.places.queue.launcher.files.fetch", fetch)
     return found
 
 

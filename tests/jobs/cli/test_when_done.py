@@ -17,8 +17,8 @@ from cluster.local_files import ClusterFiles
 from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.inventory import describe_inventory
 from infra.errors import HostError, SprError
-from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.places.plan import JobPaths
+from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.launch import Launch
 from provision.host import Result
 from tests.harness.command_line import Act, CommandLine, StagedHost, open_command_line
@@ -196,7 +196,7 @@ def test_the_job_itself_is_waited_for_until_the_queue_is_rid_of_it(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has written its end while Slurm still cleans up, and its checkpoint is not looked at so early."""
-    monkeypatch.setattr("jobs.launchers.queue.session.new_job_id", lambda *_: "run-1")
+    monkeypatch.setattr("jobs.places.queue.session.new_job_id", lambda *_: "run-1")
     job.losses = ["", "running run-1\n", "running run-1\n", ""]
 
     line.must(*_RUN, "--", "hostname")
@@ -208,7 +208,7 @@ def test_the_job_itself_is_waited_for_until_the_queue_is_rid_of_it(
 def test_a_job_that_stays_in_the_queue_keeps_the_cluster(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.launchers.queue.session.new_job_id", lambda *_: "run-1")
+    monkeypatch.setattr("jobs.places.queue.session.new_job_id", lambda *_: "run-1")
     job.losses = ["running run-1\n"]
 
     assert line.run(*_RUN, "--", "hostname").message.startswith("Job run-1 is running.\n")
@@ -257,7 +257,7 @@ def test_a_record_that_can_not_be_written_keeps_the_cluster(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("jobs.launchers.record.write_record", lambda *_: _raise(full))
+    monkeypatch.setattr("jobs.places.record.write_record", lambda *_: _raise(full))
 
     result = line.run(*_RUN, "--", "hostname")
 

@@ -11,8 +11,8 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from jobs.experiments.bench import BenchRequest, BenchResult, bench, read_last_speeds
-from jobs.launchers.files import worker_files
-from jobs.launchers.plan import JobPaths, new_job_id
+from jobs.places.files import worker_files
+from jobs.places.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, job_context, make_hosts, mpirun_line, whole_cluster
 

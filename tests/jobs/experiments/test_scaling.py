@@ -15,8 +15,8 @@ from infra.errors import JobError, UsageError
 from jobs.cli.tune import build_scaling_request, choose_nodes, render_scaling
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
-from jobs.launchers.plan import JobPaths, new_job_id
-from jobs.launchers.record import CloudInfo
+from jobs.places.plan import JobPaths, new_job_id
+from jobs.places.record import CloudInfo
 from jobs.train.request import TrainRequest, spec_of
 from jobs.worker.fast.communication import BUCKET_MB
 from jobs.worker.fast.compilation import choose_compilation

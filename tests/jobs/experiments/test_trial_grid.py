@@ -15,7 +15,7 @@ from jobs.experiments.tune import (
     suggest_ppn,
 )
 from provision.facts import HostFacts
-from tests.jobs.launchers.topologies import machine
+from tests.jobs.places.topologies import machine
 
 R7IZ = machine(32, smt=True)
 OPEN = TrialGrid(None, None, (16,))

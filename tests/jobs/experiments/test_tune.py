@@ -12,7 +12,7 @@ import pytest
 
 from infra.errors import HostError, JobError
 from jobs.experiments.tune import Trial, TrialGrid, TrialResult, TuneRequest, tune
-from jobs.launchers.plan import JobPaths, new_job_id
+from jobs.places.plan import JobPaths, new_job_id
 from jobs.train.request import TrainRequest, spec_of
 from jobs.train.train import train
 from jobs.train.tuned import FILE, TuningResult

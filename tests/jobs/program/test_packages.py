@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
-from jobs.launchers.plan import PackageList
+from jobs.places.plan import PackageList
 from jobs.program import packages, pyproject
 from jobs.program.packages import find_packages
 from jobs.program.pyproject import read_own_package, runs_python

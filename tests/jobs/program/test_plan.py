@@ -17,9 +17,9 @@ import pytest
 
 from infra.errors import HostError, HostsError, JobError, NoAnswerError, UsageError
 from jobs.cli.run import build_request
-from jobs.launchers.plan import JobFolder, JobPaths, new_job_id
-from jobs.launchers.queue.session import run_job
-from jobs.launchers.record import JobRecord, read_job_id
+from jobs.places.plan import JobFolder, JobPaths, new_job_id
+from jobs.places.queue.session import run_job
+from jobs.places.record import JobRecord, read_job_id
 from jobs.program.plan import ProgramFiles, ProgramRequest, check_variables, plan_program
 from jobs.worker.spec import PlacementOptions, Resources
 from provision.stacks.load import load_stack
@@ -124,7 +124,7 @@ def test_a_node_that_does_not_answer_is_the_reason_also_if_folders_fail_first(
         folders_failed.wait(60)
         raise NoAnswerError("node1", "no SSH")
 
-    monkeypatch.setattr("jobs.launchers.queue.session.send_folders", fail)
+    monkeypatch.setattr("jobs.places.queue.session.send_folders", fail)
     hosts = hosts_for([])
     hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
     hosts["node0"].answers[:0] = [("# removing the files", "removed")]
@@ -151,7 +151,7 @@ def test_ctrl_c_while_folders_are_sent_does_not_wait_for_a_silent_node(
         inspected.wait(60)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jobs.launchers.queue.session.send_folders", press)
+    monkeypatch.setattr("jobs.places.queue.session.send_folders", press)
     hosts = hosts_for([])
     hosts["node1"].answers[:0] = [("querying the facts", stay_silent)]
     hosts["node0"].answers[:0] = [("# removing the files", "removed")]

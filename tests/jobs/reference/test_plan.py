@@ -15,7 +15,7 @@ import pytest
 from infra.errors import JobError, UsageError
 from jobs.cli.shared.job_display import render_result
 from jobs.cli.train import build_reference, build_request, follow_stack
-from jobs.launchers.plan import JobPaths, new_job_id
+from jobs.places.plan import JobPaths, new_job_id
 from jobs.reference.plan import (
     _FOR_A_MINUTE,
     PRESETS,

@@ -10,8 +10,8 @@ import pytest
 
 from infra.errors import UsageError
 from infra.files import parse_as
-from jobs.launchers.kubernetes.request import PodOptions
-from jobs.launchers.record import JobRecord
+from jobs.places.kubernetes.request import PodOptions
+from jobs.places.record import JobRecord
 from jobs.program.folder import choose_folders, read_urls
 from jobs.train.elsewhere import plan_for_script, plan_in_pods
 from jobs.train.request import TrainRequest, check_inputs, spec_of, staged_data

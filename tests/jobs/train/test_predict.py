@@ -14,7 +14,7 @@ import pytest
 import jobs.train.predict
 from infra.errors import JobError, UsageError
 from infra.wait import Silent
-from jobs.launchers.plan import JobPaths, new_job_id
+from jobs.places.plan import JobPaths, new_job_id
 from jobs.train.predict import (
     PredictRequest,
     check_prediction,
@@ -41,7 +41,7 @@ from tests.jobs.context import (
     mpirun_line,
     pack_output,
 )
-from tests.jobs.launchers.this_machine import ThisMachine
+from tests.jobs.places.this_machine import ThisMachine
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
 WHERE = make_rows(["Where?"], TEXT)

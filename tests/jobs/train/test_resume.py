@@ -13,9 +13,9 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from infra.s3_url import S3Location
-from jobs.launchers.launcher import JobSummary
-from jobs.launchers.plan import JobPaths
-from jobs.launchers.record import JobRecord
+from jobs.places.launcher import JobSummary
+from jobs.places.plan import JobPaths
+from jobs.places.record import JobRecord
 from jobs.train.resume import (
     ResumeRequest,
     choose_unfinished,
@@ -40,7 +40,7 @@ from tests.jobs.context import (
     mpirun_line,
     sent_variables,
 )
-from tests.jobs.launchers.test_history import job
+from tests.jobs.places.test_history import job
 
 OPTIONS = replace(DEMO, backend="gloo", output="output")
 RECORD = replace(

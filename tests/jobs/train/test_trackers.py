@@ -10,7 +10,7 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.cli.train import build_request, build_resume
-from jobs.launchers.plan import PackageList
+from jobs.places.plan import PackageList
 from jobs.train.request import TrainRequest, spec_of
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.trackers import tracker_packages, tracker_variables
@@ -111,7 +111,7 @@ def test_a_job_resumes_with_its_trackers_and_the_shells_variables(
     assert not any("submitting" in command for command in hosts["node0"].commands)
 
     # Packages are installed on a real head only; the rest of the plan is the same.
-    monkeypatch.setattr("jobs.launchers.queue.session.install_packages", lambda *_: "")
+    monkeypatch.setattr("jobs.places.queue.session.install_packages", lambda *_: "")
     monkeypatch.setenv(URI, "https://here")
     log: list[str] = []
     run(hosts, request, log)
@@ -126,7 +126,7 @@ def test_a_resumed_job_gets_new_clients(tmp_path: Path, monkeypatch: pytest.Monk
         installed.append(packages)
         return ""
 
-    monkeypatch.setattr("jobs.launchers.queue.session.install_packages", install)
+    monkeypatch.setattr("jobs.places.queue.session.install_packages", install)
     hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
     run(hosts, ResumeRequest("squad", None, tmp_path, {"report_to": "tensorboard"}))
     assert installed == [tracker_packages("tensorboard")]

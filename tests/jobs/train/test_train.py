@@ -13,7 +13,7 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from jobs.cli.train import build_request
-from jobs.launchers.queue.session import DetachedError
+from jobs.places.queue.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes, spec_of
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources

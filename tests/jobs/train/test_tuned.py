@@ -26,7 +26,7 @@ from jobs.worker.spec import PlacementOptions, Resources
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.launchers.topologies import machine
+from tests.jobs.places.topologies import machine
 
 KEY = TuningKey("upstream", "gloo", "auto", False, "scratch", 384, "2 x Xeon, 32 cores in 1")
 BEST = TuningResult(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.launchers.files import worker_files
+from jobs.places.files import worker_files
 from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
 from jobs.worker.tasks.squad.task import SAMPLE
 

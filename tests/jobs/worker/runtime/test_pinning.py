@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
-from jobs.launchers.kubernetes.request import place_pod
-from jobs.launchers.placement import NodeShape, Preload
+from jobs.places.kubernetes.request import place_pod
+from jobs.places.placement import NodeShape, Preload
 from jobs.worker.runtime.cores import LocalCore, read_cores
 from jobs.worker.runtime.errors import PlacementError
 from jobs.worker.runtime.pinning import (

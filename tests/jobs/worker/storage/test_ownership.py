@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from jobs.launchers.bucket import _local_name
-from jobs.launchers.files import place_locally, unpack_results
+from jobs.places.bucket import _local_name
+from jobs.places.files import place_locally, unpack_results
 from jobs.worker.storage import ownership, push
 from jobs.worker.storage.ownership import Options, find_all, find_superseded, matches, pack
 

@@ -1,5 +1,5 @@
 """This machine as a cluster with a queue."""
 
-from tests.jobs.launchers.conftest import head
+from tests.jobs.places.conftest import head
 
 __all__ = ["head"]

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.worker.supervisor.deadline import lead_before, parse_deadline
 from tests.jobs.context import event
-from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
+from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.supervisor.test_notices import SAVES, follow
 
 _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.worker.supervisor import head as batch_head
 from jobs.worker.supervisor.head import HeadFolder
-from tests.jobs.launchers.this_machine import ThisMachine, wait_for
+from tests.jobs.places.this_machine import ThisMachine, wait_for
 
 # Delivers as many bytes as the next line of the file `breaks` or `tars` says, and then breaks.
 _BREAKS = r"""#!/bin/bash

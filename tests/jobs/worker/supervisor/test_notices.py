@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from cluster.slurm.job_queue import describe_reason
-from jobs.launchers.launcher import JobEnd
-from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.places.launcher import JobEnd
+from jobs.places.plan import JobPaths
+from jobs.places.queue.history import list_jobs
+from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor import transfers
 from jobs.worker.supervisor.attempt import describe
 from jobs.worker.supervisor.transfers import Copies, Transfer, Uploads
 from jobs.worker.supervisor.watch import describe_notice, parse_notices
 from tests.jobs.context import event
-from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
+from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 
 NODES = ("node0", "node1", "node2")
 SPOT = "spot: EC2 takes it back at 2026-11-22T18:30:00Z"

@@ -37,7 +37,7 @@ from jobs.worker.supervisor.watch import (
     measure_ranks,
 )
 from jobs.worker.supervisor.watcher import Watcher
-from tests.jobs.launchers.this_machine import wait_for
+from tests.jobs.places.this_machine import wait_for
 
 
 def training(*steps: float) -> StallDetector:

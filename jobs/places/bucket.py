@@ -1,0 +1,156 @@
+"""A job's folder as it is stored in S3: read without any cluster, with the user's credentials."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.aws.s3 import download_file, list_folder
+from infra.errors import JobError, SprError, UsageError
+from infra.files import parse_as
+from infra.s3_url import S3Location
+from infra.words import format_size
+from jobs.places.files import move_results, place_locally
+from jobs.places.launcher import NAME, RUNNING, Fetched, JobEnd, JobSummary, parse_end
+from jobs.places.plan import RECORD, own_folder
+from jobs.places.record import JobRecord, complete_record
+from jobs.worker.runtime.checkpoint_names import newest_complete
+from jobs.worker.storage import ownership
+from jobs.worker.supervisor.launch import CHECKPOINTS, END
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
+
+def find_stored(s3: S3Client, place: S3Location, job: str) -> tuple[JobSummary, dict[str, int]]:
+    """Return a job whose folder is ``place``, and the sizes of its files by name.
+
+    A job without an end counts as running. Raises :class:`UsageError` if there is no job.
+    """
+    sizes = list_folder(s3, place)
+    return _read_job(s3, place, job, sizes), sizes
+
+
+def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int]) -> JobSummary:
+    if RECORD not in sizes:
+        raise UsageError(f"there is no job {job} in {place}", hint=f"it has no {RECORD}")
+    with tempfile.TemporaryDirectory() as folder:
+        text = {
+            name: _read(s3, place, Path(folder, name)) for name in (RECORD, END) if name in sizes
+        }
+    record = parse_as(JobRecord, text[RECORD], f"{place}/{RECORD}")
+    end = parse_end(text.get(END, "")) or JobEnd(RUNNING)
+    return JobSummary(
+        **vars(end),
+        job=job,
+        command=record.command,
+        submitted=datetime.fromisoformat(record.when),
+        ranks_per_node=record.placement.nproc_per_node,
+        size_kib=sum(sizes.values()) >> 10,
+        owner=record.owner,
+        has_model=any(f"output/model/{each}config.json" in sizes for each in ("", "adapter_")),
+        checkpoint=newest_complete(sizes, CHECKPOINTS) or None,
+        unfinished=record.resumable and "output/results.json" not in sizes,
+    )
+
+
+def list_stored(s3: S3Client, place: S3Location) -> tuple[JobSummary, ...]:
+    """Return the jobs whose folders are in ``place``, or whose folder it is, in the order of submission."""
+    sizes = list_folder(s3, place)
+    if RECORD in sizes:
+        return (_read_job(s3, place, place.prefix.rpartition("/")[2], sizes),)
+    folders: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, size in sizes.items():
+        folder, _, rest = name.partition("/")
+        folders[folder][rest] = size
+    found = []
+    for job, own in folders.items():
+        # A folder may hold other files, or disappear meanwhile.
+        with suppress(SprError, ValueError):
+            if RECORD in own and NAME.fullmatch(job):
+                found.append(_read_job(s3, place.below(job), job, own))
+    return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
+
+
+def _read(s3: S3Client, place: S3Location, path: Path) -> str:
+    download_file(s3, place.below(path.name), path)
+    return path.read_text(encoding="utf-8")
+
+
+def fetch_stored(
+    s3: S3Client,
+    place: S3Location,
+    sizes: Mapping[str, int],
+    results: Path,
+    note: Callable[[str], None],
+    *,
+    all_checkpoints: bool = False,
+) -> Fetched:
+    """Download what is the user's of a job, its log, and its record: all of its files, or none.
+
+    Raises :class:`JobError` if they can't be written.
+    """
+    old = set() if all_checkpoints else ownership.find_superseded(sizes, _reader(s3, place))
+    left = sum(size for name, size in sizes.items() if ownership.is_below(name, old))
+    sizes = {name: size for name, size in sizes.items() if not ownership.is_below(name, old)}
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=results, prefix=".fetch-") as folder:
+            _download(s3, place, sizes, Path(folder), note)
+            end = own_folder(Path(folder)) / END
+            text = end.read_text(encoding="utf-8") if end.exists() else ""
+            end.unlink(missing_ok=True)
+            move_results(Path(folder), results)
+    except OSError as error:
+        why = error.strerror or error
+        raise JobError(f"{place} could not be written to {results}: {why}") from error
+    complete_record(results, text)
+    return Fetched(said=(f"not fetched: {ownership.explain_superseded(old, left)}",) if old else ())
+
+
+def _reader(s3: S3Client, place: S3Location) -> Callable[[str], str]:
+    def read(name: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            download_file(s3, place.below(name), Path(folder, "file"))
+            return Path(folder, "file").read_text(encoding="utf-8")
+
+    return read
+
+
+def _download(
+    s3: S3Client,
+    place: S3Location,
+    sizes: Mapping[str, int],
+    folder: Path,
+    note: Callable[[str], None],
+) -> None:
+    wanted = {name: local for name in sizes if (local := _local_name(name))}
+    total, done = sum(sizes[name] for name in wanted), 0
+
+    def count(received: int) -> None:
+        nonlocal done
+        done += received
+        note(f"{format_size(done)} of {format_size(total)}")
+
+    for name, local in wanted.items():
+        path = folder / local
+        path.parent.mkdir(parents=True, exist_ok=True)
+        download_file(s3, place.below(name), path, count)
+        size = path.stat().st_size
+        if size != sizes[name]:
+            raise JobError(
+                f"{place}/{name}: {size} bytes arrived instead of {sizes[name]}: it changed meanwhile",
+                hint=f"to try again: spr-cluster fetch {place}",
+            )
+
+
+def _local_name(name: str) -> str:
+    """Return a file's name in the results folder; "" for one that stays in S3."""
+    is_safe = not {"", ".", ".."} & {*name.split("/")} and "\0" not in name
+    place = str(own_folder(Path()) / END) if name == END else place_locally(name)
+    return place if is_safe else ""

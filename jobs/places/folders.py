@@ -1,0 +1,118 @@
+"""Send a job's folders to all nodes: what changed goes to the head by rsync, and from there in a tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.errors import HostError, HostsError, UsageError
+from infra.words import counted, format_size
+from jobs.places.plan import PACKAGES, JobFolder, JobPaths
+from provision.host import Host
+from provision.on_node import spread
+from provision.run_on_nodes import send
+
+_LIMIT_S = 4 * 3600
+_TRIES = 3
+_KEEP_FOLDERS, _KEEP_PACKAGES = 10, 4
+"""Numbers of earlier versions that stay on a node, so that only changes are sent."""
+_SENT = re.compile(r"files transferred: ([\d,.]+).*?Total bytes sent: ([\d,.]+)", re.DOTALL)
+_HINT = "`spr-cluster verify` checks the nodes, their disks, and the way to them"
+
+
+def has_rsync() -> bool:
+    """Whether this machine can send folders."""
+    return bool(shutil.which("rsync") and shutil.which("ssh"))
+
+
+def send_folders(
+    head: Host,
+    folders: Sequence[JobFolder],
+    packages: str,
+    paths: JobPaths,
+    ssh_config: Path,
+    note: Callable[[str], None],
+) -> None:
+    """Put folders, and ``packages`` that the head has, on all nodes and into a job.
+
+    Raises :class:`HostError`, or :class:`HostsError` with each node's reason.
+    """
+    items = [_linked(packages, paths)] if packages else []
+    for folder in folders:
+        name = Path(folder.store).name
+        last = "" if folder.shared else f".last-{name.rpartition('-')[0]}"
+        arrives = folder.store if folder.shared else f"spr-folders/.{name}"
+        note(f"sending {folder}")
+        note(_send(folder, arrives, last, head.name, ssh_config))
+        target = f"{paths.relative_root}/{folder.target}" if folder.target else ""
+        items.append(
+            {
+                "store": folder.store,
+                "arrives": arrives,
+                "last": last,
+                "target": target,
+                "copied": not folder.shared,
+                "keep": 0 if folder.shared else _KEEP_FOLDERS,
+            }
+        )
+    base = send(spread)
+    plan = {"folders": items, "nodes": None, "argv": base.argv, "source": base.stdin}
+    program = send(spread, lines=[json.dumps(plan)])
+    said = head.run(program.render("giving the folders to all nodes"), timeout_s=_LIMIT_S).stdout
+    failed = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    if failed:
+        raise HostsError("the folder could not be copied to all nodes", failed, hint=_HINT)
+
+
+def _linked(packages: str, paths: JobPaths) -> dict[str, Any]:
+    return {
+        "store": f"spr-packages/{packages}",
+        "arrives": f"spr-packages/.{packages}",
+        "last": "",
+        "target": f"{paths.relative_root}/{PACKAGES}",
+        "copied": False,
+        "keep": _KEEP_PACKAGES,
+    }
+
+
+def _send(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:
+    """Send what changed to the head; return what that was. The files must not change meanwhile."""
+    for _ in range(_TRIES):
+        before = folder.stamp()
+        said = _rsync(folder, arrives, last, node, ssh_config)
+        if folder.shared or folder.stamp() == before:
+            match = _SENT.search(said)
+            files, size = (
+                (int(re.sub(r"\D", "", text)) for text in match.groups()) if match else (0, 0)
+            )
+            return f"sent {counted(files, 'changed file')}, {format_size(size)}"
+    raise UsageError(f"{folder.root} keeps changing while it is sent", hint="try again")
+
+
+def _rsync(folder: JobFolder, arrives: str, last: str, node: str, ssh_config: Path) -> str:
+    there = f"mkdir -p {shlex.quote(str(Path(arrives).parent))} && rsync"
+    argv = ["rsync", "-rlptz", "--stats", f"--rsync-path={there}"]
+    argv += ["-e", shlex.join(["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"])]
+    with tempfile.NamedTemporaryFile() as names:
+        if folder.names is None:
+            argv += ["--delete"]
+        else:
+            names.write(b"".join(os.fsencode(name) + b"\0" for name in folder.names))
+            names.flush()
+            # By content: two edits in one second leave time and size equal.
+            argv += ["--checksum", "--from0", f"--files-from={names.name}"]
+            argv += [f"--link-dest=../{last}"]
+        argv += [f"{folder.root}/", f"{node}:{arrives}/"]
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
+        raise HostError(node, f"rsync of {folder.root} failed: {lines[0]}", hint=_HINT)
+    return done.stdout

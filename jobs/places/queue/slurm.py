@@ -1,0 +1,294 @@
+"""Jobs in the cluster's Slurm: launch and batch script, submission, following, and end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.nodes import Cluster
+from infra.errors import HostError, HostKeyError, JobError, UsageError
+from infra.wait import wait_until
+from infra.words import counted
+from jobs.places.environment import ccl_setup, rank_environment
+from jobs.places.launcher import JobEnd, parse_end
+from jobs.places.placement import Placement
+from jobs.places.plan import JobPaths, JobPlan
+from jobs.places.queue.history import list_jobs
+from jobs.worker.runtime.events import MARK, mark_of
+from jobs.worker.supervisor import log_reader
+from jobs.worker.supervisor.launch import FOLDER, LAUNCH, SECRETS, Launch, build_argv
+from jobs.worker.supervisor.nodes import PACK
+from provision.host import Host, TextSink
+from provision.install import MPIRUN_ENV, VENV
+from provision.run_on_nodes import send
+from provision.stacks.stack import Stack
+
+# A replacement node has no files yet, and a node that did not answer has an earlier launch, or none.
+_SCRIPT = f"""\
+#!/bin/bash
+#SBATCH --job-name={{job}}
+#SBATCH --nodes={{nodes}}
+#SBATCH --output=/dev/null
+#SBATCH --{{requeue}}
+mkdir -p {{root}} && cd {{root}} || exit 1
+exec >> log 2>&1
+for node in {{head}} $(cat ~/hosts); do
+  [ -d code/worker ] && sha256sum --check --status <<< "{{digest}}  {LAUNCH}" && break
+  ssh $node 'cd {{root}} && {PACK}' | tar -xPf -
+done 2>/dev/null
+export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
+supervise="{{venv}}/bin/python -m worker.supervisor"
+# This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
+# If this shell is killed as well, the keeper runs it again, with the exit code.
+code=$1 asked=
+if [ -z "$code" ]; then
+  $supervise &
+  trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
+  asked=1
+fi
+while [ "$asked" ]; do asked=; wait $!; code=$?; done
+[ $code -le 128 ] || [ $code = 143 ] || exec $supervise $code
+exit $code
+"""
+# Otherwise Intel MPI ignores -ppn and starts as many ranks per node as Slurm counts tasks.
+_IN_QUEUE = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
+# From the job's start; longer than any laptop sleeps or any job runs.
+_RECONNECT_DEADLINE_S = 7 * 24 * 3600
+# Upper limit for a kill: Slurm needs this long to declare a silent node down.
+_KILL_S = 60
+# The keeper looks twice a minute, and first stores the results.
+END_S, _END_POLL_S = 120.0, 2.0
+# An earlier log belongs to a resumed job, or to another run of a study with the same folder.
+_SUBMIT = """# submitting a job
+cd {root} && chmod 700 .. || exit
+[ ! -s log ] || cat log >> log.earlier
+rm -f log begin.json end.json cancelled gathered
+touch log
+# With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
+take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&
+  tar -xmf - && {move}"
+if [ -e {secrets}.new ]; then
+  export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"
+  tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$keep" < {secrets}.new ||
+    {{ echo "@ does not take the variables" >&2; exit 1; }}' || exit
+  mv {secrets}.new {secrets}
+fi
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | ssh @ "$take" || :'
+{move} && id=$(sbatch --parsable run.sh) || exit
+setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
+"""
+_MOVE = "mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"
+# slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
+_SAVED_S = 8
+_SUBMIT_IF_FORGOTTEN = """
+for round in 1 2 3 4 5 6; do
+  sleep {pause}
+  case "$(scontrol -o show job $0 2>&1)" in
+    *" JobName=${{PWD##*/}} "*) exit;;
+    JobId=*|*"Invalid job id"*) [ -e cancelled ] || sbatch --parsable run.sh; exit;;
+  esac
+done
+"""
+# Slurm lists a job until none of its processes is left on a node that answers. scancel alone would leave
+# the ranks too little time for a checkpoint, so the batch script gets the signal first.
+_CANCEL = """# ending a job on all nodes
+cd {root} || exit
+find() {{ squeue --noheader --name={job} --format='%A %T %N'; }}
+is_left() {{ found=$(find) && [ -z "$found" ] && return 1; return 0; }}
+read -r job state nodes <<< "$(find)"
+if [ -n "$job" ]; then
+  touch cancelled
+  if [ "$state" != PENDING ] && [ {polls} != 0 ]; then
+    scancel --batch --signal=TERM "$job"
+    for i in $(seq {polls}); do is_left || break; sleep 0.2; done
+  fi
+  if is_left; then
+    scancel --signal=KILL --full "$job" 2>/dev/null; scancel "$job"
+    for i in $(seq 150); do is_left || break; sleep 0.2; done
+  fi
+  ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
+fi
+rm -f {secrets}
+[ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
+# A worker that becomes the head must not start it again.
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c \
+  'ssh -n -o ConnectTimeout=5 @ "cd {root} && touch cancelled && rm -f {secrets}" || :' 2>/dev/null
+true
+"""
+
+
+def build_launch(
+    plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
+) -> Launch:
+    """Return the command that starts a job on nodes of ``cluster``; its placement covers all of them."""
+    shares = placement.shares or ((),) * len(cluster.nodes)
+    planned = len(cluster.first(plan.spec.resources.nodes).nodes)
+    least = plan.spec.recovery.least_nodes
+    if least > planned:
+        raise UsageError(
+            f"--elastic {least}: the job starts on {counted(planned, 'node')}",
+            hint="it is the minimum number of nodes to continue with after a loss",
+        )
+    return Launch(
+        spec=plan.spec,
+        folder=paths.root,
+        head=cluster.head.name,
+        mpirun=f"{VENV}/bin/mpirun",
+        program=(f"{VENV}/bin/python", "-m", plan.module, *plan.argv),
+        resumes=plan.resumes,
+        nproc_per_node=placement.nproc_per_node,
+        env={
+            **_without_given(cluster.environment, plan.variables),
+            **rank_environment(plan, placement, paths.code, stack),
+            MARK: mark_of(paths.job_id),
+        },
+        pinning=dict(zip((node.name for node in cluster.nodes), shares, strict=True)),
+        omp_threads=placement.omp_threads,
+        ccl=placement.backend == "ccl",
+        exports={**MPIRUN_ENV, **_IN_QUEUE},
+        setup=ccl_setup(stack) if plan.backend == "ccl" else (),
+        planned_nodes=max(planned, plan.planned_nodes),
+    )
+
+
+def _without_given(environment: Mapping[str, str], words: Iterable[str]) -> dict[str, str]:
+    """Return the cluster's variables without those that the user sets, in upper or lower case."""
+    given = {word.partition("=")[0].lower() for word in words}
+    return {name: value for name, value in environment.items() if name.lower() not in given}
+
+
+def render_command(launch: Launch, address: str) -> str:
+    """Return the mpirun command of a job if the first of its nodes, with this address, is idle."""
+    return shlex.join(build_argv(launch, [*launch.pinning][: launch.planned_nodes], address))
+
+
+def render_batch_script(launch: Launch, paths: JobPaths) -> str:
+    """Return the script that the queue runs on the job's first node."""
+    # A job that began on a larger cluster continues on this one.
+    recovery = launch.spec.recovery
+    least, most = recovery.least_nodes, min(launch.planned_nodes, len(launch.pinning))
+    return _SCRIPT.format(
+        job=paths.job_id,
+        venv=VENV,
+        nodes=f"{least}-{most}" if 0 < least < most else most,
+        requeue="requeue" if recovery.retries else "no-requeue",
+        root=shlex.quote(paths.root),
+        code=shlex.quote(paths.code),
+        mark=mark_of(paths.job_id),
+        head=launch.head,
+        digest=hashlib.sha256(launch.render()).hexdigest(),
+    )
+
+
+@dataclass(frozen=True)
+class SlurmLauncher:
+    """Runs jobs through the queue of the cluster's head. ``flags`` name the cluster in messages."""
+
+    head: Host
+    flags: str = ""
+
+    def submit(self, launch: Launch, paths: JobPaths, variables: Sequence[str] = ()) -> None:
+        """Queue a job. It runs as soon as nodes are free, even if this process has ended by then.
+
+        Several runs may use one folder in turn, such as the trials of ``tune``. ``variables`` are the user's:
+        they come last, so that a job that is not submitted leaves none on the nodes.
+        """
+        if variables:
+            self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.new")
+        self.head.put(launch.render(), paths.new_launch)
+        self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
+        again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
+        new, move = paths.new, _MOVE.format(new=paths.new)
+        script = _SUBMIT.format(root=paths.root, new=new, move=move, again=again, secrets=SECRETS)
+        done = self.head.run(script, check=False)
+        if done.exit_code:
+            why = done.stderr.strip() or "it printed nothing"
+            raise JobError(
+                f"the queue did not take job {paths.job_id}: {why}",
+                hint=f"`spr-cluster verify {self.flags}` checks the queue",
+            )
+
+    def follow(
+        self,
+        paths: JobPaths,
+        on_text: TextSink,
+        on_wait: TextSink,
+        on_state: TextSink = lambda _: None,
+    ) -> JobEnd:
+        """Stream a job's output, in whole lines, until it ends.
+
+        ``on_wait`` gets the reason why it is not running yet, ``on_state`` the current text of a line that
+        rewrites itself, such as a progress bar.
+        The job survives a broken connection; following continues at the next line. Raises
+        :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another machine answers
+        at its address.
+        """
+        seen, mark = 0, f"@queue-{secrets.token_hex(4)} "
+
+        def take(text: str) -> None:
+            nonlocal seen
+            for part in text.split("\n") if mark in text else [text]:
+                if part.startswith(mark):
+                    _, is_state, state = part.partition("\t")
+                    (on_state if is_state else on_wait)(state or part[len(mark) :])
+                else:
+                    seen += 1 + part.count("\n")
+                    on_text(part)
+
+        def watch() -> bool | None:
+            what = (paths.root, "log", paths.job_id, str(seen + 1), mark)
+            program = send(log_reader, *what).render("following a job")
+            try:
+                self.head.run(program, timeout_s=None, on_text=take)
+            except HostKeyError:
+                raise
+            except HostError as error:
+                self._require_head(paths)
+                on_text(f"{error.message}; the job may still be running; reconnecting")
+                return None
+            return True
+
+        wait_until(
+            f"connection to the head, where job {paths.job_id} is running",
+            watch,
+            deadline_s=_RECONNECT_DEADLINE_S,
+            every_s=15,
+        )
+        return self._find_end(paths)
+
+    def _find_end(self, paths: JobPaths) -> JobEnd:
+        """Return a job's end. If it was killed, the head's keeper records it soon."""
+        until = time.monotonic() + END_S
+        while True:
+            if end := parse_end(self.head.run(f"cat {paths.end}", check=False).stdout):
+                return end
+            found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
+            if not found or time.monotonic() > until:
+                break
+            time.sleep(_END_POLL_S)
+        state = found[0].state if found else "gone"
+        raise JobError(
+            f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
+            "because the head node was shut down, or the job was killed"
+        )
+
+    def _require_head(self, paths: JobPaths) -> None:
+        if gone := self.head.why_gone():
+            raise JobError(
+                f"job {paths.job_id} ended with its head node: {gone}",
+                hint=f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with "
+                f"retries starts again; to follow it: spr-cluster attach {paths.job_id} {self.flags}",
+            )
+
+    def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
+        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the unreachable nodes."""
+        script = _CANCEL.format(
+            root=paths.root, job=paths.job_id, polls=5 * grace_s, secrets=SECRETS
+        )
+        done = self.head.run(script, check=False, timeout_s=grace_s + _KILL_S)
+        return tuple(sorted(set(done.stdout.split())))

@@ -1,0 +1,187 @@
+"""A job's record, ``job.json``, in its folder on the nodes and with its results."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import PositiveInt
+
+from infra.errors import JobError, UsageError
+from infra.files import parse_as, read_object, read_text
+from jobs.places.launcher import JobEnd, parse_end
+from jobs.places.placement import Placement
+from jobs.places.plan import RECORD, JobPaths, own_folder
+from jobs.worker.runtime.output import new_file
+from jobs.worker.spec import PlacementOptions
+from provision.host import Host
+
+
+@dataclass(frozen=True)
+class CloudInfo:
+    """The cloud of a job's nodes; ``billed`` says whether they cost money.
+
+    ``usd_per_hour`` is one node's on-demand price, if it is known for the region.
+    """
+
+    cloud: str = ""
+    region: str = ""
+    billed: bool | None = None
+    usd_per_hour: float | None = None
+    price_source: str = ""
+    owner: str = ""
+    """Who submits the job."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
+
+    Times are ISO 8601 in UTC; ``when`` is the submission, ``seconds`` is how long the job ran. Until the
+    job ends, ``ended``, ``seconds``, and ``exit_code`` are ``None``, and ``state`` is empty. ``nodes`` and
+    ``placement`` are those it may use and, once it has ended, those it used; it starts on ``nnodes`` of
+    them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
+    ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
+    ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
+    ``more`` holds further fields of this kind of job.
+    """
+
+    job: str
+    kind: str
+    cluster: str
+    cloud: str
+    region: str
+    billed: bool | None
+    usd_per_hour: float | None
+    price_source: str
+    command: str
+    argv: tuple[str, ...]
+    mpirun: str
+    nodes: tuple[Mapping[str, str], ...]
+    nnodes: PositiveInt
+    placement: Placement
+    options: PlacementOptions
+    env: Mapping[str, str]
+    resumable: bool
+    gather_output: bool
+    stack: str
+    packages: tuple[str, ...]
+    when: str
+    ended: str | None = None
+    seconds: float | None = None
+    exit_code: int | None = None
+    state: str = ""
+    bucket: str = ""
+    owner: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def ended_as(self, end: JobEnd) -> JobRecord:
+        """Return the record with the job's outcome, by the head's clock."""
+        places = [n for n, node in enumerate(self.nodes) if node["name"] in end.nodes]
+        shares = self.placement.shares
+        used = tuple(shares[n] for n in places) if shares and places else shares
+        return replace(
+            self,
+            nodes=tuple(self.nodes[n] for n in places) or self.nodes,
+            placement=replace(self.placement, shares=used),
+            ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
+            seconds=end.seconds,
+            exit_code=end.exit_code,
+            state=end.state,
+        )
+
+    def render(self) -> str:
+        """Return the content of ``job.json``."""
+        # ASCII: a command that is not valid Unicode stays readable as escapes.
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def read_record(head: Host, paths: JobPaths) -> JobRecord:
+    """Read a job's record on the head. Raises :class:`JobError` if it is damaged."""
+    try:
+        return parse_as(JobRecord, head.run(f"cat {paths.record}").stdout, paths.record)
+    except UsageError as error:
+        raise JobError(f"the job's record on node0 can't be read: {error.message}") from error
+
+
+def write_record(folder: Path, record: JobRecord) -> None:
+    """Write a record into a results folder atomically."""
+    write_record_text(folder, record.render())
+
+
+def write_record_text(folder: Path, text: str) -> None:
+    """Write the content of ``job.json`` into a results folder atomically."""
+    with new_file(own_folder(folder) / RECORD, f".{os.getpid()}") as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def read_job_id(folder: Path) -> str:
+    """Return the ID of the job whose results are in a folder; "" if there is no record."""
+    try:
+        return str(read_object(own_folder(folder) / RECORD)["job"])
+    except (UsageError, KeyError):
+        return ""
+
+
+def complete_record(folder: Path, text: str) -> None:
+    """Add the content of ``end.json``, if there is one, to a record that was fetched."""
+    end = parse_end(text)
+    with suppress(UsageError):  # an earlier release's record stays unchanged
+        path = own_folder(folder) / RECORD
+        record = parse_as(JobRecord, read_text(path), str(path))
+        if end and not record.state:
+            write_record(folder, record.ended_as(end))
+
+
+def require_own_results(folder: Path, job: str) -> None:
+    """Raise :class:`UsageError` for a folder with another job's results.
+
+    A model must never be saved beside another job's scores.
+    """
+    owner = read_job_id(folder)
+    if owner not in ("", job):
+        raise _taken(folder, owner)
+
+
+def claim_results(folder: Path, job: str, text: str = "") -> bool:
+    """Reserve a folder for a job's results; return whether it had no record yet.
+
+    The record, whose content is ``text``, is the claim, until :func:`release_results` or the user removes
+    it. Raises :class:`UsageError` if another job has the folder, or it can't be written.
+    """
+    is_new, own = False, own_folder(folder)
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), (own / RECORD).open("x", encoding="utf-8") as file:
+            is_new = True
+            file.write(json.dumps({"job": job}) + "\n")
+        if not is_new and (owner := read_job_id(folder)) != job:
+            raise _taken(folder, owner or "unknown")
+        if text:
+            write_record_text(folder, text)
+    except OSError as error:
+        if is_new:
+            release_results(folder)
+        why = error.strerror or error
+        raise UsageError(f"--results {folder}: can't be written: {why}") from None
+    return is_new
+
+
+def _taken(folder: Path, owner: str) -> UsageError:
+    return UsageError(
+        f"--results {folder}: it contains the results of job {owner}",
+        hint="give another folder, or remove this one",
+    )
+
+
+def release_results(folder: Path) -> None:
+    """Remove the record of a job that was not submitted, and its folder if nothing else is in it."""
+    with suppress(OSError):
+        (own_folder(folder) / RECORD).unlink()
+        own_folder(folder).rmdir()
+        folder.rmdir()

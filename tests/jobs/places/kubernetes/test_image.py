@@ -1,0 +1,60 @@
+"""The image: the stack's own data in a Dockerfile, and our code as the nodes get it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jobs.places.kubernetes.image import build_files, render_dockerfile
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.text_task import TableOptions
+from provision.stacks.load import load_stack
+from provision.stacks.stack import render_requirements
+from tests.golden import check_golden
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+@pytest.mark.parametrize("name", ["intel", "reference", "upstream"])
+def test_the_dockerfile_and_packages_of_every_stack(name: str) -> None:
+    stack = load_stack(name)
+    text = (
+        f"{render_dockerfile(stack, 'me/spr:1')}\n# requirements.txt\n{render_requirements(stack)}"
+    )
+
+    check_golden(GOLDEN / f"{name}.Dockerfile", text)
+
+
+def test_a_locked_stack_is_installed_from_its_lock() -> None:
+    line = f"torch==2.13.0 --hash=sha256:{'0' * 64}"
+    stack = load_stack("upstream").model_copy(update={"lock": (line,)})
+
+    assert " --require-hashes --no-deps --requirement " in render_dockerfile(stack, "x")
+
+
+def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
+    for name, source in build_files(load_stack("upstream"), "x").items():
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.tasks", "squad", '{"epochs": 0}'],
+        cwd=tmp_path / "code",
+        env={"PYTHONPATH": str(tmp_path / "code")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert "ValueError: --epochs 0 is out of range: 1 to 10000" in done.stderr
+    assert (tmp_path / "code/worker/tasks/squad/sample.json").is_file()
+
+
+def test_a_task_needs_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "bare", SimpleNamespace(demo=TableOptions()))
+    assert "Dockerfile" in build_files(load_stack("upstream"), "x")

@@ -1,0 +1,204 @@
+"""Manifests: golden files, and the schemas of Kubernetes and of Kubeflow's custom resources."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import ValidationError
+from kubernetes_validate.utils import ValidationError as PodError
+from kubernetes_validate.utils import validate
+
+from jobs.places.kubernetes.manifests import AMX_LABEL, Manifest
+from tests.golden import check_golden, compare
+from tests.jobs.places.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
+from tests.jobs.places.kubernetes.schemas import read_schemas
+
+GOLDEN = Path(__file__).with_name("golden")
+NEWEST = "1.33"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*Job-*.yaml")))
+def test_the_yaml_of_each_kind_recipe_and_stack(name: str) -> None:
+    # A PyTorchJob's workers repeat its master.
+    check_golden(GOLDEN / f"{name}.yaml", render_golden(name).partition("    Worker:\n")[0])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.diff")))
+def test_how_the_yaml_of_another_stack_differs(name: str) -> None:
+    base, text = map(render_golden, (f"{name.rpartition('-')[0]}-intel", name))
+
+    check_golden(GOLDEN / f"{name}.diff", compare(base, text))
+
+
+@pytest.mark.parametrize("words", [each for each in EVERY if "PyTorchJob" in each], ids=" ".join)
+def test_workers_are_like_the_master_without_its_comments(words: tuple[str, ...]) -> None:
+    text = rendered(*words).yaml_files()["job.yaml"]
+
+    replicas = yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Worker"] == {**replicas["Master"], "replicas": 3}
+    assert "#" not in text.partition("    Worker:\n")[2]
+
+
+def test_each_kind_and_each_recipe_has_its_yaml() -> None:
+    names = [path.stem.partition("-") for path in GOLDEN.glob("*Job-*")]
+    assert {kind for kind, _, _ in names} == set(KINDS)
+    assert {recipe for _, _, recipe in names} == set(RECIPES)
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [*product(KINDS, RECIPES)])
+def test_claims_differ_only_where_they_should(kind: str, recipe: str) -> None:
+    new, existing = (
+        rendered(*RECIPES[recipe], "--kind", kind, *claim) for claim in CLAIMS.values()
+    )
+
+    assert new.claim is not None
+    assert new.claim["spec"]["resources"]["requests"] == {"storage": "100Gi"}
+    assert "storageClassName" not in new.claim["spec"], "the cluster's default"
+    assert existing.manifests == [existing.job]
+    text = existing.yaml_files()["job.yaml"]
+    assert text.replace("claimName: data", "claimName: spr-cluster") == new.yaml_files()["job.yaml"]
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_comments_do_not_change_what_is_submitted(words: tuple[str, ...]) -> None:
+    found = rendered(*words)
+
+    assert [yaml.safe_load(text) for text in found.yaml_files().values()] == found.manifests
+    assert "__comment" not in "".join(found.yaml_files().values())
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_kubeflows_schemas_accept_every_job(words: tuple[str, ...]) -> None:
+    job = rendered(*words).job
+
+    for schema in read_schemas(job["kind"]):
+        schema.validate(job)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
+    job = rendered("--kind", kind).job
+
+    for schema in read_schemas(kind):
+        for spec in ({**job["spec"], "unknown": 1}, {"numProcPerNode": "auto"}):
+            with pytest.raises(ValidationError):
+                schema.validate({**job, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        *product(KINDS, ["apiVersion", "nodeSelector", "claimName", "runAsNonRoot"]),
+        ("PyTorchJob", "nprocPerNode"),
+        ("PyTorchJob", "cleanPodPolicy"),
+        ("PyTorchJob", "restartPolicy"),
+        ("TrainJob", "runtimeRef"),
+        ("TrainJob", "resourcesPerNode"),
+        ("TrainJob", "replicatedJobs"),
+    ],
+)
+def test_kubeflows_models_refuse_a_misspelled_field(kind: str, field: str) -> None:
+    text = json.dumps(rendered("--kind", kind).job)
+    models = read_schemas(kind)[0]
+    models.validate(json.loads(text))
+
+    assert f'"{field}":' in text
+    with pytest.raises(ValidationError, match=field.lower()):
+        models.validate(json.loads(text.replace(f'"{field}":', f'"{field.lower()}":')))
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None:
+    found = rendered(*words)
+    pod: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "bert"},
+        "spec": pod_of(found.job),
+    }
+
+    for document in (pod, *filter(None, [found.claim])):
+        validate(document, NEWEST, strict=True)
+    with pytest.raises(PodError):
+        validate({**pod, "spec": {**pod["spec"], "x": 1}}, NEWEST, strict=True)
+
+
+def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:
+    for kind in KINDS:
+        pod = pod_of(rendered("--kind", kind).job)
+        (container,) = pod["containers"]
+
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        require_restricted(pod)
+        assert pod.get("automountServiceAccountToken", True) is (kind == "TrainJob")
+        assert pod["nodeSelector"] == {AMX_LABEL: "true"}
+        assert "nodeSelector" not in pod_of(rendered("--kind", kind, "--node-selector", "any").job)
+        own = pod_of(rendered("--kind", kind, "--node-selector", "a.com/pool=spr").job)
+        assert own["nodeSelector"] == {AMX_LABEL: "true", "a.com/pool": "spr"}
+
+
+def require_restricted(pod: Manifest) -> None:
+    """Check the rules of https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
+    assert {key for each in pod["volumes"] for key in each} <= {
+        "name",
+        "persistentVolumeClaim",
+        "emptyDir",
+    }
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_the_copy_pod_mounts_the_claim_and_is_restricted() -> None:
+    found = rendered("--claim", "data", "--namespace", "ml", "--image", "me/spr:1")
+    pod = yaml.safe_load(found.copy_yaml())
+
+    validate(pod, NEWEST, strict=True)
+    require_restricted(pod["spec"])
+    assert pod["metadata"]["namespace"] == "ml"
+    (container,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
+    assert (container["image"], volume["persistentVolumeClaim"]["claimName"]) == (
+        "me/spr:1",
+        "data",
+    )
+    assert container["volumeMounts"] == [{"name": "workspace", "mountPath": "/workspace"}]
+
+
+def test_one_node_needs_no_worker_and_no_shared_storage() -> None:
+    found = rendered("--kind", "PyTorchJob", "--nodes", "1")
+
+    assert [*found.job["spec"]["pytorchReplicaSpecs"]] == ["Master"]
+    assert found.claim is not None
+    assert found.claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def render_golden(name: str) -> str:
+    """Return the manifests of ``TrainJob-fast-intel``: a kind, a recipe, and a stack."""
+    kind, _, recipe = name.partition("-")
+    found = rendered(*RECIPES[recipe], "--kind", kind, "--namespace", "training")
+    return "---\n".join(found.yaml_files().values())
+
+
+def pod_of(job: Manifest) -> Manifest:
+    """The pod that an operator makes: for a TrainJob, the runtime's with our patch and trainer."""
+    spec = job["spec"]
+    if job["kind"] == "PyTorchJob":
+        found: Manifest = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        return found
+    trainer = spec["trainer"]
+    (patch,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+        "replicatedJobs"
+    ]
+    pod = patch["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    own = {key: trainer[key] for key in ("image", "command", "args", "env")}
+    return {**pod, "containers": [{**container, **own, "resources": trainer["resourcesPerNode"]}]}

@@ -1,0 +1,99 @@
+"""Requests: the same training as on bare metal, with paths that the pods have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.places.kubernetes.image import sample_in_image
+from jobs.worker.tasks.squad.task import SAMPLE, SquadOptions
+from tests.jobs.places.kubernetes.rendering import parse, rendered
+
+
+def options(*words: str) -> SquadOptions:
+    """What a rank makes of its arguments."""
+    args = rendered(*words).job["spec"]["trainer"]["args"]
+    assert args[:3] == ["-m", "worker.tasks", "squad"]
+    return SquadOptions.from_json(args[3])
+
+
+def test_training_options_reach_the_ranks() -> None:
+    found = options(
+        "--epochs", "3", "--data", "/workspace/data/train.json", "--model", "roberta-base"
+    )
+
+    assert (found.epochs, found.model, found.data) == (
+        3,
+        "roberta-base",
+        "/workspace/data/train.json",
+    )
+    assert found.output == "/workspace/jobs/bert/output"
+    assert found.token_cache == "/workspace/cache/tokens"
+    assert found.resume, "a restarted pod has the same arguments"
+    assert options("--preset", "bert-large").model == "bert-large-uncased"
+
+
+def test_the_demo_needs_neither_claim_data_nor_hub() -> None:
+    found = rendered("--demo")
+    env = {each["name"]: each["value"] for each in found.job["spec"]["trainer"]["env"]}
+
+    data = sample_in_image(SAMPLE)
+    assert options("--demo").data == data
+    assert "code" + data.partition("/code")[2] in found.build
+    assert env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_every_option_of_the_training_is_offered() -> None:
+    request = parse("--batch-size", "8", "--kind", "PyTorchJob")
+    assert (request.given, request.kind) == ({"batch_size": 8}, "PyTorchJob")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--data train.json", "--data train.json: no pod has this path"),
+        ("--eval ../dev.json", "--eval ../dev.json: no pod has this path"),
+        ("--model ./encoder", "--model ./encoder: no pod has this path"),
+        ("--model bert/local", "--model bert/local: no pod has this path"),
+        ("--data /workspace/../etc/x", "--data /workspace/../etc/x: no pod has this path"),
+        ("--token-cache /data", "--token-cache /data: no pod has this path"),
+        ("--recipe reference --run-qa qa", "--run-qa qa: no pod has this path"),
+        ("--recipe reference --epochs 3", "--epochs: --recipe reference is the published command"),
+        ("--recipe reference --demo", "--demo: --recipe reference is the published command"),
+        ("--run-qa /workspace/qa", "--run-qa requires --recipe reference"),
+        ("--demo --preset distilbert", "--demo and --preset can't be used together"),
+        ("--stack reference", "`train squad --to kubernetes-yaml` can't run on stack reference"),
+        ("--stack nope", "unknown stack 'nope'"),
+        ("--claim A", "--claim 'A': expected a claim's name"),
+        ("--namespace a/b", "--namespace 'a/b': expected lower-case letters"),
+        ("--job-name Bert", "--job-name 'Bert': expected lower-case letters"),
+        ("--image x@@\n", "--image"),
+        ("--epochs 0", "--epochs 0 is out of range"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    (tmp_path / "bert" / "local").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as error:
+        rendered(*words.split(" "))
+
+    assert message in error.value.message
+
+
+def test_the_reference_recipe_is_the_documentations_command() -> None:
+    found = rendered("--recipe", "reference")
+    args = found.job["spec"]["trainer"]["args"]
+    command = args[args.index("python") :]
+
+    wanted = "--model_name_or_path bert-large-uncased --dataset_name squad --do_train --do_eval"
+    assert wanted in " ".join(command)
+    assert command[command.index("--output_dir") + 1] == "/workspace/jobs/bert/output/model"
+    assert "--overwrite_output_dir" not in command, "a restarted pod resumes"
+    text = found.yaml_files()["job.yaml"]
+    # Of what is corrected, only the replicas' policies are PyTorchJob's own.
+    pytorch = rendered("--recipe", "reference", "--kind", "PyTorchJob").yaml_files()["job.yaml"]
+    assert (text.count("Corrected:"), pytorch.count("Corrected:")) == (11, 12)

@@ -1,0 +1,125 @@
+"""A job on a cluster whose time to live ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from infra.errors import HostError, JobError
+from jobs.places.plan import JobPlan
+from jobs.places.queue.history import ExpiryWatch
+from jobs.places.queue.session import attach, open_session
+from tests.jobs.context import NOW as STARTED
+from tests.jobs.context import (
+    PATHS,
+    SUBMITTED,
+    ended,
+    event,
+    job_context,
+    job_spec,
+    listed,
+    make_hosts,
+)
+
+NOW = datetime(2026, 11, 23, 14, tzinfo=timezone.utc)
+EXTENDED = [None, NOW + timedelta(hours=2)]
+FIGURES = dict.fromkeys(("epoch", "loss", "samples_per_second", "tokens_per_second"), 1.0)
+
+
+@pytest.mark.parametrize("extended", EXTENDED)
+def test_a_user_is_warned_once_that_a_job_is_late_and_once_that_the_end_is_near(
+    extended: datetime | None,
+) -> None:
+    shown: list[str] = []
+    times = [NOW]
+    watch = ExpiryWatch(
+        NOW + timedelta(hours=1), "--name x", shown.append, lambda: extended, lambda: times[0]
+    )
+    watch.see_eta(3000)
+    watch.tick()
+    assert shown == []
+    for _ in range(2):
+        watch.see_eta(5400)
+    times = [NOW + timedelta(minutes=51)]
+    for _ in range(2):
+        watch.tick()
+    ends = [text.splitlines()[-1].partition(": ")[2] for text in shown]
+    commands = [f"spr-cluster extend {hours}h --name x" for hours in (1, 2)]
+    assert ends == ([] if extended else commands)
+    if not extended:
+        assert "shut down at 15:00 UTC (in 1 h); the job would end at about 15:30 UTC" in shown[0]
+        assert "shut down at 15:00 UTC (in 9 min); the job and its" in shown[1]
+
+
+@pytest.mark.parametrize("extended", EXTENDED)
+def test_a_job_that_ended_with_its_cluster_says_so(
+    extended: datetime | None, tmp_path: Path
+) -> None:
+    said = event(event="step", step=1, total=2, eta_seconds=60.0, shares={}, **FIGURES)
+    hosts, log = make_hosts([said]), list[str]()
+    lost = HostError("node0", "no SSH")
+    hosts["node0"].answers[:0] = [("cat .*/end.json", lost)]
+    past, later = (datetime.now(timezone.utc) + timedelta(minutes=n) for n in (-1, 120))
+    context = job_context(hosts, log=log, find_expiry=lambda: later if extended else past)
+    context = replace(context, cluster=replace(context.cluster, expires=past))
+    message = r"\[node0\] no SSH" if extended else "whose time to live was over at .*: .* no SSH"
+    with pytest.raises(HostError if extended else JobError, match=message) as caught:
+        attach(context, PATHS.job_id, tmp_path)
+    assert ("spr-cluster up --name bert" in str(caught.value)) is not bool(extended)
+    assert any("warning: the nodes shut down" in line for line in log) is not bool(extended)
+
+
+@pytest.mark.parametrize(("hours", "is_late"), [(1.0, False), (0.1, True)])
+def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_takes(
+    hours: float, is_late: bool
+) -> None:
+    nodes = [node["name"] for node in SUBMITTED.nodes]
+
+    def past(
+        job: str, minutes: int, command: str = SUBMITTED.command, state: str = "succeeded"
+    ) -> str:
+        began = 1_800_000_000.0
+        text = ended(nodes=nodes, began=began, ended=began + minutes * 60, state=state)
+        return listed(job, command=command, end=json.loads(text))
+
+    rows = [
+        past("squad-1", 20),
+        past("squad-2", 12),
+        past("squad-3", 90, "other"),
+        past("squad-4", 5, state="failed"),
+    ]
+    hosts, log = make_hosts([]), list[str]()
+    hosts["node0"].answers[:0] = [("# listing the jobs", "".join(rows))]
+    context = job_context(hosts, log=log)
+    ends = STARTED + timedelta(hours=hours)
+    context = replace(context, cluster=replace(context.cluster, expires=ends))
+
+    plan = JobPlan("squad", "worker.tasks", (), "gloo", command=SUBMITTED.argv)
+    open_session(context).show_estimate(replace(plan, spec=job_spec(resumed_job="squad-2")))
+    assert len(log) == 1
+    open_session(context).show_estimate(plan)
+
+    assert log[2] == "the same command took 12 min in squad-2"
+    warned = "".join(log[3:])
+    assert ("the job would end at about 14:37 UTC, after that" in warned) is is_late
+    assert ("spr-cluster extend 1h" in warned) is is_late
+
+
+@pytest.mark.parametrize("extended", EXTENDED)
+def test_no_job_is_submitted_in_the_grace_period(extended: datetime | None) -> None:
+    over = STARTED - timedelta(minutes=5)
+    later = STARTED + timedelta(hours=2) if extended else over
+    context = job_context(make_hosts([]), find_expiry=lambda: later)
+    context = replace(context, cluster=replace(context.cluster, expires=over))
+    if extended:
+        open_session(context)
+        return
+    with pytest.raises(
+        JobError, match=r"was over at 14:20 UTC: its nodes accept no new jobs"
+    ) as refused:
+        open_session(context)
+    assert "spr-cluster extend 2h" in str(refused.value.hint)

@@ -1,0 +1,263 @@
+"""The mpirun command, and the batch script that runs it, as golden files."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.places.environment import warn_ignored
+from jobs.places.placement import Placement, plan_placement
+from jobs.places.plan import JobPaths, JobPlan
+from jobs.places.queue.slurm import build_launch, render_batch_script, render_command
+from jobs.worker.runtime.pinning import RankPlacement, read_plan
+from jobs.worker.spec import PlacementOptions
+from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch
+from jobs.worker.supervisor.nodes import PACK
+from provision.facts import HostFacts
+from provision.stacks.load import load_stack
+from provision.stacks.stack import Stack
+from tests.golden import check_golden
+from tests.jobs.context import job_spec, whole_cluster
+from tests.jobs.places.topologies import machine
+
+GOLDEN = Path(__file__).with_name("golden")
+PATHS = JobPaths("squad-20260731-142501")
+UPSTREAM = load_stack("upstream")
+ARGV = ("squad", "--model=distilbert-base-uncased", "--output=/home/ubuntu/spr-jobs/it's here")
+
+
+def make_plan(backend: str) -> JobPlan:
+    return JobPlan("squad", "worker.tasks", ARGV, backend)
+
+
+def with_environment(stack: str, **environment: str) -> Stack:
+    return load_stack(stack).model_copy(update={"environment": environment})
+
+
+def place(*facts: HostFacts, backend: str, **options: Any) -> Placement:
+    by_name = {f"node{rank}": fact for rank, fact in enumerate(facts)}
+    addresses = dict.fromkeys(by_name, "172.31.0.10")
+    return plan_placement(by_name, addresses, PlacementOptions(**options), backend)
+
+
+def command_for(*facts: HostFacts, backend: str = "gloo", **options: Any) -> Launch:
+    placement = place(*facts, backend=backend, **options)
+    cluster = whole_cluster().first(len(facts))
+    return build_launch(make_plan(backend), placement, PATHS, cluster, UPSTREAM)
+
+
+def words(launch: Launch) -> list[str]:
+    """The mpirun command on the first of the job's nodes."""
+    return shlex.split(render_command(launch, "192.0.2.1"))
+
+
+def environment(words: Sequence[str], flag: str = "-genv") -> dict[str, str]:
+    """The variables that a part of an mpirun line sets."""
+    found = [at for at, word in enumerate(words) if word == flag]
+    return {words[at + 1]: words[at + 2] for at in found}
+
+
+def test_a_replacement_node_gets_console_scripts_and_shared_folders_but_no_output(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "site/bin").mkdir(parents=True)
+    (tmp_path / "site/bin/go").touch()
+    (tmp_path / "work").mkdir()
+    home = Path("/home/nobody")  # which does not exist, so tar names what it would pack
+    (tmp_path / "packages").symlink_to(home / "spr-packages/k")
+    (tmp_path / "work/data").symlink_to(home / "spr-data/d")
+    (tmp_path / "work/runs").symlink_to(home / "spr-jobs/run-1/output")
+
+    packed = subprocess.run(["bash", "-c", PACK], cwd=tmp_path, capture_output=True, check=False)
+
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        assert {"site/bin/go", "packages", "work/data", "work/runs"} <= {*archive.getnames()}
+    missing = packed.stderr.decode()
+    assert "spr-packages/k" in missing
+    assert "spr-data/d" in missing
+    assert "spr-jobs" not in missing
+
+
+@pytest.mark.parametrize(("backend", "ppn"), [("gloo", 1), ("ccl", 2)])
+def test_launch(backend: str, ppn: int) -> None:
+    launch = command_for(*[machine(32, smt=True)] * 3, backend=backend, nproc_per_node=ppn)
+
+    check_golden(GOLDEN / f"launch_{backend}.json", launch.render().decode())
+
+
+def test_batch_script() -> None:
+    script = render_batch_script(command_for(*[machine(32)] * 3), PATHS)
+
+    check_golden(GOLDEN / "run.sh", script)
+    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+
+
+def test_a_launch_is_read_as_it_was_written() -> None:
+    launch = replace(
+        command_for(machine(2)), program=("it's", 'a "b"', "$HOME `id`\n\\n", "é\udcff")
+    )
+
+    assert parse_launch(launch.render().decode()) == launch
+
+
+def test_only_a_job_that_may_run_again_is_requeued() -> None:
+    plan = replace(make_plan("gloo"), spec=job_spec(retries=2), resumes=True)
+    command = build_launch(
+        plan, place(machine(2), backend="gloo"), PATHS, whole_cluster().first(1), UPSTREAM
+    )
+    assert "#SBATCH --requeue\n" in render_batch_script(command, PATHS)
+    assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
+    first, again = (command.prepared(again=after, pinning={}).program for after in (False, True))
+    assert first[-3:] == ARGV
+    assert again == (*first, "--resume")
+
+
+def test_a_job_runs_on_the_nodes_that_it_gets() -> None:
+    """Each has its own cores, whatever its place among them."""
+    facts = [machine(2, allowed="0"), machine(2, allowed="0"), machine(2, allowed="1")]
+    launch = command_for(*facts)
+
+    same = build_argv(launch, ("node1", "node0"), "192.0.2.7")
+    other = " ".join(build_argv(launch, ("node2", "node1"), "192.0.2.9")).split(" : ")
+
+    assert environment(same)["MASTER_ADDR"] == "192.0.2.7"
+    assert " ".join(same).count(" -n 2 ") == 1
+    masks = [environment(part.split(), "-env")["I_MPI_PIN_DOMAIN"] for part in other]
+    assert masks == ["[0x2]", "[0x1]"]
+    with pytest.raises(KeyError):
+        build_argv(launch, ("node9",), "192.0.2.1")
+
+
+def test_an_empty_value_is_not_exported() -> None:
+    placement = replace(place(machine(2), backend="gloo"), tcmalloc=None)
+    command = build_launch(make_plan("gloo"), placement, PATHS, whole_cluster().first(1), UPSTREAM)
+
+    assert "LD_PRELOAD" not in words(command)
+    assert not any(name.startswith("CCL_") for name in words(command))
+
+
+def test_masks_and_worker_cores_of_two_ranks() -> None:
+    command = command_for(machine(8, smt=True), backend="ccl", nproc_per_node=2, ccl_workers=2)
+    found = environment(words(command))
+
+    assert found["I_MPI_PIN_DOMAIN"] == "[0xc,0xc0]"
+    assert found["CCL_WORKER_AFFINITY"] == "0,1,4,5"
+    assert (found["CCL_WORKER_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "2")
+    assert found["CCL_ALLREDUCE"] == "recursive_doubling:0-8192;ring:8193-max"
+    plans = [read_plan({**found, "MPI_LOCALRANKID": rank}) for rank in "01"]
+    assert plans == [
+        RankPlacement("2-3", 2, "prefer:0", "0-1"),
+        RankPlacement("6-7", 2, "prefer:0", "4-5"),
+    ]
+
+
+def test_a_mask_may_be_longer_than_a_word() -> None:
+    found = environment(words(command_for(machine(192, sockets=2, numa=2, smt=True))))
+
+    masks = [int(mask, 16) for mask in found["I_MPI_PIN_DOMAIN"][1:-1].split(",")]
+    assert masks == [(1 << 96) - 1, ((1 << 96) - 1) << 96]
+    assert masks == sorted(masks)
+
+
+def test_nodes_with_different_cpus_get_separate_argument_sets() -> None:
+    command = command_for(machine(2, allowed="0"), machine(2, allowed="1"))
+    sets = " ".join(words(command)).split(" : ")
+
+    assert len(sets) == 2
+    for part, mask, cpus in zip(sets, ("[0x1]", "[0x2]"), ("0", "1"), strict=True):
+        own = environment(part.split(), "-env")
+        assert own["I_MPI_PIN_DOMAIN"] == mask
+        assert read_plan({**own, "MPI_LOCALRANKID": "0"}) == RankPlacement(cpus, 1, "prefer:0")
+        assert "-n 1" in part
+        assert "-m worker.tasks squad" in part
+    shared = environment(words(command))
+    assert "I_MPI_PIN_DOMAIN" not in shared
+    assert shared["OMP_NUM_THREADS"] == "1"
+
+
+def test_intels_openmp_is_preloaded_and_alone_configured() -> None:
+    iomp5 = "/opt/spr-cluster/venv/lib/libiomp5.so"
+    found = environment(words(command_for(machine(4, iomp5=iomp5))))
+
+    assert found["LD_PRELOAD"] == f"{iomp5}:/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"
+    assert found["KMP_AFFINITY"] == "granularity=fine,compact,1,0"
+    assert "OMP_PROC_BIND" not in found
+    without = environment(words(command_for(machine(4))))
+    assert not [name for name in without if name.startswith("KMP_")]
+
+
+def test_ranks_use_tcp_on_the_cluster_s_interface() -> None:
+    env = environment(words(command_for(machine(4, interface="ens7"), backend="ccl")))
+
+    assert (env["FI_PROVIDER"], env["FI_TCP_IFACE"]) == ("tcp", "ens7")
+
+
+def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them() -> None:
+    own = {"OMP_NUM_THREADS": "24", "CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "auto"}
+    stack = with_environment("intel", **own, KMP_HW_SUBSET="1T", CCL_LOG_LEVEL="info")
+    placement = place(machine(8), backend="ccl", nproc_per_node=2)
+
+    command = build_launch(make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack)
+
+    found = environment(words(command))
+    assert (found["OMP_NUM_THREADS"], found["CCL_WORKER_COUNT"]) == ("3", "1")
+    assert found["CCL_WORKER_AFFINITY"] == "0,4"
+    assert "KMP_HW_SUBSET" not in found
+    assert found["CCL_LOG_LEVEL"] == "info"
+    assert warn_ignored(stack, placement) == (
+        "ignoring CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS from the "
+        "stack: the placement sets them",
+    )
+
+
+def test_the_published_recipe_keeps_its_own_variables() -> None:
+    stack = with_environment("intel", KMP_HW_SUBSET="1T")
+    placement = place(machine(32), backend="ccl", mode="reference")
+
+    command = build_launch(make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack)
+
+    assert environment(words(command))["KMP_HW_SUBSET"] == "1T"
+    assert warn_ignored(stack, placement) == ()
+
+
+def test_the_published_recipe_is_not_pinned() -> None:
+    command = command_for(machine(32), backend="ccl", mode="reference")
+    found = environment(words(command))
+
+    assert "I_MPI_PIN_DOMAIN" not in found
+    assert (found["OMP_NUM_THREADS"], found["KMP_HW_SUBSET"]) == ("24", "1T")
+    assert (found["CCL_WORKER_COUNT"], found["CCL_WORKER_AFFINITY"]) == ("2", "auto")
+    assert read_plan({**found, "MPI_LOCALRANKID": "1"}) == RankPlacement(None, 24, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [((), {"HTTP_PROXY", "http_proxy"}), (("HTTP_PROXY=http://mine:1",), set())],
+)
+def test_ranks_have_the_clusters_variables_unless_the_user_sets_them(
+    given: tuple[str, ...], left: set[str]
+) -> None:
+    facts = machine(4)
+    variables = dict.fromkeys(("HTTP_PROXY", "http_proxy"), "http://10.0.0.9:3128")
+    cluster = replace(whole_cluster().first(1), environment=variables)
+    plan = replace(make_plan("gloo"), variables=given)
+
+    launch = build_launch(plan, place(facts, backend="gloo"), PATHS, cluster, UPSTREAM)
+
+    assert {name for name in environment(words(launch)) if "proxy" in name.lower()} == left
+
+
+def test_a_job_is_stored_in_a_folder_of_its_own() -> None:
+    placement, cluster = place(machine(2), backend="gloo"), whole_cluster().first(1)
+    plan = replace(make_plan("gloo"), spec=job_spec(bucket="s3://data/team"))
+    launch = build_launch(plan, placement, PATHS, cluster, UPSTREAM)
+    assert launch.bucket == f"s3://data/team/{PATHS.job_id}"
+    assert parse_launch(launch.render().decode()).bucket == launch.bucket

@@ -1,0 +1,104 @@
+"""The log of a job or of one rank, read by the real shell commands in this machine's bash."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.places.launcher import JobSummary
+from jobs.places.plan import JobPaths
+from jobs.places.queue.history import find_node, list_jobs, read_log
+from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
+
+AT = datetime(2026, 7, 31, tzinfo=timezone.utc)
+JOB = JobSummary(
+    "succeeded", job="squad-1", submitted=AT, nodes=("node2", "node0"), ranks_per_node=2
+)
+
+
+def read(head: ThisMachine, job: JobSummary, rank: int | None = None, **more: bool) -> list[str]:
+    lines: list[str] = []
+    read_log(head, job, lines.append, rank, **more)
+    return lines
+
+
+def write_log(head: ThisMachine, job: JobSummary, text: str) -> None:
+    log = Path(JobPaths(job.job, str(head.home)).log)
+    log.parent.mkdir(parents=True)
+    log.write_text(text)
+
+
+@pytest.fixture(autouse=True)
+def home(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "jobs.places.queue.history.JobPaths", lambda job: JobPaths(job, str(head.home))
+    )
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_the_log_of_a_job_that_is_over(head: ThisMachine, follow: bool) -> None:
+    text = "".join(f"line {number}\n" for number in range(5000))
+    write_log(head, JOB, text + "the last")
+    assert read(head, JOB, follow=follow) == [*text.splitlines(), "the last"]
+
+
+def test_a_running_job_is_followed_to_its_end(head: ThisMachine) -> None:
+    submit(head, "for i in 1 2 3; do echo line $i; sleep 0.3; done; echo the last")
+    (job,) = list_jobs(head)
+    assert read(head, job, follow=True) == ["line 1", "line 2", "line 3", "the last"]
+    wait_for(lambda: not head.processes())
+
+
+def test_a_job_that_is_cancelled_while_it_waits_has_no_log(head: ThisMachine) -> None:
+    submit(head, "sleep 60", "first", nodes=3)
+    submit(head, "true", "squad-2")
+    job = list_jobs(head)[1]
+    found: list[list[str]] = []
+    reader = threading.Thread(target=lambda: found.append(read(head, job, follow=True)))
+    reader.start()
+    head.slurm_command("scancel", "2")
+    reader.join(50)
+    assert found == [[]]
+
+
+def test_the_log_of_a_rank_comes_from_its_node(head: ThisMachine) -> None:
+    there = head.connect("node1", "node2") / "spr-jobs/squad-1/output.state/logs"
+    there.mkdir(parents=True)
+    (there / "rank-1.log").write_text("of rank 1\n")
+    assert read(head, JOB, 1) == ["of rank 1"]
+    assert read(head, JOB, 0) == [], "it has printed nothing"
+
+
+def test_a_rank_is_followed_on_its_node(head: ThisMachine) -> None:
+    there = head.connect("node1", "node2") / "spr-jobs/squad-1/output.state/logs"
+    there.mkdir(parents=True)
+    log = there / "rank-1.log"
+    log.write_text("begun\n")
+    submit(head, "sleep 60")
+    lines: list[str] = []
+    job = replace(JOB, state="running")
+    reader = threading.Thread(
+        target=read_log, args=(head, job, lines.append, 1), kwargs={"follow": True}
+    )
+    reader.start()
+    wait_for(lambda: lines == ["begun"])
+    with log.open("a") as file:
+        file.write("more\n")
+    wait_for(lambda: lines == ["begun", "more"])
+    head.slurm_command("scancel", "1")
+    reader.join(50)
+    wait_for(lambda: not head.processes())
+
+
+def test_ranks_are_on_the_jobs_nodes_in_their_order() -> None:
+    assert [find_node(JOB, rank) for rank in range(4)] == ["node2", "node2", "node0", "node0"]
+    for rank in (-1, 4):
+        with pytest.raises(UsageError, match=f"--rank {rank}: job squad-1 has the ranks 0 to 3"):
+            find_node(JOB, rank)
+    with pytest.raises(UsageError, match="job squad-1 has not started yet: it is queued"):
+        find_node(replace(JOB, state="queued", nodes=()), 0)

@@ -1,0 +1,258 @@
+"""Placement from facts: a table of machines of every shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.errors import HostError, UsageError
+from jobs.places.placement import Placement, plan_placement
+from jobs.worker.spec import PlacementOptions
+from provision.facts import HostFacts
+from tests.jobs.places.topologies import from_rows, interleaved, machine
+
+R7IZ = machine(32, smt=True)
+
+
+def plan(
+    *facts: HostFacts, ppn: int | None = None, workers: int = 0, mode: str = "auto", **more: str
+) -> Placement:
+    """Plan a placement on these nodes; over oneCCL if it has workers."""
+    by_name = {f"node{rank}": fact for rank, fact in enumerate(facts)}
+    addresses = dict.fromkeys(by_name, "172.31.0.10")
+    options = PlacementOptions(mode, ppn, workers or None, **more)
+    return plan_placement(by_name, addresses, options, "ccl" if workers else "gloo")
+
+
+def cpus(placement: Placement, node: int = 0) -> list[tuple[int, ...]]:
+    return [share.cpus for share in placement.shares[node]]
+
+
+@pytest.mark.parametrize(
+    ("ppn", "workers", "threads"),
+    [(1, 1, 31), (2, 1, 15), (2, 2, 14), (2, 0, 16), (1, 0, 32), (None, 1, 31), (4, 1, 7)],
+)
+def test_the_32_cores_of_an_r7iz_metal_16xl(ppn: int | None, workers: int, threads: int) -> None:
+    assert plan(R7IZ, ppn=ppn, workers=workers).omp_threads == threads
+
+
+def test_the_first_cores_of_each_rank_carry_oneccl_and_siblings_stay_idle() -> None:
+    first, second = plan(R7IZ, ppn=2, workers=2).shares[0]
+
+    assert (first.workers, first.cpus) == ((0, 1), tuple(range(2, 16)))
+    assert (second.workers, second.cpus) == ((16, 17), tuple(range(18, 32)))
+    assert (first.numa, second.numa) == (0, 0)
+
+
+@pytest.mark.parametrize("smt", [False, True])
+@pytest.mark.parametrize(
+    ("facts", "ppn", "threads"),
+    [
+        ({"cores": 64, "sockets": 2, "numa": 2}, 2, 31),  # r7iz.metal-32xl
+        ({"cores": 96, "sockets": 2, "numa": 2}, 2, 47),  # c7i.metal-48xl
+        ({"cores": 32, "numa": 4}, 4, 7),  # sub-NUMA clusters of four
+        ({"cores": 96}, 1, 95),  # c8i.metal-48xl, 8th generation
+        ({"cores": 96, "numa": 3}, 3, 31),  # the same, with its three compute dies as nodes
+        ({"cores": 192, "sockets": 2, "numa": 2}, 2, 95),  # c8i.metal-96xl
+        ({"cores": 192, "sockets": 2, "numa": 6}, 6, 31),
+    ],
+)
+def test_one_rank_per_numa_node_is_the_default(
+    facts: dict[str, Any], ppn: int, threads: int, smt: bool
+) -> None:
+    placement = plan(machine(**facts, smt=smt), workers=1)
+
+    assert (placement.nproc_per_node, placement.omp_threads) == (ppn, threads)
+    assert [share.numa for share in placement.shares[0]] == list(range(ppn))
+    each = facts["cores"] // ppn
+    assert cpus(placement) == [tuple(range(i * each + 1, (i + 1) * each)) for i in range(ppn)]
+
+
+def test_one_rank_over_two_sockets_takes_memory_where_its_threads_are() -> None:
+    (share,) = plan(machine(64, sockets=2, numa=2), ppn=1).shares[0]
+
+    assert share.cpus == tuple(range(64))
+    assert share.numa is None
+
+
+def test_a_rank_gets_whole_numa_nodes_of_one_socket() -> None:
+    # The nodes' numbers alternate between the sockets.
+    rows = [(cpu, cpu, cpu // 4 % 2, cpu // 4) for cpu in range(16)]
+
+    assert cpus(plan(from_rows(rows), ppn=2)) == [
+        (0, 1, 2, 3, 8, 9, 10, 11),
+        (4, 5, 6, 7, 12, 13, 14, 15),
+    ]
+
+
+def test_interleaved_cpu_numbers() -> None:
+    assert cpus(plan(interleaved(8))) == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert cpus(plan(interleaved(8, smt=True))) == [(0, 4, 8, 12), (2, 6, 10, 14)]
+
+
+def test_cpu_numbers_with_gaps() -> None:
+    rows = [(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)]
+
+    (share,) = plan(from_rows(rows), workers=1).shares[0]
+
+    assert (share.workers, share.cpus, share.numa) == ((8,), (11, 14, 17), 7)
+
+
+def test_masks_ascend_even_where_the_numa_nodes_do_not() -> None:
+    rows = [(cpu, cpu, 0, 1 - cpu // 2) for cpu in range(4)]
+
+    assert [(share.cpus, share.numa) for share in plan(from_rows(rows)).shares[0]] == [
+        ((0, 1), 1),
+        ((2, 3), 0),
+    ]
+
+
+def test_only_allowed_cpus_are_used_even_if_only_a_sibling_is() -> None:
+    placement = plan(machine(4, smt=True, allowed="1,2,6-7"))
+
+    assert cpus(placement) == [(1, 2, 7)]
+
+
+def test_nodes_with_different_cpu_numbers_get_separate_masks() -> None:
+    placement = plan(machine(4, allowed="0-1"), machine(4, allowed="2-3"), ppn=2)
+
+    assert [cpus(placement, node) for node in (0, 1)] == [[(0,), (1,)], [(2,), (3,)]]
+
+
+def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
+    placement = plan(machine(32), machine(8))
+
+    assert placement.omp_threads == 8
+    assert cpus(placement, 0) == cpus(placement, 1) == [tuple(range(8))]
+    (warning,) = placement.warnings
+    assert warning.startswith("node0 computes on 8 of its 32 cores")
+
+
+def test_uneven_numa_nodes_become_one_rank() -> None:
+    assert cpus(plan(machine(8, numa=2, allowed="0-2,7"))) == [(0, 1, 2, 7)]
+
+
+def test_numa_nodes_with_as_many_cores_as_workers_become_one_rank() -> None:
+    assert plan(machine(4, numa=4), workers=1).omp_threads == 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "ppn", "message"),
+    [
+        (machine(2), 3, "--ppn 3: node0 has 2 physical cores, too few for 3 ranks"),
+        (
+            machine(32),
+            3,
+            r"--ppn 3: the cores of node0 \(by NUMA node: 32\) can't be divided evenly",
+        ),
+        (machine(64, numa=2), 3, r"by NUMA node: 32 and 32\)"),
+        (machine(8, numa=2, allowed="0-2,7"), 2, r"by NUMA node: 3 and 1\)"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused(facts: HostFacts, ppn: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(facts, ppn=ppn)
+
+
+def test_a_refusal_of_an_uneven_split_names_the_even_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(machine(12, numa=2), ppn=5)
+    assert caught.value.hint == "use one of: 1, 2, 4, 6, 12"
+
+
+def test_more_ranks_than_cores_are_refused_with_the_node() -> None:
+    with pytest.raises(UsageError, match="--ppn 3: node1 has 2 physical cores"):
+        plan(machine(6), machine(2), ppn=3)
+
+
+def test_workers_that_leave_no_core_to_compute_are_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"--ppn 2 --ccl-workers 4: node0 has 8 .* 4 oneCCL workers"
+    ):
+        plan(machine(8), ppn=2, workers=4)
+
+
+def test_one_core_computes_over_gloo_and_not_beside_a_oneccl_worker() -> None:
+    assert plan(machine(1)).omp_threads == 1
+    with pytest.raises(
+        UsageError, match="--backend ccl: node0 has 1 physical core, too few for 1 rank of"
+    ):
+        plan_placement({"node0": machine(1)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl")
+
+
+def test_workers_need_oneccl() -> None:
+    options = PlacementOptions(ccl_workers=2)
+    with pytest.raises(UsageError, match="--ccl-workers: the backend is gloo"):
+        plan_placement({"node0": machine(4)}, {"node0": "172.31.0.10"}, options, "gloo")
+
+
+def test_the_published_numbers_come_with_a_warning() -> None:
+    placement = plan(R7IZ, mode="reference")
+    options = PlacementOptions("reference")
+    ccl = plan_placement({"node0": R7IZ}, {"node0": "172.31.0.10"}, options, "ccl")
+
+    assert (ccl.nproc_per_node, ccl.omp_threads, ccl.ccl_workers) == (2, 24, 2)
+    assert "node0 is oversubscribed: 52 busy threads on 32 cores" in ccl.warnings
+    assert (placement.ccl_workers, placement.shares) == (0, ())
+    assert len(plan(machine(48), mode="reference").warnings) == 1, "as many threads as cores"
+
+
+def test_the_published_numbers_can_not_be_changed() -> None:
+    with pytest.raises(UsageError, match="--placement reference sets"):
+        plan(R7IZ, mode="reference", ppn=4)
+
+
+def test_nodes_may_differ_in_their_interfaces() -> None:
+    assert plan(machine(2), machine(2)).interface == "ens5"
+    assert plan(machine(2), machine(2, interface="eth0"), machine(2)).interface == "ens5,eth0"
+
+
+def test_an_address_that_no_interface_has_is_an_error() -> None:
+    with pytest.raises(
+        HostError, match=r"none of its network interfaces has its address 10\.0\.0\.1"
+    ):
+        plan_placement({"node0": R7IZ}, {"node0": "10.0.0.1"}, PlacementOptions(), "gloo")
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> HostFacts:
+    """Any machine: CPUs numbered at will, of which some may be used."""
+    sockets, nodes = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    cores, threads = draw(st.integers(1, 6)), draw(st.integers(1, 2))
+    places = [
+        (core, socket, socket * nodes + node)
+        for socket in range(sockets)
+        for node in range(nodes)
+        for core in range(node * cores, (node + 1) * cores)
+        for _ in range(threads)
+    ]
+    numbers = draw(st.permutations(range(len(places) + 3)))
+    rows = [(cpu, *place) for cpu, place in zip(numbers, places, strict=False)]
+    usable = draw(st.sets(st.sampled_from([row[0] for row in rows]), min_size=1))
+    return from_rows(rows, ",".join(map(str, usable)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(machines(), min_size=1, max_size=3), st.none() | st.integers(1, 8), st.integers(0, 3)
+)
+def test_no_placement_oversubscribes(facts: list[HostFacts], ppn: int | None, workers: int) -> None:
+    try:
+        ranks = plan(*facts, ppn=ppn, workers=workers)
+    except UsageError:
+        assert ppn or workers, "without a options there is always a placement"
+        return
+    for fact, shares in zip(facts, ranks.shares, strict=True):
+        core_of = {cpu.cpu: (cpu.socket, cpu.core) for cpu in fact.cpus}
+        taken = [core_of[cpu] for share in shares for cpu in share.cpus + share.workers]
+        assert len(taken) == len(set(taken)), "no core is in two shares, nor twice in one"
+        assert len(shares) == ranks.nproc_per_node
+        for share in shares:
+            assert len(share.cpus) == ranks.omp_threads >= 1
+            assert len(share.workers) == ranks.ccl_workers == workers
+            nodes = {cpu.node for cpu in fact.cpus if cpu.cpu in share.cpus + share.workers}
+            assert nodes == {share.numa} or (share.numa is None and len(nodes) > 1)
+        assert list(shares) == sorted(shares, key=lambda s: sum(1 << cpu for cpu in s.cpus))

@@ -1,0 +1,636 @@
+"""Jobs through the queue: submitted, followed, cancelled, and run again, in this machine's bash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import HostError, HostKeyError, JobError
+from jobs.places.files import place_files, worker_files
+from jobs.places.launcher import JobEnd
+from jobs.places.plan import STOP_SECONDS, JobPaths
+from jobs.places.queue import slurm as queue
+from jobs.places.queue.history import list_jobs
+from jobs.places.queue.slurm import SlurmLauncher
+from jobs.worker.supervisor.launch import SECRETS
+from provision.on_node.keeper import render_finish
+from tests.fakes import marked
+from tests.jobs.context import event
+from tests.jobs.places.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for
+
+
+def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, list[str], list[str]]:
+    """Follow a job; returns its end, the lines of its log, and the reasons for its waits."""
+    lines, reasons = list[str](), list[str]()
+    end = SlurmLauncher(head).follow(paths, lines.append, reasons.append)
+    return end, lines, reasons
+
+
+def test_a_job_is_followed_until_it_ends(head: ThisMachine) -> None:
+    paths = submit(head, 'for i in 1 2 3; do echo "$GREETING $i"; sleep 0.2; done; exit 7')
+
+    end, lines, _ = follow(head, paths)
+
+    assert lines == ["it's me 1", "it's me 2", "it's me 3"]
+    assert (end.state, end.exit_code, end.nodes, end.attempt) == ("failed", 7, ("node0",), 1)
+    assert end.seconds is not None
+    assert 0.4 < end.seconds < 10
+    wait_for(lambda: head.jobs_in_queue() == [])
+
+
+def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine) -> None:
+    head.drop_after = [1, 2]
+    paths = submit(head, "for i in 1 2 3 4 5; do echo line $i; sleep 0.2; done")
+
+    end, lines, _ = follow(head, paths)
+
+    assert end.state == "succeeded"
+    assert [line for line in lines if line.startswith("line")] == [f"line {i}" for i in range(1, 6)]
+    assert sum("the job may still be running" in line for line in lines) == 2
+
+
+def test_a_follower_that_is_gone_leaves_nothing_on_the_head(head: ThisMachine) -> None:
+    paths = submit(head, "echo begun; sleep 60")
+    read_soon(Path(paths.log))
+    before = set(head.processes())
+    head.drop_after = [1]
+    head.gone = "the test has ended"
+
+    with pytest.raises(JobError):
+        follow(head, paths)
+
+    wait_for(lambda: set(head.processes()) <= before)
+
+
+def test_a_head_that_is_gone_for_good_is_not_waited_for(head: ThisMachine) -> None:
+    paths = submit(head, "sleep 20")
+    head.gone = "i-0a is terminated"
+    head.refuse = HostError("node0", "no SSH")
+
+    with pytest.raises(JobError, match="squad-1 ended with its head node: i-0a is terminated"):
+        follow(head, paths)
+    head.refuse = HostKeyError("node0", "another key")
+    with pytest.raises(HostKeyError):
+        follow(head, paths)
+
+
+def test_a_job_whose_folder_is_gone_is_not_waited_for(head: ThisMachine) -> None:
+    with pytest.raises(JobError, match="job squad-9 is gone: it left the queue without"):
+        follow(head, JobPaths("squad-9", str(head.home)))
+
+
+def test_what_the_queue_does_not_take_is_an_error_with_its_words(head: ThisMachine) -> None:
+    (head.slurm / "down").touch()
+    with pytest.raises(JobError, match=r"did not take job squad-1: .*Unable to contact"):
+        submit(head, "true")
+    (head.slurm / "down").unlink()
+    head.slurm_command("scontrol", "update", "nodename=node2", "state=down")
+    paths = submit(head, "true", nodes=3)
+    assert head.jobs_in_queue() == [("squad-1", "PENDING")]
+    assert Path(paths.log).read_text() == ""
+
+
+def test_jobs_run_side_by_side_or_in_their_order(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    first = submit(head, "until [ -e go ]; do sleep 0.05; done", "first", nodes=2)
+    second = submit(head, "sleep 0.3", "second", nodes=2)
+    third = submit(head, "true", "third")
+    reasons = list[str]()
+
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        Path(first.root, "go").touch()
+
+    waiting = [(job.job, job.waits_for) for job in list_jobs(head) if job.state == "queued"]
+    after = SlurmLauncher(head).follow(second, lambda _: None, note)
+    last, before = (follow(head, paths)[0] for paths in (third, first))
+
+    assert waiting == [("second", "Resources"), ("third", "Priority")]
+    assert set(reasons) == {"Resources"}
+    for end in (after, last):
+        assert end.began
+        assert before.ended
+        assert before.ended <= end.began
+    assert (after.nodes, last.nodes) == (("node0", "node1"), ("node2",))
+
+
+def test_the_head_gets_log_and_results_of_a_job_on_other_nodes(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    submit(head, "sleep 60", "first")
+    script = "echo begun; touch output/results.json; sleep 0.5; echo -n without an end"
+    paths = submit(head, script, "second", nodes=2)
+
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.nodes) == ("succeeded", ("node1", "node2"))
+    assert lines == ["begun", "without an end"]
+    assert Path(paths.output, "results.json").exists()
+    assert [(job.state, job.nodes) for job in list_jobs(head)][1] == ("succeeded", end.nodes)
+
+
+@pytest.mark.parametrize("known", [b"", b"{}"])
+def test_a_node_that_missed_the_submission_gets_the_launch(head: ThisMachine, known: bytes) -> None:
+    head.connect("node1")
+    for node in ("node0", "node1", "node2"):
+        head.slurm_command("scontrol", "update", f"nodename={node}", "state=down")
+    paths = submit(head, "echo begun")
+    launch = head.root / "node1" / paths.relative_root / "launch.json"
+    sent = launch.read_bytes()
+    launch.write_bytes(known) if known else launch.unlink()
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
+
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.nodes, lines) == ("succeeded", ("node1",), ["begun"])
+    assert launch.read_bytes() == sent == Path(paths.root, "launch.json").read_bytes()
+    assert launch.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
+    """Those of a study, and of a job that is resumed."""
+    paths = submit(head, "echo the first; exit 1")
+    follow(head, paths)
+    Path(paths.root, "cancelled").touch()
+    end, lines, _ = follow(head, submit(head, "echo the second"))
+    assert (end.state, lines) == ("succeeded", ["the second"])
+    assert not Path(paths.root, "cancelled").exists(), "if the controller forgets it, it runs again"
+    paths = submit(head, "echo the third; sleep 60")
+
+    read_soon(Path(paths.log))
+    assert Path(paths.root, "log.earlier").read_text() == "the first\nthe second\n"
+    assert [job.state for job in list_jobs(head)] == ["running"]
+
+
+# A second attempt
+
+
+def test_a_job_that_loses_a_rank_runs_again_and_resumes(head: ThisMachine) -> None:
+    again = ("bash", "-c", "echo resumed; exit 0")
+    paths = submit(head, "echo begun; kill -KILL $$", retries=1, again=again)
+
+    end, lines, reasons = follow(head, paths)
+
+    assert (end.state, end.exit_code, end.attempt) == ("succeeded", 0, 2)
+    assert lines[0] == "begun"
+    assert lines[-1] == "resumed"
+    assert any('"event": "restarted", "attempt": 2, "nodes": ["node0"]' in line for line in lines)
+    assert reasons in ([], ["BeginTime"])
+
+
+def test_a_requeued_job_is_shown_as_one(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "requeue_s", 60)
+    paths = submit(head, "kill -KILL $$", retries=1)
+    wait_for(lambda: head.jobs_in_queue() == [("squad-1", "PENDING")])
+
+    (found,) = list_jobs(head)
+
+    assert (found.state, found.waits_for, found.attempt) == ("requeued", "BeginTime", 1)
+    assert not Path(paths.end).exists()
+    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
+    assert [(job.state, job.attempt) for job in list_jobs(head)] == [("cancelled", 1)]
+
+
+def test_the_reason_for_a_wait_never_falls_into_a_line(head: ThisMachine) -> None:
+    """A job that was requeued may have a long log, of which a slow connection takes only parts."""
+    head.requeue_s = 60
+    again = ("bash", "-c", "echo '@queue-00 is no word of the queue'")
+    paths = submit(head, "seq -f 'line %.0f' 50000; exit 9", retries=1, again=again)
+    wait_for(lambda: head.jobs_in_queue() == [("squad-1", "PENDING")])
+    lines, reasons = list[str](), list[str]()
+
+    def take(line: str) -> None:
+        lines.append(line)
+        if len(lines) % 10_000 == 0:
+            time.sleep(0.2)
+
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        if len(lines) >= 50_000:
+            head.slurm_command("scontrol", "update", "jobid=1", "starttime=now")
+
+    end = SlurmLauncher(head).follow(paths, take, note)
+
+    assert end.attempt == 2
+    assert set(reasons) == {"BeginTime"}
+    text = [line for line in lines if not line.startswith("@spr ")]
+    assert text[:-1] == [f"line {number}" for number in range(1, 50_001)]
+    assert text[-1] == "@queue-00 is no word of the queue"
+
+
+def test_an_error_of_the_program_is_not_tried_again(head: ThisMachine) -> None:
+    error = event(event="error", message="NaN", rank=1, host="b", lost_peer=False, exit_code=3)
+    lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)
+    end, _, _ = follow(head, submit(head, f"echo '{lost}'; echo '{error}'; exit 9", retries=2))
+    assert (end.state, end.exit_code, end.attempt) == ("failed", 3, 1)
+    assert (end.rank, end.host, end.message) == (1, "b", "NaN")
+
+
+def test_the_last_attempt_is_the_end(head: ThisMachine) -> None:
+    lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)
+    paths = submit(head, f"echo '{lost}'; exit 9", retries=1)
+    end, lines, _ = follow(head, paths)
+    assert (end.state, end.exit_code, end.attempt) == ("failed", 9, 2)
+    assert (end.rank, end.host, end.message) == (0, "node0", "peer gone")
+    assert lines.count(marked(lost, paths.root)) == 2
+
+
+@pytest.mark.parametrize("lost", ["node0", "node1"], ids=["its first node", "another one"])
+def test_a_job_that_loses_a_node_runs_on_others(head: ThisMachine, lost: str) -> None:
+    head.connect("node1", "node2")
+    paths = submit(head, "echo begun; sleep 60", nodes=2, retries=1, again=("echo", "resumed"))
+    read_soon(Path(paths.log))
+
+    head.slurm_command("scontrol", "update", f"nodename={lost}", "state=down")
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.attempt, len(end.nodes)) == ("succeeded", 2, 2)
+    assert lost not in end.nodes
+    assert (lines[0], lines[-1]) == ("begun", "resumed")
+
+
+def test_an_elastic_job_goes_on_with_fewer_nodes(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    submit(head, "sleep 60", "other")
+    again = ("bash", "-c", "echo of $SPR_PLANNED_RANKS")
+    more: dict[str, Any] = {"planned_nodes": 2, "retries": 1, "again": again}
+    paths = submit(head, "echo begun; sleep 60", nodes=2, least=1, **more)
+    wait_for(lambda: "begun" in Path(paths.log).read_text())
+
+    head.slurm_command("scontrol", "update", "nodename=node2", "state=down")
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.nodes, lines[-1]) == ("succeeded", ("node1",), "of 2")
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_job_whose_first_node_is_lost_for_the_last_time_has_failed_with_it(
+    head: ThisMachine, retries: int
+) -> None:
+    head.connect("node1")
+    paths = submit(head, "echo begun; sleep 60", retries=retries, again=("sleep", "60"))
+    if retries:
+        read_soon(Path(paths.log))
+        head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
+        wait_for(lambda: "restarted" in Path(paths.log).read_text())
+    read_soon(Path(paths.log))
+
+    head.slurm_command("scontrol", "update", f"nodename=node{retries}", "state=down")
+    wait_for(lambda: head.jobs_in_queue() == [])
+    assert [job.state for job in list_jobs(head)] == ["lost"]
+    keep(head, "1", "NODE_FAIL")
+
+    end, _, _ = follow(head, paths)
+    assert (end.state, end.exit_code, end.nodes) == ("failed", 137, (f"node{retries}",))
+    assert end.cause == (
+        f"one of its nodes went down before node{retries}, the first, recorded the end"
+    )
+
+
+def test_the_end_is_written_before_slurm_kills(head: ThisMachine) -> None:
+    hanging = head.connect("node1") / "hangs"
+    paths = submit(head, "echo begun; sleep 60", nodes=2)
+    read_soon(Path(paths.log))
+
+    hanging.touch()
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+
+    end, _, _ = follow(head, paths)
+    assert (end.state, end.cause) == (
+        "failed",
+        "rank 1 on node1: its node, node1, is down or cut off",
+    )
+
+
+@pytest.mark.parametrize("requeues", [False, True])
+def test_a_job_that_loses_a_node_after_its_end_has_succeeded(
+    head: ThisMachine, *, requeues: bool
+) -> None:
+    head.connect("node1", "node2")
+    if requeues:
+        scontrol = (head.bin / "scontrol").read_text()
+        refuse = 'case "$*" in *requeue=0*) exit 1 ;; esac'
+        head.write_program("scontrol", scontrol.replace("exec", f"{refuse}\nexec", 1))
+    command = "[ -e finishing ] || { touch finishing; sleep 60; }"
+    paths = submit(head, "echo trained", nodes=2, retries=1, on_finish=command)
+    wait_for(Path(paths.root, "finishing").exists)
+
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+
+    wait_for(lambda: head.jobs_in_queue() == [])
+    end, lines, _ = follow(head, paths)
+    assert (end.state, end.attempt) == ("succeeded", 1)
+    assert lines.count("trained") == 1
+
+
+# Hangs
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["hangs", "ends by itself"])
+def test_a_job_whose_rank_has_failed_ends_within_a_bounded_time(
+    head: ThisMachine, ends: bool
+) -> None:
+    failed = event(event="error", message="lost contact", rank=0, host="a", lost_peer=True)
+    hangs = "trap '' TERM; setsid sleep 300 & echo $! > waiting; wait"
+    script = "exit 1" if ends else hangs
+
+    end, _, _ = follow(head, submit(head, f"echo '{failed}'; {script}"))
+
+    assert (end.state, end.exit_code, end.message) == ("failed", 1 if ends else 137, "lost contact")
+    assert ends or is_gone(int((Path(head.home) / "spr-jobs/squad-1/waiting").read_text()))
+
+
+def test_mpirun_that_can_not_start_its_ranks_is_ended(head: ThisMachine) -> None:
+    """Under Slurm it may wait forever."""
+    said = "[mpiexec@node0] HYD_sock_write: error launching processes"
+    end, lines, _ = follow(head, submit(head, f"echo '{said}'; sleep 300"))
+    assert (end.state, end.exit_code, lines[0]) == ("failed", 137, said)
+
+
+# Cancelling
+
+# A program that needs a moment for its checkpoint.
+_SAVES = """trap 'sleep 0.5; echo kept > output/checkpoint; exit 143' TERM
+touch ready; while :; do sleep 0.05; done
+"""
+# One that ignores signals, beside what a rank on another node leaves.
+_STUCK = """trap '' TERM
+setsid sleep 300 &
+echo $! > waiting; echo $$ > ready
+while :; do sleep 0.1; done
+"""
+
+
+def cancel_when_ready(head: ThisMachine, paths: JobPaths, grace_s: int) -> None:
+    wait_for(lambda: Path(paths.root, "ready").exists())
+    assert SlurmLauncher(head).cancel(paths, grace_s) == ()
+    assert head.jobs_in_queue() == []
+    assert head.processes(SLURM_JOB_ID="1") == []
+
+
+def test_a_cancelled_job_has_time_to_save_a_checkpoint(head: ThisMachine) -> None:
+    paths = submit(head, _SAVES, retries=1)
+
+    cancel_when_ready(head, paths, 30)
+
+    assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+    (found,) = list_jobs(head)
+    assert (found.state, found.exit_code, found.attempt) == ("cancelled", 143, 1)
+
+
+@pytest.mark.parametrize("grace_s", [0, 1])
+def test_cancel_kills_what_ignores_signals(head: ThisMachine, grace_s: int) -> None:
+    paths = submit(head, _STUCK)
+
+    cancel_when_ready(head, paths, grace_s)
+
+    assert is_gone(int(Path(paths.root, "waiting").read_text()))
+    (found,) = list_jobs(head)
+    assert (found.state, found.exit_code) == ("cancelled", None)
+    end, _, _ = follow(head, submit(head, "echo it can run again"))
+    assert end.state == "succeeded"
+
+
+def test_a_stopped_rank_is_killed_too(head: ThisMachine) -> None:
+    paths = submit(head, _STUCK)
+    pid = int(read_soon(Path(paths.root, "ready")))
+    os.kill(pid, signal.SIGSTOP)
+    cancel_when_ready(head, paths, 0)
+    assert is_gone(pid)
+
+
+def test_a_waiting_job_is_cancelled_before_it_starts(head: ThisMachine) -> None:
+    submit(head, "sleep 60", "first", nodes=3)
+    paths = submit(head, "touch ran", "second")
+
+    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
+
+    assert head.jobs_in_queue() == [("first", "RUNNING")]
+    assert [(job.job, job.state) for job in list_jobs(head)][1] == ("second", "cancelled")
+    end, lines, _ = follow(head, paths)
+    assert (end.state, end.exit_code, lines) == ("cancelled", None, [])
+    assert not Path(paths.root, "ran").exists()
+
+
+def test_a_job_that_has_ended_keeps_its_end(head: ThisMachine) -> None:
+    paths = submit(head, "exit 4")
+    end, _, _ = follow(head, paths)
+    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
+    assert follow(head, paths)[0] == end
+
+
+def test_another_job_is_left_alone(head: ThisMachine) -> None:
+    head.connect("node1")
+    other = submit(head, "sleep 60", "squad-11")
+    paths = submit(head, "sleep 60", "squad-1")
+    SlurmLauncher(head).cancel(paths, 0)
+    assert head.jobs_in_queue() == [("squad-11", "RUNNING")]
+    assert not Path(other.end).exists()
+
+
+def test_a_follower_sees_that_another_command_cancels(head: ThisMachine) -> None:
+    paths = submit(head, _SAVES)
+    canceller = threading.Thread(target=cancel_when_ready, args=(head, paths, 30))
+    canceller.start()
+    end, _, _ = follow(head, paths)
+    canceller.join(60)
+    assert (end.state, end.exit_code) == ("cancelled", 143)
+
+
+def test_a_user_may_cancel_with_slurms_own_command(head: ThisMachine) -> None:
+    paths = submit(head, _SAVES)
+    wait_for(lambda: Path(paths.root, "ready").exists())
+    head.slurm_command("scancel", "1")
+    end, _, _ = follow(head, paths)
+    assert (end.state, end.exit_code) == ("cancelled", 143)
+
+
+def test_a_node_out_of_reach_is_named(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm lists the job until that node answers again."""
+    script = queue._CANCEL.replace("seq 150", "seq 2")
+    monkeypatch.setattr(queue, "_CANCEL", script)
+    paths = submit(head, "echo begun; sleep 60", nodes=2)
+    read_soon(Path(paths.log))
+    (head.slurm / "stuck").touch()
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+
+    assert SlurmLauncher(head).cancel(paths, 0) == ("node1",)
+    assert head.jobs_in_queue() == [("squad-1", "COMPLETING")]
+
+
+# Traces of a job
+
+
+@pytest.mark.parametrize("ends", ["true", "exit 3", "cancelled", "cancelled while it waits"])
+def test_every_node_that_answers_knows_the_end_of_a_job_and_forgets_its_secrets(
+    head: ThisMachine, ends: str
+) -> None:
+    head.connect("node1", "node2")
+    if "waits" in ends:
+        submit(head, "sleep 60", "other", nodes=3)
+    place_files(head, JobPaths("squad-1", str(head.home)), {SECRETS: b"[]", **worker_files()})
+    script = (
+        f"[ -e {SECRETS} ] || exit 9; touch ready; until [ -e ../go ]; do sleep 0.05; done; {ends}"
+    )
+    paths = submit(head, script)
+    (head.root / "node1").rename(head.root / "away")
+    if ends.startswith("cancelled"):
+        SlurmLauncher(head).cancel(paths, 0)
+    (head.home / "spr-jobs/go").touch()
+
+    end, _, _ = follow(head, paths)
+
+    assert end.exit_code == {"true": 0, "exit 3": 3}.get(ends)
+    there = [head.root / node / "spr-jobs/squad-1" for node in ("node0", "node2")]
+    wait_for(
+        lambda: all((each / "end.json").exists() or (each / "cancelled").exists() for each in there)
+    )
+    assert not any((each / SECRETS).exists() for each in there)
+    assert {each.parent.stat().st_mode & 0o777 for each in there} == {0o700}
+
+
+# The batch process starts bash, mpirun, and its ranks; run.sh starts the batch process.
+_BATCH = "$(ps -o ppid= $(ps -o ppid= $(ps -o ppid= $$)))"
+
+
+@pytest.mark.parametrize("node", ["node0", "node1"])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_killed_batch_process_costs_an_attempt_and_leaves_nothing(
+    head: ThisMachine, retries: int, node: str
+) -> None:
+    head.connect("node1")
+    if node == "node1":
+        submit(head, "sleep 60", "other")
+    # The epilog, which looks for the job's number, would end the rank later.
+    rank = "env -u SLURM_JOB_ID setsid sleep 300 & echo $! > rank"
+    script = f"{rank}; kill -KILL {_BATCH}; sleep 300"
+    paths = submit(head, script, retries=retries, again=("echo", "resumed"))
+
+    end, lines, _ = follow(head, paths)
+
+    assert is_gone(int((head.root / node / "spr-jobs/squad-1/rank").read_text()))
+    why = f"its batch process on {node} was killed by signal 9"
+    if retries:
+        assert (end.state, end.attempt, end.nodes, lines[-1]) == (
+            "succeeded",
+            2,
+            (node,),
+            "resumed",
+        )
+        assert any(f"attempt 1 ended: {why}; the job will run again" in line for line in lines)
+    else:
+        assert (end.state, end.exit_code, end.nodes, end.message) == ("failed", 137, (node,), why)
+
+
+def test_a_batch_process_with_an_error_of_its_own_is_not_tried_again(head: ThisMachine) -> None:
+    end, lines, _ = follow(head, submit(head, "true", retries=1, exports={"A": 1}))
+    assert (end.state, end.exit_code, end.attempt) == ("failed", 1, 1)
+    assert end.message == "its batch process on node0 ended with exit code 1"
+    assert any(line.startswith("TypeError: ") for line in lines)
+
+
+def keep(head: ThisMachine, number: str, ended: str = "FAILED", name: str = "squad-1") -> None:
+    """Do what the keeper does for a job that Slurm ended without a record."""
+    for run in head.root.glob(f"node[1-9]/spr-jobs/{name}/run.sh"):
+        # Each node has its own home.
+        run.write_text(run.read_text().replace(str(head.home), str(run.parents[2])))
+    begin = json.loads((head.home / f"spr-jobs/{name}/begin.json").read_text())
+    script = render_finish(name, number, ended, begin)[-1]
+    head.run(script.replace("/home/ubuntu/", f"{head.home}/"))
+
+
+@pytest.mark.parametrize("node", ["node0", "node1"])
+def test_a_job_whose_processes_were_all_killed_is_finished_by_the_keeper(
+    head: ThisMachine, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `kill -9 -1` in a rank."""
+    monkeypatch.setattr(queue, "END_S", 0.0)
+    head.connect("node1")
+    if node == "node1":
+        submit(head, "sleep 60", "other")
+    script = f"touch output/kept {SECRETS}; kill -KILL $(ps -o ppid= {_BATCH}) {_BATCH}; sleep 60"
+    paths = submit(head, script, retries=0)
+    wait_for(lambda: "squad-1" not in dict(head.jobs_in_queue()))
+    with pytest.raises(JobError, match="job squad-1 is lost: it left the queue without an exit"):
+        follow(head, paths)
+
+    # The other job has the first number.
+    keep(head, "2" if node == "node1" else "1")
+
+    end, _, _ = follow(head, paths)
+    why = f"all its processes on {node} were killed, the batch process among them (Slurm: FAILED)"
+    assert (end.state, end.exit_code, end.nodes, end.message) == ("failed", 137, (node,), why)
+    assert Path(paths.output, "kept").exists(), "results are on the head"
+    assert [*head.root.glob(f"node*/spr-jobs/squad-1/{SECRETS}")] == []
+
+
+def test_an_end_that_its_program_wrote_is_not_believed(head: ThisMachine) -> None:
+    forged = '{"state": "succeeded", "exit_code": 0}'
+    paths = submit(head, f"echo '{forged}' > end.json; sleep 2; exit 7")
+    wait_for(Path(paths.end).exists)
+    assert [job.state for job in list_jobs(head)] == ["running"]
+
+    end, _, _ = follow(head, paths)
+
+    assert (end.state, end.exit_code) == ("failed", 7)
+
+
+def test_an_end_that_its_program_wrote_does_not_end_a_second_attempt(head: ThisMachine) -> None:
+    forged = '{"state": "succeeded", "exit_code": 0}'
+    script = f"echo '{forged}' > end.json; kill -KILL $$"
+    paths = submit(head, script, retries=1, again=("echo", "resumed"))
+    end, _, _ = follow(head, paths)
+    # A follower may believe the forged end for a moment, and miss the last lines; the log has them.
+    assert (end.attempt, Path(paths.log).read_text().splitlines()[-1]) == (2, "resumed")
+
+
+@pytest.mark.parametrize("content", ["", "killed\n", "\x00\x00", "[]", '{"state": 3}'])
+def test_a_damaged_end_is_no_end(
+    head: ThisMachine, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "END_S", 0.0)
+    paths = JobPaths("squad-1", str(head.home))
+    Path(paths.root).mkdir(parents=True)
+    Path(paths.log).touch()
+    Path(paths.end).write_text(content)
+    with pytest.raises(JobError, match="job squad-1 is lost"):
+        follow(head, paths)
+
+
+@pytest.mark.parametrize("number_is_used", [False, True])
+def test_a_job_that_the_controller_forgets_at_once_is_submitted_again(
+    head: ThisMachine, *, number_is_used: bool
+) -> None:
+    submit(head, "sleep 20", "first", nodes=3)
+    submit(head, "echo here", "second")
+    path = head.slurm / "queue"
+    content = json.loads(path.read_text())
+    forgotten = content["jobs"].pop("2")
+    if number_is_used:
+        content["jobs"]["2"] = {**forgotten, "name": "another"}
+    path.write_text(json.dumps(content))
+    assert "second" not in dict(head.jobs_in_queue())
+
+    wait_for(lambda: "second" in dict(head.jobs_in_queue()))
+
+    # Once: the others were not forgotten.
+    time.sleep(1)
+    assert [name for name, _ in head.jobs_in_queue()].count("second") == 1
+    assert [name for name, _ in head.jobs_in_queue()].count("first") == 1
+
+
+def test_a_forgotten_job_that_was_cancelled_stays_away(head: ThisMachine) -> None:
+    submit(head, "sleep 20", "first", nodes=3)
+    Path(submit(head, "echo here", "second").root, "cancelled").touch()
+    path = head.slurm / "queue"
+    content = json.loads(path.read_text())
+    del content["jobs"]["2"]
+    path.write_text(json.dumps(content))
+    time.sleep(1)
+    assert [name for name, _ in head.jobs_in_queue()] == ["first"]

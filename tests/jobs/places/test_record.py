@@ -1,0 +1,70 @@
+"""The record of a job: where it may run, and once it has ended, where and how it did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from jobs.places.launcher import JobEnd, parse_end
+from jobs.places.plan import RECORD, own_folder
+from jobs.places.record import complete_record, read_job_id
+from tests.jobs.context import SUBMITTED
+
+AT = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
+END = JobEnd("failed", 3, AT, AT.replace(second=9), ("node0", "node2"), 2, 1, "ip-6", "NaN")
+
+
+def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
+    done = SUBMITTED.ended_as(END)
+    assert [node["instance"] for node in done.nodes] == ["i-0", "i-2"]
+    assert [share.cpus for (share,) in done.placement.shares] == [(0,), (2,)]
+    assert (done.state, done.exit_code, done.seconds) == ("failed", 3, 8.0)
+    assert done.ended == "2026-07-31T14:25:09+00:00"
+
+
+def test_without_its_nodes_it_keeps_all() -> None:
+    """A job that was cancelled before it began."""
+    unpinned = replace(SUBMITTED.placement, shares=())
+    done = replace(SUBMITTED, placement=unpinned).ended_as(JobEnd("cancelled"))
+    assert len(done.nodes) == 3
+    assert (done.placement.shares, done.ended, done.seconds) == ((), None, None)
+
+
+def test_a_record_that_was_fetched_is_completed_once(tmp_path: Path) -> None:
+    """The command that submitted the job wrote it before the job began."""
+    own_folder(tmp_path).mkdir()
+    (own_folder(tmp_path) / RECORD).write_text(SUBMITTED.render())
+    end = json.dumps(END.as_dict())
+
+    complete_record(tmp_path, "")
+    assert json.loads((own_folder(tmp_path) / RECORD).read_text())["state"] == ""
+    complete_record(tmp_path, end)
+    complete_record(tmp_path, end.replace("failed", "succeeded"))
+
+    kept = json.loads((own_folder(tmp_path) / RECORD).read_text())
+    assert (kept["state"], kept["exit_code"], len(kept["nodes"])) == ("failed", 3, 2)
+    assert read_job_id(tmp_path) == "squad-1"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "squad-1"}'])
+def test_a_record_of_an_earlier_release_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    own_folder(tmp_path).mkdir()
+    (own_folder(tmp_path) / RECORD).write_text(text)
+    complete_record(tmp_path, json.dumps(END.as_dict()))
+    assert (own_folder(tmp_path) / RECORD).read_text() == text
+
+
+def test_no_record_is_no_reason_to_fail(tmp_path: Path) -> None:
+    complete_record(tmp_path, json.dumps(END.as_dict()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_end_round_trips_and_ignores_what_it_does_not_know() -> None:
+    content = END.as_dict()
+    assert parse_end(content) == parse_end(json.dumps({**content, "more": 1})) == END
+    assert parse_end({}) is None
+    assert parse_end("[" * 10**5) is None

@@ -214,6 +214,11 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
     if note := describe_left_out(sent, files.files):
         say(note)
     packages = _read_packages(request, sent, own, start)
+    if request.own_torch and packages is None:
+        raise UsageError(
+            "--own-torch has no effect: the program has no packages to install",
+            hint="name a list with --packages, or omit it",
+        )
     if packages:
         imports = (f"work/{each}".removesuffix("/.") for each in packages.imports)
         own = replace(own, imports=tuple(dict.fromkeys((*own.imports, *imports))))

@@ -133,6 +133,11 @@ class RowOptions(TextOptions):
     text_column: str | None = option(None, "column with the texts", metavar="NAME")
     max_length: int = option(384, "tokens per text", within=Range(16, 8192))
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eval is not None and self.eval_fraction is not None:
+            raise ValueError("--eval-fraction would have no effect beside --eval: omit one")
+
 
 @dataclass(frozen=True)
 class TableOptions(RowOptions):

@@ -66,6 +66,15 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("train squad --seed -1", "--seed -1 is out of range: 0 to 2147483647"),
     (
+        "train classify --data a.csv --eval b.csv --eval-fraction 0.1",
+        "--eval-fraction would have no effect beside --eval: omit one",
+    ),
+    (
+        "run --folder none --own-torch -- hostname",
+        "--own-torch has no effect: the program has no packages to install"
+        "\n  → name a list with --packages, or omit it",
+    ),
+    (
         "train squad --dtype fp16",
         f.choice("argument --dtype: invalid choice: 'fp16'", "train squad", "auto", "bf16", "fp32"),
     ),

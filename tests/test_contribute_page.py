@@ -21,7 +21,7 @@ from tests.harness.command_line import CommandLine
 
 
 def test_a_monitored_cluster_has_zones(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--monitoring", "--instance-type", "x8i.metal-48xl", "--yes")
+    line.must("up", "--nodes", "2", "--monitoring", "--instance-type", "c8in.metal-48xl", "--yes")
     sent = [each.parameters for each in line.call_log.calls if each.action == "ec2:RunInstances"]
     assert {each["Monitoring.Enabled"] for each in sent} == {"true"}
     assert line.must("zones").out == "node0  us-east-1a\\nnode1  us-east-1a\\n"
@@ -70,9 +70,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     (row,) = blocks("Add an instance family")
     types = folder / "infra/instance_types.py"
-    add(types, row, before='    InstanceType("r7iz.16xlarge"')
-    change(types, "|r8i)", "|r8i|x8i)")
-    add(types, '    "x8i": 3.9,\n', before='    "r8id": 3.9')
+    add(types, row, before='    _flex("c7i-flex"')
 
     (commands,) = blocks("Add a stack")
     subprocess.run(["sh", "-ec", commands], cwd=folder, check=True)

@@ -10,6 +10,7 @@ from typing import Any
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
 from cluster.overview import look_up_prices
+from infra.cost.compared_types import compare_types, find_cheaper
 from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2.cluster_record import ClusterRecord, limit_record, parse_record
@@ -35,6 +36,8 @@ _UNGUARDED = (
     f"({COST})."
 )
 _SMALL_GIB = 8
+# Another type is worth a line if its work costs at most this share.
+_MUCH_CHEAPER = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ class Proposal:
 
     def _money(self) -> list[str]:
         spec, prices = self.plan_input.spec, self.plan_input.prices
-        lines = [*self._on_demand(), *self._spot(), *self.warnings]
+        lines = [*self._on_demand(), *self._spot(), *self._cheaper(), *self.warnings]
         if self.usd_at_most is not None:
             lines.append(self._at_most())
         if prices.problem:
@@ -281,6 +284,26 @@ class Proposal:
             "Image, traffic, and loading the disks" if self._loads_disks else "Image and traffic"
         )
         return [f"Price: {text}. {extra} are extra."]
+
+    def _cheaper(self) -> list[str]:
+        """Return a line about another type on which the same work costs much less, if there is one."""
+        machines = list(self._machines.values())
+        if not self.plan.buys or self.plan.keep or len(machines) != 1:
+            return []
+        (kind,) = machines
+        prices = table_prices(TABLE_REGION, [*INSTANCE_TYPES])
+        best = find_cheaper(kind, prices, _MUCH_CHEAPER)
+        if best is None:
+            return []
+        (own,) = compare_types([kind], prices)
+        assert own.usd_per_pflops_hour
+        assert best.usd_per_pflops_hour
+        saved = 100 * (1 - best.usd_per_pflops_hour / own.usd_per_pflops_hour)
+        boots = f", and boots in {best.type.boot_minutes} min instead of {kind.boot_minutes}"
+        return [
+            f"On {best.type.name}, the same work costs {saved:.0f} % less by list prices and AMX peaks"
+            f"{boots if best.type.boot_minutes < kind.boot_minutes else ''}: `spr-cluster types`."
+        ]
 
     def _spot(self) -> list[str]:
         """Return today's spot price, in the cheapest zone, and the maximum."""

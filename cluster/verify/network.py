@@ -321,7 +321,7 @@ def check_bandwidth(
     least = statistics.median(speeds) / _SPEED_FACTOR if speeds else 0.0
     wanted = f"at least {least:.2f} Gbit/s, similar to the other nodes"
     machine = expected.machine
-    if machine and machine.gbit:
+    if machine and machine.gbit and machine.is_metal:
         least = machine.gbit * _SPEED_SHARE
         wanted = f"at least {least:.1f} Gbit/s; {machine.name} has {machine.gbit:g}"
     closed = {(link.source, link.target) for link in report.links if link.error}

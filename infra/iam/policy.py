@@ -22,7 +22,9 @@ from infra.instance_types import BAKERS, INSTANCE_TYPES, complete_type_name
 from infra.s3_url import S3Location
 from infra.spec import KMS_KEY
 
-DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.amx or t.name in BAKERS)
+# Not all virtual sizes: IAM limits a policy's length.
+_VIRTUAL = ("r7iz.16xlarge", "c7i.16xlarge", "c7i.24xlarge", "m7i.16xlarge", "c7i.large", *BAKERS)
+DEFAULT_TYPES = tuple(t.name for t in INSTANCE_TYPES.values() if t.is_metal or t.name in _VIRTUAL)
 _TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 
 # Actions and reads that AWS can't restrict to a resource.

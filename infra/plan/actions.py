@@ -7,6 +7,7 @@ from enum import Enum
 
 from infra.cost.prices import Price
 from infra.ec2.instances import Instance
+from infra.instance_types import METAL_BOOT_MIN, VIRTUAL_BOOT_MIN
 
 
 class ActionKind(Enum):
@@ -49,19 +50,17 @@ _READ_ONLY = {ActionKind.REACH, ActionKind.VERIFY}
 _RUNS = {ActionKind.RUN_HEAD, ActionKind.RUN_NODES, ActionKind.RUN_WORKERS}
 _BUYS = {ActionKind.CREATE_GROUP, *_RUNS}
 
-# Expected minimum and maximum minutes on AWS. Bare metal has taken over 20 to start, images over 50:
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/launching-instance.html
+# Expected minimum and maximum minutes on AWS. Images have taken over 50.
 EXPECTED_MIN = {
-    ActionKind.RUN_HEAD: (5, 20),
-    ActionKind.RUN_NODES: (5, 20),
+    ActionKind.RUN_HEAD: METAL_BOOT_MIN,
+    ActionKind.RUN_NODES: METAL_BOOT_MIN,
     ActionKind.INSTALL: (5, 15),
     ActionKind.CREATE_IMAGE: (5, 50),
     ActionKind.WAIT_IMAGE: (1, 50),
-    ActionKind.RUN_WORKERS: (5, 20),
+    ActionKind.RUN_WORKERS: METAL_BOOT_MIN,
     ActionKind.BEGIN_IMAGE: (1, 3),
     ActionKind.TERMINATE: (1, 10),
 }
-_VIRTUAL_BOOT_MIN = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Action:
     @property
     def expected_min(self) -> tuple[int, int] | None:
         """Minimum and maximum minutes on AWS; ``None`` for actions that take seconds."""
-        return _VIRTUAL_BOOT_MIN if self.virtual else EXPECTED_MIN.get(self.kind)
+        return VIRTUAL_BOOT_MIN if self.virtual else EXPECTED_MIN.get(self.kind)
 
 
 @dataclass(frozen=True)

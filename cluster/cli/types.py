@@ -1,0 +1,117 @@
+"""``spr-cluster types``: EC2's types with AMX, and what the same work costs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cluster.cli.chosen_cluster import open_cloud
+from cluster.console.display import format_table, make_progress
+from cluster.console.options import JsonRequest, argument, option, switch
+from cluster.console.output import emit, wrap
+from cluster.console.parser import Parser, add_command
+from cluster.local_files import utc_now
+from cluster.overview import look_up_prices
+from infra.aws.clients import connect, has_credentials
+from infra.aws.cloud import MissingCredentialsError, NoRegionError
+from infra.cost.compared_types import ComparedType, choose_types, compare_types
+from infra.cost.prices import Prices, table_prices, with_spot
+from infra.instance_types import TABLE_REGION
+
+_EXAMPLES = """\
+  spr-cluster types
+  spr-cluster types c7i m7i.metal-24xl --all
+  spr-cluster types --region eu-west-1 --json
+"""
+_SHOWN = 25
+_COLUMNS = (
+    *("TYPE", "CORES", "MEMORY", "NETWORK", "AMX", "ON DEMAND", "SPOT", "$/PFLOPS-HOUR"),
+    *("BOOT", "$ TO BOOT"),
+)
+_BASIS = (
+    "AMX is the peak in TFLOPS: cores, times 1,024 bf16 operations per cycle, times the clock that EC2 "
+    "lists. Training reaches a part of it. $/PFLOPS-HOUR divides the price by it, so it compares the same "
+    "work. EC2 slows flex types down under continuous load. BOOT is the longest expected, and billed."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypesRequest(JsonRequest):
+    """The options of `types`."""
+
+    names: tuple[str, ...] = argument(
+        "types or families, such as c7i (default: from 64 vCPUs)", (), takes="*", metavar="TYPE"
+    )
+    region: str | None = option("AWS region (default: AWS_REGION, else your AWS configuration)")
+    all: bool = switch(f"list all sizes, not only the {_SHOWN} cheapest for their work")
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
+        "types",
+        "Compare the instance types that have AMX, the cheapest for the same work first. Prices are\n"
+        "today's in the region, if this machine has AWS credentials, else those of the tool's table.",
+        _EXAMPLES,
+        run=run,
+        options=TypesRequest,
+    )
+
+
+def run(request: TypesRequest) -> int:
+    chosen = choose_types(request.names, every=request.all)
+    prices = _look_up(request.region, [each.name for each in chosen])
+    found = compare_types(chosen, prices)
+    shown = found if request.all or request.names else found[:_SHOWN]
+    sources = dict.fromkeys(each.price.source for each in found if each.price)
+    known = f"Prices in {prices.region}: {'; '.join(sources) or 'unknown'}"
+    lines = [_render(shown)]
+    if hidden := len(found) - len(shown):
+        lines.append(f"{hidden} dearer types: --all")
+    lines += [_BASIS, f"{known} ({prices.problem})." if prices.problem else f"{known}."]
+    result = {
+        "region": prices.region,
+        "types": [each.as_dict() for each in found],
+        "price_problem": prices.problem or None,
+    }
+    emit(request, wrap("\n".join(lines)), result)
+    return 0
+
+
+def _look_up(region: str | None, names: Sequence[str]) -> Prices:
+    """Return the region's prices, or the table's without a region or credentials."""
+    progress = make_progress()
+    try:
+        cloud = open_cloud("aws", region, progress)
+    except (NoRegionError, MissingCredentialsError) as error:
+        return replace(table_prices(region or TABLE_REGION, names), problem=error.message)
+    if not has_credentials(cloud):
+        return replace(table_prices(cloud.region, names), problem="no AWS credentials found")
+    clients, now = connect(cloud), utc_now()
+    with progress.phase(f"Prices in {cloud.region}"):
+        return with_spot(look_up_prices(cloud, clients, names, now), clients.ec2, now)
+
+
+def _render(found: Sequence[ComparedType]) -> str:
+    return format_table(
+        [_COLUMNS, *(_row(each) for each in found)], ("$ TO BOOT", "NETWORK", "SPOT", "MEMORY")
+    )
+
+
+def _row(each: ComparedType) -> tuple[str, ...]:
+    def usd(value: float | None, digits: int = 2) -> str:
+        return "?" if value is None else f"${value:.{digits}f}"
+
+    kind = each.type
+    return (
+        f"{kind.name}{' (throttled)' if kind.is_flex else ''}",
+        str(kind.cores),
+        f"{kind.memory_gib:g} GiB",
+        "-" if kind.gbit is None else f"{kind.gbit:g} Gbit/s",
+        f"{kind.amx_tflops:.0f}",
+        usd(each.price.usd if each.price else None),
+        usd(each.spot),
+        usd(each.usd_per_pflops_hour),
+        f"{kind.boot_minutes} min",
+        usd(each.usd_to_boot),
+    )

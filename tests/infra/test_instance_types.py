@@ -1,0 +1,104 @@
+"""The table of types with AMX, against AWS's own figures."""
+
+from __future__ import annotations
+
+import pytest
+from moto.ec2.models.instance_types import INSTANCE_TYPES as EC2_TYPES
+
+from infra.cost.compared_types import choose_types, compare_types, find_cheaper
+from infra.cost.prices import table_prices
+from infra.errors import UsageError
+from infra.instance_types import FAMILIES, INSTANCE_TYPES
+
+# Type, vCPUs, GiB, Gbit/s (None: "up to" one), dollars per hour on demand in us-east-1 (July 2026).
+# https://aws.amazon.com/ec2/instance-types/ and https://aws.amazon.com/ec2/pricing/on-demand/, by family.
+_PUBLISHED = (
+    ("r7iz.metal-16xl", 64, 512, 25, 6.5472),
+    ("r7iz.metal-32xl", 128, 1024, 50, 13.0944),
+    ("r7iz.32xlarge", 128, 1024, 50, 11.904),
+    ("r7iz.large", 2, 16, None, 0.186),
+    ("c7i.metal-24xl", 96, 192, 37.5, 4.7124),
+    ("c7i.metal-48xl", 192, 384, 50, 8.568),
+    ("c7i.24xlarge", 96, 192, 37.5, 4.284),
+    ("c7i.large", 2, 4, None, 0.08925),
+    ("c7i-flex.16xlarge", 64, 128, None, 2.7132),
+    ("m7i.metal-24xl", 96, 384, 37.5, 5.32224),
+    ("m7i.16xlarge", 64, 256, 25, 3.2256),
+    ("m7i-flex.8xlarge", 32, 128, None, 1.53216),
+    ("r7i.metal-48xl", 192, 1536, 50, 12.7008),
+    ("r7i.24xlarge", 96, 768, 37.5, 6.3504),
+    ("i7i.metal-24xl", 96, 768, None, 9.6204),
+    ("i7ie.18xlarge", 72, 576, None, 9.3564),
+    ("i7ie.48xlarge", 192, 1536, 200, 24.9504),
+    ("c8i.metal-48xl", 192, 384, 75, 9.89578),
+    ("c8i.32xlarge", 128, 256, 50, 5.99744),
+    ("c8i-flex.4xlarge", 16, 32, None, 0.71216),
+    ("m8i.96xlarge", 384, 1536, 100, 20.32128),
+    ("m8id.metal-48xl", 192, 768, 75, 12.52992),
+    ("r8i.metal-96xl", 384, 3072, 100, 26.67264),
+    ("x8i.64xlarge", 256, 4096, 80, 28.01024),
+    ("x8i.96xlarge", 384, 6144, 100, 48.74438),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "vcpus", "gib", "gbit", "usd"), _PUBLISHED, ids=[row[0] for row in _PUBLISHED]
+)
+def test_a_type_is_as_published(
+    name: str, vcpus: int, gib: int, gbit: float | None, usd: float
+) -> None:
+    found = INSTANCE_TYPES[name]
+
+    assert (found.vcpus, found.memory_gib, found.gbit) == (vcpus, gib, gbit)
+    assert found.table_usd == pytest.approx(usd, rel=1e-4)
+
+
+def test_all_sizes_of_the_families_are_those_of_ec2() -> None:
+    known = {name for name in EC2_TYPES if name.partition(".")[0] in FAMILIES}
+
+    assert known == {name for name in INSTANCE_TYPES if name != "c6i.16xlarge"}
+    for name in known:
+        about, found = EC2_TYPES[name], INSTANCE_TYPES[name]
+        cpus = about["VCpuInfo"]
+        assert (found.vcpus, found.cores) == (cpus["DefaultVCpus"], cpus["DefaultCores"]), name
+        assert found.memory_gib == about["MemoryInfo"]["SizeInMiB"] / 1024, name
+        assert found.ghz == about["ProcessorInfo"]["SustainedClockSpeedInGhz"], name
+        bandwidth, _, unit = about["NetworkInfo"]["NetworkPerformance"].rpartition(" ")
+        assert unit == "Gigabit"
+        expected = None if bandwidth.startswith("Up to") else float(bandwidth)
+        assert found.gbit == expected, name
+
+
+def test_sockets_hold_as_many_cores_as_their_processor() -> None:
+    names = ("r7iz.16xlarge", "r7iz.32xlarge", "c7i.24xlarge", "c7i.48xlarge", "c8i.48xlarge")
+    assert [INSTANCE_TYPES[name].sockets for name in names] == [1, 2, 1, 2, 1]
+
+
+def test_the_cheapest_work_comes_first() -> None:
+    prices = table_prices("us-east-1", [*INSTANCE_TYPES])
+    found = compare_types(choose_types(("r7iz", "c7i.metal-24xl", "c8i"), every=False), prices)
+    costs = [each.usd_per_pflops_hour for each in found]
+
+    assert costs == sorted(costs, key=lambda each: each or 0)
+    by_name = {each.type.name: each for each in found}
+    assert "c8i.8xlarge" not in by_name
+    # 32 cores x 1,024 x 3.9 GHz are 127.8 TFLOPS.
+    assert by_name["r7iz.metal-16xl"].usd_per_pflops_hour == pytest.approx(51.23, abs=0.01)
+    assert by_name["c7i.metal-24xl"].usd_per_pflops_hour == pytest.approx(29.96, abs=0.01)
+    assert by_name["r7iz.metal-16xl"].usd_to_boot == pytest.approx(6.5472 / 3)
+    assert by_name["r7iz.16xlarge"].usd_to_boot == pytest.approx(5.952 / 20)
+
+
+def test_a_much_cheaper_type_has_as_much_amx_and_is_not_throttled() -> None:
+    prices = table_prices("us-east-1", [*INSTANCE_TYPES])
+    found = find_cheaper(INSTANCE_TYPES["r7iz.metal-16xl"], prices, 2 / 3)
+
+    assert found is not None
+    assert found.type.name == "c8i.16xlarge"
+    assert find_cheaper(INSTANCE_TYPES["c7i.24xlarge"], prices, 2 / 3) is None
+    assert find_cheaper(INSTANCE_TYPES["c6i.16xlarge"], prices, 2 / 3) is None
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"unknown instance type 'c7j'; did you mean c7i\?"):
+        choose_types(("c7j",), every=False)

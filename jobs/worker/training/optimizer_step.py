@@ -79,15 +79,16 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     if ids is not None and options.trial_seconds is None and not options.ipex:
         train_used_words(model, [*ids, run.loaded.pad_token])
     rate = options.highest_rate(context.ranks.planned)
+    by_layer = options.layer_decay if isinstance(options, TextOptions) else 1.0
+    decays = options.weight_decay, by_layer
     is_compiled = _compile(run, model, steps)
     optimizer: torch.optim.Optimizer
     if is_compiled:
         masters = halve_weights(model) if _may_halve(run) else {}
-        clip, decay = options.max_grad_norm, options.weight_decay
-        optimizer = MasterAdamW(model, masters, rate, clip, decay)
+        optimizer = MasterAdamW(model, masters, rate, options.max_grad_norm, *decays)
     else:
         optimizer = torch.optim.AdamW(
-            group_parameters(model, options.weight_decay),
+            group_parameters(model, *decays),
             rate,
             weight_decay=0.0,
             fused=not options.ipex,  # IPEX replaces the optimizer's step by its own

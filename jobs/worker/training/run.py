@@ -15,6 +15,7 @@ import torch
 
 from ..fast.compilation import count_compiled, plain_layers
 from ..fast.embedding import restore_words
+from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
 from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
@@ -25,7 +26,7 @@ from .between_steps import Loop, after_step, evaluate, resume
 from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
-from .options import TrainOptions
+from .options import TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Task
 from .trial import enough_for_trial, measure_speed
@@ -72,6 +73,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
                 "no --eval: the figures are on the training data itself, not on unseen data"
             )
         loaded = task.load(context, data)
+        if isinstance(options, TextOptions):
+            freeze_layers(loaded.model, options.freeze_layers)
         if data.columns:
             loaded.model.config.data_columns = dict(data.columns)
         if loaded.new_weights:
@@ -218,7 +221,7 @@ def _take_steps(loop: Loop) -> None:
                 break
             rate = loop.highest_rate * schedule.rate(number - 1)
             for group in loop.state.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["scale"]
             batch = run.batch(chosen)
             fetched = time.perf_counter()
             step = take_step(run, loop.trained, loop.state.optimizer, batch)

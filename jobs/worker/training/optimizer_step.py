@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..fast.attention import LONGEST
 from ..fast.communication import Replica, choose_all_reduce
 from ..fast.compilation import (
     COMPILED,
@@ -164,22 +163,9 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> bool:
     if wrong:
         note(f"torch.compile is not used: {wrong[0]}")
         return False
-    dropout = _attention_dropout(run)
-    fast = FastLayers(model, note, shared=ranks.size > 1, attention_dropout=dropout)
+    fast = FastLayers(model, note, shared=ranks.size > 1)
     note(f"torch.compile, {fast.count} layers: {chosen.reason}")
     return True
-
-
-def _attention_dropout(run: TrainingRun) -> float:
-    """Return compiled layers' dropout of attention weights: with products, the model's own costs little."""
-    options = run.context.options
-    if (
-        isinstance(options, TextOptions)
-        and options.attention_dropout == "auto"
-        and options.max_length <= LONGEST
-    ):
-        return max(run.loaded.own.values(), default=0.0)
-    return 0.0
 
 
 def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:

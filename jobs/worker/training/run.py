@@ -21,7 +21,7 @@ from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
-from .best import Unseen, pick_scores, plan_evaluation
+from .best import Evaluator, Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .model import save_model
@@ -97,14 +97,14 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
-        trained = train(run, Unseen(data.eval, unseen, data.has_unseen))
+        trained, evaluator = train(run, Unseen(data.eval, unseen, data.has_unseen))
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):
         if ranks.first:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
-        scores = task.evaluate(context, loaded, data.eval, unseen)
+        scores = evaluator.evaluate_model(trained)
     return {
         **scores,
         "scores": pick_scores(scores),
@@ -137,8 +137,8 @@ def _describe_training(
     }
 
 
-def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
-    """Train the loaded model in place on all ranks.
+def train(run: TrainingRun, unseen: Unseen) -> tuple[TrainingProgress, Evaluator]:
+    """Train the loaded model in place on all ranks; return what evaluates it, besides the progress.
 
     Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
     resumed, and :class:`StoppedError` after a SIGTERM.
@@ -173,7 +173,7 @@ def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
-    return loop.progress
+    return loop.progress, evaluator
 
 
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:

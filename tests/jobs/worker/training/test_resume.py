@@ -311,3 +311,10 @@ def test_killed_at_every_step(nodes_folder: Path, rank: int) -> None:
 def test_killed_at_every_write_to_the_disk(nodes_folder: Path) -> None:
     writes = range(1, STEPS // 2 * DISK_PER_CHECKPOINT + 1)
     check_killed_and_resumed(nodes_folder, [{"at": "disk", "step": n} for n in writes])
+
+
+def test_the_last_evaluation_is_not_repeated_for_the_last_model(nodes_folder: Path) -> None:
+    again = {"at": "evaluation", "step": 2}
+    (ran,) = run_forked([(options(nodes_folder, "out", eval_every=str(STEPS)), again)])
+    assert ran.codes == [0, 0], ran.texts
+    assert made(nodes_folder / "out").predictions

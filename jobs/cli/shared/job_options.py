@@ -52,14 +52,16 @@ WITHOUT_EFFECT = frozenset(
         *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
         *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
         *("eval_every", "metric", "keep", "patience", "lr_schedule", "max_grad_norm"),
-        *("class_weights", "label_smoothing", "weight_decay", "max_answer_length"),
+        *("class_weights", "label_smoothing", "weight_decay", "layer_decay", "max_answer_length"),
     }
 )
 _FOR_EXPERTS = frozenset(
     {
         *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
         *(
+            "freeze_layers",
             "keep",
+            "layer_decay",
             "lr_schedule",
             "max_grad_norm",
             "metric",

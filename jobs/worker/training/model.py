@@ -235,8 +235,7 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
     """Turn off the dropout of attention weights in models made from ``config`` inside the block.
 
     torch's fused attention for CPUs supports no dropout; without fusion, every layer writes all attention
-    weights to memory. Compiled layers may get it back (:func:`.optimizer_step.prepare`). Other dropout is
-    kept, and ``config`` is restored afterward.
+    weights to memory. Other dropout is kept, and ``config`` is restored afterward.
     """
     known = attention_dropouts(config)
     for name in known:

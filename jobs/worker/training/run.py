@@ -15,17 +15,18 @@ import torch
 
 from ..fast.compilation import count_compiled, plain_layers
 from ..fast.embedding import restore_words
+from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
 from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
-from .best import Unseen, pick_scores, plan_evaluation
+from .best import Evaluator, Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
-from .options import TrainOptions
+from .options import TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Task
 from .trial import enough_for_trial, measure_speed
@@ -72,6 +73,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
                 "no --eval: the figures are on the training data itself, not on unseen data"
             )
         loaded = task.load(context, data)
+        if isinstance(options, TextOptions):
+            freeze_layers(loaded.model, options.freeze_layers)
         if data.columns:
             loaded.model.config.data_columns = dict(data.columns)
         if loaded.new_weights:
@@ -94,14 +97,14 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
-        trained = train(run, Unseen(data.eval, unseen, data.has_unseen))
+        trained, evaluator = train(run, Unseen(data.eval, unseen, data.has_unseen))
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):
         if ranks.first:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
-        scores = task.evaluate(context, loaded, data.eval, unseen)
+        scores = evaluator.evaluate_model(trained)
     return {
         **scores,
         "scores": pick_scores(scores),
@@ -134,8 +137,8 @@ def _describe_training(
     }
 
 
-def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
-    """Train the loaded model in place on all ranks.
+def train(run: TrainingRun, unseen: Unseen) -> tuple[TrainingProgress, Evaluator]:
+    """Train the loaded model in place on all ranks; return what evaluates it, besides the progress.
 
     Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
     resumed, and :class:`StoppedError` after a SIGTERM.
@@ -170,7 +173,7 @@ def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
-    return loop.progress
+    return loop.progress, evaluator
 
 
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
@@ -218,7 +221,7 @@ def _take_steps(loop: Loop) -> None:
                 break
             rate = loop.highest_rate * schedule.rate(number - 1)
             for group in loop.state.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["scale"]
             batch = run.batch(chosen)
             fetched = time.perf_counter()
             step = take_step(run, loop.trained, loop.state.optimizer, batch)

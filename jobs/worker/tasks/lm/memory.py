@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...bench.measure import read_available_bytes
+from ...fast.layers import freeze_layers
 from ...runtime.errors import ModelError, first_line
 from ...runtime.precision import autocast
 from ...training.optimizer_step import count_parts
@@ -120,6 +121,7 @@ def simulate(plan: Plan, source: Any) -> int:
         # peft moves its adapters to where they are already, which fails without content.
         with patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
             model = prepare_model(model, options).train()
+            freeze_layers(model, options.freeze_layers)
         trained = [each for each in model.parameters() if each.requires_grad]
         if plan.ranks > 1:  # DistributedDataParallel keeps the gradients' memory
             for each in trained:

@@ -212,7 +212,9 @@ def choose_columns(
     for name in names:
         known_texts = getattr(task, "predict_columns", getattr(task, "text_columns", ()))
         others = known_texts if name == "text" else ()
-        known = (trained.get(name, name), name, *others)
+        # A language model may have learned from a column of another kind, such as messages.
+        own = (column for kind, column in trained.items() if others and kind not in INPUTS)
+        known = (*own, trained.get(name, name), name, *others)
         found[name] = choose_column(table, asked.get(name), known, f"--{name}-column")
     return found
 

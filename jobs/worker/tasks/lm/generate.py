@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 
 from ...data.records import require_text
+from ...data.tokens import read_template
 from ...runtime.errors import DatasetError, ModelError, first_line
 from ...training.model import longest_input
 from ...training.task import Loaded
@@ -51,7 +52,8 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
 
     A ``text`` is also used as it is if the tokenizer has no chat template.
     """
-    tokenizer, values = loaded.tokenizer, row.values if isinstance(row.values, dict) else {}
+    tokenizer, config = loaded.tokenizer, loaded.model.config
+    values = row.values if isinstance(row.values, dict) else {}
     if "messages" in values:
         chat = _read_chat(row.place, values["messages"])
         if not tokenizer.chat_template:
@@ -59,10 +61,11 @@ def encode_prompt(loaded: Loaded, row: Row) -> Ids:
             raise ModelError("the model has no chat template for messages", hint=hint)
     elif "prompt" in values or not tokenizer.chat_template:
         text = row.text("prompt" if "prompt" in values else "text")
-        ids: Ids = tokenizer(text)["input_ids"]
-        # Where an end belongs to each text, as in BERT, nothing would follow it.
-        plain: Ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return plain if ids[-1:] == [tokenizer.eos_token_id] else ids
+        template = read_template(tokenizer, pair=False)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        # A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
+        has_prefix = not len(template.suffix) or "prompt" in getattr(config, "data_columns", {})
+        return [*template.prefix.tolist(), *ids] if has_prefix else list(ids)
     else:
         chat = [{"role": "user", "content": row.text("text")}]
     try:

@@ -43,9 +43,9 @@ class Lm(TableTask[LmOptions]):
     demo = LmOptions(data=str(Path(__file__).with_name("lm.sample.txt")), max_length=32, **SMALL)
     help = "a causal language model, all of it or adapters (LoRA)"
     head = "CausalLM"
-    settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
-    predict_columns = ("messages", "prompt", "text", "content", "document", "sentence")
     text_columns = ("text", "content", "document", "sentence", "messages", "conversations")
+    settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
+    predict_columns = ("messages", "conversations", "prompt", *text_columns)
 
     def choose_columns(self, table: Table) -> list[str]:
         return [choose_column(table, self.options.text_column, self.text_columns, "--text-column")]

@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from jobs.worker.data.table import Table
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.adapters import ADAPTERS, load_adapters, merge
 from jobs.worker.tasks.lm import generate
+from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions, add_adapters
-from jobs.worker.tasks.lm.task import SHAPE
+from jobs.worker.tasks.lm.task import SHAPE, Lm
 from jobs.worker.tasks.predict import main, predict
-from jobs.worker.tasks.predict_file import PredictOptions, predict_file
+from jobs.worker.tasks.predict_file import PredictOptions, choose_columns, predict_file
 from jobs.worker.training.model import new_tokenizer, train_tokenizer, write_model
 from jobs.worker.training.task import Loaded
+from jobs.worker.training.text_task import Row
 from tests.jobs.worker.tasks.test_lm import TINY
 
 WORDS = [
@@ -203,6 +207,33 @@ def test_files_have_texts_prompts_or_chats(folder: Path, tmp_path: Path) -> None
             for each in found
         ] == expected
         assert [{key: each[key] for key in rows[0]} for each in found] == rows
+
+
+def test_prompts_begin_as_in_training(folder: Path) -> None:
+    """Prompts with completions are learned after the mark of a beginning, plain texts without."""
+    model, tokenizer = (
+        LlamaForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    begin, core = tokenizer.convert_tokens_to_ids(["[CLS]", "core"])
+
+    def encode(tokenizer: Any, **columns: str) -> list[int]:
+        model.config.data_columns = columns
+        return [*encode_prompt(Loaded(model, tokenizer), Row("row 1", {"prompt": "core"}))]
+
+    assert encode(tokenizer, text="text") == [core]
+    assert encode(tokenizer, prompt="question") == [begin, core]
+    # Llama's tokenizer, for one, begins texts and does not end them.
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A $B", special_tokens=[("[CLS]", begin)]
+    )
+    assert encode(tokenizer, text="text") == [begin, core]
+
+
+def test_the_column_of_training_comes_first() -> None:
+    table = Table("a.csv", ("text", "question", "messages"), [])
+    chosen = [choose_columns(Lm, table, {}, trained) for trained in ({"prompt": "question"}, {})]
+    assert chosen == [{"text": "question"}, {"text": "text"}]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

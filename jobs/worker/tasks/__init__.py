@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import ModelError
+from ..training.options import flag
 from ..training.task import Task
 from ..training.text_task import TextTask
+from .adapters import ADAPTERS, read_adapters
 from .classify import Classify
 from .digits import Digits
 from .embed.task import Embed
@@ -21,13 +24,21 @@ TASKS: dict[str, type[Task[Any]]] = {
 }
 
 
-def find_task(model: str) -> type[TextTask[Any]]:
-    """Return the task of the trained model in a folder. Raises :class:`ModelError`."""
-    if Path(model, "adapter_config.json").exists():
-        raise ModelError(
-            f"model {model} has only adapters",
-            hint="merge them into their model: docs/training.md shows how, for `train lm`",
-        )
+def find_task(model: str, settings: Collection[str] = ()) -> type[TextTask[Any]]:
+    """Return the task of the trained model in a folder.
+
+    Raises :class:`ModelError`, also for ``settings`` that have no effect on its models.
+    """
+    task = _find_task(model)
+    if unknown := [flag(name) for name in settings if name not in task.settings]:
+        raise ModelError(f"{', '.join(unknown)}: has no effect on models of `train {task.name}`")
+    return task
+
+
+def _find_task(model: str) -> type[TextTask[Any]]:
+    if Path(model, ADAPTERS).exists():
+        read_adapters(model)
+        return Lm
     try:
         config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
         names = [str(each) for each in config.get("architectures") or ()]

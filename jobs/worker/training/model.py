@@ -264,7 +264,23 @@ def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, A
 
 def save_model(folder: Path, loaded: Loaded) -> None:
     """Write ``model/`` atomically. Raises :class:`TrainingError`."""
-    target, partial = folder / "model", folder / ".model.partial"
+    target = folder / "model"
+    try:
+        write_model(target, loaded)
+    # safetensors does not raise OSError for a full disk.
+    except (OSError, SafetensorError) as error:
+        kept = list_checkpoints(folder)
+        again = "there is no checkpoint, so training starts over"
+        again = f"it continues from {kept[-1].name}" if kept else again
+        raise TrainingError(
+            f"{target} can't be written: {first_line(error)}",
+            hint=f"free disk space, then use --resume: {again}",
+        ) from error
+
+
+def write_model(target: Path, loaded: Loaded) -> None:
+    """Write a model and its tokenizer atomically. Raises ``OSError`` or ``SafetensorError``."""
+    partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         for name, value in loaded.own.items():
@@ -279,16 +295,8 @@ def save_model(folder: Path, loaded: Loaded) -> None:
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
-    # safetensors does not raise OSError for a full disk.
-    except (OSError, SafetensorError) as error:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        kept = list_checkpoints(folder)
-        again = "there is no checkpoint, so training starts over"
-        again = f"it continues from {kept[-1].name}" if kept else again
-        raise TrainingError(
-            f"{target} can't be written: {first_line(error)}",
-            hint=f"free disk space, then use --resume: {again}",
-        ) from error
 
 
 def new_tokenizer(serialized: str) -> Any:

@@ -29,7 +29,8 @@ class Loaded(NamedTuple):
 
     ``new_weights`` are the names of weights that its files lack, which are random. ``own`` are the
     configuration's values that training replaced, to be restored in the saved model. ``other_classes`` are
-    those of the files whose weights were replaced, because the data has others.
+    those of the files whose weights were replaced, because the data has others. ``settings`` are the options
+    of `predict`, by name.
     """
 
     model: Any
@@ -37,6 +38,7 @@ class Loaded(NamedTuple):
     new_weights: tuple[str, ...] = ()
     own: Mapping[str, float] = MappingProxyType({})
     other_classes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def pad_token(self) -> int:

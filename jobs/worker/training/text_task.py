@@ -47,6 +47,8 @@ class TextTask(Task[OwnText]):
     """transformers' name of the task, such as "SequenceClassification"; empty for a model without a head."""
     inputs: ClassVar[Sequence[str]] = ("text",)
     """What :meth:`predict` needs of a row, by name."""
+    settings: ClassVar[Collection[str]] = ()
+    """The options of `predict` that have an effect on this task's models."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415
@@ -59,6 +61,11 @@ class TextTask(Task[OwnText]):
     def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:  # noqa: ARG003
         """Return whether a folder has a model of this task, by the names in its configuration."""
         return any(name.endswith(f"For{cls.head}") for name in architectures)
+
+    @classmethod
+    def read_input(cls, name: str, value: Any, place: str) -> dict[str, Any]:
+        """Return a column's value as :meth:`predict` reads it. Raises :class:`DatasetError`."""
+        return {"words": value} if isinstance(value, list) else {name: require_text(value, place)}
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:  # noqa: ARG003

@@ -245,6 +245,24 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "predict Where? --context here --model .",
         "--model .: no config.json in . or model" + _FILLED.replace("→ a", "→ give a"),
     ),
+    (
+        "predict Once --temperature -1",
+        "argument --temperature: '-1': expected a number from 0 to 100" + f.help_of("predict"),
+    ),
+    (
+        "predict Once --temperature 1 --top-p 0",
+        "argument --top-p: '0': expected a number above 0, at most 1" + f.help_of("predict"),
+    ),
+    ("predict Once --top-p 0.5", "--top-p requires --temperature"),
+    ("predict Once --seed 1", "--seed requires --temperature"),
+    (
+        "predict Once --perplexity --max-new-tokens 9",
+        "--max-new-tokens has no effect on --perplexity",
+    ),
+    ("predict Once --env A=1", "--env requires --data"),
+    ("predict Once --merge new", "texts can't be used with --merge"),
+    ("predict --merge .", "--merge .: exists already\n  → name a new folder"),
+    ("predict --merge new --perplexity", "--perplexity can't be used with --merge"),
     # Measuring and trials
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),

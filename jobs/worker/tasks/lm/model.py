@@ -105,7 +105,7 @@ def add_adapters(model: Any, options: LmOptions) -> Any:
     return model
 
 
-def import_peft() -> Any:
+def import_peft(needs: str = "--lora needs peft") -> Any:
     """Return peft. Raises :class:`ModelError` if the stack has none."""
     from importlib import import_module
 
@@ -113,6 +113,5 @@ def import_peft() -> Any:
         return import_module("peft")
     except ImportError as error:
         raise ModelError(
-            f"--lora needs peft: {error}",
-            hint='add "peft" to the python_packages of your stack, or omit --lora',
+            f"{needs}: {error}", hint='add "peft" to the python_packages of your stack'
         ) from error

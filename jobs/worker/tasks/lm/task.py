@@ -44,6 +44,8 @@ class Lm(TableTask[LmOptions]):
     help = "a causal language model, all of it or adapters (LoRA)"
     head = "CausalLM"
     text_columns = ("text", "content", "document", "sentence", "messages", "conversations")
+    settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
+    predict_columns = ("messages", "conversations", "prompt", *text_columns)
 
     def choose_columns(self, table: Table) -> list[str]:
         return [choose_column(table, self.options.text_column, self.text_columns, "--text-column")]
@@ -146,22 +148,36 @@ class Lm(TableTask[LmOptions]):
         return {"perplexity": perplexity(fsum(sums) / tokens), "eval_tokens": tokens}
 
     @classmethod
+    def read_input(cls, name: str, value: Any, place: str) -> dict[str, Any]:  # noqa: ARG003
+        if isinstance(value, list):
+            return {"messages": value}
+        # A file's texts are continued as they are: a chat is written as messages.
+        return {"prompt": require_text(value, place)}
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return each text's perplexity and number of tokens; what is beyond the longest input is cut off."""
-        import torch
+        """Return what the model adds to each text, or the text's perplexity and number of tokens."""
+        from .generate import complete
 
-        from ...training.model import longest_input
-        from .head import token_losses
+        return (_measure if loaded.settings.get("perplexity") else complete)(loaded, rows)
 
-        found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
-        for row in rows:
-            text = row.text("text")
-            ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
-            if len(ids) < 2:
-                raise DatasetError(f"{row.place}: 'text' has fewer than two tokens")
-            losses = token_losses(loaded.model, torch.tensor([ids]))
-            found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
-        return found
+
+def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return each text's perplexity; what is beyond the longest input is cut off."""
+    import torch
+
+    from ...training.model import longest_input
+    from .head import token_losses
+
+    found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
+    for row in rows:
+        text = row.text("prompt" if "prompt" in row.values else "text")
+        ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        if len(ids) < 2:
+            raise DatasetError(f"{row.place}: 'text' has fewer than two tokens")
+        losses = token_losses(loaded.model, torch.tensor([ids]))
+        found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
+    return found
 
 
 LONGEST_TEXT = 8192

@@ -211,7 +211,7 @@ def test_perplexity_is_that_of_the_plain_model(folder: Path, tmp_path: Path) -> 
 
 def test_predict_measures_each_text(folder: Path) -> None:
     rows = [{"text": "a core"}, {"text": "The scheduler keeps a list of jobs."}]
-    found = predict(folder, rows)
+    found = predict(folder, rows, {"perplexity": True})
     model = LlamaForCausalLM.from_pretrained(folder).eval()
     tokenizer = load(options_for(folder)).loaded.tokenizer
     for row, each in zip(rows, found, strict=True):
@@ -223,7 +223,7 @@ def test_predict_measures_each_text(folder: Path) -> None:
             "tokens": ids.numel(),
         }
     with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
-        predict(folder, [{"text": ""}])
+        predict(folder, [{"text": ""}], {"perplexity": True})
 
 
 @pytest.mark.parametrize("base", ["/home/me/base", None])

@@ -28,6 +28,8 @@ MAX_DATA_BYTES = 2 << 30
 _SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
+OTHER_FILES = ("class_weights", "chat_template")
+"""Options that name a file other than data."""
 _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.tiktoken")
 """Names of files of which a tokenizer has at least one."""
 
@@ -137,7 +139,7 @@ def local_model(options: TrainOptions) -> Path | None:
 
 
 def local_data(options: TrainOptions) -> dict[str, Path]:
-    """Return the local files and folders that the options name, by ``data``, ``eval``, ``class_weights``.
+    """Return the local files and folders that the options name, by the option.
 
     Other names are data sets on the hub, or URLs.
     """
@@ -150,9 +152,10 @@ def local_data(options: TrainOptions) -> dict[str, Path]:
         on_hub = _HUB.fullmatch(name) and not _PATH.match(name) and not path.exists()
         if not on_hub or not TASKS[options.task].reads_hub:
             found[option] = path
-    weights: str | None = getattr(options, "class_weights", None)
-    if weights not in (None, BALANCED):
-        found["class_weights"] = expand_home(weights)
+    for option in OTHER_FILES:
+        name = getattr(options, option, None)
+        if name not in (None, BALANCED):
+            found[option] = expand_home(name)
     return found
 
 

@@ -28,7 +28,7 @@ from jobs.cli.shared.when_done import EndRequest
 from jobs.places.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
-from jobs.train.request import expand_home
+from jobs.train.request import OTHER_FILES, expand_home
 from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
@@ -232,7 +232,7 @@ class TaskRequest(Request):
         if self.demo and "dataset" in self.given:
             nothing: dict[str, Any] = {"data": None}
             base = replace(base, **nothing)
-        named = {key: self.given.get(key) for key in ("data", "eval", "class_weights")}
+        named = {key: self.given.get(key) for key in ("data", "eval", *OTHER_FILES)}
         paths = {key: path for key, path in named.items() if path and path != BALANCED}
         given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
         return change_options(base, given)

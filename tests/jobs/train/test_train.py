@@ -19,6 +19,7 @@ from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources
 from jobs.worker.supervisor.launch import parse_launch
 from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.options import BASE_MODEL
 from provision.stacks.load import load_stack
@@ -200,6 +201,9 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     weighted = ClassifyOptions(data="t.csv", class_weights="w.json")
     there = options_on_nodes(weighted, load_stack("upstream")).class_weights
     assert data_files(weighted)[str(there)] == Path("w.json")
+    chats = LmOptions(data="c.jsonl", chat_template="t.jinja")
+    template = options_on_nodes(chats, load_stack("upstream")).chat_template
+    assert data_files(chats)[str(template)] == Path("t.jinja")
     balanced = replace(weighted, class_weights="balanced")
     assert options_on_nodes(balanced, load_stack("upstream")).class_weights == "balanced"
     assert len(data_files(balanced)) == 1

@@ -28,6 +28,14 @@ class LmOptions(RowOptions):
     )
     max_length: int = option(512, "tokens per sample", within=Range(16, 8192))
     batch_size: int = RowOptions.redefine("batch_size", 8)
+    chat_template: str | None = option(
+        None, "Jinja template of chats (default: the tokenizer's own)", metavar="FILE"
+    )
+    train_on: str = option(
+        "completions",
+        "tokens to learn: completions and assistant turns, or all",
+        choices=("completions", "all"),
+    )
     lora: bool = option(
         False, "train adapters (LoRA) of all linear layers instead of the weights; needs peft"
     )

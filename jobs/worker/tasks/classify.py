@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ..data.tokens import Longs, TextSample, TextSamples
+    from ..data.tokens import TextSample, TextSamples
     from ..training.state import TrainContext
 
 HEAD = "SequenceClassification"
@@ -215,17 +216,11 @@ class Classify(TableTask[ClassifyOptions]):
         import numpy as np
 
         from ..runtime.output import save_json
-        from ..training.evaluation import compute_together, run_batches
+        from ..training.evaluation import compute_logits
 
-        def classify(batches: Sequence[Longs]) -> Iterator[tuple[Longs, np.ndarray[Any, Any]]]:
-            for chosen, output in run_batches(loaded, samples, batches, context.autocast()):
-                yield chosen, output.logits.float().numpy()
-
-        parts = compute_together(context.ranks, samples.lengths, classify)
+        logits = compute_logits(context.ranks, loaded, samples, context.autocast())
         if not context.ranks.first:
             return {}
-        logits = np.concatenate([each for _, each in parts])
-        logits = logits[np.argsort(np.concatenate([chosen for chosen, _ in parts]))]
         predicted = logits > 0 if self._several else logits.argmax(axis=1)
         chosen = [np.flatnonzero(each) if self._several else [each] for each in predicted]
         rows = [
@@ -256,17 +251,18 @@ class Classify(TableTask[ClassifyOptions]):
         return scores
 
     @classmethod
+    def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
+        return super().has_trained(folder, architectures) and not has_one_output(folder)
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the labels of each row's ``text`` (and ``pair``) with their probabilities."""
         from ..training.evaluation import run_texts
 
         names, found = loaded.model.config.id2label, list[dict[str, Any]]()
         several = loaded.model.config.problem_type == "multi_label_classification"
-        for _, output in run_texts(loaded, [_texts_of(row) for row in rows]):
+        for _, output in run_texts(loaded, [texts_of(row) for row in rows]):
             logits = output.logits.float()
-            if len(names) == 1:  # a number
-                found += [{"value": float(each)} for each in logits[:, 0]]
-                continue
             for scores in logits.sigmoid() if several else logits.softmax(dim=-1):
                 chosen = (scores > 0.5).nonzero()[:, 0] if several else scores.argmax()[None]
                 labels = {names[each]: round(float(scores[each]), 4) for each in chosen.tolist()}
@@ -274,6 +270,13 @@ class Classify(TableTask[ClassifyOptions]):
         return found
 
 
-def _texts_of(row: Row) -> list[str]:
+def texts_of(row: Row) -> list[str]:
+    """Return the text to predict for, and the second one of a pair."""
     values = row.values if isinstance(row.values, dict) else {}
     return [row.text(each).strip() for each in ("text", *(["pair"] if "pair" in values else []))]
+
+
+def has_one_output(folder: Path) -> bool:
+    """Return whether a model's head gives a number instead of classes, by its configuration."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return len(config.get("id2label") or (0, 1)) == 1

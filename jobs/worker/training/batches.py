@@ -120,11 +120,11 @@ def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if "attention_mask" not in tensors:
         return tensors
     shape = tensors["attention_mask"].shape
-    longest = int(tensors["attention_mask"].sum(dim=1).max())
+    longest = int(tensors["attention_mask"].sum(dim=-1).max())
     width = -(-longest // ALIGN) * ALIGN
     return {
         # Only integers: a row of probabilities may have the same length as a text.
-        name: each[:, :width].contiguous()
+        name: each[..., :width].contiguous()
         if each.shape == shape and not each.is_floating_point()
         else each
         for name, each in tensors.items()

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 FOUND_AT = (1, 10)
 """The results contain recall among this many candidates."""
 MOST_TOKENS = 8192
-_RANKED_TOGETHER = 256
 
 
 @dataclass(frozen=True)
@@ -207,6 +206,7 @@ class Embed(TableTask[EmbedOptions]):
         import numpy as np
 
         from ...runtime.output import save_json
+        from ...training.ranking import rank_candidates
 
         # Each distinct text once, by its place in the columns, one after the other.
         anchors, first = np.unique(samples.ids[0], return_index=True)
@@ -298,23 +298,3 @@ def _encode_together(
     parts = compute_together(context.ranks, lengths, encode)
     order = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
     return np.concatenate([vectors for _, vectors in parts])[order]
-
-
-def rank_candidates(
-    anchors: NDArray[np.float32], candidates: NDArray[np.float32], rows: Longs, wanted: Longs
-) -> tuple[Longs, Longs]:
-    """Return the rank, from 1, of each pair's candidate for its anchor, and each anchor's best candidate.
-
-    Vectors have shape (texts, size). Among candidates with equal scores, the wanted one is the last.
-    """
-    import numpy as np
-
-    ranks = np.empty(len(rows), dtype=np.int64)
-    best = np.empty(len(anchors), dtype=np.int64)
-    for first in range(0, len(anchors), _RANKED_TOGETHER):
-        scores = anchors[first : first + _RANKED_TOGETHER] @ candidates.T
-        best[first : first + len(scores)] = scores.argmax(axis=1)
-        for pair in np.flatnonzero((rows >= first) & (rows < first + len(scores))):
-            own = scores[rows[pair] - first]
-            ranks[pair] = np.count_nonzero(own >= own[wanted[pair]])
-    return ranks, best

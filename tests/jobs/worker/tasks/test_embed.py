@@ -13,12 +13,13 @@ import torch
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
-from jobs.worker.tasks.embed.task import Embed, EmbedOptions, rank_candidates
+from jobs.worker.tasks.embed.task import Embed, EmbedOptions
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, prepare
 from jobs.worker.training.options import SMALL
+from jobs.worker.training.ranking import rank_candidates
 from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.threaded_ranks import run_threaded, session

@@ -123,10 +123,10 @@ def add_parser(parent: Parser) -> None:
     add_command(
         parent,
         "predict",
-        "Use a trained model: answer questions about a text, classify or score texts, tag their words, compute\n"
-        "their vectors (embed) or their perplexity (lm). This happens on this machine if PyTorch and transformers\n"
-        "are installed with this tool (the extra `job`), else on the cluster's head. With --data and\n"
-        "--output, predict for each row of a file, here or as a job on the nodes of the cluster.",
+        "Use a trained model: answer questions about a text, classify or score texts, tag their words,\n"
+        "compute their vectors (embed) or their perplexity (lm). This happens on this machine if PyTorch\n"
+        "and transformers are installed with this tool (the extra `job`), else on the cluster's head. With\n"
+        "--data and --output, predict for each row of a file, here or as a job on the nodes of the cluster.",
         _EXAMPLES,
         run=run,
         options=PredictCommand,

@@ -53,6 +53,7 @@ WITHOUT_EFFECT = frozenset(
         *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
         *("eval_every", "metric", "keep", "patience", "lr_schedule", "max_grad_norm"),
         *("class_weights", "label_smoothing", "weight_decay", "max_answer_length"),
+        *("distill_alpha", "distill_temperature"),
     }
 )
 _FOR_EXPERTS = frozenset(
@@ -230,7 +231,7 @@ class TaskRequest(Request):
         if self.demo and "dataset" in self.given:
             nothing: dict[str, Any] = {"data": None}
             base = replace(base, **nothing)
-        named = {key: self.given.get(key) for key in ("data", "eval", "class_weights")}
+        named = {key: self.given.get(key) for key in ("data", "eval", "class_weights", "teacher")}
         paths = {key: path for key, path in named.items() if path and path != BALANCED}
         given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
         return change_options(base, given)

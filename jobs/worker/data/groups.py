@@ -73,6 +73,14 @@ class FlatTexts(Sequence[str]):
         for each in records:
             self.bounds.append(self.bounds[-1] + len(pick(each)))
 
+    @property
+    def owners(self) -> Sequence[int]:
+        """The number of each text's record."""
+        import numpy as np  # noqa: PLC0415
+
+        found: Any = np.repeat(np.arange(len(self._records)), np.diff(self.bounds))
+        return found  # type: ignore[no-any-return]
+
     def __len__(self) -> int:
         return self.bounds[-1]
 
@@ -83,29 +91,44 @@ class FlatTexts(Sequence[str]):
         return [*self][index]
 
 
+class GroupSample(NamedTuple):
+    """A group as tokens; ``numbers`` are those of its texts."""
+
+    parts: Sequence[TextSample]
+    numbers: Longs
+
+
 @dataclass(frozen=True)
 class Grouped:
-    """Groups as tokens: group ``n`` has the samples (texts, or pairs) from ``bounds[n]``."""
+    """Groups as tokens: group ``n`` has the texts (or pairs) ``numbers[bounds[n] : bounds[n + 1]]``.
+
+    Text ``number`` is ``parts[first[number]]``; equal texts may have one number. ``parts`` are all texts of
+    the data, one group after the other, whose ``targets`` are their groups.
+    """
 
     parts: TextSamples
     bounds: Longs
+    numbers: Longs
+    first: Longs
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def __getitem__(self, index: int) -> Any:
-        return self.get_parts(index)
+    def __getitem__(self, index: int) -> GroupSample:
+        numbers = self.texts_of(index)
+        return GroupSample([self.parts[int(each)] for each in self.first[numbers]], numbers)
 
-    def get_parts(self, index: int) -> list[TextSample]:
-        """Return a group's samples."""
-        return [self.parts[each] for each in range(*self.bounds[index : index + 2].tolist())]
+    def texts_of(self, index: int) -> Longs:
+        """Return the numbers of a group's texts."""
+        return self.numbers[self.bounds[index] : self.bounds[index + 1]]
 
     @cached_property
     def lengths(self) -> Ints:
         """Every group's number of tokens."""
         import numpy as np  # noqa: PLC0415
 
-        found: Ints = np.add.reduceat(self.parts.lengths, self.bounds[:-1])
+        of_text = self.parts.lengths[self.first[self.numbers]]
+        found: Ints = np.add.reduceat(of_text, self.bounds[:-1])
         return found
 
     def token_ids(self) -> Longs:
@@ -113,5 +136,5 @@ class Grouped:
         return self.parts.token_ids()
 
     def digest(self) -> str:
-        """Return a digest of all groups."""
-        return self.parts.template.digest(self.bounds) + self.parts.digest()
+        """Return a digest of the data's groups."""
+        return self.parts.digest()

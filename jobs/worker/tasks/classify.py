@@ -8,17 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
 from ..data.table import Table
-from ..runtime.errors import DatasetError
-from ..training.options import SMALL, option
+from ..runtime.errors import DatasetError, ModelError
+from ..training.options import SMALL, Range, option
 from ..training.task import Data, Loaded
+from ..training.teacher import TaughtTask, TeacherOptions, load_student
 from ..training.text_task import (
     Row,
     TableOptions,
-    TableTask,
     class_weights,
     require_known,
     text_columns,
@@ -38,7 +39,7 @@ MOST_COUNTS_SHOWN = 10
 
 
 @dataclass(frozen=True)
-class ClassifyOptions(TableOptions):
+class ClassifyOptions(TableOptions, TeacherOptions):
     """One training run of a classifier."""
 
     task = "classify"
@@ -50,6 +51,12 @@ class ClassifyOptions(TableOptions):
     pair_column: str | None = option(None, "column with the second text of pairs", metavar="NAME")
     label_separator: str | None = option(
         None, "what separates several labels of a text, such as ';'", metavar="TEXT"
+    )
+    distill_temperature: float = option(
+        2.0,
+        "divides both models' logits before the softmax that the student learns",
+        within=Range(0.1, 100),
+        needs="--teacher",
     )
     epochs: int = TableOptions.redefine("epochs", 3)
     max_length: int = TableOptions.redefine("max_length", 128)
@@ -63,7 +70,7 @@ class Labeled(NamedTuple):
     place: str
 
 
-class Classify(TableTask[ClassifyOptions]):
+class Classify(TaughtTask[ClassifyOptions]):
     """``accuracy`` and ``macro_f1`` in the results are percentages; with several labels, ``exact_match``
     counts the texts with all of them right."""
 
@@ -159,12 +166,12 @@ class Classify(TableTask[ClassifyOptions]):
         self._weights = class_weights(self.options.class_weights, self.classes, counts)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ..training.model import class_settings, classes_of, load_model
+        from ..training.model import class_settings, classes_of
 
         kind = "multi_label_classification" if self._several else "single_label_classification"
         settings = {**class_settings(self.classes), "problem_type": kind}
         texts = (text for record in data.train for text in record.texts)
-        loaded = load_model(self.options, HEAD, texts, context.ranks, settings)
+        loaded = load_student(self.options, HEAD, texts, context.ranks, settings)
         self.classes = classes_of(loaded)
         self._weigh(data)
         return loaded
@@ -198,13 +205,45 @@ class Classify(TableTask[ClassifyOptions]):
         return None if self._weights is None else np.array(self._weights)[samples.targets]
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        from ..training.losses import mean_loss
+        import torch
+        from torch.nn.functional import binary_cross_entropy_with_logits
 
-        smoothing = self.options.label_smoothing
-        if self._weights is None and not smoothing:
+        from ..training.losses import distill_loss, mean_loss
+
+        smoothing, alpha = self.options.label_smoothing, self.options.distill_alpha
+        teacher, labels = batch.get("teacher"), batch["labels"]
+        if self._weights is None and not smoothing and teacher is None:
             return super().loss(model, batch)
-        inputs = {name: each for name, each in batch.items() if name != "labels"}
-        return mean_loss(model(**inputs).logits, batch["labels"], self._weights, smoothing)
+        inputs = {name: each for name, each in batch.items() if name not in ("labels", "teacher")}
+        logits = model(**inputs).logits
+        if self._several:
+            own = binary_cross_entropy_with_logits(logits.float(), labels)
+        else:
+            own = mean_loss(logits, labels, self._weights, smoothing)
+        if teacher is None:
+            return own
+        weights = None if self._weights is None else torch.tensor(self._weights)[labels]
+        heat = self.options.distill_temperature
+        learned = distill_loss(logits, teacher, heat, weights, several=self._several)
+        return alpha * own + (1 - alpha) * learned
+
+    @property
+    def width(self) -> int:
+        return len(self.classes)
+
+    def pick_outputs(self, row: Any, record: Labeled) -> Sequence[Any]:
+        found = row.get("scores") or row
+        return [found[name] for name in self.classes]
+
+    def compute_outputs(self, context: TrainContext, teacher: Loaded, samples: Any) -> Any:
+        from ..training.model import classes_of, own_order
+
+        order = own_order(teacher.model.config.id2label, self.classes)
+        if not order:
+            shown = shorten(", ".join(classes_of(teacher)), 80)
+            raise ModelError(f"--teacher {self.options.teacher}: has other classes: {shown}")
+        logits = super().compute_outputs(context, teacher, samples)
+        return logits[:, [order.index(name) for name in self.classes]]
 
     def evaluate(
         self,

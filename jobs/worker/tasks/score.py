@@ -21,12 +21,11 @@ from ..data.table import Table, choose_column
 from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
 from ..training.task import Data, Loaded
-from ..training.text_task import Row, RowOptions, TableTask, text_columns
+from ..training.teacher import TaughtTask, TeacherOptions, load_student
+from ..training.text_task import Row, RowOptions, text_columns
 from .classify import HEAD, has_one_output, texts_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from ..data.tokens import TextSamples
@@ -38,7 +37,7 @@ MOST_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class ScoreOptions(RowOptions):
+class ScoreOptions(TeacherOptions):
     """One training run of a model with one output. Raises ``ValueError`` for the other objective's metric."""
 
     task = "score"
@@ -76,7 +75,7 @@ class Scored(NamedTuple):
     score: float
 
 
-class Score(TableTask[ScoreOptions]):
+class Score(TaughtTask[ScoreOptions]):
     """``pearson`` and ``spearman`` in the results are percentages, as are ``mrr`` and ``ndcg_at_10``."""
 
     name = "score"
@@ -138,11 +137,9 @@ class Score(TableTask[ScoreOptions]):
         return flatten(records) if self.ranks else records
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ..training.model import load_model
-
         settings = {"num_labels": 1, "problem_type": "regression"}
         texts = (text for record in data.train for text in record.texts)
-        loaded = load_model(self.options, HEAD, texts, context.ranks, settings)
+        loaded = load_student(self.options, HEAD, texts, context.ranks, settings)
         # CrossEncoder of sentence-transformers would apply a sigmoid, and cut texts elsewhere.
         loaded.model.config.sentence_transformers = {
             "activation_fn": "torch.nn.modules.linear.Identity"
@@ -160,8 +157,9 @@ class Score(TableTask[ScoreOptions]):
             return self.encode_samples(context, loaded, text_columns(records), scores)
         texts = FlatTexts(records, lambda each: each.texts[1:])
         queries = FlatTexts(records, lambda each: each.texts[:1] * (len(each.texts) - 1))
-        pairs = self.encode_samples(context, loaded, [queries, texts], range(len(texts)))
-        return Grouped(pairs, np.array(texts.bounds))
+        pairs = self.encode_samples(context, loaded, [queries, texts], texts.owners)
+        numbers = np.arange(len(texts))
+        return Grouped(pairs, np.array(texts.bounds), numbers, numbers)
 
     def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Tensor]:
         import torch
@@ -171,8 +169,8 @@ class Score(TableTask[ScoreOptions]):
         if not self.ranks:
             scores = torch.tensor([sample.target for sample in samples])
             return {**pad_inputs(samples, loaded.pad_token), "labels": scores}
-        flat = pad_inputs([pair for sample in samples for pair in sample], loaded.pad_token)
-        counts = torch.tensor([len(sample) for sample in samples])
+        flat = pad_inputs([pair for sample in samples for pair in sample.parts], loaded.pad_token)
+        counts = torch.tensor([len(sample.parts) for sample in samples])
         has = torch.arange(int(counts.max())) < counts[:, None]
         batch = {name: each.new_zeros(*has.shape, each.shape[1]) for name, each in flat.items()}
         for name, each in flat.items():
@@ -180,26 +178,44 @@ class Score(TableTask[ScoreOptions]):
         return batch
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        import torch
         from torch.nn.functional import cross_entropy, mse_loss
 
-        inputs = {name: each for name, each in batch.items() if name != "labels"}
-        if not self.ranks:
-            return mse_loss(model(**inputs).logits[:, 0].float(), batch["labels"])
+        inputs = {name: each for name, each in batch.items() if name not in ("labels", "teacher")}
+        # A group's pairs are a dimension more.
         has = batch["attention_mask"].any(dim=-1)
-        logits = model(**{name: each[has] for name, each in inputs.items()}).logits[:, 0]
-        scores = logits.new_full(has.shape, float("-inf"), dtype=logits.dtype).float()
-        scores[has] = logits.float()
-        return cross_entropy(scores, has.new_zeros(len(has), dtype=int))  # type: ignore[call-overload]
+        found = model(**{name: each[has] for name, each in inputs.items()}).logits[:, 0].float()
+        if self.ranks:
+            scores = found.new_full(has.shape, float("-inf")).masked_scatter(has, found)
+            loss = cross_entropy(scores, torch.zeros(len(has), dtype=torch.int64))
+        else:
+            loss = mse_loss(found, batch["labels"])
+        if "teacher" not in batch:
+            return loss
+        away = (found - batch["teacher"][..., 0][has]) ** 2
+        rows = torch.zeros(has.shape).masked_scatter(has, away)
+        alpha = self.options.distill_alpha
+        each = rows.sum(-1) / has.sum(-1) if self.ranks else rows
+        return alpha * loss + (1 - alpha) * each.mean()
+
+    def pick_outputs(self, row: Any, record: Any) -> Sequence[Any]:
+        value = row.get("scores", row.get("predicted_score", row.get("score")))
+        found = value if isinstance(value, list) else [value]
+        if self.ranks and len(found) != len(record.texts) - 1:
+            raise ValueError(f"{len(found)} for {len(record.texts) - 1} texts")
+        return found
+
+    def compute_outputs(self, context: TrainContext, teacher: Loaded, samples: Any) -> Any:
+        pairs = samples.parts if self.ranks else samples
+        return super().compute_outputs(context, teacher, pairs)
 
     def evaluate(
         self, context: TrainContext, loaded: Loaded, records: Sequence[Any], samples: Any
     ) -> dict[str, Any]:
         from ..runtime.output import save_json
-        from ..training.evaluation import compute_logits
-        from ..training.ranking import score_rankings
+        from ..training.scores import score_numbers, score_rankings
 
-        pairs = samples.parts if self.ranks else samples
-        found = compute_logits(context.ranks, loaded, pairs, context.autocast())[:, 0]
+        found = self.compute_outputs(context, loaded, samples)[:, 0]
         if not context.ranks.first:
             return {}
         if self.ranks:
@@ -231,21 +247,3 @@ def _number(what: str, value: Any) -> float:
     if not math.isfinite(found):
         raise DatasetError(f"{what} is not a number: {show(str(value))}")
     return found
-
-
-def score_numbers(
-    records: Sequence[Scored], found: NDArray[np.float32]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the figures, and a prediction for each row. Equal numbers do not correlate."""
-    import numpy as np
-    from scipy.stats import pearsonr, spearmanr
-
-    truth, own = np.array([each.score for each in records]), found.astype(float)
-    varies = len({*truth.tolist()}) > 1 < len({*own.tolist()})
-    figures = {
-        name: round(100 * float(correlate(truth, own).statistic), 3) if varies else 0.0
-        for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr))
-    }
-    pairs = zip(truth.tolist(), own.tolist(), strict=True)
-    rows = [{"score": score, "predicted": each} for score, each in pairs]
-    return {**figures, "mse": round(float(np.mean((truth - own) ** 2)), 6)}, rows

@@ -288,7 +288,7 @@ class TextOptions(TrainOptions):
     )
 
     @property
-    def model_name(self) -> str:
+    def model_name(self) -> str | None:
         return self.model
 
 

@@ -206,7 +206,7 @@ class Embed(TableTask[EmbedOptions]):
         import numpy as np
 
         from ...runtime.output import save_json
-        from ...training.ranking import rank_candidates
+        from ...training.scores import rank_candidates
 
         # Each distinct text once, by its place in the columns, one after the other.
         anchors, first = np.unique(samples.ids[0], return_index=True)

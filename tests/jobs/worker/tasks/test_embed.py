@@ -19,7 +19,7 @@ from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, prepare
 from jobs.worker.training.options import SMALL
-from jobs.worker.training.ranking import rank_candidates
+from jobs.worker.training.scores import rank_candidates
 from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.threaded_ranks import run_threaded, session

@@ -17,12 +17,12 @@ from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import load_trained, predict
-from jobs.worker.tasks.score import Score, Scored, ScoreOptions, score_numbers
+from jobs.worker.tasks.score import Score, Scored, ScoreOptions
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import load_pretrained
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SMALL
-from jobs.worker.training.ranking import score_rankings
+from jobs.worker.training.scores import score_numbers, score_rankings
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.tasks.test_classify_and_tag import prepare, write
 from tests.jobs.worker.tasks.test_continued_models import save_classifier
@@ -99,7 +99,9 @@ def test_the_loss_of_a_ranking_is_that_of_its_positives_among_their_negatives(
     task = ranking(write(tmp_path, RANKED[:3]))
     loaded, samples = prepare(task)
     assert [len(each) for each in map(samples.__getitem__, range(3))] == [2, 2, 2]
-    rows = [{"query": "q", "positive": "yes", "negative": "no", "negative_1": "not now"}]
+    rows: list[dict[str, Any]] = [
+        {"query": "q", "positive": "yes", "negative": "no", "negative_1": "not now"}
+    ]
     rows += [{"query": "r", "pos": ["all", "some"], "neg": ["none"]}]
     wide, lists = (ranking(write(tmp_path, [row])).read(lambda _: None).train for row in rows)
     assert wide == [Group(("q", "yes", "no", "not now"))]

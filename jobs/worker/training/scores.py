@@ -1,4 +1,4 @@
-"""Scores of rankings: which candidates come before those that should be found."""
+"""Scores of numbers, and of rankings: which candidates come before those that should be found."""
 
 from __future__ import annotations
 
@@ -8,12 +8,28 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import pearsonr, spearmanr
 
 from ..data.groups import Group
 from ..data.tokens import Longs
 
 _RANKED_TOGETHER = 256
 _GAINS_TO = 10
+
+
+def score_numbers(
+    records: Sequence[Any], found: NDArray[np.float32]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the figures, and a prediction for each row. Equal numbers do not correlate."""
+    truth, own = np.array([each.score for each in records]), found.astype(float)
+    varies = len({*truth.tolist()}) > 1 < len({*own.tolist()})
+    figures = {
+        name: round(100 * float(correlate(truth, own).statistic), 3) if varies else 0.0
+        for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr))
+    }
+    pairs = zip(truth.tolist(), own.tolist(), strict=True)
+    rows = [{"score": score, "predicted": each} for score, each in pairs]
+    return {**figures, "mse": round(float(np.mean((truth - own) ** 2)), 6)}, rows
 
 
 def rank_candidates(

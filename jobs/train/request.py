@@ -25,7 +25,7 @@ MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank holds all data in memory, which needs several times this size."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 # Examples of hub names: "name", "org/name", and "org/name-v1.5".
-FILES = ("data", "eval", "teacher")
+FILES = ("data", "eval", "teacher", "corpus")
 """Options that name a file or folder, a name on the hub, or a URL."""
 _SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")

@@ -27,6 +27,7 @@ ANY_RUN = frozenset(
     {
         "output",
         "eval",
+        "corpus",
         "token_cache",
         "max_answer_length",
         "eval_every",

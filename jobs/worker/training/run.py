@@ -88,6 +88,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         unseen = samples
         if data.eval is not data.train and options.trial_seconds is None:
             unseen = task.prepare(context, loaded, data.eval)
+        samples = task.finish(context, loaded, samples)
     if options.trial_seconds is not None:
         run = TrainingRun(context, task, loaded, samples)
         with context.phase("measure"):

@@ -214,7 +214,7 @@ class TableTask(TextTask[OwnTable]):
     def check(self) -> None:
         """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
         places = [*filter(None, (self._data(), self.options.eval))]
-        if all(map(is_small, places)):
+        if all(map(is_small, [*places, *filter(None, [getattr(self.options, "corpus", None)])])):
             self.check_evaluation(self.read(lambda _: None))
             return
         bad = list[DatasetError]() if self.options.skip_bad_records else None

@@ -18,6 +18,8 @@ from jobs.worker.data.token_cache import TokenCache, compute_once
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
+from jobs.worker.tasks.embed.options import EmbedOptions
+from jobs.worker.tasks.embed.task import Embed
 from jobs.worker.tasks.score import Score, ScoreOptions
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.losses import distill_loss
@@ -27,11 +29,16 @@ from jobs.worker.training.teacher import ask_teacher, keep_layers
 from tests.jobs.worker.tasks.test_classify_and_tag import prepare, write
 from tests.jobs.worker.tasks.test_score import RANKED
 from tests.jobs.worker.threaded_ranks import run_threaded, session
-from tests.jobs.worker.training.test_resume import AT_SEVEN, EVERY_OTHER, check_killed_and_resumed
+from tests.jobs.worker.training.test_resume import AT_SEVEN, check_killed_and_resumed
 
 ROWS = [{"text": f"{word} {n}", "label": word} for n in range(6) for word in ("tile", "core")]
 NUMBERS = [{"text": row["text"], "score": n % 4} for n, row in enumerate(ROWS)]
-DATA: dict[str, list[dict[str, Any]]] = {"classify": ROWS, "score": NUMBERS, "rank": RANKED}
+DATA: dict[str, list[dict[str, Any]]] = {
+    "classify": ROWS,
+    "score": NUMBERS,
+    "rank": RANKED,
+    "embed": RANKED,
+}
 
 
 def task_of(kind: str, folder: Path, **more: Any) -> Any:
@@ -40,6 +47,8 @@ def task_of(kind: str, folder: Path, **more: Any) -> Any:
     data = write(folder, DATA[kind])
     if kind == "classify":
         return Classify(ClassifyOptions(data=data, **given))
+    if kind == "embed":
+        return Embed(EmbedOptions(data=data, **given))
     objective = {"rank": "ranking", "score": "regression"}[kind]
     return Score(ScoreOptions(data=data, objective=objective, **given))
 
@@ -54,8 +63,9 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
             folder.mkdir()
             torch.manual_seed(3)
             loaded, _ = prepare(task_of(kind, folder))
-            with torch.no_grad():
-                loaded.model.classifier.weight.normal_(std=1)
+            if kind != "embed":
+                with torch.no_grad():
+                    loaded.model.classifier.weight.normal_(std=1)
             save_model(folder, loaded)
         return str(folder / "model")
 
@@ -63,7 +73,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return make
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", ["classify", "score", "rank"])
 def test_a_batch_has_the_outputs_of_the_teacher_and_their_loss(
     tmp_path: Path, teacher: Callable[[str], str], kind: str
 ) -> None:
@@ -259,15 +269,13 @@ def test_an_array_is_computed_once_and_is_that_of_the_node_that_has_it(
     assert one[0, 0] == 1.0
 
 
+@pytest.mark.parametrize("kind", ["classify", "embed"])
 def test_a_run_with_a_teacher_is_killed_and_resumed(
-    nodes_folder: Path, teacher: Callable[[str], str]
+    nodes_folder: Path, teacher: Callable[[str], str], kind: str
 ) -> None:
-    data = write(nodes_folder, ROWS)
-    unseen = write(nodes_folder, ROWS[:6], "few.jsonl")
-    options: dict[str, Any] = {
-        "data": data,
-        "eval": unseen,
-        "teacher": teacher("classify"),
-        **EVERY_OTHER,
-    }
-    check_killed_and_resumed(nodes_folder, [AT_SEVEN], task="classify", epochs=4, **options)
+    options: dict[str, Any] = {"data": write(nodes_folder, DATA[kind]), "teacher": teacher(kind)}
+    options["eval_every"] = "2"
+    options["eval"] = write(nodes_folder, DATA[kind][:6], "few.jsonl")
+    if kind == "embed":
+        options |= {"mine_negatives": 2, "text_column": "query", "pair_column": "pos"}
+    check_killed_and_resumed(nodes_folder, [AT_SEVEN], task=kind, **options)

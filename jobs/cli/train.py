@@ -66,6 +66,7 @@ _EXAMPLES = """\
   spr-cluster train classify --data texts.csv --eval-fraction 0.1
   spr-cluster train classify --model org/m --data texts.csv --env HF_TOKEN
   spr-cluster train tag --data train.conll --eval dev.conll
+  spr-cluster train score --data pairs.csv --pair-column sentence2
   spr-cluster train embed --data pairs.jsonl --eval-fraction 0.1
   spr-cluster train lm --data texts.txt --eval-fraction 0.1 --lora
   spr-cluster train classify --data s3://my-data/train.parquet

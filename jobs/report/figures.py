@@ -63,6 +63,7 @@ SAVING = "saving"
 _PHASES = {
     "load": PREPARATION,
     "tokenize": PREPARATION,
+    "teacher": PREPARATION,
     "evaluate": EVALUATION,
     "save": SAVING,
     "train": "training",

@@ -25,6 +25,8 @@ MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank holds all data in memory, which needs several times this size."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 # Examples of hub names: "name", "org/name", and "org/name-v1.5".
+FILES = ("data", "eval", "teacher", "corpus")
+"""Options that name a file or folder, a name on the hub, or a URL."""
 _SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
@@ -86,20 +88,26 @@ def check_inputs(options: TrainOptions) -> None:
         TASKS[options.task](options).check()
     except DatasetError as error:
         raise UsageError(error.message, hint=error.hint) from None
-    model = local_model(options)
-    if model and not (model / "config.json").is_file():
+    teacher = local_data(options).get("teacher")
+    models = {"teacher": teacher if teacher and teacher.is_dir() else None}
+    for name, model in {"model": local_model(options), **models}.items():
+        if model:
+            _check_model(f"{flag(name)} {getattr(options, name)}", model)
+
+
+def _check_model(what: str, model: Path) -> None:
+    if not (model / "config.json").is_file():
         raise UsageError(
-            f"--model {options.model_name}: not a model folder, because it has no config.json",
+            f"{what}: not a model folder, because it has no config.json",
             hint="give a folder written by save_pretrained, or the name of a model on the hub",
         )
     # transformers would make a tokenizer that knows no word.
-    if model and not any(found for each in _VOCABULARIES for found in model.glob(each)):
+    if not any(found for each in _VOCABULARIES for found in model.glob(each)):
         raise UsageError(
-            f"--model {options.model_name}: has no tokenizer, only the model",
+            f"{what}: has no tokenizer, only the model",
             hint="save it beside the model: tokenizer.save_pretrained(folder)",
         )
-    if model:
-        check_folder(model)
+    check_folder(model)
 
 
 def check_results(folder: Path, job: str = "") -> None:
@@ -144,7 +152,7 @@ def local_data(options: TrainOptions) -> dict[str, Path]:
     Other names are data sets on the hub, or URLs.
     """
     found = {}
-    for option in ("data", "eval"):
+    for option in FILES:
         name: str | None = getattr(options, option, None)
         if name is None or is_url(name):
             continue
@@ -160,8 +168,8 @@ def local_data(options: TrainOptions) -> dict[str, Path]:
 
 
 def s3_data(options: TrainOptions) -> dict[str, str]:
-    """Return the S3 URLs that the options name, by ``data`` and ``eval``."""
-    named = {option: getattr(options, option, None) or "" for option in ("data", "eval")}
+    """Return the S3 URLs that the options name, by option, such as ``data``."""
+    named = {option: getattr(options, option, None) or "" for option in FILES}
     return {option: name for option, name in named.items() if is_url(name)}
 
 
@@ -199,11 +207,9 @@ def needs_hub(options: TrainOptions) -> bool:
     """Return whether the ranks need a model or data from the hub."""
     model_from_hub = options.model_name not in (None, SCRATCH) and local_model(options) is None
     here = {**local_data(options), **s3_data(options)}
-    return (
-        model_from_hub
-        or (hasattr(options, "data") and "data" not in here)
-        or bool(getattr(options, "eval", None)) > ("eval" in here)
-    )
+    named = {option for option in FILES if getattr(options, option, None)}
+    no_data = hasattr(options, "data") and "data" not in here
+    return model_from_hub or no_data or not named <= here.keys()
 
 
 def options_on_nodes(options: Own, stack: Stack) -> Own:

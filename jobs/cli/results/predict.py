@@ -181,10 +181,10 @@ def add_parser(parent: Parser) -> None:
     add_command(
         parent,
         "predict",
-        "Use a trained model: answer questions about a text, classify texts, tag their words, compute their\n"
-        "vectors (embed), or continue them (lm). This happens on this machine if PyTorch and transformers\n"
-        "are installed with this tool (the extra `job`), else on the cluster's head. With --data and\n"
-        "--output, predict for each row of a file, here or as a job on the nodes of the cluster.",
+        "Use a trained model: answer questions about a text, classify or score texts, tag their words,\n"
+        "compute their vectors (embed), or continue them (lm). This happens on this machine if PyTorch and\n"
+        "transformers are installed with this tool (the extra `job`), else on the cluster's head. With\n"
+        "--data and --output, predict for each row of a file, here or as a job on the nodes of the cluster.",
         _EXAMPLES,
         run=run,
         options=PredictCommand,
@@ -341,6 +341,6 @@ def _render(found: Prediction) -> str:
         return str(found["completion"])
     if "perplexity" in found:
         return f"perplexity {found['perplexity']:g}"
-    if "value" in found:
-        return f"{found['value']:g}"
+    if "start" not in found and "score" in found:
+        return f"{found['score']:g}"
     return found.get("text") or "(no answer)"

@@ -28,7 +28,7 @@ from jobs.cli.shared.when_done import EndRequest
 from jobs.places.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
-from jobs.train.request import OTHER_FILES, expand_home
+from jobs.train.request import FILES, OTHER_FILES, expand_home
 from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
@@ -53,6 +53,7 @@ WITHOUT_EFFECT = frozenset(
         *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
         *("eval_every", "metric", "keep", "patience", "lr_schedule", "max_grad_norm"),
         *("class_weights", "label_smoothing", "weight_decay", "layer_decay", "max_answer_length"),
+        *("distill_alpha", "distill_temperature", "corpus"),
     }
 )
 _FOR_EXPERTS = frozenset(
@@ -232,7 +233,7 @@ class TaskRequest(Request):
         if self.demo and "dataset" in self.given:
             nothing: dict[str, Any] = {"data": None}
             base = replace(base, **nothing)
-        named = {key: self.given.get(key) for key in ("data", "eval", *OTHER_FILES)}
+        named = {key: self.given.get(key) for key in (*FILES, *OTHER_FILES)}
         paths = {key: path for key, path in named.items() if path and path != BALANCED}
         given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
         return change_options(base, given)

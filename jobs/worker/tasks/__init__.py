@@ -16,11 +16,12 @@ from .classify import Classify
 from .digits import Digits
 from .embed.task import Embed
 from .lm.task import Lm
+from .score import Score
 from .squad.task import Squad
 from .tag import Tag
 
 TASKS: dict[str, type[Task[Any]]] = {
-    task.name: task for task in (Squad, Classify, Tag, Embed, Lm, Digits)
+    task.name: task for task in (Squad, Classify, Tag, Score, Embed, Lm, Digits)
 }
 
 

@@ -189,7 +189,7 @@ def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Eva
         every = schedule.per_epoch
     elif wanted == "auto" and unseen.is_other and options.metrics:
         # By tokens: ranks must agree, and a resumed run must decide the same.
-        share = COST * int(unseen.samples.lengths.sum()) / max(int(run.lengths.sum()), 1)
+        share = COST * run.task.evaluation_tokens(unseen.samples) / max(int(run.lengths.sum()), 1)
         if schedule.total <= schedule.per_epoch:
             note("no evaluation while training: there is only one epoch")
         elif share > MOST_SHARE:

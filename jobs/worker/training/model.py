@@ -141,7 +141,9 @@ def load_pretrained(
     missing = {*found["missing_keys"]}
     model = model if dtype else model.float()
     replaced = {each[0] for each in found.get("mismatched_keys", ())}
-    if settings and not order:
+    # A number has no class whose name could differ.
+    is_number = known.num_labels == 1 and settings.get("problem_type") == "regression"
+    if settings and not order and not is_number:
         replaced |= {*_renew_head(model, missing | replaced)}
     others = tuple(known.id2label.values()) if replaced else ()
     return Loaded(model, tokenizer, tuple(sorted(missing | replaced)), own, others)

@@ -27,6 +27,7 @@ ANY_RUN = frozenset(
     {
         "output",
         "eval",
+        "corpus",
         "token_cache",
         "max_answer_length",
         "eval_every",
@@ -306,7 +307,7 @@ class TextOptions(TrainOptions):
             )
 
     @property
-    def model_name(self) -> str:
+    def model_name(self) -> str | None:
         return self.model
 
 

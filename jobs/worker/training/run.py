@@ -29,6 +29,7 @@ from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
 from .options import TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Task
+from .teacher import ask_teacher
 from .trial import enough_for_trial, measure_speed
 
 FEW_STEPS = 200
@@ -90,12 +91,14 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         unseen = samples
         if data.eval is not data.train and options.trial_seconds is None:
             unseen = task.prepare(context, loaded, data.eval)
-    run = TrainingRun(context, task, loaded, samples)
+        samples = task.finish(context, loaded, samples)
     if options.trial_seconds is not None:
+        run = TrainingRun(context, task, loaded, samples)
         with context.phase("measure"):
             speed = measure_speed(run, options.trial_seconds)
         events.emit("trial", **speed._asdict())
         return None
+    run = TrainingRun(context, task, loaded, samples, ask_teacher(task, context, records))
     with context.phase("train"):
         trained, evaluator = train(run, Unseen(data.eval, unseen, data.has_unseen))
     if trained.resumed:
@@ -158,7 +161,7 @@ def train(run: TrainingRun, unseen: Unseen) -> tuple[TrainingProgress, Evaluator
         "threads per rank": str(torch.get_num_threads()),
         "compiled layers": str(count_compiled(model)),
     }
-    identity = identify(options, ranks, context.precision.dtype, run.samples, ground)
+    identity = identify(options, ranks, context.precision.dtype, run, ground)
     start, timer = (
         Checkpoint(identity, TrainingProgress()),
         CheckpointTimer(options.checkpoint_every),

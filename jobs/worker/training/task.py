@@ -126,6 +126,11 @@ class Task(ABC, Generic[Own]):
     def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[Any]) -> Samples:
         """Return the records as samples, the same on every rank. Raises :class:`DatasetError`."""
 
+    def finish(self, context: TrainContext, loaded: Loaded, samples: Any) -> Samples:
+        """Return the training samples with what the untrained model adds, the same on every rank."""
+        found: Samples = samples
+        return found
+
     @abstractmethod
     def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Tensor]:
         """Return a batch for :meth:`loss`; the first dimension of each tensor are the samples."""
@@ -138,6 +143,10 @@ class Task(ABC, Generic[Own]):
         """Return the mean loss of a batch, over its samples or, with :meth:`weights`, its labels."""
         loss: Tensor = model(**batch).loss
         return loss
+
+    def evaluation_tokens(self, samples: Any) -> int:
+        """Return how many tokens :meth:`evaluate` reads."""
+        return int(samples.lengths.sum())
 
     @abstractmethod
     def evaluate(

@@ -21,6 +21,7 @@ from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
 from .task import Data, Loaded, Task
 
 if TYPE_CHECKING:
+    from ..data.token_cache import TokenCache
     from ..data.tokens import Column, TextSamples, Tokens
     from .state import TrainContext
 
@@ -106,12 +107,17 @@ class TextTask(Task[OwnText]):
         self, context: TrainContext, loaded: Loaded, columns: Sequence[Column]
     ) -> list[Tokens]:
         """Return each column's tokens, encoded by all ranks together or from the nodes' caches."""
-        from ..data.token_cache import TokenCache, encode_together  # noqa: PLC0415
+        from ..data.token_cache import encode_together  # noqa: PLC0415
+
+        cache, note = self.open_cache(), context.events.note
+        return encode_together(context.ranks, columns, loaded.tokenizer, cache, note)
+
+    def open_cache(self) -> TokenCache | None:
+        """Return the node's cache, if the options allow one."""
+        from ..data.token_cache import TokenCache  # noqa: PLC0415
 
         name = self.options.token_cache
-        cache = None if name == NO_CACHE else TokenCache(name)
-        note = context.events.note
-        return encode_together(context.ranks, columns, loaded.tokenizer, cache, note)
+        return None if name == NO_CACHE else TokenCache(name)
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,7 @@ class TableTask(TextTask[OwnTable]):
     def check(self) -> None:
         """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
         places = [*filter(None, (self._data(), self.options.eval))]
-        if all(map(is_small, places)):
+        if all(map(is_small, [*places, *filter(None, [getattr(self.options, "corpus", None)])])):
             self.check_evaluation(self.read(lambda _: None))
             return
         bad = list[DatasetError]() if self.options.skip_bad_records else None

@@ -14,7 +14,14 @@ import pytest
 from infra.errors import JobError, UsageError
 from jobs.cli.train import build_request
 from jobs.places.queue.session import DetachedError
-from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes, spec_of
+from jobs.train.request import (
+    TrainRequest,
+    check_inputs,
+    data_files,
+    needs_hub,
+    options_on_nodes,
+    spec_of,
+)
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources
 from jobs.worker.supervisor.launch import parse_launch
@@ -207,6 +214,16 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     balanced = replace(weighted, class_weights="balanced")
     assert options_on_nodes(balanced, load_stack("upstream")).class_weights == "balanced"
     assert len(data_files(balanced)) == 1
+
+    for name, there in ((str(model), "data/teacher"), ("scores.jsonl", "data/teacher.jsonl")):
+        taught = ClassifyOptions(data="t.csv", teacher=name)
+        assert options_on_nodes(taught, load_stack("upstream")).teacher == there
+        assert data_files(taught)[there] == Path(name)
+        assert needs_hub(taught), "for the student"
+    taught = ClassifyOptions(data="t.csv", teacher=str(model), student_layers=2)
+    assert "model" not in data_files(taught)
+    assert not needs_hub(taught)
+    assert needs_hub(replace(taught, teacher="org/teacher"))
 
 
 def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:

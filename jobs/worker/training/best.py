@@ -126,9 +126,19 @@ class Evaluator:
                 (name, each.detach().clone()) for name, each in trained_weights(state.model).items()
             )
         seconds = time.perf_counter() - begin
-        names = {"metric": self.metric(progress), "best": is_best}
-        figures = {"seconds": round(seconds, 3), "scores": scores}
-        context.events.emit("evaluation", step=progress.step, total=self.total, **names, **figures)
+        metric = self.metric(progress)
+        context.events.emit(
+            "evaluation",
+            step=progress.step,
+            total=self.total,
+            metric=metric,
+            score=scores[metric],
+            best=is_best,
+            best_score=best[metric],
+            best_step=best["step"],
+            seconds=round(seconds, 3),
+            scores=scores,
+        )
         return seconds
 
     def _measure(self, context: TrainContext, *, is_final: bool) -> dict[str, float]:

@@ -109,6 +109,9 @@ def test_the_first_of_the_best_models_is_kept(
     shown = events_of(printed, "evaluation")
     assert [each["best"] for each in shown] == [True, False, False, False]
     assert shown[0]["scores"] == {"accuracy": 50.0}
+    assert [(e["score"], e["best_score"], e["best_step"]) for e in shown] == [
+        (score, 50.0, 2) for score in (50.0, 50.0, 40.0, 45.0)
+    ]
     assert not list(rank.output.iterdir())
 
     judge.take_best(progress, state)

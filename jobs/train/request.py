@@ -193,11 +193,12 @@ def require_able_stack(stack: Stack, command: str) -> None:
 
 
 def needs_hub(options: TrainOptions) -> bool:
-    """Return whether the ranks need a model or data from the hub."""
+    """Return whether the ranks need a model or data from the hub, or send a model there."""
     model_from_hub = options.model_name not in (None, SCRATCH) and local_model(options) is None
     here = {**local_data(options), **s3_data(options)}
     return (
         model_from_hub
+        or options.push_to is not None
         or (hasattr(options, "data") and "data" not in here)
         or bool(getattr(options, "eval", None)) > ("eval" in here)
     )

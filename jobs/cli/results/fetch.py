@@ -31,6 +31,7 @@ from jobs.launchers.bucket import fetch_stored, find_stored
 from jobs.launchers.launcher import RUNNING, choose_job
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
+from jobs.worker.training.options import HUB
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -93,6 +94,11 @@ def open_push_target(push_to: str | None) -> tuple[S3Client, S3Location] | None:
     """Return the location of ``--push-to``. Raises :class:`UsageError` if it can't be written."""
     if push_to is None:
         return None
+    if push_to.startswith(HUB):
+        raise UsageError(
+            f"--push-to {push_to}: only `train` sends a model to the hub, from the nodes",
+            hint=f"hf upload {push_to.removeprefix(HUB)} results/JOB/model --private",
+        )
     location = parse_s3_url(push_to)
     s3 = connect_s3()
     check_s3_location(s3, location)

@@ -24,7 +24,7 @@ from .task import Loaded, Task
 README = "README.md"
 Z = 1.96
 """Of the normal distribution: 95 % are within so many standard deviations."""
-DRAWS = 1000
+DRAWS = 10_000
 _PLACES = frozenset(
     {"output", "model", "data", "eval", "token_cache", "backend", "resume", "push_to"}
 )
@@ -123,7 +123,7 @@ def _to_yaml(header: Mapping[str, Any]) -> str:
 def _describe(trained: Trained, options: TrainOptions) -> dict[str, Any]:
     """Return the header's fields."""
     task, figures, loaded = trained.task, trained.figures, trained.loaded
-    base, tag = _base_model(options), task.pipeline_tag
+    base, tag = options.model_name or SCRATCH, task.pipeline_tag
     is_adapter = hasattr(loaded.model, "peft_config")
     library = "sentence-transformers" if tag == "sentence-similarity" else "transformers"
     header: dict[str, Any] = {
@@ -134,7 +134,7 @@ def _describe(trained: Trained, options: TrainOptions) -> dict[str, Any]:
     if tag:
         header["pipeline_tag"] = tag
     # The hub accepts only its own names.
-    if base != SCRATCH and BASE_MODEL not in os.environ and not Path(base).exists():
+    if base != SCRATCH and BASE_MODEL not in os.environ and not Path(base).expanduser().exists():
         header["base_model"] = base
         header["base_model_relation"] = "adapter" if is_adapter else "finetune"
     data = getattr(options, "data", None) or getattr(options, "dataset", None)
@@ -174,17 +174,18 @@ def find_intervals(task: Task[Any], figures: Mapping[str, Any]) -> dict[str, tup
             found[name] = (100 * max(middle - half, 0), 100 * min(middle + half, 1))
     matrix = np.array(figures.get("confusion") or [])
     if "macro_f1" in figures["scores"] and matrix.size:
-        cells = np.random.default_rng(0).multinomial(
-            matrix.sum(), matrix.ravel() / matrix.sum(), DRAWS
-        )
-        draws = cells.reshape(DRAWS, *matrix.shape)
-        right = np.diagonal(draws, axis1=1, axis2=2)
-        total = draws.sum(axis=1) + draws.sum(axis=2)
-        with np.errstate(invalid="ignore"):
-            means = 100 * np.nanmean(2 * right / total, axis=1)
-        low, high = np.percentile(means, (2.5, 97.5))
+        rng, shares = np.random.default_rng(0), matrix.ravel() / matrix.sum()
+        draws = [_macro_f1(rng.multinomial(matrix.sum(), shares)) for _ in range(DRAWS)]
+        low, high = np.percentile(draws, (2.5, 97.5))
         found["macro_f1"] = (float(low), float(high))
     return found
+
+
+def _macro_f1(cells: Any) -> float:
+    """Return the mean F1 of the classes that a confusion matrix, as one row, has."""
+    matrix = cells.reshape(math.isqrt(len(cells)), -1)
+    total = matrix.sum(axis=0) + matrix.sum(axis=1)
+    return float(100 * (2 * matrix.diagonal()[total > 0] / total[total > 0]).mean())
 
 
 def _facts(context: TrainContext, trained: Trained) -> Iterator[tuple[str, str]]:

@@ -17,16 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..runtime.events import name_files
-from .options import BASE_MODEL, HUB, SCRATCH, TrainOptions, flag
+from .options import BASE_MODEL, HUB, SCRATCH, flag
 from .state import TrainContext
 from .task import Loaded, Task
 
-README = "README.md"
-Z = 1.96
-"""Of the normal distribution: 95 % are within so many standard deviations."""
-DRAWS = 10_000
+Z, DRAWS = 1.96, 10_000
+"""95 % of a normal distribution are within so many standard deviations; resampled confusion matrices."""
 _PLACES = frozenset(
-    {"output", "model", "data", "eval", "token_cache", "backend", "resume", "push_to"}
+    {
+        *("output", "model", "data", "eval", "token_cache", "backend", "resume"),
+        "report_to",
+        "push_to",
+    }
 )
 """Options that are on the card in other words, or that have nothing to do with the model."""
 _FOLDERS = re.compile(r"(?<![\w:/])[~.]{0,2}/\S*/")
@@ -55,43 +57,15 @@ print(tokenizer.decode(model.generate(**tokenizer("It is", return_tensors="pt"))
 weights = load_file("{name}/model.safetensors")
 print({{name: tuple(weight.shape) for name, weight in weights.items()}})""",
 }
+_LIBRARIES = {"sentence-similarity": "sentence-transformers", "peft": "peft", "": "pytorch"}
+_CARD = """
+# {title}
 
-
-class Trained(NamedTuple):
-    """A trained model, with its figures as in ``results.json``, and a digest of its training samples."""
-
-    task: Task[Any]
-    loaded: Loaded
-    figures: Mapping[str, Any]
-    digest: str
-
-
-def write_card(context: TrainContext, trained: Trained) -> None:
-    """Write the card into the model's folder."""
-    path = context.output / "model" / README
-    path.write_text(render_card(context, trained), encoding="utf-8")
-
-
-def render_card(context: TrainContext, trained: Trained) -> str:
-    task, figures, options = trained.task, trained.figures, context.options
-    header, base = _describe(trained, options), _base_model(options)
-    name = (options.push_to or "model").removeprefix(HUB)
-    title = f"A model of `spr-cluster train {task.name}`"
-    tag = "peft" if header["library_name"] == "peft" else task.pipeline_tag
-    code = _LOAD.get(tag, _PIPELINE).format(tag=tag, name=name)
-    source = f"Trained from {base}" if base != SCRATCH else "Trained"
-    rows = "\n".join(f"| {' | '.join(row)} |" for row in _scores(trained))
-    facts = "\n".join(f"- **{title}:** {text}" for title, text in _facts(context, trained))
-    is_seen = figures["data"] == figures["eval_data"]
-    where = "the training data, which it has seen" if is_seen else _name(figures["eval_data"])
-    body = f"""
-# {name.rpartition("/")[2] if options.push_to else title}
-
-{source} on {figures["train_records"]:,} records of {_name(figures["data"])}, for the task `{task.name}`.
+Trained{source} on {train_records:,} records of {data}, for the task `{task}`.
 
 ## Scores
 
-On {figures["eval_records"]:,} records of {where}:
+On {eval_records:,} records of {eval_data}:
 
 | score | value | 95 % interval |
 |---|---|---|
@@ -111,40 +85,64 @@ On {figures["eval_records"]:,} records of {where}:
 
 None is set: add `license` to the header. Those of the data and of the base model may limit the choice.
 """
-    return f"---\n{_to_yaml(header)}\n---\n{body}"
 
 
-def _to_yaml(header: Mapping[str, Any]) -> str:
+class Trained(NamedTuple):
+    """A trained model, with its figures as in ``results.json``, and a digest of its training samples."""
+
+    task: Task[Any]
+    loaded: Loaded
+    figures: Mapping[str, Any]
+    digest: str
+
+
+def write_card(context: TrainContext, trained: Trained) -> None:
+    """Write the card into the model's folder."""
+    text = render_card(context, trained)
+    (context.output / "model" / "README.md").write_text(text, encoding="utf-8")
+
+
+def render_card(context: TrainContext, trained: Trained) -> str:
     from huggingface_hub import ModelCardData  # noqa: PLC0415 - reads variables when imported
 
-    return str(ModelCardData(**header).to_yaml())
+    (task, loaded, figures, _), options = trained, context.options
+    base = os.environ.get(BASE_MODEL) or options.model_name or SCRATCH
+    data = str(getattr(options, "data", None) or getattr(options, "dataset", ""))
+    name = (options.push_to or "model").removeprefix(HUB)
+    kind = "peft" if hasattr(loaded.model, "peft_config") else task.pipeline_tag
+    code = _LOAD.get(kind, _PIPELINE).format(tag=kind, name=name)
+    header = ModelCardData(
+        library_name=_LIBRARIES.get(kind, "transformers"),
+        pipeline_tag=task.pipeline_tag or None,
+        tags=["spr-cluster", task.name],
+        metrics=[*figures["scores"]],
+        base_model=base if _is_on_hub(base) else None,
+        datasets=[data] if _is_on_hub(data) else None,
+    )
+    seen = figures["data"] == figures["eval_data"]
+    body = _CARD.format_map(
+        {
+            **figures,
+            "title": name.rpartition("/")[2] if options.push_to else f"A {task.name} model",
+            "source": "" if base == SCRATCH else f" from {_name(base)}",
+            "data": _name(figures["data"]),
+            "eval_data": "the training data, which it has seen"
+            if seen
+            else _name(figures["eval_data"]),
+            "rows": "\n".join(f"| {' | '.join(row)} |" for row in _scores(task, figures)),
+            "code": code,
+            "facts": "\n".join(f"- **{fact}:** {text}" for fact, text in _facts(context, trained)),
+        }
+    )
+    return f"---\n{header.to_yaml()}\n---\n{body}"
 
 
-def _describe(trained: Trained, options: TrainOptions) -> dict[str, Any]:
-    """Return the header's fields."""
-    task, figures, loaded = trained.task, trained.figures, trained.loaded
-    base, tag = options.model_name or SCRATCH, task.pipeline_tag
-    is_adapter = hasattr(loaded.model, "peft_config")
-    library = "sentence-transformers" if tag == "sentence-similarity" else "transformers"
-    header: dict[str, Any] = {
-        "library_name": "peft" if is_adapter else library if tag else "pytorch",
-        "tags": ["spr-cluster", task.name],
-        "metrics": [*figures["scores"]],
-    }
-    if tag:
-        header["pipeline_tag"] = tag
-    # The hub accepts only its own names.
-    if base != SCRATCH and BASE_MODEL not in os.environ and not Path(base).expanduser().exists():
-        header["base_model"] = base
-        header["base_model_relation"] = "adapter" if is_adapter else "finetune"
-    data = getattr(options, "data", None) or getattr(options, "dataset", None)
-    if data and not Path(data).exists() and "://" not in data:
-        header["datasets"] = [data]
-    return header
-
-
-def _base_model(options: TrainOptions) -> str:
-    return _name(os.environ.get(BASE_MODEL) or options.model_name or SCRATCH)
+def _is_on_hub(name: str) -> bool:
+    """Return whether a card may name it: the hub accepts only its own names."""
+    is_path = (
+        name == os.environ.get(BASE_MODEL) or Path(name).expanduser().exists() or "://" in name
+    )
+    return bool(name) and name != SCRATCH and not is_path
 
 
 def _name(text: str) -> str:
@@ -152,12 +150,11 @@ def _name(text: str) -> str:
     return _FOLDERS.sub("", name_files(text))
 
 
-def _scores(trained: Trained) -> Iterator[tuple[str, str, str]]:
-    intervals = find_intervals(trained.task, trained.figures)
-    for name, value in trained.figures["scores"].items():
-        low, high = intervals.get(name, (math.nan, math.nan))
-        interval = "" if math.isnan(low) else f"{low:.2f} to {high:.2f}"
-        yield trained.task.scores.get(name, name), f"{value:.2f}", interval
+def _scores(task: Task[Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    intervals = find_intervals(task, figures)
+    for name, value in figures["scores"].items():
+        interval = "{:.2f} to {:.2f}".format(*intervals[name]) if name in intervals else ""
+        yield task.scores.get(name, name), f"{value:.2f}", interval
 
 
 def find_intervals(task: Task[Any], figures: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -191,21 +188,23 @@ def _macro_f1(cells: Any) -> float:
 def _facts(context: TrainContext, trained: Trained) -> Iterator[tuple[str, str]]:
     figures, facts, options = trained.figures, context.facts(), context.options
     yield "Data", f"{figures['train_samples']:,} samples with the digest `{trained.digest}`"
-    defaults = asdict(type(options)())
-    changed = {
-        name: value
-        for name, value in asdict(options).items()
-        if value != defaults[name] and name not in _PLACES
-    }
-    words = [flag(n) if v is True else f"{flag(n)} {_name(str(v))}" for n, v in changed.items()]
-    yield "Options", " ".join(f"`{word}`" for word in words) or "the defaults"
+    defaults, given = asdict(type(options)()), asdict(options)
+    changed = [name for name in given if given[name] != defaults[name] and name not in _PLACES]
+    words = (
+        f"`{flag(name)}`" if given[name] is True else f"`{flag(name)} {_name(str(given[name]))}`"
+        for name in changed
+    )
+    yield "Options", " ".join(words) or "the defaults"
     rate, tests = figures["learning_rate"], len(figures["evaluations"])
     chosen = f", the best of {tests} evaluations" if tests and options.keep == "best" else ""
     yield "Model", f"of step {figures['model_step']:,}{chosen}; peak learning rate {rate:.3g}"
     record, seconds = read_record(), facts["seconds"]["total"]
-    hosts = len(set(context.hosts)) or 1
     kinds = {each.get("type") for each in record.get("nodes", ())} - {None}
-    machine, size = ", ".join([*sorted(kinds), *_processor()]), facts["world_size"]
+    processor = re.findall(
+        r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    )
+    machine = ", ".join([*sorted(kinds), *processor[:1]])
+    size, hosts = facts["world_size"], len(set(context.hosts)) or 1
     yield "Hardware", f"{size} rank{'s' * (size > 1)} on {hosts} × {machine}; {facts['dtype']}"
     usd = record.get("usd_per_hour") if record.get("billed") else None
     cost = f", about ${usd * hosts * seconds / 3600:.2f} at on-demand prices" if usd else ""
@@ -220,11 +219,3 @@ def read_record() -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def _processor() -> list[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("model name")][:1]

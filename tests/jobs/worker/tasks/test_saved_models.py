@@ -182,6 +182,7 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     from jobs.worker.training.task import Loaded
 
     figures = {
+        "task": "classify",
         "data": "org/data: train",
         "eval_data": "org/data: test",
         "train_records": 4000,
@@ -204,7 +205,6 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
 
     card = render()
     assert card.data.get("base_model") == "org/base"
-    assert card.data.get("base_model_relation") == "finetune"
     assert card.data.get("datasets") == ["org/data"]
     for text in (
         "# news\n",

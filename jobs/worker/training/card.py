@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -87,25 +87,16 @@ None is set: add `license` to the header. Those of the data and of the base mode
 """
 
 
-class Trained(NamedTuple):
-    """A trained model, with its figures as in ``results.json``, and a digest of its training samples."""
+def render_card(
+    context: TrainContext, task: Task[Any], loaded: Loaded, figures: Mapping[str, Any], digest: str
+) -> str:
+    """Return the card of a trained model, with its figures as in ``results.json``.
 
-    task: Task[Any]
-    loaded: Loaded
-    figures: Mapping[str, Any]
-    digest: str
-
-
-def write_card(context: TrainContext, trained: Trained) -> None:
-    """Write the card into the model's folder."""
-    text = render_card(context, trained)
-    (context.output / "model" / "README.md").write_text(text, encoding="utf-8")
-
-
-def render_card(context: TrainContext, trained: Trained) -> str:
+    ``digest`` is that of the training samples.
+    """
     from huggingface_hub import ModelCardData  # noqa: PLC0415 - reads variables when imported
 
-    (task, loaded, figures, _), options = trained, context.options
+    options = context.options
     base = os.environ.get(BASE_MODEL) or options.model_name or SCRATCH
     data = str(getattr(options, "data", None) or getattr(options, "dataset", ""))
     name = (options.push_to or "model").removeprefix(HUB)
@@ -131,7 +122,9 @@ def render_card(context: TrainContext, trained: Trained) -> str:
             else _name(figures["eval_data"]),
             "rows": "\n".join(f"| {' | '.join(row)} |" for row in _scores(task, figures)),
             "code": code,
-            "facts": "\n".join(f"- **{fact}:** {text}" for fact, text in _facts(context, trained)),
+            "facts": "\n".join(
+                f"- **{fact}:** {text}" for fact, text in _facts(context, figures, digest)
+            ),
         }
     )
     return f"---\n{header.to_yaml()}\n---\n{body}"
@@ -185,9 +178,11 @@ def _macro_f1(cells: Any) -> float:
     return float(100 * (2 * matrix.diagonal()[total > 0] / total[total > 0]).mean())
 
 
-def _facts(context: TrainContext, trained: Trained) -> Iterator[tuple[str, str]]:
-    figures, facts, options = trained.figures, context.facts(), context.options
-    yield "Data", f"{figures['train_samples']:,} samples with the digest `{trained.digest}`"
+def _facts(
+    context: TrainContext, figures: Mapping[str, Any], digest: str
+) -> Iterator[tuple[str, str]]:
+    facts, options = context.facts(), context.options
+    yield "Data", f"{figures['train_samples']:,} samples with the digest `{digest}`"
     defaults, given = asdict(type(options)()), asdict(options)
     changed = [name for name in given if given[name] != defaults[name] and name not in _PLACES]
     words = (

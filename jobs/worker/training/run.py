@@ -22,7 +22,7 @@ from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
-from .card import Trained, write_card
+from .card import render_card
 from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .hub import push_model
 from .model import save_model
@@ -116,7 +116,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         "task": task.name,
     }
     if ranks.first:
-        write_card(context, Trained(task, loaded, figures, samples.digest()))
+        card = render_card(context, task, loaded, figures, samples.digest())
+        (context.output / "model" / "README.md").write_text(card, encoding="utf-8")
     if not options.push_to:
         return figures
     with context.phase("push"):

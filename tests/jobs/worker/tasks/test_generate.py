@@ -144,6 +144,10 @@ def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:
     torch.manual_seed(9)
     assert draw(temperature=2.0, top_p=0.9, seed=1) == one
     assert draw(temperature=2.0, top_p=0.9, seed=2) != one != draw()
+    # Equal texts are drawn in different ways, also in other batches.
+    same = [{"prompt": "the first core"}] * 64
+    found = predict(folder, same, {"max_new_tokens": 8, "temperature": 2.0})
+    assert found[:32] != found[32:]
     # Only the likeliest token has so little probability, or so low a temperature.
     assert draw(temperature=2.0, top_p=1e-6) == draw(temperature=1e-4) == draw()
 

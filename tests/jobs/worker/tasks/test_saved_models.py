@@ -178,7 +178,7 @@ def test_a_card_tells_the_hub_and_people_what_a_model_is(
 
 def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jobs.worker.tasks.classify import Classify, ClassifyOptions
-    from jobs.worker.training.card import Trained, render_card
+    from jobs.worker.training.card import render_card
     from jobs.worker.training.task import Loaded
 
     figures = {
@@ -200,8 +200,8 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
 
     def render() -> ModelCard:
         with join("gloo", {}) as ranks:
-            trained = Trained(Classify(options), Loaded(None), figures, "d1e5")
-            return ModelCard(render_card(session(options, ranks), trained))
+            context, task = session(options, ranks), Classify(options)
+            return ModelCard(render_card(context, task, Loaded(None), figures, "d1e5"))
 
     card = render()
     assert card.data.get("base_model") == "org/base"

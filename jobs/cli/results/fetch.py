@@ -135,7 +135,7 @@ def push(
 def files_to_push(results: Path) -> Mapping[str, Path]:
     """Return the model and the small files beside it, by name. Raises :class:`JobError` without a model."""
     model = results / "model"
-    if not (model / "config.json").is_file():
+    if not any(model.glob("*config.json")):  # or that of adapters
         raise JobError(
             f"{results} has no model to push", hint="`spr-cluster jobs` shows how the job ended"
         )

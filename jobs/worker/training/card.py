@@ -114,7 +114,9 @@ def render_card(
     body = _CARD.format_map(
         {
             **figures,
-            "title": name.rpartition("/")[2] if options.push_to else f"A {task.name} model",
+            "title": name.rpartition("/")[2]
+            if options.push_to
+            else f"A model of `train {task.name}`",
             "source": "" if base == SCRATCH else f" from {_name(base)}",
             "data": _name(figures["data"]),
             "eval_data": "the training data, which it has seen"

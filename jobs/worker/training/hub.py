@@ -32,7 +32,9 @@ def push_model(context: TrainContext, target: str, step: int) -> dict[str, str]:
     if error := sending.exception():
         job = read_record().get("job")
         folder = f"results/{job}/model" if job else context.output / "model"
-        reasons = [first_line(each) for each in (error, error.__cause__) if each]
+        # A refusal of the hub says all; other errors may only name the file.
+        cause = None if hasattr(error, "response") else error.__cause__
+        reasons = [first_line(each) for each in (error, cause) if each]
         why = f"the model was not pushed to {target}: {': '.join(reasons)}"
         again = f"hf upload {repo} {folder} --private"
         context.events.warn(f"warning: {why}; to do it later: {again}")

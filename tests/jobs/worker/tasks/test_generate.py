@@ -69,18 +69,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("llama") / "base")
 
 
-@pytest.fixture(scope="module")
-def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random adapters that change what the model says."""
-    model = LlamaForCausalLM.from_pretrained(folder)
+def write_adapters(base: Path, target: Path) -> Path:
+    """Write random adapters that change what the model says."""
+    model = LlamaForCausalLM.from_pretrained(base)
     torch.manual_seed(2)
-    adapted = add_adapters(model, LmOptions(model=str(folder), lora=True))
+    adapted = add_adapters(model, LmOptions(model=str(base), lora=True))
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.3)
-    target = tmp_path_factory.mktemp("adapters") / "model"
-    write_model(target, Loaded(adapted, AutoTokenizer.from_pretrained(folder)))
+    write_model(target, Loaded(adapted, AutoTokenizer.from_pretrained(base)))
     return target
+
+
+@pytest.fixture(scope="module")
+def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapters(folder, tmp_path_factory.mktemp("adapters") / "model")
 
 
 def alone(model: Any, folder: Path, text: str, new: int) -> dict[str, str]:

@@ -150,6 +150,7 @@ def test_a_refusal_is_a_warning_with_the_command_that_sends_it_later(
     assert other == {}
     assert found["push_error"].startswith(f"the model was not pushed to {target}: ")
     assert why in found["push_error"]
+    assert found["push_error"].count(why[:3]) == 1
     again = f"; to do it later: hf upload {target[4:]} "
     assert found["push_error"].endswith(f"{again}{model} --private")
     assert f"warning: {found['push_error']}" in said.getvalue()

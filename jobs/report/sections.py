@@ -85,6 +85,7 @@ class Report:
 
 _FACTS = {
     "model": "model",
+    "pushed_to": "on the hub",
     "data": "training data",
     "eval_data": "evaluation data",
     "train_records": "training records",
@@ -154,6 +155,8 @@ def warnings_of(run: Run) -> Iterator[str]:
     again = max((series.repeated for series in run.series), default=0)
     if again:
         yield f"{counted(again, 'step')} repeated after a resume; the figures are from the repetition."
+    if not_pushed := run.text("push_error"):
+        yield f"{not_pushed}."
     size = run.number("world_size")
     if run.series and size and len(run.series) != size:
         yield f"Metrics are available for {len(run.series)} of {size:.0f} ranks."

@@ -150,20 +150,21 @@ def check_model(model: Path | None, settings: Mapping[str, Any] = NO_SETTINGS) -
         check_folder(folder)
 
 
+def has_adapters(model: Path | None) -> bool:
+    """Return whether a folder has adapters, whose model may be on the hub."""
+    return model is not None and (model / ADAPTERS).is_file()
+
+
 def local_base(model: Path | None) -> Path | None:
     """Return the folder of the model that adapters belong to; ``None`` for one on the hub, or without any.
 
     Raises :class:`ModelError` if it is gone.
     """
-    if model is None or not (model / ADAPTERS).is_file():
+    if model is None or not has_adapters(model):
         return None
     base = read_adapters(model)
     require_base(model, base)
     return expand_home(base) if is_folder(base) else None
-
-
-def _has_hub_base(model: Path | None) -> bool:
-    return bool(model and (model / ADAPTERS).is_file() and not is_folder(read_adapters(model)))
 
 
 def read_context(value: str) -> str:
@@ -194,7 +195,7 @@ def predict_here(
 ) -> list[Prediction]:
     """Predict with a model on this machine. Raises :class:`JobError` if the model can't."""
     with _as_job_error():
-        silence_libraries(offline=not _has_hub_base(model))
+        silence_libraries(offline=not has_adapters(model))
         # It needs numpy, an optional package.
         from jobs.worker.tasks.predict import predict  # noqa: PLC0415
 
@@ -204,7 +205,7 @@ def predict_here(
 def merge_here(model: Path, target: Path) -> None:
     """Write adapters, merged into their model, into a new folder. Raises :class:`JobError`."""
     with _as_job_error():
-        silence_libraries(offline=not _has_hub_base(model))
+        silence_libraries(offline=not has_adapters(model))
         merge(str(model), target)
 
 
@@ -258,7 +259,7 @@ class OnHead:
         if not self.model:
             place, base = model_on_head(list_jobs(head), self.job, self.log)
         _place(head, folder, self.model, rows)
-        offline = "" if _has_hub_base(self.model) else "HF_HUB_OFFLINE=1 "
+        offline = "" if has_adapters(self.model) else "HF_HUB_OFFLINE=1 "
         options = shlex.join(["--base", base, *words, place])
         script = (
             f"cd {folder} && PYTHONPATH=code {offline}nice {VENV}/bin/python "
@@ -401,7 +402,7 @@ def check_prediction(options: PredictOptions, model: Path | None = None) -> None
 
 def predict_file_here(options: PredictOptions, progress: Progress) -> dict[str, Any]:
     """Predict on this machine. Raises :class:`UsageError` for unusable rows, else :class:`JobError`."""
-    silence_libraries(offline=not _has_hub_base(Path(options.model)))
+    silence_libraries(offline=not has_adapters(Path(options.model)))
     from jobs.worker.runtime.ranks import Ranks  # noqa: PLC0415 - needs torch, an optional package
 
     output = Path(options.output).absolute()
@@ -463,7 +464,7 @@ def plan_prediction(
     backend, target = stack.choose_backend(options.backend), f"output/{request.name}"
     there = replace(options, model="model", data=place, output=target, backend=backend, base=_BASE)
     storage = replace(request.spec.storage, stage=((data, place),) if is_url(data) else ())
-    offline = {} if not on_head[0] and _has_hub_base(request.model) else {"HF_HUB_OFFLINE": "1"}
+    offline = {} if not on_head[0] and has_adapters(request.model) else {"HF_HUB_OFFLINE": "1"}
     return JobPlan(
         kind="predict",
         spec=replace(request.spec, storage=storage),

@@ -204,12 +204,13 @@ def require_able_stack(stack: Stack, command: str) -> None:
 
 
 def needs_hub(options: TrainOptions) -> bool:
-    """Return whether the ranks need a model or data from the hub."""
+    """Return whether the ranks need a model or data from the hub, or send a model there."""
     model_from_hub = options.model_name not in (None, SCRATCH) and local_model(options) is None
     here = {**local_data(options), **s3_data(options)}
     named = {option for option in FILES if getattr(options, option, None)}
     no_data = hasattr(options, "data") and "data" not in here
-    return model_from_hub or no_data or not named <= here.keys()
+    sends = options.push_to is not None
+    return model_from_hub or sends or no_data or not named <= here.keys()
 
 
 def options_on_nodes(options: Own, stack: Stack) -> Own:

@@ -27,6 +27,7 @@ from jobs.train.predict import (
     check_model,
     check_prediction,
     find_model,
+    has_adapters,
     make_rows,
     merge_here,
     no_place_to_answer,
@@ -38,7 +39,6 @@ from jobs.train.predict import (
 )
 from jobs.train.request import check_results, check_writable, expand_home
 from jobs.worker.spec import PlacementOptions, Resources, Work
-from jobs.worker.tasks.adapters import ADAPTERS
 from jobs.worker.tasks.predict_file import INPUTS, PredictOptions
 from jobs.worker.training.options import flag, is_url
 
@@ -249,7 +249,7 @@ def _merge(request: PredictCommand, target: Path) -> int:
     check_writable(target, "--merge")
     model = find_model(request.model, say)
     check_model(model)
-    if model and not (model / ADAPTERS).is_file():
+    if model and not has_adapters(model):
         raise UsageError(f"--merge: {model} is a whole model, without adapters")
     if model and can_answer_here():
         with make_progress().phase(f"Merge {model}"):

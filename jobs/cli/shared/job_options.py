@@ -44,7 +44,7 @@ from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, defined_options, flag
 from jobs.worker.training.text_task import BALANCED
 
-_HIDDEN = {"output", "trial_seconds", "resume"}
+_HIDDEN = {"output", "trial_seconds", "resume", "push_to"}
 _SECONDS, _MAX_SECONDS = 20, 3600
 # Options without effect in a trial.
 WITHOUT_EFFECT = frozenset(

@@ -82,6 +82,8 @@ class Classify(TaughtTask[ClassifyOptions]):
         "exact_match": "all labels right",
         "macro_f1": "macro F1",
     }
+    shares = ("accuracy", "exact_match")
+    pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
         "text",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..runtime.trackers import TRACKERS
 
-S3 = "s3://"
+S3, HUB = "s3://", "hub:"
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
 BASE_MODEL = "SPR_BASE_MODEL"
@@ -37,6 +37,7 @@ ANY_RUN = frozenset(
         "resume",
         "trial_seconds",
         "report_to",
+        "push_to",
     }
 )
 """Options that do not affect what is learned."""
@@ -197,6 +198,7 @@ class TrainOptions:
         several=tuple(TRACKERS),
         choices=("auto", "none"),
     )
+    push_to: str | None = option(None, "the model's place on the hub, hub:ORG/NAME", kind=str)
     resume: bool = option(False, "continue from the newest checkpoint in the output folder")
     trial_seconds: int | None = option(
         None,

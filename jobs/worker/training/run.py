@@ -23,7 +23,9 @@ from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Evaluator, Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
+from .card import render_card
 from .checkpoints import Checkpoint, CheckpointTimer, identify
+from .hub import push_model
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
 from .options import TextOptions, TrainOptions
@@ -108,7 +110,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
         scores = evaluator.evaluate_model(trained)
-    return {
+    figures = {
         **scores,
         "scores": pick_scores(scores),
         **_describe_training(options, trained, ranks.planned),
@@ -119,6 +121,13 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         "eval_data": data.eval_source,
         "task": task.name,
     }
+    if ranks.first:
+        card = render_card(context, task, loaded, figures, samples.digest())
+        (context.output / "model" / "README.md").write_text(card, encoding="utf-8")
+    if not options.push_to:
+        return figures
+    with context.phase("push"):
+        return {**figures, **push_model(context, options.push_to, trained.model_step)}
 
 
 def _describe_training(

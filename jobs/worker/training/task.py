@@ -7,7 +7,7 @@ laptop imports it for its options, and has no torch: imports that need torch or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -93,6 +93,10 @@ class Task(ABC, Generic[Own]):
     """A line of the command's help."""
     scores: ClassVar[Mapping[str, str]] = {}
     """What a report calls the figures of :meth:`evaluate`; those that are not here keep their names."""
+    shares: ClassVar[Collection[str]] = ()
+    """Those of the scores that are the percentage of records that are right."""
+    pipeline_tag: ClassVar[str] = ""
+    """The hub's name of the task, if transformers or sentence-transformers load its models."""
     Options: type[Own]
     demo: Own
     """Options of `--demo`."""

@@ -216,6 +216,39 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--price and --instance-type can't be used together",
     ),
     ("report . --instance-type x", re.compile("the table has no price of 'x'.*", re.DOTALL)),
+    # Sent to the hub
+    *(
+        (
+            f"train digits --push-to {place} --env HF_TOKEN=x",
+            f"--push-to {place}: expected hub:ORG/NAME, of letters, digits, '-', '_', and '.'",
+        )
+        for place in (
+            "hub:",
+            "hub:me",
+            "hub:a/b/c",
+            "hub:a/b--c",
+            "hub:a/..b",
+            "hub:-a/b",
+            "hub:a/é",
+        )
+    ),
+    (
+        "train digits --push-to hub:team/x-1.5 --env A=1",
+        "--push-to hub:team/x-1.5: needs your login: add --env HF_TOKEN",
+    ),
+    (
+        "train digits --push-to hub:team/x --resume",
+        "--push-to hub:team/x: a resumed job keeps its own",
+    ),
+    (
+        "train squad --recipe reference --push-to hub:team/x",
+        "--push-to hub:team/x: not with --recipe reference",
+    ),
+    (
+        "fetch --push-to hub:team/x",
+        "--push-to hub:team/x: only `train` sends a model to the hub, from the nodes\n"
+        "  → hf upload team/x results/JOB/model --private",
+    ),
     # Predicted
     ("predict", "give texts, or a file with --data" + f.help_of("predict")),
     (

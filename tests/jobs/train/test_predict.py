@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ from tests.jobs.context import (
     pack_output,
 )
 from tests.jobs.places.this_machine import ThisMachine
+from tests.jobs.worker.tasks.test_generate import write_adapters, write_llama
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
 WHERE = make_rows(["Where?"], TEXT)
@@ -116,6 +119,42 @@ def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
     question = "Since 'when' is it \"there\"; $(id) é?"
     rows = make_rows([question], TEXT)
     assert on_head(head, model).predict(rows) == predict_here(model, rows)
+    assert list(head.home.glob("spr-predict*")) == []
+
+
+@dataclass
+class Elsewhere(Head):
+    """A head that does not have a folder of this machine."""
+
+    hidden: Path = Path()
+
+    def run(self, command: str, **more: Any) -> Result:
+        if "worker.tasks.predict" not in command:
+            return super().run(command, **more)
+        self.hidden.rename(self.hidden.with_name("hidden"))
+        try:
+            return super().run(command, **more)
+        finally:
+            self.hidden.with_name("hidden").rename(self.hidden)
+
+    def download(self, command: str) -> Iterator[bytes]:
+        yield subprocess.run(["bash", "-c", command], check=True, capture_output=True).stdout
+
+
+def test_the_head_gets_the_model_of_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, adapters = write_llama(tmp_path / "base"), tmp_path / "model"
+    write_adapters(base, adapters)
+    head = Elsewhere(tmp_path, hidden=base)
+    head.home.mkdir()
+    monkeypatch.setattr(jobs.train.predict, "_HOME", str(head.home))
+    rows, asked = make_rows(["the core", "first"], None), {"max_new_tokens": 5}
+    found = predict_here(adapters, rows, asked)
+    assert found != predict_here(base, rows, asked)
+    assert on_head(head, adapters).predict(rows, asked) == found
+    on_head(head, adapters).merge(tmp_path / "whole", lambda _: None)
+    assert predict_here(tmp_path / "whole", rows, asked) == found
     assert list(head.home.glob("spr-predict*")) == []
 
 

@@ -47,6 +47,8 @@ class Embed(TaughtTask[EmbedOptions]):
     """
 
     name = "embed"
+    shares = ("recall_at_1", "recall_at_10")
+    pipeline_tag = "sentence-similarity"
     Options = EmbedOptions
     demo = EmbedOptions(
         data=str(Path(__file__).parents[1] / "classify.sample.jsonl"),

@@ -34,15 +34,16 @@ def complete(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
     rooms = [most if limit is None else min(most, limit - len(each)) for each in prompts]
     for row, ids, room in zip(rows, prompts, rooms, strict=True):
         if room < 1:
-            text = (
-                f"{row.place}: has {len(ids)} tokens, and the model takes {limit} with the new ones"
-            )
-            raise DatasetError(text)
+            what = f"{row.place}: has {len(ids)} tokens"
+            raise DatasetError(f"{what}, and the model takes {limit} with the new ones")
     found: dict[int, dict[str, Any]] = {}
     order = sorted(range(len(rows)), key=lambda n: (-rooms[n], len(prompts[n])))
     for room, numbers in groupby(order, key=lambda n: rooms[n]):
         for some in _chunks([*numbers]):
-            new = _generate(loaded, [prompts[n] for n in some], room)
+            # Each batch has its own random numbers, whichever rank computes it, and wherever the file is.
+            lines = " ".join(rows[n].place.rpartition(" ")[2] for n in some)
+            seed = asked.get("seed", SEED) + crc32(lines.encode())
+            new = _generate(loaded, [prompts[n] for n in some], room, seed)
             found |= dict(zip(some, new, strict=True))
     return [found[n] for n in range(len(rows))]
 
@@ -94,7 +95,7 @@ def _chunks(numbers: list[int]) -> Iterator[list[int]]:
         yield numbers[first : first + TOGETHER]
 
 
-def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int) -> list[dict[str, Any]]:
+def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> list[dict[str, Any]]:
     model, tokenizer, asked = loaded.model, loaded.tokenizer, loaded.settings
     tokenizer.padding_side = "left"
     batch = tokenizer.pad({"input_ids": [list(each) for each in prompts]}, return_tensors="pt")
@@ -103,8 +104,6 @@ def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int) -> list[dict[st
     temperature = asked.get("temperature", 0.0)
     sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0)} if temperature else {}
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-        # Each batch has its own random numbers, whichever rank computes it.
-        seed = asked.get("seed", SEED) + crc32(batch["input_ids"].numpy().tobytes())
         torch.manual_seed(seed)
         rows = model.eval().generate(
             input_ids=batch["input_ids"],

@@ -52,6 +52,7 @@ class Lm(TableTask[LmOptions]):
     Options = LmOptions
     demo = LmOptions(data=str(Path(__file__).with_name("lm.sample.txt")), max_length=32, **SMALL)
     help = "a causal language model, all of it or adapters (LoRA)"
+    pipeline_tag = "text-generation"
     head = "CausalLM"
     text_columns = ("text", "content", "document", "sentence")
     settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})

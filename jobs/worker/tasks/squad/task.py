@@ -72,6 +72,8 @@ class Squad(TextTask[SquadOptions]):
     name = "squad"
     Options = SquadOptions
     demo = DEMO
+    shares = ("em",)
+    pipeline_tag = "question-answering"
     head = HEAD
     inputs = ("question", "context")
     help = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"

@@ -69,18 +69,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("llama") / "base")
 
 
-@pytest.fixture(scope="module")
-def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random adapters that change what the model says."""
-    model = LlamaForCausalLM.from_pretrained(folder)
+def write_adapters(base: Path, target: Path) -> Path:
+    """Write random adapters that change what the model says."""
+    model = LlamaForCausalLM.from_pretrained(base)
     torch.manual_seed(2)
-    adapted = add_adapters(model, LmOptions(model=str(folder), lora=True))
+    adapted = add_adapters(model, LmOptions(model=str(base), lora=True))
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.3)
-    target = tmp_path_factory.mktemp("adapters") / "model"
-    write_model(target, Loaded(adapted, AutoTokenizer.from_pretrained(folder)))
+    write_model(target, Loaded(adapted, AutoTokenizer.from_pretrained(base)))
     return target
+
+
+@pytest.fixture(scope="module")
+def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapters(folder, tmp_path_factory.mktemp("adapters") / "model")
 
 
 def alone(model: Any, folder: Path, text: str, new: int) -> dict[str, str]:
@@ -144,6 +147,10 @@ def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:
     torch.manual_seed(9)
     assert draw(temperature=2.0, top_p=0.9, seed=1) == one
     assert draw(temperature=2.0, top_p=0.9, seed=2) != one != draw()
+    # Equal texts are drawn in different ways, also in other batches.
+    same = [{"prompt": "the first core"}] * 64
+    found = predict(folder, same, {"max_new_tokens": 8, "temperature": 2.0})
+    assert found[:32] != found[32:]
     # Only the likeliest token has so little probability, or so low a temperature.
     assert draw(temperature=2.0, top_p=1e-6) == draw(temperature=1e-4) == draw()
 

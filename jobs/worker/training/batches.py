@@ -203,8 +203,8 @@ class TrainingRun:
         own = deal(chosen, self.lengths, ranks.size, most)[ranks.rank]
         tensors = self.task.collate([self.samples[int(index)] for index in own], self.loaded)
         tokens = int(self.lengths[own].sum())
-        mask = tensors.get("attention_mask")
-        padded = tokens if mask is None else mask.numel()
+        ids = tensors.get("input_ids")
+        padded = tokens if ids is None else ids.numel()
         weights = self._weights[own].tolist()
         total = self._weights[chosen].sum().item() or 1  # samples may have no labels
         return StepBatch(tensors, weights, total, tokens, padded)

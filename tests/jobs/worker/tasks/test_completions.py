@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -134,6 +135,11 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
         assert ids[: len(sample)].tolist() == sample.inputs["input_ids"].tolist()
         assert labels[len(sample) - 1] == run.loaded.tokenizer.eos_token_id
         assert {*labels[len(sample) :].tolist()} <= {IGNORED}
+    step = run.batch(np.arange(2))
+    assert (step.tokens, step.padded) == (
+        len(samples[0]) + len(samples[1]),
+        batch["labels"].numel(),
+    )
     # Padding changes no loss.
     model, weights = run.loaded.model.eval(), run.task.weights(run.samples)
     assert weights is not None
@@ -180,6 +186,15 @@ def test_the_completion_of_a_chat_is_all_after_the_prompt(folder: Path) -> None:
     run.loaded.tokenizer.chat_template = thinking
     render_again = run.task.prepare(run.context, run.loaded, [*run.task.read(lambda _: None).train])
     assert learned(replace(run, samples=render_again), 0) == "Yes!<|im_end|>\n"
+
+
+def test_the_end_is_found_though_samples_are_cut(folder: Path) -> None:
+    """In the first sample, the end is cut off."""
+    rows = CHATS[:3]
+    rows[0] = {"messages": [CHATS[0]["messages"][0], {"role": "assistant", "content": "1 " * 99}]}
+    run, notes = load(options_for(folder, rows))
+    assert TURN_END not in learned(run, 0)
+    assert "answers end with '<|im_end|>'" in notes
 
 
 def test_a_template_without_a_token_for_the_end_is_noted(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers of a small model that `train lm` tunes on 500 chats: sums, differences, and dates.
+"""Answers of a small model that `train lm` tunes on 500 chats: sums and dates.
 
 python -m benchmarks.chat_answers [--seed N]
 
@@ -24,7 +24,6 @@ from jobs.worker.training.options import NO_CACHE
 from jobs.worker.training.run import run_task
 from tests.jobs.worker.tasks.chat_models import (
     ask_date,
-    ask_difference,
     ask_sum,
     make_chats,
     new_chat_tokenizer,
@@ -40,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("--seed", type=int, default=1)
     seed: int = parser.parse_args().seed
-    chats = make_chats(SEEN + UNSEEN, random.Random(seed), ask_sum, ask_difference, ask_date)
+    chats = make_chats(SEEN + UNSEEN, random.Random(seed), ask_sum, ask_date)
     seen, unseen = chats[:SEEN], chats[SEEN:]
     with tempfile.TemporaryDirectory() as root:
         tokenizer = new_chat_tokenizer(json.dumps(each) for each in seen)
@@ -56,6 +55,7 @@ def main() -> None:
             batch_size=20,
             learning_rate=1e-3,
             weight_decay=0.1,
+            dtype="fp32",
             max_length=64,
             compile="off",
             report_to="none",

@@ -36,7 +36,7 @@ from tests.jobs.worker.tasks.chat_models import (
     save_chat_model,
 )
 
-BAR, BATCH, RATE = 1e-4, 4, 2e-3
+BAR, BATCH = 1e-4, 4
 SHAPES: dict[str, dict[str, int]] = {
     "10M": {
         "vocab_size": 8192,
@@ -105,7 +105,7 @@ def losses_of_trl(run: TrainingRun, rows: list[dict[str, Any]], steps: int) -> l
             output_dir=tempfile.mkdtemp(),
             per_device_train_batch_size=BATCH,
             max_steps=steps,
-            learning_rate=RATE,
+            learning_rate=options.learning_rate,
             max_length=options.max_length,
             assistant_only_loss="messages" in rows[0],
             gradient_checkpointing=False,
@@ -119,8 +119,8 @@ def losses_of_trl(run: TrainingRun, rows: list[dict[str, Any]], steps: int) -> l
     return found
 
 
-def compare(folder: Path, rows: list[dict[str, Any]], steps: int) -> dict[str, Any]:
-    """Return both sides' first and last losses, and their largest difference."""
+def compare(folder: Path, rows: list[dict[str, Any]], steps: int, rate: float) -> dict[str, Any]:
+    """Return the first and last loss, and the largest differences: of all steps, and of the first ten."""
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = LmOptions(
@@ -129,7 +129,7 @@ def compare(folder: Path, rows: list[dict[str, Any]], steps: int) -> dict[str, A
         token_cache=NO_CACHE,
         lora=True,
         batch_size=BATCH,
-        learning_rate=RATE,
+        learning_rate=rate,
         warmup_ratio=0.0,
         max_length=64,
         compile="off",
@@ -145,17 +145,19 @@ def compare(folder: Path, rows: list[dict[str, Any]], steps: int) -> dict[str, A
         theirs = losses_of_trl(run, [rows[int(n)] for each in order for n in each], steps)
         model, optimizer = prepare(run, steps)
         for number, chosen in enumerate(order):
-            optimizer.param_groups[0]["lr"] = RATE * schedule.rate(number)
+            optimizer.param_groups[0]["lr"] = rate * schedule.rate(number)
             own.append(take_step(run, model, optimizer, run.batch(chosen)).loss)
     assert len(own) == len(theirs) == steps
-    most = max(abs(one - other) for one, other in zip(own, theirs, strict=True))
-    return {"first": round(own[0], 4), "last": round(own[-1], 4), "largest_difference": most}
+    apart = [abs(one - other) for one, other in zip(own, theirs, strict=True)]
+    ends = {"first": round(own[0], 4), "last": round(own[-1], 4)}
+    return {**ends, "largest_difference": max(apart), "in_ten_steps": max(apart[:10])}
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--shape", choices=tuple(SHAPES), action="append")
     args = parser.parse_args()
     chats = make_chats(200, random.Random(1), ask_sum, ask_date)
@@ -165,7 +167,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as root:
                 tokenizer = new_chat_tokenizer([json.dumps(row) for row in rows], MARKED)
                 folder = save_chat_model(Path(root), tokenizer, **SHAPES[name])
-                found[f"{name} {kind}"] = compare(folder, rows, args.steps)
+                found[f"{name} {kind}"] = compare(folder, rows, args.steps, args.learning_rate)
                 print(name, kind, found[f"{name} {kind}"], flush=True)
     finish([name for name, each in found.items() if each["largest_difference"] > BAR], runs=found)
 

@@ -213,8 +213,8 @@ class TrainingRun:
         if self.taught:
             tensors["teacher"] = self.taught.pick(self.samples, own)
         tokens = int(self.lengths[own].sum())
-        mask = tensors.get("attention_mask")
-        padded = tokens if mask is None else mask.numel()
+        ids = tensors.get("input_ids")
+        padded = tokens if ids is None else ids.numel()
         weights = self._weights[own].tolist()
         total = self._weights[chosen].sum().item() or 1  # samples may have no labels
         return StepBatch(tensors, weights, total, tokens, padded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -139,7 +139,7 @@ class Masked:
 def mask_texts(
     tokens: Tokens,
     rendered: Sequence[Rendered],
-    prefix: Ints,
+    prefix: Sequence[int],
     length: int,
     note: Callable[[str], None],
 ) -> Masked:
@@ -151,9 +151,10 @@ def mask_texts(
     for number, (_, ranges) in enumerate(rendered):
         part = slice(*tokens.bounds[number : number + 2])
         starts, ends = tokens.offsets[part].T
-        for begin, end in ranges:
-            learned[part] |= (ends > begin) & (starts < end)
-    every = Masked(tokens, learned, prefix, length, np.arange(len(rendered)))
+        for first, last in ranges:
+            learned[part] |= (ends > first) & (starts < last)
+    begin = np.asarray(prefix, dtype=np.int32)
+    every = Masked(tokens, learned, begin, length, np.arange(len(rendered)))
     kept = np.flatnonzero(every.predicted)
     what, cut = f"samples are longer than {length} tokens", int((tokens.counts > every.room).sum())
     lost = len(rendered) - len(kept)
@@ -165,12 +166,14 @@ def mask_texts(
     if cut or lost:
         more = f"; {lost} without any token to learn are left out" if lost else ""
         note(f"{cut} of {len(rendered)} {what} and are cut{more}; --max-length keeps more")
-    return Masked(tokens, learned, prefix, length, kept)
+    return replace(every, rows=kept)
 
 
 def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> None:
     """Let the saved model end an answer as the chat template does, if that has a token for it."""
-    tokenizer, labels = loaded.tokenizer, samples[0].inputs["labels"]
+    tokenizer = loaded.tokenizer
+    # The shortest sample is not cut.
+    labels = samples[int(samples.lengths.argmin())].inputs["labels"]
     words = ((int(each), tokenizer.decode([int(each)])) for each in labels[labels >= 0][::-1])
     number, word = next((pair for pair in words if pair[1].strip()), (0, ""))
     if word not in tokenizer.get_added_vocab():

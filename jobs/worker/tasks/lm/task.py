@@ -54,6 +54,7 @@ class Lm(TableTask[LmOptions]):
     help = "a causal language model, all of it or adapters (LoRA)"
     pipeline_tag = "text-generation"
     head = "CausalLM"
+    other_columns = "completions"
     text_columns = ("text", "content", "document", "sentence")
     settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
     predict_columns = (*CHATS, "prompt", *text_columns)
@@ -196,11 +197,11 @@ class Lm(TableTask[LmOptions]):
         (tokens,) = self.encode(
             context, loaded, [Column([each.text for each in rendered], offsets=True)]
         )
-        # A template has the token for the beginning of a text.
-        prefix = read_template(tokenizer, pair=False).prefix
-        prefix = prefix[:0] if self._are_chats else prefix
+        # Chat templates write the beginning of a text themselves.
+        chats = self._are_chats
+        prefix: Any = () if chats else read_template(tokenizer, pair=False).prefix
         samples = mask_texts(tokens, rendered, prefix, options.max_length, note)
-        if self._are_chats:
+        if chats:
             learn_end(samples, loaded, note)
         return samples
 

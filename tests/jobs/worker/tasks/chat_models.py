@@ -102,13 +102,6 @@ def ask_sum(draw: Random) -> tuple[str, str]:
     return f"What is {10 * tens + ones} plus {more}?", f"{10 * tens + ones + more}"
 
 
-def ask_difference(draw: Random) -> tuple[str, str]:
-    """Return a difference of two numbers, of which no digit borrows."""
-    tens, ones = draw.randrange(2, 10), draw.randrange(10)
-    less = 10 * draw.randrange(1, tens) + draw.randrange(ones + 1)
-    return f"What is {10 * tens + ones} minus {less}?", f"{10 * tens + ones - less}"
-
-
 def ask_date(draw: Random) -> tuple[str, str]:
     """Return a day in words, and as ISO 8601 writes it."""
     day = date(1900, 1, 1) + timedelta(days=draw.randrange(36_500))

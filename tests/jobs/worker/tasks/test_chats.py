@@ -212,7 +212,10 @@ def test_good_rows_are_exchanges(row: dict[str, Any]) -> None:
     path = write(Path("a.jsonl"), row)
     options = LmOptions(data=str(path), chat_template="t.jinja")
     Lm(options).check()
-    (found,) = Lm(options).read(lambda _: None).train
+    notes = list[str]()
+    (found,) = Lm(options).read(notes.append).train
+    if "completion" in row:
+        assert notes == ["a.jsonl: texts from column 'prompt', completions from 'completion'"]
     assert isinstance(found, Exchange)
     assert found.place == "a.jsonl: line 1"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -87,6 +88,9 @@ def learned(run: TrainingRun, number: int) -> str:
     sample = run.samples[number]
     ids, labels = sample.inputs["input_ids"], sample.inputs["labels"]
     assert {*labels[labels != ids].tolist()} <= {IGNORED}
+    weights = run.task.weights(run.samples)
+    assert weights is not None
+    assert weights[number] == (labels[1:] != IGNORED).sum()
     text: str = run.loaded.tokenizer.decode(ids[labels != IGNORED])
     return text
 
@@ -134,6 +138,11 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
         assert ids[: len(sample)].tolist() == sample.inputs["input_ids"].tolist()
         assert labels[len(sample) - 1] == run.loaded.tokenizer.eos_token_id
         assert {*labels[len(sample) :].tolist()} <= {IGNORED}
+    step = run.batch(np.arange(2))
+    assert (step.tokens, step.padded) == (
+        len(samples[0]) + len(samples[1]),
+        batch["labels"].numel(),
+    )
     # Padding changes no loss.
     model, weights = run.loaded.model.eval(), run.task.weights(run.samples)
     assert weights is not None
@@ -182,6 +191,40 @@ def test_the_completion_of_a_chat_is_all_after_the_prompt(folder: Path) -> None:
     assert learned(replace(run, samples=render_again), 0) == "Yes!<|im_end|>\n"
 
 
+def test_the_end_is_found_though_samples_are_cut(folder: Path) -> None:
+    """In the first sample, the end is cut off."""
+    rows = CHATS[:3]
+    rows[0] = {"messages": [CHATS[0]["messages"][0], {"role": "assistant", "content": "1 " * 99}]}
+    run, notes = load(options_for(folder, rows))
+    assert TURN_END not in learned(run, 0)
+    assert "answers end with '<|im_end|>'" in notes
+
+
+def test_tools_and_what_they_say_reach_the_template(folder: Path) -> None:
+    path = folder / "tools.jinja"
+    path.write_text(
+        "{% for tool in tools %}{{ tool.name }} {% endfor %}"
+        + CHATML.replace(
+            "+ '<|im_end|>",
+            "+ (message.tool_calls | tojson if message.tool_calls else '') + '<|im_end|>",
+        )
+    )
+    calls = [{"function": {"name": "add"}}]
+    turns = [
+        {"role": "user", "content": "1 plus 1?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    rows = [{"messages": turns, "tools": json.dumps([{"name": "add"}])}]
+    run, _ = load(options_for(folder, rows, chat_template=str(path)))
+    whole = run.loaded.tokenizer.decode(run.samples[0].inputs["input_ids"])
+    assert whole.startswith("add <|im_start|>user\n1 plus 1?")
+    assert "<|im_start|>tool\n2<|im_end|>" in whole
+    called = json.dumps(calls) + "<|im_end|>\n"
+    assert learned(run, 0) == f"{called}It is 2.<|im_end|>\n"
+
+
 def test_a_template_without_a_token_for_the_end_is_noted(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "plain.jinja"
     path.write_text(
@@ -218,9 +261,6 @@ def test_long_samples_are_cut_and_counted(folder: Path) -> None:
     )
     assert [learned(run, n)[:4] for n in range(len(run.samples))] == ["1 2 ", f"e{END}"[:4]]
     assert run.samples.lengths.tolist() == [16, 3]
-    weights = run.task.weights(run.samples)
-    assert weights is not None
-    assert weights.tolist() == [15, 2]
     with pytest.raises(DatasetError, match="nothing to learn is left of any") as refused:
         load(options_for(folder, long[1:2], max_length=16))
     assert "--max-length" in str(refused.value.hint)
@@ -274,6 +314,8 @@ def test_a_tokenizers_own_beginning_is_before_a_prompt_and_not_before_a_chat(
     tokenizer, ids = pair.loaded.tokenizer, pair.samples[0].inputs["input_ids"]
     assert ids.tolist() == tokenizer(PAIRS[0]["prompt"] + PAIRS[0]["completion"])["input_ids"]
     assert learned(pair, 0).endswith("[SEP]")
+    whole, _ = load(options_for(tmp_path, PAIRS, model=SCRATCH, train_on="all"))
+    assert tokenizer.decode(ids) == f"[CLS] {learned(whole, 0)}"
     path = tmp_path / "t.jinja"
     path.write_text(CHATML)
     chat, _ = load(options_for(tmp_path, CHATS, model=SCRATCH, chat_template=str(path)))

@@ -26,6 +26,7 @@ from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources
 from jobs.worker.supervisor.launch import parse_launch
 from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.options import BASE_MODEL
 from provision.stacks.load import load_stack
@@ -220,6 +221,8 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     assert "model" not in data_files(taught)
     assert not needs_hub(taught)
     assert needs_hub(replace(taught, teacher="org/teacher"))
+    larger = EmbedOptions(data="t.csv", corpus="passages.txt")
+    assert options_on_nodes(larger, load_stack("upstream")).corpus == "data/corpus.txt"
 
 
 def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def test_outputs_in_a_file(tmp_path: Path) -> None:
         ("classify", wide[:3], "has 3 rows, and --data 12"),
         ("classify", [{"tile": 1}] * 12, "scores.jsonl: line 1: has no usable `scores`: 'core'"),
         ("score", [{"score": "x"}] * 12, "line 1: has no usable `scores`: could not convert"),
+        ("score", [{"score": "nan"}] * 12, "line 1: has no usable `scores`: [nan]"),
         ("rank", [{"scores": [1]}] * len(RANKED), "line 1: has no usable `scores`: 1 for 2 texts"),
     ):
         with pytest.raises(DatasetError) as refused:

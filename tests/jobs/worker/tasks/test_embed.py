@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ def train(folder: Path, **options: Any) -> dict[str, Any]:
     (ran,) = run_forked([(chosen, {"ranks": 2})])
     assert ran.codes == [0, 0], ran.texts
     result: dict[str, Any] = json.loads((folder / "out" / "results.json").read_text())
-    return result
+    return {**result, "log": ran.texts[0]}
 
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
@@ -328,11 +329,13 @@ def test_prompts_shorter_vectors_and_a_larger_corpus(
         epochs=6,
         max_length=16,
         matryoshka="16",
+        mine_negatives=2,
         query_prompt="query: ",
         passage_prompt="passage: ",
         corpus=str(node / "more.txt"),
     )
     assert result["candidates"] == len(subjects) + 2
+    assert re.search(r"negatives that the model found: \d\.\d per anchor", result["log"])
     folder = str(node / "out" / "model")
     whole, short = (SentenceTransformer(folder, device="cpu", truncate_dim=n) for n in (None, 16))
     text = "how many cores"

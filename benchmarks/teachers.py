@@ -200,7 +200,7 @@ def distill(args: argparse.Namespace, folder: Path) -> None:
         "teacher": run_engine("classify", folder / "teacher", model=encoder, epochs=2, **options)
     }
     taught = {"teacher": str(models["teacher"]), "student_layers": 2, "epochs": args.epochs}
-    for name, alpha in (("student", 0.1), ("alone", 1.0)):
+    for name, alpha in (("student", args.alpha), ("alone", 1.0)):
         found[name] = run_engine(
             "classify", folder / name, distill_alpha=alpha, **taught, **options
         )
@@ -223,6 +223,7 @@ def distill(args: argparse.Namespace, folder: Path) -> None:
         accuracy=scores,
         share=share,
         faster=round(faster, 2),
+        alpha=args.alpha,
         texts=len(train),
         unseen=len(unseen),
     )
@@ -238,6 +239,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=12_000, help="to learn, for distill")
     parser.add_argument("--unseen", type=int, default=5_000)
     parser.add_argument("--epochs", type=int, default=4, help="of the student")
+    parser.add_argument("--alpha", type=float, default=0.5, help="of the student")
     parser.add_argument("--encoder", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -34,7 +34,7 @@ from jobs.report.figures import (
     time_unit,
 )
 from jobs.report.results_folder import PARTS, Run, as_number
-from jobs.train.train import SCORES
+from jobs.train.train import PLAIN_SCORES, SCORES, format_score
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
         # A score of some records, such as has_answer_f1, has their number beside it.
         count = run.number(f"{name.rpartition('_')[0]}_total") or records
         of = f"of {counted(round(count), 'record')}" if count else ""
-        unit = "" if name == "perplexity" else " %"
-        yield Tile(SCORES.get(name, name), f"{value:.1f}{unit}", of)
+        unit = "" if name in PLAIN_SCORES else " %"
+        yield Tile(SCORES.get(name, name), f"{format_score(name, value)}{unit}", of)
     if (speed := run.number("samples_per_second")) is not None:
         yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
     if (tokens := figures.tokens_per_second(run)) is not None:

@@ -235,6 +235,8 @@ class TaskRequest(Request):
             base = replace(base, **nothing)
         named = {key: self.given.get(key) for key in (*FILES, *OTHER_FILES)}
         paths = {key: path for key, path in named.items() if path and path != BALANCED}
+        # Without its dot, ./NAME would be a name on the hub.
+        paths = {key: path for key, path in paths.items() if not path.startswith("./")}
         given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
         return change_options(base, given)
 

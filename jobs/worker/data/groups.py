@@ -6,6 +6,7 @@ The laptop reads them with the same code, without numpy.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +70,7 @@ class FlatTexts(Sequence[str]):
 
     def __init__(self, records: Sequence[Any], pick: Callable[[Any], Sequence[str]]) -> None:
         self._records, self._pick = records, pick
-        self.bounds = [0]
+        self.bounds = array("q", [0])
         for each in records:
             self.bounds.append(self.bounds[-1] + len(pick(each)))
 

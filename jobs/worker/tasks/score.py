@@ -93,7 +93,7 @@ class Score(TaughtTask[ScoreOptions]):
     label_columns = ("score", "label", "rating", "similarity", "stars", "value", "target")
 
     @property
-    def ranks(self) -> bool:
+    def is_ranking(self) -> bool:
         """Whether the rows are queries with their positives and negatives."""
         return self.options.objective == RANKING
 
@@ -101,7 +101,7 @@ class Score(TaughtTask[ScoreOptions]):
         options = self.options
         asked, known = options.pair_column, self.pair_columns
         text = choose_column(table, options.text_column, self.text_columns, "--text-column")
-        if self.ranks:
+        if self.is_ranking:
             pair = choose_column(table, asked, POSITIVE_COLUMNS, "--pair-column")
             negatives = choose_negatives(table, options.negative_column)
             if not negatives:
@@ -116,11 +116,11 @@ class Score(TaughtTask[ScoreOptions]):
 
     def input_columns(self, table: Table) -> dict[str, str]:
         text, *others = self.choose_columns(table)
-        pair = others[:1] if self.ranks else others[1:]
+        pair = others[:1] if self.is_ranking else others[1:]
         return {"text": text, **({"pair": pair[0]} if pair else {})}
 
     def convert(self, place: str, row: Any, *columns: str) -> Any:
-        if self.ranks:
+        if self.is_ranking:
             groups = read_groups(place, row, *columns)
             if len(groups[0].texts) == 2:
                 raise DatasetError(f"{place}: column {columns[2]!r} has no text to rank lower")
@@ -134,7 +134,7 @@ class Score(TaughtTask[ScoreOptions]):
 
     def _records(self, *table: Any) -> Sequence[Any]:
         records = super()._records(*table)
-        return flatten(records) if self.ranks else records
+        return flatten(records) if self.is_ranking else records
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         settings = {"num_labels": 1, "problem_type": "regression"}
@@ -152,7 +152,7 @@ class Score(TaughtTask[ScoreOptions]):
     ) -> TextSamples | Grouped:
         import numpy as np
 
-        if not self.ranks:
+        if not self.is_ranking:
             scores = [each.score for each in records]
             return self.encode_samples(context, loaded, text_columns(records), scores)
         texts = FlatTexts(records, lambda each: each.texts[1:])
@@ -166,7 +166,7 @@ class Score(TaughtTask[ScoreOptions]):
 
         from ..training.batches import pad_inputs
 
-        if not self.ranks:
+        if not self.is_ranking:
             scores = torch.tensor([sample.target for sample in samples])
             return {**pad_inputs(samples, loaded.pad_token), "labels": scores}
         flat = pad_inputs([pair for sample in samples for pair in sample.parts], loaded.pad_token)
@@ -185,7 +185,7 @@ class Score(TaughtTask[ScoreOptions]):
         # A group's pairs are a dimension more.
         has = batch["attention_mask"].any(dim=-1)
         found = model(**{name: each[has] for name, each in inputs.items()}).logits[:, 0].float()
-        if self.ranks:
+        if self.is_ranking:
             scores = found.new_full(has.shape, float("-inf")).masked_scatter(has, found)
             loss = cross_entropy(scores, torch.zeros(len(has), dtype=torch.int64))
         else:
@@ -195,18 +195,18 @@ class Score(TaughtTask[ScoreOptions]):
         away = (found - batch["teacher"][..., 0][has]) ** 2
         rows = torch.zeros(has.shape).masked_scatter(has, away)
         alpha = self.options.distill_alpha
-        each = rows.sum(-1) / has.sum(-1) if self.ranks else rows
+        each = rows.sum(-1) / has.sum(-1) if self.is_ranking else rows
         return alpha * loss + (1 - alpha) * each.mean()
 
     def pick_outputs(self, row: Any, record: Any) -> Sequence[Any]:
         value = row.get("scores", row.get("predicted_score", row.get("score")))
         found = value if isinstance(value, list) else [value]
-        if self.ranks and len(found) != len(record.texts) - 1:
+        if self.is_ranking and len(found) != len(record.texts) - 1:
             raise ValueError(f"{len(found)} for {len(record.texts) - 1} texts")
         return found
 
     def compute_outputs(self, context: TrainContext, teacher: Loaded, samples: Any) -> Any:
-        pairs = samples.parts if self.ranks else samples
+        pairs = samples.parts if self.is_ranking else samples
         return super().compute_outputs(context, teacher, pairs)
 
     def evaluate(
@@ -218,7 +218,7 @@ class Score(TaughtTask[ScoreOptions]):
         found = self.compute_outputs(context, loaded, samples)[:, 0]
         if not context.ranks.first:
             return {}
-        if self.ranks:
+        if self.is_ranking:
             figures, rows = score_rankings(records, found)
         else:
             figures, rows = score_numbers(records, found)

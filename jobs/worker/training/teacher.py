@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,6 +103,8 @@ class TaughtTask(TableTask[Own]):
         for number, (row, record) in enumerate(zip(table.rows, records, strict=True)):
             try:
                 found.append([float(each) for each in self.pick_outputs(row, record)])
+                if not all(map(isfinite, found[-1])):
+                    raise ValueError(f"{found[-1]}")
             except (KeyError, TypeError, ValueError) as error:
                 raise DatasetError(
                     f"{table.place(number)}: has no usable `scores`: {first_line(error)}"

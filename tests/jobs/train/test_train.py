@@ -18,6 +18,7 @@ from jobs.train.request import (
     TrainRequest,
     check_inputs,
     data_files,
+    local_data,
     needs_hub,
     options_on_nodes,
     spec_of,
@@ -26,6 +27,7 @@ from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources
 from jobs.worker.supervisor.launch import parse_launch
 from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.options import BASE_MODEL
@@ -224,6 +226,16 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     assert "model" not in data_files(taught)
     assert not needs_hub(taught)
     assert needs_hub(replace(taught, teacher="org/teacher"))
+    larger = EmbedOptions(data="t.csv", corpus="passages.txt")
+    assert options_on_nodes(larger, load_stack("upstream")).corpus == "data/corpus.txt"
+
+
+def test_a_path_with_a_dot_is_no_name_on_the_hub() -> None:
+    words = ("train", "classify", "--data", "./reviews", "--teacher", "./t")
+    options = parse_request(*words).read_options()
+    assert local_data(options) == {"data": Path("reviews"), "teacher": Path("t")}
+    options = parse_request(*words[:3], "reviews", "--teacher", "t").read_options()
+    assert local_data(options) == {}
 
 
 def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:

@@ -105,6 +105,10 @@ class Embed(TaughtTask[EmbedOptions]):
         self._ranks = context.ranks
         texts = (text for group in data.train for text in group.texts)
         loaded = load_student(self.options, self.head, texts, context.ranks)
+        size, sizes = loaded.model.config.hidden_size, self.options.sizes
+        if sizes and max(sizes) >= size:
+            given = self.options.matryoshka
+            raise ModelError(f"--matryoshka {given}: the vectors have {size} dimensions")
         # Saved with the tokenizer, so that `predict` cuts texts as training did.
         loaded.tokenizer.model_max_length = self.options.max_length
         wrapped = self._wrap(loaded)
@@ -128,11 +132,6 @@ class Embed(TaughtTask[EmbedOptions]):
         from .encoder import BiEncoder
 
         options = self.options
-        size = loaded.model.config.hidden_size
-        if options.sizes and max(options.sizes) >= size:
-            raise ModelError(
-                f"--matryoshka {options.matryoshka}: the vectors have {size} dimensions"
-            )
         named = {"query": options.query_prompt, "document": options.passage_prompt}
         prompts = {name: text for name, text in named.items() if text is not None}
         return loaded._replace(model=BiEncoder(loaded.model, options.max_length, prompts))

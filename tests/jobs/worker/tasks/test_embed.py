@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from jobs.worker.data import readers
+from jobs.worker.data.mapped import Lazy
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
@@ -134,7 +137,7 @@ def train(folder: Path, **options: Any) -> dict[str, Any]:
     (ran,) = run_forked([(chosen, {"ranks": 2})])
     assert ran.codes == [0, 0], ran.texts
     result: dict[str, Any] = json.loads((folder / "out" / "results.json").read_text())
-    return result
+    return {**result, "log": ran.texts[0]}
 
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
@@ -254,6 +257,19 @@ def test_lists_of_texts_are_groups(tmp_path: Path) -> None:
     assert len(groups[0].parts[0].inputs["input_ids"]) > 3, "with the prompt"
 
 
+def test_groups_of_large_files_stay_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path / "lists.jsonl", "lists")
+    options = EmbedOptions(data=str(tmp_path / "lists.jsonl"), token_cache=str(tmp_path / "cache"))
+    groups = [*Embed(options).read(lambda _: None).train]
+    monkeypatch.setattr(readers, "MOST_IN_MEMORY", 1)
+    found = Embed(options).read(lambda _: None).train
+    assert isinstance(found, Lazy)
+    assert [*found] == groups
+    assert {len(each.texts) for each in groups} == {2, 3, 4, 5}
+
+
 def test_mined_negatives_are_similar_texts_that_are_not_right() -> None:
     from jobs.worker.data.groups import Grouped
 
@@ -313,11 +329,13 @@ def test_prompts_shorter_vectors_and_a_larger_corpus(
         epochs=6,
         max_length=16,
         matryoshka="16",
+        mine_negatives=2,
         query_prompt="query: ",
         passage_prompt="passage: ",
         corpus=str(node / "more.txt"),
     )
     assert result["candidates"] == len(subjects) + 2
+    assert re.search(r"negatives that the model found: \d\.\d per anchor", result["log"])
     folder = str(node / "out" / "model")
     whole, short = (SentenceTransformer(folder, device="cpu", truncate_dim=n) for n in (None, 16))
     text = "how many cores"

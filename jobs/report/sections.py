@@ -34,7 +34,7 @@ from jobs.report.figures import (
     time_unit,
 )
 from jobs.report.results_folder import PARTS, Run, as_number
-from jobs.train.train import PLAIN_SCORES, SCORES, format_score
+from jobs.worker.tasks import PLAIN_SCORES, SCORES, format_score
 
 
 @dataclass(frozen=True)

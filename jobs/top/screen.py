@@ -18,7 +18,7 @@ from rich.text import Text
 from cluster.console.display import format_seconds
 from infra.words import counted, spoken_duration
 from jobs.top.snapshot import SLOWER, CoreGroup, LiveJob, LiveNode, LiveRank, Snapshot, combine
-from jobs.train.train import SCORES
+from jobs.worker.tasks import SCORES
 
 GOOD, SLOW, BAD, DIM, HEAD = "green", "yellow", "bold red", "dim", "bold"
 WIDE = 120

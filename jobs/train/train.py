@@ -25,19 +25,8 @@ from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.spec import JobSpec
-from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import BASE_MODEL, TrainOptions
 from provision.stacks.stack import Stack
-
-SCORES = {name: title for task in TASKS.values() for name, title in task.scores.items()}
-"""Display names of scores."""
-PLAIN_SCORES = ("mse", "perplexity")
-"""Those that are not percentages."""
-
-
-def format_score(name: str, value: float, digits: int = 1) -> str:
-    """Return a score for display; those of numbers in any unit with three digits."""
-    return f"{value:.3g}" if name == "mse" else f"{value:.{digits}f}"
 
 
 def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:

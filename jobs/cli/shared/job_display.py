@@ -13,7 +13,7 @@ from cluster.console.output import printable
 from infra.errors import JobError
 from infra.words import counted
 from jobs.places.launcher import JobEnd
-from jobs.train.train import SCORES, format_score
+from jobs.worker.tasks import SCORES, format_score
 
 _BAR = 20
 _LISTED_SHARES = 4

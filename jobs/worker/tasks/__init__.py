@@ -23,6 +23,15 @@ from .tag import Tag
 TASKS: dict[str, type[Task[Any]]] = {
     task.name: task for task in (Squad, Classify, Tag, Score, Embed, Lm, Digits)
 }
+SCORES = {name: title for task in TASKS.values() for name, title in task.scores.items()}
+"""Display names of scores."""
+PLAIN_SCORES = ("mse", "perplexity")
+"""Those that are not percentages."""
+
+
+def format_score(name: str, value: float, digits: int = 1) -> str:
+    """Return a score for display; those of numbers in any unit with three digits."""
+    return f"{value:.3g}" if name == "mse" else f"{value:.{digits}f}"
 
 
 def find_task(model: str, settings: Collection[str] = ()) -> type[TextTask[Any]]:

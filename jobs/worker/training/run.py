@@ -21,7 +21,7 @@ from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
-from .best import Evaluator, Unseen, pick_scores, plan_evaluation
+from .best import Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .card import render_card
 from .checkpoints import Checkpoint, CheckpointTimer, identify
@@ -59,7 +59,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
 
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
     are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
-    ``step``, and ``model_step`` is the step that the model is from. ``samples_per_second`` and
+    ``step``, and ``model_step`` is the step that the model is from. ``data_digest`` is that of the training
+    samples. ``samples_per_second`` and
     ``tokens_per_second`` (without
     padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
     interrupted run was resumed; its ``seconds`` include all training but no interruption.
@@ -102,14 +103,15 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         return None
     run = TrainingRun(context, task, loaded, samples, ask_teacher(task, context, records))
     with context.phase("train"):
-        trained, evaluator = train(run, Unseen(data.eval, unseen, data.has_unseen))
+        loop = train(run, Unseen(data.eval, unseen, data.has_unseen))
+        trained = loop.progress
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):
         if ranks.first:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
-        scores = evaluator.evaluate_model(trained)
+        scores = loop.evaluator.evaluate_model(trained)
     figures = {
         **scores,
         "scores": pick_scores(scores),
@@ -118,6 +120,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         "train_samples": len(samples),
         "eval_records": len(data.eval),
         "data": data.train_source,
+        "data_digest": loop.checkpoint.identity.features,
         "eval_data": data.eval_source,
         "task": task.name,
     }
@@ -149,8 +152,8 @@ def _describe_training(
     }
 
 
-def train(run: TrainingRun, unseen: Unseen) -> tuple[TrainingProgress, Evaluator]:
-    """Train the loaded model in place on all ranks; return what evaluates it, besides the progress.
+def train(run: TrainingRun, unseen: Unseen) -> Loop:
+    """Train the loaded model in place on all ranks.
 
     Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
     resumed, and :class:`StoppedError` after a SIGTERM.
@@ -185,7 +188,7 @@ def train(run: TrainingRun, unseen: Unseen) -> tuple[TrainingProgress, Evaluator
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
-    return loop.progress, evaluator
+    return loop
 
 
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:

@@ -367,6 +367,12 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     assert found["report"] == "results/squad-1/report.html"
     assert found["missing"] == []
     assert found["usd_per_epoch"] == pytest.approx(2 * 3 * 88524 / 114 / 3600)
+    (compared,) = found["comparisons"]
+    assert compared["runs"] == ["one", "squad-1"]
+    assert compared["differing"]["world size"] == [1, 2]
+    shown = line.must("report", "--compare", "one", "squad-1").out
+    assert shown.split()[:2] == ["one", "squad-1"]
+    assert shown.endswith("results/squad-1/report.html\n")
     assert Path(found["report"]).read_text().startswith("<!doctype html>")
     assert line.must("report", "squad-1", "--output", "a/b.html").out == "a/b.html\n"
     assert Path("a/b.html").is_file()

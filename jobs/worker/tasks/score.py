@@ -84,6 +84,7 @@ class Score(TaughtTask[ScoreOptions]):
     help = "a number for each text or pair, or a reranker of passages"
     scores: ClassVar[Mapping[str, str]] = {"mse": "mean squared error", "ndcg_at_10": "NDCG@10"}
     head = HEAD
+    pipeline_tag = "text-ranking"
     other_columns = "others"
     text_columns = (
         *("query", "question", "anchor", "text", "sentence", "sentence1", "premise"),

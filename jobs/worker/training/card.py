@@ -42,6 +42,11 @@ _LOAD = {
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = AutoModelForQuestionAnswering.from_pretrained("{name}")
 print(model(**tokenizer("Where is it?", "It is in Delft.", return_tensors="pt")))""",
+    "text-ranking": """from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForSequenceClassification.from_pretrained("{name}")
+print(model(**tokenizer("How hot is it?", "It has 5,772 kelvins.", return_tensors="pt")).logits)""",
     "sentence-similarity": """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{name}")

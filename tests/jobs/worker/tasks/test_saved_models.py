@@ -143,6 +143,7 @@ TAGS = {
     "squad": ("transformers", "question-answering"),
     "classify": ("transformers", "text-classification"),
     "tag": ("transformers", "token-classification"),
+    "score": ("transformers", "text-ranking"),
     "embed": ("sentence-transformers", "sentence-similarity"),
     "lm": ("transformers", "text-generation"),
     "digits": ("pytorch", None),

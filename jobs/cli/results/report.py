@@ -21,7 +21,7 @@ from jobs.report.sections import Report, build_report
 _EXAMPLES = """\
   spr-cluster report                            the newest in ./results
   spr-cluster report results/squad-20260731-142501-k3f
-  spr-cluster report --compare one-job another-job     what differs between two runs
+  spr-cluster report --compare one other      what differs between two runs
   spr-cluster report four --compare one --compare two --price 6.4
 """
 

@@ -335,7 +335,9 @@ def _build_work(request: TrainCommand, now: datetime) -> Work:
         work = build_reference(request, now)
     else:
         work = build_request(request, now)
-        check_inputs(work.options)
+        unusual = check_inputs(work.options)
+        if unusual and not request.demo:
+            say(f"Your data: {unusual}.")
     check_results(work.results)
     return work
 

@@ -75,8 +75,11 @@ def spec_of(options: TrainOptions, **parts: Any) -> JobSpec:
     return JobSpec(Work(options.task, asdict(options)), **parts)
 
 
-def check_inputs(options: TrainOptions) -> None:
-    """Raise :class:`UsageError` that names an unusable file and record, or an unusable model."""
+def check_inputs(options: TrainOptions) -> str:
+    """Return what is unusual about the data, or "".
+
+    Raises :class:`UsageError` that names an unusable file and record, or an unusable model.
+    """
     for name, url in s3_data(options).items():
         _check_url(options, flag(name), url)
     for path in local_data(options).values():
@@ -85,7 +88,7 @@ def check_inputs(options: TrainOptions) -> None:
         else:
             check_file(path, MAX_DATA_BYTES)
     try:
-        TASKS[options.task](options).check()
+        unusual = TASKS[options.task](options).check()
     except DatasetError as error:
         raise UsageError(error.message, hint=error.hint) from None
     teacher = local_data(options).get("teacher")
@@ -93,6 +96,7 @@ def check_inputs(options: TrainOptions) -> None:
     for name, model in {"model": local_model(options), **models}.items():
         if model:
             _check_model(f"{flag(name)} {getattr(options, name)}", model)
+    return unusual
 
 
 def _check_model(what: str, model: Path) -> None:

@@ -115,8 +115,12 @@ class Task(ABC, Generic[Own]):
     def download(self) -> None:
         """Download everything the run needs from the hub into its cache. Raises :class:`WorkerError`."""
 
-    def check(self) -> None:
-        """Check the data on the laptop, without torch. Raises :class:`DatasetError`."""
+    def check(self) -> str:
+        """Check the data on the laptop, without torch. Raises :class:`DatasetError`.
+
+        Returns what is unusual about the data, or "".
+        """
+        return ""
 
     @abstractmethod
     def read(self, note: Callable[[str], None]) -> Data:

@@ -96,13 +96,14 @@ class Lm(TableTask[LmOptions]):
             )
         return found
 
-    def check(self) -> None:
-        super().check()
+    def check(self) -> str:
+        found = super().check()
         options = self.options
         if options.chat_template is not None:
             read_chat_template(options.chat_template)
         elif self._are_chats and not may_have_template(options.model):
             raise DatasetError(f"the tokenizer of {options.model} {_NO_TEMPLATE}", hint=_GIVE_ONE)
+        return found
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from transformers import AutoModelForCausalLM

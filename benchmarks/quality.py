@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--target-f1", type=float, default=50.0)
-    parser.add_argument("--attention-dropout", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--attention-dropout", choices=("on", "off"), default="off")
     parser.add_argument("--compile", choices=("on", "off"), help="of fast (default: on in bf16)")
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
     parser.add_argument(

@@ -158,7 +158,7 @@ def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--run-qa", type=Path, help="transformers' own script, one more side")
-    parser.add_argument("--attention-dropout", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--attention-dropout", choices=("on", "off"), default="off")
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
 
 

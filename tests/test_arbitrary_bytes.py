@@ -125,7 +125,7 @@ def valid_lock() -> bytes:
 
 def predict_on_head() -> None:
     rows = asking.make_rows(["Who?"], "Somebody did.")
-    asking.predict_on_head(head("answers.jsonl"), rows, Path("model"), None)
+    asking.OnHead(head("answers.jsonl"), Path("model"), None, print).predict(rows)
 
 
 def answer_lines() -> None:

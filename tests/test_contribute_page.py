@@ -86,10 +86,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tests/cluster/cli/test_zones.py").write_text(_TESTS)
 
     (task,) = blocks("Add a task")
-    (tasks / "score.py").write_text(task)
-    (tasks / "score.sample.csv").write_text("text,score\n" + "good,1\nbad,0\n" * 20)
-    add(tasks / "__init__.py", "from .score import Score\n", before="from .squad.task")
-    change(tasks / "__init__.py", "(Squad,", "(Score, Squad,")
+    (tasks / "rate.py").write_text(task)
+    (tasks / "rate.sample.csv").write_text("text,rating\n" + "good,1\nbad,0\n" * 20)
+    add(tasks / "__init__.py", "from .rate import Rate\n", before="from .score import")
+    change(tasks / "__init__.py", "(Squad,", "(Rate, Squad,")
     return folder
 
 
@@ -127,6 +127,6 @@ def test_the_copy_has_right_types(copy: Path) -> None:
 def test_the_stack_and_the_task_are_known(copy: Path) -> None:
     stacks = json.loads(run(copy, "-m", "jobs", "stacks", "--json"))
     assert "newer" in {each["name"] for each in stacks}
-    words = ("-m", "jobs", "train", "score", "--to", "kubernetes-yaml", "--nodes", "2")
+    words = ("-m", "jobs", "train", "rate", "--to", "kubernetes-yaml", "--nodes", "2")
     for data in (("--data", "/workspace/data/reviews.csv"), ("--demo",)):
-        assert "\n    - score\n" in run(copy, *words, *data, "--stack", "newer")
+        assert "\n    - rate\n" in run(copy, *words, *data, "--stack", "newer")

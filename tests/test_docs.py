@@ -48,7 +48,7 @@ PROGRAMS = {
     *("systemctl", "systemd-run", "tar", "timeout", "torchrun", "uv"),
 }
 """Messages that name one of them may have its options."""
-NEW_PATHS = {"jobs/worker/tasks/score.py", "cluster/cli/zones.py"}
+NEW_PATHS = {"jobs/worker/tasks/rate.py", "cluster/cli/zones.py"}
 """Files that a page lets the reader create."""
 AWS_SERVICES = (
     "account",

@@ -71,8 +71,9 @@ _SYNONYMS = {
     **dict.fromkeys(("ps", "queue"), "jobs"),
     **dict.fromkeys(("exec", "login"), "ssh"),
 }
-# Former commands, and what replaces them.
+# Commands of other versions and tools, and what replaces them.
 _FORMER = {
+    "train distill": "train classify, score, or embed with --teacher",
     "k8s": "train TASK --to kubernetes-yaml",
     "render": "train TASK --to kubernetes-yaml, or --to slurm-script",
     "scaling": "tune TASK --scaling",
@@ -224,8 +225,9 @@ def _without_values(words: Sequence[str]) -> Iterator[str]:
 
 def _add_project(words: Sequence[str]) -> CommandWords:
     """Return the words with the options in ``spr-cluster.toml``."""
-    if words[0] in _FORMER:
-        raise UsageError(f"{words[0]!r} is now spr-cluster {_FORMER[words[0]]}")
+    for name in (words[0], " ".join(words[:2])):
+        if name in _FORMER:
+            raise UsageError(f"{name!r} is now spr-cluster {_FORMER[name]}")
     if words[0] not in COMMANDS:
         near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
         near = near or difflib.get_close_matches(words[0], COMMANDS, n=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -56,7 +57,7 @@ from jobs.train.train import plan_training, train
 from jobs.worker.spec import Resources, Storage
 from jobs.worker.spec import Work as JobWork
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.options import MAY_CHANGE, flag
+from jobs.worker.training.options import HUB, MAY_CHANGE, flag
 from provision.stacks.compatibility import runs_tasks
 from provision.stacks.load import DEFAULT_STACK, load_stack
 from provision.stacks.stack import Stack
@@ -66,6 +67,7 @@ _EXAMPLES = """\
   spr-cluster train classify --data texts.csv --eval-fraction 0.1
   spr-cluster train classify --model org/m --data texts.csv --env HF_TOKEN
   spr-cluster train tag --data train.conll --eval dev.conll
+  spr-cluster train score --data pairs.csv --pair-column sentence2
   spr-cluster train embed --data pairs.jsonl --eval-fraction 0.1
   spr-cluster train lm --data texts.txt --eval-fraction 0.1 --lora
   spr-cluster train classify --data s3://my-data/train.parquet
@@ -92,6 +94,7 @@ _SQUAD_EXAMPLES = """\
   spr-cluster train squad --to slurm-script --nodes 2 --shape cores=8 --demo
   spr-cluster train squad --to kubernetes-yaml --nodes 4 --image me/spr:1
 """
+_REPOSITORY = re.compile(rf"{HUB}(?!.*(--|\.\.))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
 _RECIPES = ("fast", "reference")
 Work = TrainRequest | ReferenceRequest | ResumeRequest
 _SQUAD = (
@@ -138,9 +141,34 @@ class TrainCommand(
     smoke: bool = False
     run_qa: str | None = None
 
+    push_to: str | None = option(
+        "also store the model: in S3, in a folder named after the job, with this machine's AWS "
+        "credentials; or on the hub, from the nodes, private if it is new, with the login of "
+        "--env HF_TOKEN",
+        metavar="s3://BUCKET/PREFIX|hub:ORG/NAME",
+    )
+
+    @property
+    def on_hub(self) -> str | None:
+        """The place of ``--push-to`` on the hub. Raises :class:`UsageError` for an impossible one."""
+        if self.push_to is None or not self.push_to.startswith(HUB):
+            return None
+        problem = ""
+        if self.resume is not None:
+            problem = "a resumed job keeps its own"
+        elif self.recipe == "reference":
+            problem = "not with --recipe reference"
+        elif not _REPOSITORY.fullmatch(self.push_to):
+            problem = "expected hub:ORG/NAME, of letters, digits, '-', '_', and '.'"
+        elif not any(word.startswith(f"{HUB_TOKEN}=") for word in self.read_variables()):
+            problem = "needs your login: add --env HF_TOKEN"
+        if problem:
+            raise UsageError(f"--push-to {self.push_to}: {problem}")
+        return self.push_to
+
     @property
     def pushes(self) -> bool:
-        return self.push_to is not None
+        return self.push_to is not None and self.on_hub is None
 
     @property
     def may_tune(self) -> frozenset[str]:
@@ -222,13 +250,14 @@ def run(request: TrainCommand) -> int:
 
 def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:
     work = _build_work(request, now)
-    target = open_push_target(request.push_to)
+    target = None if request.on_hub else open_push_target(request.push_to)
     context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
     work = follow_stack(request, work, context.stack, now)
     result, folder = _train(context, work)
     if not request.json:
         print(render_result(result, folder), flush=True)
     pushed = push(target, folder, read_job_id(folder), context.progress, context.cluster.flags)
+    pushed = pushed or result.get("pushed_to")
     emit(request, pushed or "", {**result, "pushed_to": pushed} if pushed else result)
     return 0
 
@@ -306,7 +335,9 @@ def _build_work(request: TrainCommand, now: datetime) -> Work:
         work = build_reference(request, now)
     else:
         work = build_request(request, now)
-        check_inputs(work.options)
+        unusual = check_inputs(work.options)
+        if unusual and not request.demo:
+            say(f"Your data: {unusual}.")
     check_results(work.results)
     return work
 
@@ -364,7 +395,7 @@ def build_resume(request: TrainCommand) -> ResumeRequest:
 
 def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     """Return the request of a new job. Raises :class:`UsageError` for an option out of range."""
-    options = request.read_options(request.preset)
+    options = replace(request.read_options(request.preset), push_to=request.on_hub)
     resources = Resources(request.nodes, request.placement_options)
     least = request.elastic or 0
     return TrainRequest(

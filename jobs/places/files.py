@@ -38,7 +38,7 @@ rm -f %UPLOAD%
 # No hard links: they would change times, by which a result counts as fetched.
 _COPY = """# distributing a folder of the head to the workers
 set -e -o pipefail
-cd {root} && cp -r {source} {name}
+cd {root} && mkdir -p "$(dirname {name})" && cp -r {source} {name}
 tail -n +2 ~/hosts | xargs -r -P 8 -I@ sh -c 'tar -cf - {name} | ssh @ "tar -C {root} -xf -" \
   || {{ echo "@ can not take {name}" >&2; exit 1; }}'
 """

@@ -14,7 +14,7 @@ from infra.instance_types import INSTANCE_TYPES, TABLE_DATE, TABLE_REGION
 from jobs.experiments.step_model import EPOCH_S, MACHINE
 from jobs.report.charts import ChartPoint
 from jobs.report.results_folder import PARTS, RankMetrics, Run, as_number
-from jobs.train.train import SCORES
+from jobs.worker.tasks import SCORES
 
 
 def format_fact(value: object) -> str:
@@ -63,6 +63,7 @@ SAVING = "saving"
 _PHASES = {
     "load": PREPARATION,
     "tokenize": PREPARATION,
+    "teacher": PREPARATION,
     "evaluate": EVALUATION,
     "save": SAVING,
     "train": "training",

@@ -34,7 +34,7 @@ from jobs.report.figures import (
     time_unit,
 )
 from jobs.report.results_folder import PARTS, Run, as_number
-from jobs.train.train import SCORES
+from jobs.worker.tasks import PLAIN_SCORES, SCORES, format_score
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Report:
 
 _FACTS = {
     "model": "model",
+    "pushed_to": "on the hub",
     "data": "training data",
     "eval_data": "evaluation data",
     "train_records": "training records",
@@ -119,8 +120,8 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
         # A score of some records, such as has_answer_f1, has their number beside it.
         count = run.number(f"{name.rpartition('_')[0]}_total") or records
         of = f"of {counted(round(count), 'record')}" if count else ""
-        unit = "" if name == "perplexity" else " %"
-        yield Tile(SCORES.get(name, name), f"{value:.1f}{unit}", of)
+        unit = "" if name in PLAIN_SCORES else " %"
+        yield Tile(SCORES.get(name, name), f"{format_score(name, value)}{unit}", of)
     if (speed := run.number("samples_per_second")) is not None:
         yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
     if (tokens := figures.tokens_per_second(run)) is not None:
@@ -154,6 +155,8 @@ def warnings_of(run: Run) -> Iterator[str]:
     again = max((series.repeated for series in run.series), default=0)
     if again:
         yield f"{counted(again, 'step')} repeated after a resume; the figures are from the repetition."
+    if not_pushed := run.text("push_error"):
+        yield f"{not_pushed}."
     size = run.number("world_size")
     if run.series and size and len(run.series) != size:
         yield f"Metrics are available for {len(run.series)} of {size:.0f} ranks."

@@ -16,7 +16,11 @@ _ANSWER_S = 10.0
 _LISTED_JOBS = 100
 _LOG_BYTES = 65536
 _STEP = ("step", "total", "loss", "samples_per_second", "eta_seconds")
-_KEPT = {"step": {name: name for name in _STEP}, "phase": {"name": "phase"}}
+_KEPT = {
+    "step": {name: name for name in _STEP},
+    "phase": {"name": "phase"},
+    "evaluation": {name: name for name in ("metric", "score", "best_score", "best_step")},
+}
 """By event: the fields that are kept, and their names here."""
 
 
@@ -98,7 +102,7 @@ class LogTail:
         self._known: dict[str, Any] = {}
 
     def look(self, now: float) -> dict[str, Any]:
-        """Return the last step's fields and the phase; nothing without a log."""
+        """Return the fields of the last step and evaluation, and the phase; nothing without a log."""
         try:
             found = os.stat(self._path)  # noqa: PTH116
             if found.st_size < self._offset:

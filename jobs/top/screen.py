@@ -18,9 +18,11 @@ from rich.text import Text
 from cluster.console.display import format_seconds
 from infra.words import counted, spoken_duration
 from jobs.top.snapshot import SLOWER, CoreGroup, LiveJob, LiveNode, LiveRank, Snapshot, combine
+from jobs.worker.tasks import TASKS
 
 GOOD, SLOW, BAD, DIM, HEAD = "green", "yellow", "bold red", "dim", "bold"
 WIDE = 120
+_SCORES = {name: title for task in TASKS.values() for name, title in task.scores.items()}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -292,6 +294,10 @@ def _render_job(job: LiveJob, ttl_left_s: float | None, width: int) -> Text:
         parts.append(Text(format_seconds(round(job.left_s)) + words, BAD if late else ""))
     if job.loss is not None:
         parts.append(Text(f"loss {job.loss:.3f}"))
+    if job.score is not None and job.best_score is not None:
+        name = clean_text(_SCORES.get(job.metric, job.metric))
+        last = f"{name} {job.score:.2f}"
+        parts.append(Text(f"{last}, best {job.best_score:.2f} after step {job.best_step}"))
     return join(parts, width)
 
 

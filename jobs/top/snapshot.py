@@ -89,7 +89,10 @@ class LiveNode:
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A running job, by its log. ``age_s`` is the time since the log was written."""
+    """A running job, by its log. ``age_s`` is the time since the log was written.
+
+    ``score`` is that of the last evaluation, by the ``metric`` that chooses the best model.
+    """
 
     job: str
     phase: str = ""
@@ -99,6 +102,10 @@ class LiveJob:
     samples_per_second: Figure | None = None
     eta_seconds: Figure | None = None
     age_s: Figure = 0.0
+    metric: str = ""
+    score: Figure | None = None
+    best_score: Figure | None = None
+    best_step: Count | None = None
 
     @property
     def left_s(self) -> float | None:

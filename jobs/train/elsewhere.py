@@ -14,6 +14,7 @@ from jobs.places.plan import JobPlan
 from jobs.program.plan import ProgramFiles, ProgramRequest, plan_program
 from jobs.reference.plan import OUTPUT, SCRIPT, Preset, locate_script, reference_argv
 from jobs.train.request import (
+    FILES,
     TrainRequest,
     local_data,
     local_model,
@@ -63,7 +64,8 @@ def plan_in_pods(
         # A restarted pod runs the same command. Without a checkpoint, training starts over.
         resume=True,
     )
-    offline = "data" in local_data(options) and (is_path or model == SCRATCH)
+    named = {"data", *(name for name in FILES if getattr(options, name, None))}
+    offline = named <= local_data(options).keys() and (is_path or model == SCRATCH)
     spec = spec_of(options, resources=Resources(pods.nodes, placement))
     plan = plan_options(spec, in_pod, offline=offline)
     # An option per line of the YAML, which users edit.

@@ -9,18 +9,19 @@ import shlex
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from infra.errors import JobError, MissingExtraError, UsageError
-from infra.files import check_file, parse_object, read_object, read_text
+from infra.files import check_file, check_folder, parse_object, read_text
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress
 from infra.words import counted
-from jobs.places.files import upload_archive, worker_files
+from jobs.places.files import unpack_results, upload_archive, worker_files
 from jobs.places.launcher import JobSummary, choose_job
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.history import list_jobs
@@ -40,6 +41,7 @@ from jobs.worker.runtime.errors import DatasetError, WorkerError
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.spec import JobSpec
 from jobs.worker.tasks import find_task
+from jobs.worker.tasks.adapters import ADAPTERS, is_folder, merge, read_adapters, require_base
 from jobs.worker.tasks.predict_file import WRITERS, PredictOptions, predict_file, read_items
 from jobs.worker.training.options import S3, is_url
 from provision.host import Host
@@ -48,20 +50,48 @@ from provision.stacks.stack import Stack
 
 _REQUIRED = ("torch", "transformers")
 _HOME = JobPaths("").home
-_CONFIG, _ADAPTERS = "config.json", "adapter_config.json"
+_CONFIG = "config.json"
+_BASE = "data/base"
+"""In a job's folder, the model that adapters belong to."""
 _TIMEOUT_S = 1800
+# Adapters name the folder that their model was in on the user's machine; their job has its copy.
+_FIND_BASE = """# looking for the model of adapters
+if [ -f {0}/{2} ] && [ -d {1} ]; then echo {1}; fi"""
 _ERROR_PREFIX = "predict: error: "
 
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 Prediction = dict[str, Any]
 """A question's or text's result, with its task's fields (docs/jobs.md)."""
 
 
-def make_rows(texts: Sequence[str], context: str | None) -> list[dict[str, str]]:
-    """Return the model's inputs: questions about a context, or texts."""
+def make_rows(texts: Sequence[str], context: str | None) -> list[dict[str, Any]]:
+    """Return the model's inputs: questions about a context, or texts. Raises :class:`UsageError`."""
+    if not all(text.strip() for text in texts):
+        raise UsageError("a text is empty")
     if context is None:
         return [{"text": text} for text in texts]
     return [{"question": text, "context": context} for text in texts]
+
+
+def read_rows(content: bytes, context: str | None) -> list[dict[str, Any]]:
+    """Return the rows of standard input: each line is a text, or a JSON object with columns by name.
+
+    Raises :class:`UsageError`.
+    """
+    try:
+        lines = [line for line in content.decode("utf-8-sig").split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input: not UTF-8 (byte {error.start})") from None
+    if not lines:
+        raise UsageError("standard input has no lines")
+    more = {} if context is None else {"context": context}
+    return [
+        {**more, **parse_object(line, f"standard input: row {number}")}
+        if line.lstrip().startswith("{")
+        else make_rows([line.rstrip("\r")], context)[0]
+        for number, line in enumerate(lines, start=1)
+    ]
 
 
 def can_answer_here() -> bool:
@@ -69,20 +99,32 @@ def can_answer_here() -> bool:
     return all(importlib.util.find_spec(name) for name in _REQUIRED)
 
 
-def find_model(model: str | None, root: Path = Path("results")) -> Path | None:
+def find_model(
+    model: str | None, log: Callable[[str], None], root: Path = Path("results")
+) -> Path | None:
     """Return the local folder of a model, given a folder or job; by default the newest in ``results/``.
 
-    Returns ``None`` if there is none. Raises :class:`UsageError` if the folder holds no model.
+    Returns ``None`` if there is none. ``log`` gets the choice, if the user made none. Raises
+    :class:`UsageError` if the folder holds no model.
     """
     if model is None:
-        found = [path for name in (_CONFIG, _ADAPTERS) for path in root.glob(f"*/model/{name}")]
+        found = [path for path in root.glob("*/model/*") if path.is_file()]
         newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-        return _require_whole(newest.parent) if newest else None
+        if newest is None:
+            return None
+        if not _is_model(newest.parent):
+            raise UsageError(
+                f"{newest.parent}, the newest model in {root}/, has no {_CONFIG}: it is of no task that "
+                "`predict` can do",
+                hint="choose another with --model",
+            )
+        log(f"using the model of {newest.parent.parent.name}, the newest in {root}/")
+        return newest.parent
     for folder in (expand_home(model), root / model):
         if folder.is_dir():
             for place in (folder, folder / "model"):
-                if any((place / name).is_file() for name in (_CONFIG, _ADAPTERS)):
-                    return _require_whole(place)
+                if _is_model(place):
+                    return place
             raise UsageError(
                 f"--model {model}: no config.json in {folder} or {folder / 'model'}",
                 hint="give a folder that `spr-cluster train` or `spr-cluster fetch` has filled",
@@ -92,14 +134,37 @@ def find_model(model: str | None, root: Path = Path("results")) -> Path | None:
     return None
 
 
-def _require_whole(model: Path) -> Path:
-    if (model / _ADAPTERS).is_file():
-        base = read_object(model / _ADAPTERS).get("base_model_name_or_path")
-        raise UsageError(
-            f"{model}: holds only adapters for {base}, and `predict` needs a whole model",
-            hint="merge them into it: docs/training.md shows how, for `train lm`",
-        )
-    return model
+def _is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (_CONFIG, ADAPTERS))
+
+
+def check_model(model: Path | None, settings: Mapping[str, Any] = NO_SETTINGS) -> None:
+    """Raise :class:`UsageError` for a local model that can't be sent, or options that don't fit it."""
+    try:
+        if model and settings:
+            find_task(str(model), settings)
+        folders = [each for each in (model, local_base(model)) if each]
+    except WorkerError as error:
+        raise UsageError(error.message, hint=error.hint) from None
+    for folder in folders:
+        check_folder(folder)
+
+
+def has_adapters(model: Path | None) -> bool:
+    """Return whether a folder has adapters, whose model may be on the hub."""
+    return model is not None and (model / ADAPTERS).is_file()
+
+
+def local_base(model: Path | None) -> Path | None:
+    """Return the folder of the model that adapters belong to; ``None`` for one on the hub, or without any.
+
+    Raises :class:`ModelError` if it is gone.
+    """
+    if model is None or not has_adapters(model):
+        return None
+    base = read_adapters(model)
+    require_base(model, base)
+    return expand_home(base) if is_folder(base) else None
 
 
 def read_context(value: str) -> str:
@@ -125,71 +190,124 @@ def read_context(value: str) -> str:
     return text
 
 
-def predict_here(model: Path, rows: Sequence[Mapping[str, str]]) -> list[Prediction]:
+def predict_here(
+    model: Path, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] = NO_SETTINGS
+) -> list[Prediction]:
     """Predict with a model on this machine. Raises :class:`JobError` if the model can't."""
-    silence_libraries()
-    from jobs.worker.tasks.predict import predict  # noqa: PLC0415 - needs numpy, an optional package
+    with _as_job_error():
+        silence_libraries(offline=not has_adapters(model))
+        # It needs numpy, an optional package.
+        from jobs.worker.tasks.predict import predict  # noqa: PLC0415
 
+        return _merge(rows, predict(str(model), rows, settings))
+
+
+def merge_here(model: Path, target: Path) -> None:
+    """Write adapters, merged into their model, into a new folder. Raises :class:`JobError`."""
+    with _as_job_error():
+        silence_libraries(offline=not has_adapters(model))
+        merge(str(model), target)
+
+
+@contextmanager
+def _as_job_error() -> Iterator[None]:
     try:
-        return _merge(rows, predict(str(model), rows))
+        yield
     except WorkerError as error:
         raise JobError(error.message, hint=error.hint) from None
 
 
-def silence_libraries() -> None:
+def silence_libraries(*, offline: bool = True) -> None:
     """Before the libraries are imported: no requests to the hub, no progress bars."""
-    for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+    silent = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS")
+    for name in (*silent, *(("HF_HUB_OFFLINE",) if offline else ())):
         os.environ.setdefault(name, "1")
 
 
-def predict_on_head(
-    head: Host, rows: Sequence[Mapping[str, str]], model: Path | None, job: str | None
-) -> list[Prediction]:
-    """Predict on the head with a local model, or with that of a job there (by default the newest).
+@dataclass(frozen=True)
+class OnHead:
+    """A model for the head: a local one, or that of a job there, by default the newest."""
 
-    Leaves no files there. Raises :class:`UsageError` if there is no such job, :class:`JobError` if the
-    model fails.
-    """
-    folder = f"{_HOME}/spr-predict-{uuid.uuid4().hex[:12]}"
-    place = f"{folder}/model" if model else model_on_head(list_jobs(head), job)
-    _place(head, folder, model, "".join(json.dumps(row) + "\n" for row in rows).encode())
-    script = (
-        f"cd {folder} && PYTHONPATH=code HF_HUB_OFFLINE=1 nice {VENV}/bin/python "
-        f"-m worker.tasks.predict {shlex.quote(place)} < rows.jsonl"
-    )
-    try:
-        done = head.run(script, timeout_s=_TIMEOUT_S, check=False)
-    finally:
-        head.run(f"rm -rf {folder}", check=False)
-    if done.exit_code != 0:
-        output = f"{done.stdout}\n{done.stderr}".splitlines()
-        lines = [line.strip() for line in output if line.strip()]
-        last = lines[-1] if lines else f"exit code {done.exit_code}"
-        raise JobError(f"the head could not answer: {last.removeprefix(_ERROR_PREFIX)}")
-    return _merge(rows, [*_parse(done.stdout)])
+    head: Host
+    model: Path | None
+    job: str | None
+    log: Callable[[str], None]
+
+    def predict(
+        self, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] = NO_SETTINGS
+    ) -> list[Prediction]:
+        """Predict there, and leave no files.
+
+        Raises :class:`UsageError` if there is no such job, :class:`JobError` if the model fails.
+        """
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        words = ["--settings", json.dumps(dict(settings))] if settings else []
+        with self._run(words, lines) as (_, said):
+            return _merge(rows, [*_parse(said)])
+
+    def merge(self, target: Path, note: Callable[[str], None]) -> None:
+        """Merge adapters there, and bring the model here. Raises as :meth:`predict`."""
+        with self._run(["--merge", "output"], b"") as (folder, _):
+            chunks = self.head.download(f"tar -C {folder} -cf - output")
+            unpack_results(chunks, target, "predict", note)
+
+    @contextmanager
+    def _run(self, words: Sequence[str], rows: bytes) -> Iterator[tuple[str, str]]:
+        """Yield the folder that it ran in, which is then removed, and the output."""
+        head, folder = self.head, f"{_HOME}/spr-predict-{uuid.uuid4().hex[:12]}"
+        place, base = f"{folder}/model", f"{folder}/base"
+        if not self.model:
+            place, base = model_on_head(list_jobs(head), self.job, self.log)
+        _place(head, folder, self.model, rows)
+        offline = "" if has_adapters(self.model) else "HF_HUB_OFFLINE=1 "
+        options = shlex.join(["--base", base, *words, place])
+        script = (
+            f"cd {folder} && PYTHONPATH=code {offline}nice {VENV}/bin/python "
+            f"-m worker.tasks.predict {options} < rows.jsonl"
+        )
+        try:
+            done = head.run(script, timeout_s=_TIMEOUT_S, check=False)
+            if done.exit_code != 0:
+                output = f"{done.stdout}\n{done.stderr}".splitlines()
+                lines = [line.strip() for line in output if line.strip()]
+                last = lines[-1] if lines else f"exit code {done.exit_code}"
+                raise JobError(f"the head could not answer: {last.removeprefix(_ERROR_PREFIX)}")
+            yield folder, done.stdout
+        finally:
+            head.run(f"rm -rf {folder}", check=False)
 
 
-def model_on_head(jobs: tuple[JobSummary, ...], job: str | None) -> str:
-    """Return the folder of a job's model on the head, by default the newest.
+def model_on_head(
+    jobs: tuple[JobSummary, ...], job: str | None, log: Callable[[str], None]
+) -> tuple[str, str]:
+    """Return the folders of a job's model on the head, by default the newest, and of its base model.
 
-    Raises :class:`UsageError` for a job without one, :class:`JobError` if no job has one.
+    ``log`` gets the choice, if the user made none. Raises :class:`UsageError` for a job without one,
+    :class:`JobError` if no job has one.
     """
     if job is None:
         having = [each for each in jobs if each.has_model]
         if not having:
             raise JobError("no job on this cluster has a model", hint="`train` trains one")
         found = having[-1]
+        log(f"using the model of {found.job}, the newest on the cluster")
     else:
         found = choose_job(jobs, job)
         if not found.has_model:
             raise UsageError(f"job {job} has no model: it is {found.state}")
-    return f"{JobPaths(found.job).output}/model"
+    return _folders_of(found.job)
+
+
+def _folders_of(job: str) -> tuple[str, str]:
+    return f"{JobPaths(job).output}/model", f"{JobPaths(job).root}/model"
 
 
 def _place(head: Host, folder: str, model: Path | None, rows: bytes) -> None:
     files: dict[str, Path | bytes] = {**worker_files(), "rows.jsonl": rows}
     if model:
         files["model"] = model.resolve()
+    if base := local_base(model):
+        files["base"] = base.resolve()
     upload_archive(head, files, f"{folder}.tar")
     head.run(
         f"mkdir -m 700 {folder}; tar --no-same-owner -C {folder} -xf {folder}.tar; rc=$?; "
@@ -211,7 +329,7 @@ def _merge(
         raise JobError(
             f"the head gave {counted(len(found), 'answer')} to {counted(len(rows), 'row')}"
         )
-    asked = ("question", "text")
+    asked = ("question", "text", "prompt")
     return [
         {**{key: row[key] for key in asked if key in row}, **each}
         for row, each in zip(rows, found, strict=True)
@@ -236,6 +354,8 @@ class PredictRequest:
     model: Path | None = None
     job: str | None = None
     spec: JobSpec = field(default_factory=JobSpec)
+    env: tuple[str, ...] = ()
+    """``NAME=VALUE`` words for the ranks."""
 
     @property
     def name(self) -> str:
@@ -282,7 +402,7 @@ def check_prediction(options: PredictOptions, model: Path | None = None) -> None
 
 def predict_file_here(options: PredictOptions, progress: Progress) -> dict[str, Any]:
     """Predict on this machine. Raises :class:`UsageError` for unusable rows, else :class:`JobError`."""
-    silence_libraries()
+    silence_libraries(offline=not has_adapters(Path(options.model)))
     from jobs.worker.runtime.ranks import Ranks  # noqa: PLC0415 - needs torch, an optional package
 
     output = Path(options.output).absolute()
@@ -316,26 +436,35 @@ def predict_on_nodes(context: JobContext, request: PredictRequest) -> dict[str, 
 
 
 def _plan(session: JobSession, request: PredictRequest) -> JobPlan:
-    model, jobs = request.model, list_jobs(session.head)
-    on_head = "" if model else model_on_head(jobs, request.job)
+    model, jobs, head = request.model, list_jobs(session.head), session.head
+    log, on_head = session.context.on_log, ("", "")
+    if not model:
+        on_head = model_on_head(jobs, request.job, log)
     if model and model.name == "model":
         job = model.resolve().parent.name
         if any(each.job == job and each.has_model for each in jobs):  # from there, it was fetched
-            on_head = f"{JobPaths(job).output}/model"
+            on_head = _folders_of(job)
+    if on_head[0] and not head.run(_FIND_BASE.format(*on_head, ADAPTERS)).stdout.strip():
+        on_head = on_head[0], ""
     return plan_prediction(request, session.context.stack, on_head)
 
 
-def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") -> JobPlan:
-    """Return the job's plan; ``on_head`` is the model's folder there, if it has one. Pure."""
+def plan_prediction(
+    request: PredictRequest, stack: Stack, on_head: tuple[str, str] = ("", "")
+) -> JobPlan:
+    """Return the job's plan. Pure.
+
+    ``on_head`` are the folders there, if there are any, of the model and of that which its adapters need.
+    """
     options, data = request.options, request.options.data
     place = place_data("rows", PurePosixPath(data.removeprefix(S3)))
     files: dict[str, Path | bytes] = {} if is_url(data) else {place: Path(data).resolve()}
-    if not on_head:
-        assert request.model is not None
-        files["model"] = request.model.resolve()
+    local = {} if on_head[0] else {"model": request.model, _BASE: local_base(request.model)}
+    files |= {name: folder.resolve() for name, folder in local.items() if folder}
     backend, target = stack.choose_backend(options.backend), f"output/{request.name}"
-    there = replace(options, model="model", data=place, output=target, backend=backend)
+    there = replace(options, model="model", data=place, output=target, backend=backend, base=_BASE)
     storage = replace(request.spec.storage, stage=((data, place),) if is_url(data) else ())
+    offline = {} if not on_head[0] and has_adapters(request.model) else {"HF_HUB_OFFLINE": "1"}
     return JobPlan(
         kind="predict",
         spec=replace(request.spec, storage=storage),
@@ -345,7 +474,10 @@ def plan_prediction(request: PredictRequest, stack: Stack, on_head: str = "") ->
         backend=backend,
         title="Predict",
         files=files,
-        head_folders={"model": on_head} if on_head else {},
-        env={"HF_HUB_OFFLINE": "1", NAMES: json.dumps({place: data})},
+        head_folders={
+            name: each for name, each in zip(("model", _BASE), on_head, strict=True) if each
+        },
+        env={**offline, NAMES: json.dumps({place: data})},
+        variables=request.env,
         results=request.results,
     )

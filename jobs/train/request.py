@@ -25,9 +25,13 @@ MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank holds all data in memory, which needs several times this size."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 # Examples of hub names: "name", "org/name", and "org/name-v1.5".
+FILES = ("data", "eval", "teacher", "corpus")
+"""Options that name a file or folder, a name on the hub, or a URL."""
 _SUFFIX = re.compile(r"(\.[A-Za-z]{2,7})(?:\.gz)?$")
 _HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
+OTHER_FILES = ("class_weights", "chat_template")
+"""Options that name a file other than data."""
 _VOCABULARIES = ("tokenizer.json", "*vocab*", "*.model", "*.tiktoken")
 """Names of files of which a tokenizer has at least one."""
 
@@ -71,8 +75,11 @@ def spec_of(options: TrainOptions, **parts: Any) -> JobSpec:
     return JobSpec(Work(options.task, asdict(options)), **parts)
 
 
-def check_inputs(options: TrainOptions) -> None:
-    """Raise :class:`UsageError` that names an unusable file and record, or an unusable model."""
+def check_inputs(options: TrainOptions) -> str:
+    """Return what is unusual about the data, or "".
+
+    Raises :class:`UsageError` that names an unusable file and record, or an unusable model.
+    """
     for name, url in s3_data(options).items():
         _check_url(options, flag(name), url)
     for path in local_data(options).values():
@@ -81,23 +88,30 @@ def check_inputs(options: TrainOptions) -> None:
         else:
             check_file(path, MAX_DATA_BYTES)
     try:
-        TASKS[options.task](options).check()
+        unusual = TASKS[options.task](options).check()
     except DatasetError as error:
         raise UsageError(error.message, hint=error.hint) from None
-    model = local_model(options)
-    if model and not (model / "config.json").is_file():
+    teacher = local_data(options).get("teacher")
+    models = {"teacher": teacher if teacher and teacher.is_dir() else None}
+    for name, model in {"model": local_model(options), **models}.items():
+        if model:
+            _check_model(f"{flag(name)} {getattr(options, name)}", model)
+    return unusual
+
+
+def _check_model(what: str, model: Path) -> None:
+    if not (model / "config.json").is_file():
         raise UsageError(
-            f"--model {options.model_name}: not a model folder, because it has no config.json",
+            f"{what}: not a model folder, because it has no config.json",
             hint="give a folder written by save_pretrained, or the name of a model on the hub",
         )
     # transformers would make a tokenizer that knows no word.
-    if model and not any(found for each in _VOCABULARIES for found in model.glob(each)):
+    if not any(found for each in _VOCABULARIES for found in model.glob(each)):
         raise UsageError(
-            f"--model {options.model_name}: has no tokenizer, only the model",
+            f"{what}: has no tokenizer, only the model",
             hint="save it beside the model: tokenizer.save_pretrained(folder)",
         )
-    if model:
-        check_folder(model)
+    check_folder(model)
 
 
 def check_results(folder: Path, job: str = "") -> None:
@@ -137,12 +151,12 @@ def local_model(options: TrainOptions) -> Path | None:
 
 
 def local_data(options: TrainOptions) -> dict[str, Path]:
-    """Return the local files and folders that the options name, by ``data``, ``eval``, ``class_weights``.
+    """Return the local files and folders that the options name, by the option.
 
     Other names are data sets on the hub, or URLs.
     """
     found = {}
-    for option in ("data", "eval"):
+    for option in FILES:
         name: str | None = getattr(options, option, None)
         if name is None or is_url(name):
             continue
@@ -150,15 +164,16 @@ def local_data(options: TrainOptions) -> dict[str, Path]:
         on_hub = _HUB.fullmatch(name) and not _PATH.match(name) and not path.exists()
         if not on_hub or not TASKS[options.task].reads_hub:
             found[option] = path
-    weights: str | None = getattr(options, "class_weights", None)
-    if weights not in (None, BALANCED):
-        found["class_weights"] = expand_home(weights)
+    for option in OTHER_FILES:
+        name = getattr(options, option, None)
+        if name not in (None, BALANCED):
+            found[option] = expand_home(name)
     return found
 
 
 def s3_data(options: TrainOptions) -> dict[str, str]:
-    """Return the S3 URLs that the options name, by ``data`` and ``eval``."""
-    named = {option: getattr(options, option, None) or "" for option in ("data", "eval")}
+    """Return the S3 URLs that the options name, by option, such as ``data``."""
+    named = {option: getattr(options, option, None) or "" for option in FILES}
     return {option: name for option, name in named.items() if is_url(name)}
 
 
@@ -193,14 +208,13 @@ def require_able_stack(stack: Stack, command: str) -> None:
 
 
 def needs_hub(options: TrainOptions) -> bool:
-    """Return whether the ranks need a model or data from the hub."""
+    """Return whether the ranks need a model or data from the hub, or send a model there."""
     model_from_hub = options.model_name not in (None, SCRATCH) and local_model(options) is None
     here = {**local_data(options), **s3_data(options)}
-    return (
-        model_from_hub
-        or (hasattr(options, "data") and "data" not in here)
-        or bool(getattr(options, "eval", None)) > ("eval" in here)
-    )
+    named = {option for option in FILES if getattr(options, option, None)}
+    no_data = hasattr(options, "data") and "data" not in here
+    sends = options.push_to is not None
+    return model_from_hub or sends or no_data or not named <= here.keys()
 
 
 def options_on_nodes(options: Own, stack: Stack) -> Own:

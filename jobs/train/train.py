@@ -25,12 +25,8 @@ from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.spec import JobSpec
-from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import BASE_MODEL, TrainOptions
 from provision.stacks.stack import Stack
-
-SCORES = {name: title for task in TASKS.values() for name, title in task.scores.items()}
-"""Display names of scores."""
 
 
 def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def _model_identity(options: TrainOptions) -> str:
     """Return a name on the hub, or a digest of a local model's configuration, which decides its speed."""
     folder = local_model(options)
     if folder is None:
-        return options.model_name or ""
+        student = getattr(options, "student_layers", 0), getattr(options, "teacher", "")
+        return options.model_name or "{} layers of {}".format(*student)
     digest = hashlib.sha256(read_text(folder / "config.json").encode()).hexdigest()
     return f"config.json {digest[:16]}"
 

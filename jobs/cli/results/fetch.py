@@ -31,6 +31,7 @@ from jobs.places.bucket import fetch_stored, find_stored
 from jobs.places.launcher import RUNNING, choose_job
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
+from jobs.worker.training.options import HUB
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -93,6 +94,11 @@ def open_push_target(push_to: str | None) -> tuple[S3Client, S3Location] | None:
     """Return the location of ``--push-to``. Raises :class:`UsageError` if it can't be written."""
     if push_to is None:
         return None
+    if push_to.startswith(HUB):
+        raise UsageError(
+            f"--push-to {push_to}: only `train` sends a model to the hub, from the nodes",
+            hint=f"hf upload {push_to.removeprefix(HUB)} results/JOB/model --private",
+        )
     location = parse_s3_url(push_to)
     s3 = connect_s3()
     check_s3_location(s3, location)
@@ -129,7 +135,7 @@ def push(
 def files_to_push(results: Path) -> Mapping[str, Path]:
     """Return the model and the small files beside it, by name. Raises :class:`JobError` without a model."""
     model = results / "model"
-    if not (model / "config.json").is_file():
+    if not any(model.glob("*config.json")):  # or that of adapters
         raise JobError(
             f"{results} has no model to push", hint="`spr-cluster jobs` shows how the job ended"
         )

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import open_cluster
-from cluster.console.display import make_progress
+from cluster.console.display import PlainProgress, TreeProgress, make_progress
 from cluster.console.options import argument, option, positive_int, switch
-from cluster.console.output import emit
+from cluster.console.output import emit, say
 from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
-from infra.files import check_folder
 from infra.words import counted
 from jobs.cli.shared.chosen_job import open_job_context
-from jobs.cli.shared.job_options import QueueRequest, ResultsRequest
+from jobs.cli.shared.job_options import QueueRequest, ResultsRequest, VariableRequest
 from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.train.predict import (
+    OnHead,
     Prediction,
     PredictRequest,
     can_answer_here,
+    check_model,
     check_prediction,
     find_model,
+    has_adapters,
     make_rows,
+    merge_here,
     no_place_to_answer,
     predict_file_here,
     predict_here,
-    predict_on_head,
     predict_on_nodes,
     read_context,
+    read_rows,
 )
-from jobs.train.request import check_results, expand_home
+from jobs.train.request import check_results, check_writable, expand_home
 from jobs.worker.spec import PlacementOptions, Resources, Work
 from jobs.worker.tasks.predict_file import INPUTS, PredictOptions
 from jobs.worker.training.options import flag, is_url
@@ -43,6 +47,9 @@ _EXAMPLES = """\
   spr-cluster predict "Where?" --context "The mill stands in Delft." --json
   spr-cluster predict "an excellent read" --model classify-20261124-142501-k3f
   spr-cluster predict "Where?" "When?" --context article.txt --model ./mine
+  spr-cluster predict "Once upon a" --max-new-tokens 40 --temperature 0.8
+  spr-cluster predict - < texts.txt --json
+  spr-cluster predict --model results/lm-20261124-142501-k3f --merge ./whole
   spr-cluster predict --data reviews.csv --output predictions.parquet
   spr-cluster predict --data reviews.parquet --output out.jsonl --nodes all
   spr-cluster predict --data s3://my-data/a.csv.gz --output b.csv --nodes 4
@@ -51,7 +58,20 @@ _ALL = "all"
 _RETRIES = 1
 _FILES: dict[str, Any] = {"section": "files"}
 _OF_ROWS: dict[str, Any] = {"section": "files", "needs": "--data"}
+_OF_LM: dict[str, Any] = {"section": "language models"}
 _COLUMN: dict[str, Any] = {"metavar": "NAME", **_OF_ROWS}
+
+
+def _temperature(text: str) -> float:
+    if not 0 <= float(text) <= 100:
+        raise ValueError(f"{text!r}: expected a number from 0 to 100")
+    return float(text)
+
+
+def _share(text: str) -> float:
+    if not 0 < float(text) <= 1:
+        raise ValueError(f"{text!r}: expected a number above 0, at most 1")
+    return float(text)
 
 
 def _nodes(text: str) -> int | str:
@@ -59,16 +79,47 @@ def _nodes(text: str) -> int | str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand(QueueRequest, ResultsRequest):
+class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
     """The options of `predict`."""
 
-    texts: tuple[str, ...] = argument("a question, or a text", (), takes="*", metavar="TEXT")
+    texts: tuple[str, ...] = argument(
+        "a question, or a text; - reads standard input, where each line is one, or a JSON object with "
+        "the columns of a row",
+        (),
+        takes="*",
+        metavar="TEXT",
+    )
     context: str | None = option(
         "for questions: the text that contains the answers, or its file", metavar="FILE|TEXT"
     )
     model: str | None = option(
         "model or results folder, or job ID (default: the newest in ./results, else on the head)",
         metavar="DIR|JOB",
+    )
+    max_new_tokens: int | None = option(
+        "most tokens to add to a text (default: 256)", parse=positive_int, metavar="N", **_OF_LM
+    )
+    temperature: float | None = option(
+        "draw tokens at random, the more the higher it is (default: 0, the likeliest one)",
+        parse=_temperature,
+        metavar="T",
+        **_OF_LM,
+    )
+    top_p: float | None = option(
+        "draw only from the likeliest tokens that together have this probability (default: 1)",
+        parse=_share,
+        metavar="P",
+        needs="--temperature",
+        **_OF_LM,
+    )
+    seed: int | None = option(
+        "of the random numbers (default: 42)", parse=int, needs="--temperature", **_OF_LM
+    )
+    perplexity: bool = switch("compute each text's perplexity instead of adding to it", **_OF_LM)
+    merge: str | None = option(
+        "write adapters, merged into their model, as a whole model to this new folder",
+        metavar="DIR",
+        **_OF_LM,
     )
     data: str | None = option(
         "rows to predict for: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped, or "
@@ -106,6 +157,12 @@ class PredictCommand(QueueRequest, ResultsRequest):
         named = {name: getattr(self, f"{name}_column") for name in INPUTS}
         return {name: column for name, column in named.items() if column is not None}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options of language models that the user gave."""
+        names = ("max_new_tokens", "temperature", "top_p", "seed", "perplexity")
+        return {name: getattr(self, name) for name in names if self.has_set(name)}
+
     def refuse(self, why: str, *names: str) -> None:
         """Raise :class:`UsageError` if one of these options is given."""
         for name in names:
@@ -115,18 +172,19 @@ class PredictCommand(QueueRequest, ResultsRequest):
 
 _OF_JOBS = (
     *("ppn", "results", "retries", "detach", "bucket", "until_done", "on_finish"),
-    "down_when_done",
+    *("down_when_done", "env", "env_file"),
 )
+_INSTEAD_OF_GENERATION = ("max_new_tokens", "temperature", "top_p", "seed")
 
 
 def add_parser(parent: Parser) -> None:
     add_command(
         parent,
         "predict",
-        "Use a trained model: answer questions about a text, classify texts, tag their words, compute their\n"
-        "vectors (embed) or their perplexity (lm). This happens on this machine if PyTorch and transformers\n"
-        "are installed with this tool (the extra `job`), else on the cluster's head. With --data and\n"
-        "--output, predict for each row of a file, here or as a job on the nodes of the cluster.",
+        "Use a trained model: answer questions about a text, classify or score texts, tag their words,\n"
+        "compute their vectors (embed), or continue them (lm). This happens on this machine if PyTorch and\n"
+        "transformers are installed with this tool (the extra `job`), else on the cluster's head. With\n"
+        "--data and --output, predict for each row of a file, here or as a job on the nodes of the cluster.",
         _EXAMPLES,
         run=run,
         options=PredictCommand,
@@ -134,6 +192,10 @@ def add_parser(parent: Parser) -> None:
 
 
 def run(request: PredictCommand) -> int:
+    if request.merge is not None:
+        return _merge(request, expand_home(request.merge))
+    if request.perplexity:
+        request.refuse("has no effect on --perplexity", *_INSTEAD_OF_GENERATION)
     if (request.data is None) != (request.output is None):
         raise UsageError("--data and --output belong together")
     if bool(request.texts) == (request.data is not None):
@@ -145,6 +207,7 @@ def run(request: PredictCommand) -> int:
             output=str(expand_home(request.output)),
             columns=request.columns,
             skip_bad_records=request.skip_bad_records,
+            settings=request.settings,
         )
         return follow_to_end(
             request,
@@ -156,29 +219,55 @@ def run(request: PredictCommand) -> int:
 
 def _run_texts(request: PredictCommand) -> int:
     request.refuse("requires --data", *_OF_JOBS)
-    if not all(text.strip() for text in request.texts):
-        raise UsageError("a text is empty")
     context = None if request.context is None else read_context(request.context)
-    rows = make_rows(request.texts, context)
-    model = find_model(request.model)
-    if model:
-        check_folder(model)
-    if model is not None and can_answer_here():
-        where, answers = "here", predict_here(model, rows)
+    if request.texts == ("-",):
+        rows = read_rows(sys.stdin.buffer.read(), context)
     else:
-        where, answers = "head", _ask_head(request, rows, model)
+        rows = make_rows(request.texts, context)
+    model = find_model(request.model, say)
+    check_model(model, request.settings)
+    if model is not None and can_answer_here():
+        where, answers = "here", predict_here(model, rows, request.settings)
+    else:
+        where = "head"
+        head, progress = _open_head(request, model)
+        with progress.phase("Answer on the head"):
+            answers = head.predict(rows, request.settings)
     data = {"where": where, "model": str(model or ""), "answers": answers}
     emit(request, lambda: render(answers), data)
+    return 0
+
+
+def _merge(request: PredictCommand, target: Path) -> int:
+    """Write adapters, merged into their model, into a new folder."""
+    if request.texts:
+        raise UsageError("texts can't be used with --merge")
+    others = ("data", "output", "context", "perplexity", *_INSTEAD_OF_GENERATION)
+    request.refuse("can't be used with --merge", *others, *_OF_JOBS)
+    if target.exists():
+        raise UsageError(f"--merge {target}: exists already", hint="name a new folder")
+    check_writable(target, "--merge")
+    model = find_model(request.model, say)
+    check_model(model)
+    if model and not has_adapters(model):
+        raise UsageError(f"--merge: {model} is a whole model, without adapters")
+    if model and can_answer_here():
+        with make_progress().phase(f"Merge {model}"):
+            merge_here(model, target)
+    else:
+        head, progress = _open_head(request, model)
+        with progress.phase("Merge on the head"):
+            head.merge(target, progress.note)
+    emit(request, f"{target}/", {"model": str(model or ""), "merged": str(target)})
     return 0
 
 
 def _run_file(request: PredictCommand, options: PredictOptions, on_cluster: OnCluster) -> int:
     """Predict for a file: here if that is possible and no number of nodes is given."""
     request.refuse("is for texts, not for --data", "context")
-    model = find_model(request.model)
+    model = find_model(request.model, say)
+    check_model(model, options.settings)
     check_prediction(options, model)
-    if model:
-        check_folder(model)
     is_here = request.nodes is None and model and can_answer_here() and not is_url(options.data)
     if is_here:
         request.refuse("requires --nodes: the model runs here", *_OF_JOBS)
@@ -209,22 +298,21 @@ def _predict_by_job(
     nodes = None if request.nodes == _ALL else int(request.nodes or 1)
     resources = Resources(nodes, PlacementOptions(nproc_per_node=request.ppn))
     spec = request.spec(Work("predict", asdict(options)), resources, retries=_RETRIES)
-    wanted = PredictRequest(options, results, model, request.model, spec)
+    words = request.read_variables()
+    wanted = PredictRequest(options, results, model, request.model, spec, words)
     return predict_on_nodes(context, wanted)
 
 
-def _ask_head(
-    request: PredictCommand, rows: Sequence[Mapping[str, str]], model: Path | None
-) -> list[Prediction]:
+def _open_head(
+    request: PredictCommand, model: Path | None
+) -> tuple[OnHead, PlainProgress | TreeProgress]:
     progress = make_progress()
     try:
         ctx = open_cluster(request, progress)
         cluster = ctx.find_cluster()
     except UsageError as error:
         raise error if can_answer_here() else no_place_to_answer(error) from None
-    head = ctx.host_opener()(cluster.head)
-    with progress.phase("Answer on the head"):
-        return predict_on_head(head, rows, model, request.model)
+    return OnHead(ctx.host_opener()(cluster.head), model, request.model, say), progress
 
 
 def render(answers: Sequence[Prediction]) -> str:
@@ -233,9 +321,14 @@ def render(answers: Sequence[Prediction]) -> str:
     if len(texts) == 1:
         return texts[0]
     return "\n".join(
-        f"{each.get('question') or each['text']}\n  " + text.replace("\n", "\n  ")
-        for each, text in zip(answers, texts, strict=True)
+        f"{_title(each, number)}\n  " + text.replace("\n", "\n  ")
+        for number, (each, text) in enumerate(zip(answers, texts, strict=True), start=1)
     )
+
+
+def _title(found: Prediction, number: int) -> str:
+    asked = (found.get(name) for name in ("question", "prompt", "text"))
+    return next((each for each in asked if isinstance(each, str)), f"row {number}")
 
 
 def _render(found: Prediction) -> str:
@@ -244,8 +337,10 @@ def _render(found: Prediction) -> str:
     if "tags" in found:
         rows = zip(found["words"], found["tags"], strict=True)
         return "\n".join(f"{word}\t{tag}" for word, tag in rows)
+    if "completion" in found:
+        return str(found["completion"])
     if "perplexity" in found:
         return f"perplexity {found['perplexity']:g}"
-    if "value" in found:
-        return f"{found['value']:g}"
+    if "start" not in found and "score" in found:
+        return f"{found['score']:g}"
     return found.get("text") or "(no answer)"

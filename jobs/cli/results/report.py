@@ -12,6 +12,7 @@ from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import nearest
+from jobs.report.comparison import compare
 from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import PAGE, write_page
 from jobs.report.results_folder import find_folder, read_run
@@ -20,6 +21,7 @@ from jobs.report.sections import Report, build_report
 _EXAMPLES = """\
   spr-cluster report                            the newest in ./results
   spr-cluster report results/squad-20260731-142501-k3f
+  spr-cluster report --compare one other      what differs between two runs
   spr-cluster report four --compare one --compare two --price 6.4
 """
 
@@ -35,7 +37,7 @@ class ReportRequest(JsonRequest):
     )
     output: str | None = option("path of the page (default: DIR/report.html)", metavar="FILE")
     compare: tuple[str, ...] = option(
-        "another run, on another number of nodes, for the scaling chart; repeatable",
+        "another run: print what differs, and add it to the scaling chart; repeatable",
         (),
         repeats=True,
         metavar="DIR|JOB",
@@ -55,7 +57,8 @@ def add_parser(parent: Parser) -> None:
         "report",
         "Write one HTML page from a results folder: loss, speed of each rank over time, time by phase,\n"
         "scaling, cost per epoch, environment, and placement. The page contains no scripts and needs no\n"
-        "network. It lists what the folder lacks.",
+        "network. It lists what the folder lacks. With --compare, it prints what differs from another run\n"
+        "in options, data, versions, hardware, and scores.",
         _EXAMPLES,
         run=run,
         options=ReportRequest,
@@ -70,7 +73,10 @@ def run(request: ReportRequest) -> int:
     report = build_report(found, others, compute_cost(found, price) if price else None)
     page = Path(request.output) if request.output else found.folder / PAGE
     write_page(report, page)
-    emit(request, str(page), _as_dict(report, page))
+    comparisons = [compare(each, found) for each in others]
+    text = "\n\n".join([*(each.as_text() for each in comparisons), str(page)])
+    compared = [each.as_dict() for each in comparisons]
+    emit(request, text, {**_as_dict(report, page), "comparisons": compared})
     return 0
 
 

@@ -91,7 +91,7 @@ def _job_names() -> list[str]:
     ]
 
 
-_PATHS = {"results", "folder", "file", "run_qa", "data", "eval"}
+_PATHS = {"results", "folder", "file", "run_qa", "data", "eval", "chat_template"}
 _COMPLETERS: dict[str, Callable[[], Iterable[str]]] = {
     "name": cluster_names,
     "cluster": cluster_names,

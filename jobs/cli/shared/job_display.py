@@ -13,7 +13,7 @@ from cluster.console.output import printable
 from infra.errors import JobError
 from infra.words import counted
 from jobs.places.launcher import JobEnd
-from jobs.train.train import SCORES
+from jobs.worker.tasks import SCORES, format_score
 
 _BAR = 20
 _LISTED_SHARES = 4
@@ -93,7 +93,9 @@ def render_event(event: Mapping[str, Any]) -> str:
 def render_evaluation(event: Mapping[str, Any]) -> str:
     """Render the scores after a step, the one that chooses the best model first."""
     names = sorted(event["scores"], key=lambda name: name != event["metric"])
-    scores = ", ".join(f"{SCORES.get(name, name)} {event['scores'][name]:.2f}" for name in names)
+    scores = ", ".join(
+        f"{SCORES.get(name, name)} {format_score(name, event['scores'][name], 2)}" for name in names
+    )
     best = ", the best so far" if event["best"] else ""
     return f"after step {event['step']} of {event['total']}: {scores}{best}"
 
@@ -164,7 +166,7 @@ def _render_quality(result: dict[str, Any]) -> str:
     """Return the scores; run_qa.py may not have evaluated the model."""
     found = result.get("scores", {"f1": result.get("f1"), "em": result.get("em")})
     known = [
-        f"{SCORES.get(name, name)} {value:.1f}"
+        f"{SCORES.get(name, name)} {format_score(name, value)}"
         for name, value in found.items()
         if value is not None
     ]

@@ -28,7 +28,7 @@ from jobs.cli.shared.when_done import EndRequest
 from jobs.places.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
-from jobs.train.request import expand_home
+from jobs.train.request import FILES, OTHER_FILES, expand_home
 from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
@@ -44,7 +44,7 @@ from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions, defined_options, flag
 from jobs.worker.training.text_task import BALANCED
 
-_HIDDEN = {"output", "trial_seconds", "resume"}
+_HIDDEN = {"output", "trial_seconds", "resume", "push_to"}
 _SECONDS, _MAX_SECONDS = 20, 3600
 # Options without effect in a trial.
 WITHOUT_EFFECT = frozenset(
@@ -52,14 +52,17 @@ WITHOUT_EFFECT = frozenset(
         *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
         *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
         *("eval_every", "metric", "keep", "patience", "lr_schedule", "max_grad_norm"),
-        *("class_weights", "label_smoothing", "weight_decay", "max_answer_length"),
+        *("class_weights", "label_smoothing", "weight_decay", "layer_decay", "max_answer_length"),
+        *("distill_alpha", "distill_temperature", "corpus"),
     }
 )
 _FOR_EXPERTS = frozenset(
     {
         *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
         *(
+            "freeze_layers",
             "keep",
+            "layer_decay",
             "lr_schedule",
             "max_grad_norm",
             "metric",
@@ -230,8 +233,10 @@ class TaskRequest(Request):
         if self.demo and "dataset" in self.given:
             nothing: dict[str, Any] = {"data": None}
             base = replace(base, **nothing)
-        named = {key: self.given.get(key) for key in ("data", "eval", "class_weights")}
+        named = {key: self.given.get(key) for key in (*FILES, *OTHER_FILES)}
         paths = {key: path for key, path in named.items() if path and path != BALANCED}
+        # Without its dot, ./NAME would be a name on the hub.
+        paths = {key: path for key, path in paths.items() if not path.startswith("./")}
         given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
         return change_options(base, given)
 

@@ -20,6 +20,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 import tokenizers
+from numpy.typing import NDArray
 
 from ..runtime.errors import first_line
 from ..runtime.output import new_file
@@ -96,6 +97,39 @@ def encode_together(
     if why:
         note(f"tokens were not cached for the next job: {why}")
     return encode_together(ranks, columns, tokenizer, None, note)
+
+
+def compute_once(
+    ranks: Ranks,
+    cache: TokenCache | None,
+    key: str,
+    compute: Callable[[], NDArray[np.float32]],
+    note: Callable[[str], None],
+) -> NDArray[np.float32]:
+    """Return an array, the same on every rank: from the nodes' caches, or computed by all ranks together.
+
+    A run that starts again has the same numbers, also on a replaced node: it gets those of another one.
+    """
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    (tokens,) = (cache.load(name) if cache else None) or (None,)
+    own = None if tokens is None else tokens.ids.view(np.float32).reshape(tokens.bounds)
+    known = ranks.gather(None if own is None else crc32(own.tobytes()))
+    having = [rank for rank, each in enumerate(known) if each is not None]
+    if own is not None and known == [known[0]] * ranks.size:
+        return own
+    found: NDArray[np.float32] | None = None
+    if having:
+        found = ranks.gather(own if ranks.rank == having[0] else None)[having[0]]
+    found = compute() if found is None else found
+    hosts, why = ranks.gather(socket.gethostname()), ""
+    if cache and hosts.index(hosts[ranks.rank]) == ranks.rank:  # the first rank of its node
+        try:
+            cache.store(name, [Tokens(found.view(np.int32).ravel(), np.array(found.shape))])
+        except OSError as error:
+            why = first_line(error)
+    if any(ranks.gather(why)):
+        note(f"not kept, so a run that starts again computes it again: {why}")
+    return found
 
 
 def _blocks(texts: Sequence[str], size: int) -> Iterator[list[str]]:

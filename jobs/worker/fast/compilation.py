@@ -16,7 +16,7 @@ from torch import nn
 
 from ..runtime.errors import first_line
 from ..runtime.precision import read_cpu_flags
-from .attention import find_dropout, stop_using_products, use_products
+from .attention import stop_using_products, use_products
 from .dropout import replace_dropouts, restore_dropouts
 from .gelu import replace_gelus, restore_gelus
 
@@ -111,11 +111,10 @@ def _keep_headers(folder: Path) -> None:
         codecache._HEADER_LOCK_DIR = str(headers / "locks")
 
 
-def compile_layers(model: Any, *, shared: bool = False, attention_dropout: float = 0.0) -> int:
+def compile_layers(model: Any, *, shared: bool = False) -> int:
     """Mark the layers of a model to be compiled at their first use, and return their number.
 
-    They get a dropout and, where that gives the same outputs, an attention that suit compilation. With that
-    attention, ``attention_dropout`` replaces dropouts of 0 of its weights.
+    They get a dropout and, where that gives the same outputs, an attention that suit compilation.
 
     Not the whole model: all layers share one graph, compiled in a sixth of the time (DistilBERT), and
     each layer's gradients are sent while those of the layer before it are computed. Nothing is left to
@@ -126,10 +125,7 @@ def compile_layers(model: Any, *, shared: bool = False, attention_dropout: float
     # everything again, because some must be constants.
     if hasattr(torch._dynamo.config, _NUMBERS):  # not in older releases
         setattr(torch._dynamo.config, _NUMBERS, True)
-    for attention in use_products(model):
-        own = find_dropout(attention, nn.Dropout)
-        if own is not None and own.p == 0.0:
-            own.p = attention_dropout
+    use_products(model)
     layers, dropouts = find_layers(model), replace_dropouts(model)
     replace_gelus(model)
     # Importing the compiler takes a second.

@@ -37,11 +37,10 @@ class FastLayers:
         say: Callable[[str], None],
         *,
         shared: bool,
-        attention_dropout: float = 0.0,
     ) -> None:
         config, training = getattr(model, "config", None), model.training
         self._before = self._now = getattr(config, "_attn_implementation", None)
-        self.count = compile_layers(model, shared=shared, attention_dropout=attention_dropout)
+        self.count = compile_layers(model, shared=shared)
         model.train(training)
         self._fast = self._now = getattr(config, "_attn_implementation", None)
         # Module.compile sets it, and has no inverse.

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from .compilation import find_layers
+from .layers import number_layers
 
 Masters = Mapping[nn.Parameter, nn.Parameter]
 """The fp32 master of each bf16 weight."""
@@ -146,19 +147,25 @@ def restore_weights(model: Any) -> None:
 
 
 def group_parameters(
-    model: Any, weight_decay: float, masters: Masters = MappingProxyType({})
+    model: Any,
+    weight_decay: float,
+    layer_decay: float = 1.0,
+    masters: Masters = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Return an optimizer's groups of a model's parameters, or of their masters.
+    """Return an optimizer's groups of a model's trained parameters, or of their masters.
 
-    Biases and the weights of norms, which have one dimension, do not decay.
+    Biases and the weights of norms, which have one dimension, do not decay. ``scale`` is a group's part of
+    the learning rate: it falls by ``layer_decay`` with each layer below the head.
     """
-    every = [masters.get(each, each) for each in model.parameters()]
-    if not weight_decay:
-        return [{"params": every}]
-    return [
-        {"params": [each for each in every if each.dim() > 1], "weight_decay": weight_decay},
-        {"params": [each for each in every if each.dim() <= 1]},
-    ]
+    depths, head = number_layers(model)
+    groups: dict[Any, dict[str, Any]] = {}
+    for each, depth in depths.items():
+        if each.requires_grad:
+            scale = layer_decay ** (head - depth)
+            decay = weight_decay if each.dim() > 1 else 0.0
+            empty = {"params": [], "weight_decay": decay, "scale": scale}
+            groups.setdefault((decay, scale), empty)["params"].append(masters.get(each, each))
+    return list(groups.values())
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -175,13 +182,14 @@ class MasterAdamW(torch.optim.AdamW):
         rate: float,
         most: float,
         weight_decay: float = 0.0,
+        layer_decay: float = 1.0,
     ) -> None:
         self._trained = {
             each: masters.get(each, each) for each in model.parameters() if each.requires_grad
         }
         if found := {each.dtype for each in self._trained.values()} - {torch.float32}:
             raise ValueError(f"trained parameters must be in fp32, not in {found}")
-        groups = group_parameters(model, weight_decay, masters)
+        groups = group_parameters(model, weight_decay, layer_decay, masters)
         super().__init__(groups, rate, BETAS, EPSILON, weight_decay=0.0)
         self._most = most
 

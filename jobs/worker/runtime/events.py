@@ -11,8 +11,8 @@ rank that is silent, come from any rank.
     step    step, total, epoch, loss, lr; a few per second, and the last one. Also the latest speed of all
             ranks, samples_per_second and tokens_per_second (without padding), the resulting eta_seconds,
             and the hosts' shares of the computing power
-    evaluation  step, total, scores, metric (the one that chooses the best model), best (whether this is the
-            best so far), seconds; the model was evaluated while training
+    evaluation  step, total, scores, metric and score (the one that chooses the best model), best (whether
+            this is the best so far), best_score, best_step, seconds; the model was evaluated while training
     checkpoint  step, name, seconds; one was written
     stopped step, total, checkpoint (its name); after a SIGTERM, before exit code 143
     note    text
@@ -205,6 +205,8 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         **_STEP,
         "scores": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
         "metric": _is_text,
+        "best_step": _is_count,
+        **dict.fromkeys(("score", "best_score"), _is_number),
         "best": lambda value: isinstance(value, bool),
     },
     "checkpoint": {"step": _is_count, "name": _is_text},

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
 from ..data.table import Table
-from ..runtime.errors import DatasetError
-from ..training.options import SMALL, option
+from ..runtime.errors import DatasetError, ModelError
+from ..training.options import SMALL, Range, option
 from ..training.task import Data, Loaded
+from ..training.teacher import TaughtTask, TeacherOptions, load_student
 from ..training.text_task import (
     Row,
     TableOptions,
-    TableTask,
     class_weights,
     require_known,
     text_columns,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ..data.tokens import Longs, TextSample, TextSamples
+    from ..data.tokens import TextSample, TextSamples
     from ..training.state import TrainContext
 
 HEAD = "SequenceClassification"
@@ -37,7 +39,7 @@ MOST_COUNTS_SHOWN = 10
 
 
 @dataclass(frozen=True)
-class ClassifyOptions(TableOptions):
+class ClassifyOptions(TableOptions, TeacherOptions):
     """One training run of a classifier."""
 
     task = "classify"
@@ -49,6 +51,12 @@ class ClassifyOptions(TableOptions):
     pair_column: str | None = option(None, "column with the second text of pairs", metavar="NAME")
     label_separator: str | None = option(
         None, "what separates several labels of a text, such as ';'", metavar="TEXT"
+    )
+    distill_temperature: float = option(
+        2.0,
+        "divides both models' logits before the softmax that the student learns",
+        within=Range(0.1, 100),
+        needs="--teacher",
     )
     epochs: int = TableOptions.redefine("epochs", 3)
     max_length: int = TableOptions.redefine("max_length", 128)
@@ -62,7 +70,7 @@ class Labeled(NamedTuple):
     place: str
 
 
-class Classify(TableTask[ClassifyOptions]):
+class Classify(TaughtTask[ClassifyOptions]):
     """``accuracy`` and ``macro_f1`` in the results are percentages; with several labels, ``exact_match``
     counts the texts with all of them right."""
 
@@ -74,6 +82,8 @@ class Classify(TableTask[ClassifyOptions]):
         "exact_match": "all labels right",
         "macro_f1": "macro F1",
     }
+    shares = ("accuracy", "exact_match")
+    pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
         "text",
@@ -158,12 +168,12 @@ class Classify(TableTask[ClassifyOptions]):
         self._weights = class_weights(self.options.class_weights, self.classes, counts)
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ..training.model import class_settings, classes_of, load_model
+        from ..training.model import class_settings, classes_of
 
         kind = "multi_label_classification" if self._several else "single_label_classification"
         settings = {**class_settings(self.classes), "problem_type": kind}
         texts = (text for record in data.train for text in record.texts)
-        loaded = load_model(self.options, HEAD, texts, context.ranks, settings)
+        loaded = load_student(self.options, HEAD, texts, context.ranks, settings)
         self.classes = classes_of(loaded)
         self._weigh(data)
         return loaded
@@ -197,13 +207,45 @@ class Classify(TableTask[ClassifyOptions]):
         return None if self._weights is None else np.array(self._weights)[samples.targets]
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        from ..training.losses import mean_loss
+        import torch
+        from torch.nn.functional import binary_cross_entropy_with_logits
 
-        smoothing = self.options.label_smoothing
-        if self._weights is None and not smoothing:
+        from ..training.losses import distill_loss, mean_loss
+
+        smoothing, alpha = self.options.label_smoothing, self.options.distill_alpha
+        teacher, labels = batch.get("teacher"), batch["labels"]
+        if self._weights is None and not smoothing and teacher is None:
             return super().loss(model, batch)
-        inputs = {name: each for name, each in batch.items() if name != "labels"}
-        return mean_loss(model(**inputs).logits, batch["labels"], self._weights, smoothing)
+        inputs = {name: each for name, each in batch.items() if name not in ("labels", "teacher")}
+        logits = model(**inputs).logits
+        if self._several:
+            own = binary_cross_entropy_with_logits(logits.float(), labels)
+        else:
+            own = mean_loss(logits, labels, self._weights, smoothing)
+        if teacher is None:
+            return own
+        weights = None if self._weights is None else torch.tensor(self._weights)[labels]
+        heat = self.options.distill_temperature
+        learned = distill_loss(logits, teacher, heat, weights, several=self._several)
+        return alpha * own + (1 - alpha) * learned
+
+    @property
+    def width(self) -> int:
+        return len(self.classes)
+
+    def pick_outputs(self, row: Any, record: Labeled) -> Sequence[Any]:
+        found = row.get("scores") or row
+        return [found[name] for name in self.classes]
+
+    def compute_outputs(self, context: TrainContext, teacher: Loaded, samples: Any) -> Any:
+        from ..training.model import classes_of, own_order
+
+        order = own_order(teacher.model.config.id2label, self.classes)
+        if not order:
+            shown = shorten(", ".join(classes_of(teacher)), 80)
+            raise ModelError(f"--teacher {self.options.teacher}: has other classes: {shown}")
+        logits = super().compute_outputs(context, teacher, samples)
+        return logits[:, [order.index(name) for name in self.classes]]
 
     def evaluate(
         self,
@@ -215,17 +257,11 @@ class Classify(TableTask[ClassifyOptions]):
         import numpy as np
 
         from ..runtime.output import save_json
-        from ..training.evaluation import compute_together, run_batches
+        from ..training.evaluation import compute_logits
 
-        def classify(batches: Sequence[Longs]) -> Iterator[tuple[Longs, np.ndarray[Any, Any]]]:
-            for chosen, output in run_batches(loaded, samples, batches, context.autocast()):
-                yield chosen, output.logits.float().numpy()
-
-        parts = compute_together(context.ranks, samples.lengths, classify)
+        logits = compute_logits(context.ranks, loaded, samples, context.autocast())
         if not context.ranks.first:
             return {}
-        logits = np.concatenate([each for _, each in parts])
-        logits = logits[np.argsort(np.concatenate([chosen for chosen, _ in parts]))]
         predicted = logits > 0 if self._several else logits.argmax(axis=1)
         chosen = [np.flatnonzero(each) if self._several else [each] for each in predicted]
         rows = [
@@ -256,17 +292,18 @@ class Classify(TableTask[ClassifyOptions]):
         return scores
 
     @classmethod
+    def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
+        return super().has_trained(folder, architectures) and not has_one_output(folder)
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the labels of each row's ``text`` (and ``pair``) with their probabilities."""
         from ..training.evaluation import run_texts
 
         names, found = loaded.model.config.id2label, list[dict[str, Any]]()
         several = loaded.model.config.problem_type == "multi_label_classification"
-        for _, output in run_texts(loaded, [_texts_of(row) for row in rows]):
+        for _, output in run_texts(loaded, [texts_of(row) for row in rows]):
             logits = output.logits.float()
-            if len(names) == 1:  # a number
-                found += [{"value": float(each)} for each in logits[:, 0]]
-                continue
             for scores in logits.sigmoid() if several else logits.softmax(dim=-1):
                 chosen = (scores > 0.5).nonzero()[:, 0] if several else scores.argmax()[None]
                 labels = {names[each]: round(float(scores[each]), 4) for each in chosen.tolist()}
@@ -274,6 +311,13 @@ class Classify(TableTask[ClassifyOptions]):
         return found
 
 
-def _texts_of(row: Row) -> list[str]:
+def texts_of(row: Row) -> list[str]:
+    """Return the text to predict for, and the second one of a pair."""
     values = row.values if isinstance(row.values, dict) else {}
     return [row.text(each).strip() for each in ("text", *(["pair"] if "pair" in values else []))]
+
+
+def has_one_output(folder: Path) -> bool:
+    """Return whether a model's head gives a number instead of classes, by its configuration."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return len(config.get("id2label") or (0, 1)) == 1

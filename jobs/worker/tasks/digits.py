@@ -40,6 +40,7 @@ class Digits(Task[DigitsOptions]):
 
     name = "digits"
     Options = DigitsOptions
+    shares = ("accuracy",)
     demo = DigitsOptions()
     help = "a small classifier on synthetic digits: no data, no download, done in seconds"
 

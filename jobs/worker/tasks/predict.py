@@ -18,34 +18,48 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..runtime.errors import DatasetError, ModelError, WorkerError
-from ..training.model import load_pretrained, settle_padding
+from ..training.model import NO_SETTINGS, load_pretrained, settle_padding
 from ..training.task import Loaded
 from ..training.text_task import Row, TextTask
 from . import find_task
+from .adapters import ADAPTERS, load_adapters, merge
 
 LINES = 256
 """Rows per batch of lines, to limit the memory."""
 
 
-def predict(model: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def predict(
+    model: str | Path,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    base: str = "",
+) -> list[dict[str, Any]]:
     """Return the predictions of the model in a folder for rows, in order.
 
     Raises :class:`ModelError`, or :class:`DatasetError` for a row that can't be used.
     """
-    task, loaded = load_trained(str(model))
+    task, loaded = load_trained(str(model), settings, base)
     return task.predict(loaded, [Row(f"row {n}", row) for n, row in enumerate(rows, start=1)])
 
 
-def load_trained(model: str) -> tuple[type[TextTask[Any]], Loaded]:
-    """Return a trained model and the task that its architecture belongs to. Raises :class:`ModelError`."""
-    task = find_task(model)
-    loaded = load_pretrained(model, task.head)
+def load_trained(
+    model: str, settings: Mapping[str, Any] = NO_SETTINGS, base: str = ""
+) -> tuple[type[TextTask[Any]], Loaded]:
+    """Return a trained model and the task that its architecture belongs to. Raises :class:`ModelError`.
+
+    ``base`` is the folder of the model that adapters belong to, if it is not where they say.
+    """
+    task = find_task(model, settings)
+    if Path(model, ADAPTERS).exists():
+        loaded = load_adapters(model, base)
+    else:
+        loaded = load_pretrained(model, task.head)
     if loaded.new_weights:
         raise ModelError(
             f"model {model} was not trained: it has no {', '.join(loaded.new_weights)}"
         )
     settle_padding(loaded)
-    return task, loaded
+    return task, loaded._replace(settings=settings)
 
 
 def _read_lines(stream: TextIO) -> Iterator[Row]:
@@ -66,12 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Predict for the lines on standard input. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="predict", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder of a trained model, as `train` writes it")
-    model: str = parser.parse_args(argv).model
+    parser.add_argument("--settings", type=json.loads, default={}, help="a task's options, as JSON")
+    parser.add_argument("--base", default="", help="folder of the model that adapters belong to")
+    parser.add_argument("--merge", help="folder to write adapters to, merged into their model")
+    given = parser.parse_args(argv)
     # Progress bars would mix with the predictions.
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
-        task, loaded = load_trained(model)
+        if given.merge:
+            merge(given.model, Path(given.merge), given.base)
+            return 0
+        task, loaded = load_trained(given.model, given.settings, given.base)
         rows = _read_lines(sys.stdin)
         while some := list(islice(rows, LINES)):
             for found in task.predict(loaded, some):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.mapped import PROBLEM
 from ..data.readers import read_table
-from ..data.records import refusal, require_text, skip_note
+from ..data.records import refusal, skip_note
 from ..data.table import Table, choose_column, read_records
 from ..runtime.errors import DatasetError, TrainingError, first_line
 from ..runtime.events import name_files
@@ -60,6 +60,10 @@ class PredictOptions:
     columns: Mapping[str, str] = field(default_factory=dict)
     skip_bad_records: bool = False
     backend: str = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The options of one task, by name, such as ``temperature``."""
+    base: str = ""
+    """The folder of the model that adapters belong to, if it is not where they say."""
 
 
 def predict_file(
@@ -75,7 +79,7 @@ def predict_file(
     suffixes = {each.suffix.lower() for each in (Path(options.data), output)}
     if ".parquet" in suffixes and not find_spec("pyarrow"):
         raise TrainingError("Parquet needs pyarrow", hint="pip install pyarrow")
-    task, loaded = load_trained(options.model)
+    task, loaded = load_trained(options.model, options.settings, options.base)
     table, skipped = read_table(options.data, mapped=parts), list[DatasetError]()
     items = read_items(task, table, options, skipped)
     blocks = {parts / f"{n:09d}.json": items[n : n + BLOCK] for n in range(0, len(items), BLOCK)}
@@ -181,11 +185,7 @@ def read_items(
     def convert(place: str, row: Mapping[str, Any]) -> Item:
         asked: Values = {}
         for name, column in columns.items():
-            value = row.get(column)
-            if isinstance(value, list):
-                asked["words"] = value
-            else:
-                asked[name] = require_text(value, f"{place}: column {column!r}")
+            asked |= task.read_input(name, row.get(column), f"{place}: column {column!r}")
         # A mapped row has one column more.
         return {name: row[name] for name in row if name != PROBLEM}, Row(place, asked)
 
@@ -210,8 +210,11 @@ def choose_columns(
         raise DatasetError(f"--{unknown[0]}-column: a model of `train {task.name}` reads {reads}")
     found = {}
     for name in names:
-        others = getattr(task, "text_columns", ()) if name == "text" else ()
-        known = (trained.get(name, name), name, *others)
+        known_texts = getattr(task, "predict_columns", getattr(task, "text_columns", ()))
+        others = known_texts if name == "text" else ()
+        # A language model may have learned from a column of another kind, such as messages.
+        own = (column for kind, column in trained.items() if others and kind not in INPUTS)
+        known = (*own, trained.get(name, name), name, *others)
         found[name] = choose_column(table, asked.get(name), known, f"--{name}-column")
     return found
 
@@ -227,7 +230,7 @@ def _predict_together(
 
     from ..training.evaluation import compute_together
 
-    lengths = np.array([sum(map(len, row.values.values())) for row in rows])
+    lengths = np.array([len(str([*row.values.values()])) for row in rows])
     order = np.argsort(-lengths, kind="stable")  # similar lengths together: less padding
     groups = [order[n : n + GROUP] for n in range(0, len(rows), GROUP)]
 

@@ -67,6 +67,7 @@ class Tag(TableTask[TagOptions]):
     demo = TagOptions(data=str(Path(__file__).with_name("tag.sample.conll")), **SMALL)
     help = "tag words: names, parts of speech"
     scores: ClassVar[Mapping[str, str]] = {"f1": "F1"}
+    pipeline_tag = "token-classification"
     head = HEAD
     text_columns = ("words", "tokens")
     label_columns = ("tags", "ner_tags", "labels", "pos_tags")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from ..data.tokens import Ints
 from .options import TrainOptions
 from .state import TrainContext
 from .task import Loaded, Samples, Task
+
+if TYPE_CHECKING:
+    from .teacher import Taught
 
 Indices = NDArray[np.int64]
 
@@ -120,11 +123,11 @@ def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if "attention_mask" not in tensors:
         return tensors
     shape = tensors["attention_mask"].shape
-    longest = int(tensors["attention_mask"].sum(dim=1).max())
+    longest = int(tensors["attention_mask"].sum(dim=-1).max())
     width = -(-longest // ALIGN) * ALIGN
     return {
         # Only integers: a row of probabilities may have the same length as a text.
-        name: each[:, :width].contiguous()
+        name: each[..., :width].contiguous()
         if each.shape == shape and not each.is_floating_point()
         else each
         for name, each in tensors.items()
@@ -185,6 +188,11 @@ class TrainingRun:
     task: Task[Any]
     loaded: Loaded
     samples: Samples
+    taught: Taught | None = None
+
+    def digest(self) -> str:
+        """Return a digest of what the model learns."""
+        return self.samples.digest() + (f" {self.taught.digest}" if self.taught else "")
 
     @cached_property
     def lengths(self) -> Ints:
@@ -202,9 +210,11 @@ class TrainingRun:
         most = -(-self.context.options.batch_size * ranks.planned // ranks.size)
         own = deal(chosen, self.lengths, ranks.size, most)[ranks.rank]
         tensors = self.task.collate([self.samples[int(index)] for index in own], self.loaded)
+        if self.taught:
+            tensors["teacher"] = self.taught.pick(self.samples, own)
         tokens = int(self.lengths[own].sum())
-        mask = tensors.get("attention_mask")
-        padded = tokens if mask is None else mask.numel()
+        ids = tensors.get("input_ids")
+        padded = tokens if ids is None else ids.numel()
         weights = self._weights[own].tolist()
         total = self._weights[chosen].sum().item() or 1  # samples may have no labels
         return StepBatch(tensors, weights, total, tokens, padded)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..runtime.errors import TrainingError
 from ..runtime.events import Events
@@ -52,7 +53,15 @@ class Unseen:
     """Whether the model is not trained on them."""
 
 
-@dataclass(frozen=True)
+class Final(NamedTuple):
+    """An evaluation after the last step: its figures, and this rank's files and events."""
+
+    figures: dict[str, Any]
+    files: Mapping[str, bytes]
+    events: Sequence[tuple[str, Mapping[str, Any]]]
+
+
+@dataclass
 class Evaluator:
     """Evaluates a run on all ranks after every ``every`` steps; 0 for never."""
 
@@ -60,6 +69,7 @@ class Evaluator:
     unseen: Unseen
     every: int
     total: int
+    final: Final | None = None
 
     @property
     def options(self) -> TrainOptions:
@@ -106,7 +116,7 @@ class Evaluator:
         Returns the seconds that this took. The state of random numbers is as before.
         """
         begin, context = time.perf_counter(), self.run.context
-        scores = self._measure(context)
+        scores = self._measure(context, is_final=progress.step == self.total)
         progress.evaluations.append({"step": progress.step, **scores})
         best = self.best(progress)
         assert best is not None
@@ -116,22 +126,51 @@ class Evaluator:
                 (name, each.detach().clone()) for name, each in trained_weights(state.model).items()
             )
         seconds = time.perf_counter() - begin
-        names = {"metric": self.metric(progress), "best": is_best}
-        figures = {"seconds": round(seconds, 3), "scores": scores}
-        context.events.emit("evaluation", step=progress.step, total=self.total, **names, **figures)
+        metric = self.metric(progress)
+        context.events.emit(
+            "evaluation",
+            step=progress.step,
+            total=self.total,
+            metric=metric,
+            score=scores[metric],
+            best=is_best,
+            best_score=best[metric],
+            best_step=best["step"],
+            seconds=round(seconds, 3),
+            scores=scores,
+        )
         return seconds
 
-    def _measure(self, context: TrainContext) -> dict[str, float]:
+    def _measure(self, context: TrainContext, *, is_final: bool) -> dict[str, float]:
         loaded, random = self.run.loaded, random_state()
-        with TemporaryDirectory() as folder:
+        said: list[tuple[str, Mapping[str, Any]]] = []
+        with TemporaryDirectory() as name:
             # Predictions and remarks are those of the final evaluation.
-            quiet = replace(context, output=Path(folder), events=Events(rank=1))
+            folder, events = Path(name), Events(context.ranks.rank, StringIO())
+            events.observe = lambda *event: said.append(event)
+            quiet = replace(context, output=folder, events=events)
             loaded.model.eval()
             found = self.run.task.evaluate(quiet, loaded, self.unseen.records, self.unseen.samples)
+            if is_final:
+                files = {each.name: each.read_bytes() for each in folder.iterdir()}
+                self.final = Final(found, files, said)
         loaded.model.train()
         set_random_state(random)
         scores: dict[str, float] = context.ranks.share(pick_scores(found))
         return scores
+
+    def evaluate_model(self, progress: TrainingProgress) -> dict[str, Any]:
+        """Return the figures of the trained model, with its predictions in the output folder."""
+        context, final = self.run.context, self.final
+        if final is None or progress.model_step != self.total:
+            return self.run.task.evaluate(
+                context, self.run.loaded, self.unseen.records, self.unseen.samples
+            )
+        for name, content in final.files.items():
+            (context.output / name).write_bytes(content)
+        for event, fields in final.events:
+            context.events.emit(event, **fields)
+        return final.figures
 
     def take_best(self, progress: TrainingProgress, state: State) -> None:
         """Give all ranks the best weights, unless ``--keep last``, at the end of the training."""
@@ -160,7 +199,7 @@ def plan_evaluation(run: TrainingRun, unseen: Unseen, schedule: Schedule) -> Eva
         every = schedule.per_epoch
     elif wanted == "auto" and unseen.is_other and options.metrics:
         # By tokens: ranks must agree, and a resumed run must decide the same.
-        share = COST * int(unseen.samples.lengths.sum()) / max(int(run.lengths.sum()), 1)
+        share = COST * run.task.evaluation_tokens(unseen.samples) / max(int(run.lengths.sum()), 1)
         if schedule.total <= schedule.per_epoch:
             note("no evaluation while training: there is only one epoch")
         elif share > MOST_SHARE:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,7 +28,9 @@ from ..runtime.output import state_folder
 from ..runtime.ranks import Ranks
 from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
 from .state import State, TrainingProgress, random_state, set_random_state, share_tensors
-from .task import Samples
+
+if TYPE_CHECKING:
+    from .batches import TrainingRun
 
 _PARTIAL = ".partial"
 EVERY_SECONDS = 600.0
@@ -87,12 +89,12 @@ class CheckpointTimer:
 
 
 def identify(
-    options: TrainOptions, ranks: Ranks, dtype: str, samples: Samples, ground: Mapping[str, str]
+    options: TrainOptions, ranks: Ranks, dtype: str, run: TrainingRun, ground: Mapping[str, str]
 ) -> RunIdentity:
     """Return this run's identity."""
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
     # Only rank 0 compares.
-    return RunIdentity(ranks.planned, dtype, samples.digest() if ranks.first else "", known, ground)
+    return RunIdentity(ranks.planned, dtype, run.digest() if ranks.first else "", known, ground)
 
 
 def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: Ranks) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..data.tokens import Ints, Longs
 from ..runtime.precision import autocast, choose_precision, read_cpu_flags
@@ -97,6 +98,24 @@ def run_batches(
         for chosen in batches:
             rows = [samples[int(index)] for index in chosen]
             yield chosen, loaded.model(**pad_inputs(rows, loaded.pad_token))
+
+
+def compute_logits(
+    ranks: Ranks, loaded: Loaded, samples: Samples, autocast: AbstractContextManager[Any]
+) -> NDArray[np.float32]:
+    """Return the model's logits for all samples, in their order, computed by all ranks."""
+
+    def compute(batches: Sequence[Longs]) -> Iterator[tuple[Longs, NDArray[np.float32]]]:
+        for chosen, output in run_batches(loaded, samples, batches, autocast):
+            yield chosen, output.logits.float().numpy()
+
+    return in_order(compute_together(ranks, samples.lengths, compute))
+
+
+def in_order(parts: Sequence[tuple[Longs, NDArray[np.float32]]]) -> NDArray[np.float32]:
+    """Return the rows of all parts by the numbers of their samples."""
+    order = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
+    return np.concatenate([rows for _, rows in parts])[order]
 
 
 def run_texts(

@@ -1,4 +1,4 @@
-"""The loss of labels with weights and smoothing."""
+"""The losses of labels with weights and smoothing, and of a teacher's outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    kl_div,
+    log_softmax,
+)
 
 
 def mean_loss(
@@ -25,3 +30,21 @@ def mean_loss(
     if of_class is None:
         return total / max(len(known), 1)
     return total / of_class[known].sum() if len(known) else total
+
+
+def distill_loss(
+    logits: Tensor, teacher: Tensor, temperature: float, weights: Tensor | None, *, several: bool
+) -> Tensor:
+    """Return the mean divergence of the teacher's probabilities from the student's, by the rows' weights.
+
+    Both are softened by the temperature, and the loss is multiplied by its square, as in
+    https://arxiv.org/abs/1503.02531. With ``several``, each class has its own probability.
+    """
+    own, wanted = logits.float() / temperature, teacher / temperature
+    if several:
+        rows = binary_cross_entropy_with_logits(own, wanted.sigmoid(), reduction="none").mean(1)
+    else:
+        pair = log_softmax(own, dim=1), log_softmax(wanted, dim=1)
+        rows = kl_div(*pair, reduction="none", log_target=True).sum(1)
+    kept = torch.ones_like(rows) if weights is None else weights
+    return temperature**2 * (rows * kept).sum() / kept.sum()

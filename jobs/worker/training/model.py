@@ -141,7 +141,9 @@ def load_pretrained(
     missing = {*found["missing_keys"]}
     model = model if dtype else model.float()
     replaced = {each[0] for each in found.get("mismatched_keys", ())}
-    if settings and not order:
+    # A number has no class whose name could differ.
+    is_number = known.num_labels == 1 and settings.get("problem_type") == "regression"
+    if settings and not order and not is_number:
         replaced |= {*_renew_head(model, missing | replaced)}
     others = tuple(known.id2label.values()) if replaced else ()
     return Loaded(model, tokenizer, tuple(sorted(missing | replaced)), own, others)
@@ -235,8 +237,7 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
     """Turn off the dropout of attention weights in models made from ``config`` inside the block.
 
     torch's fused attention for CPUs supports no dropout; without fusion, every layer writes all attention
-    weights to memory. Compiled layers may get it back (:func:`.optimizer_step.prepare`). Other dropout is
-    kept, and ``config`` is restored afterward.
+    weights to memory. Other dropout is kept, and ``config`` is restored afterward.
     """
     known = attention_dropouts(config)
     for name in known:
@@ -265,7 +266,23 @@ def _new(head: str, texts: Iterable[str], ranks: Ranks, settings: Mapping[str, A
 
 def save_model(folder: Path, loaded: Loaded) -> None:
     """Write ``model/`` atomically. Raises :class:`TrainingError`."""
-    target, partial = folder / "model", folder / ".model.partial"
+    target = folder / "model"
+    try:
+        write_model(target, loaded)
+    # safetensors does not raise OSError for a full disk.
+    except (OSError, SafetensorError) as error:
+        kept = list_checkpoints(folder)
+        again = "there is no checkpoint, so training starts over"
+        again = f"it continues from {kept[-1].name}" if kept else again
+        raise TrainingError(
+            f"{target} can't be written: {first_line(error)}",
+            hint=f"free disk space, then use --resume: {again}",
+        ) from error
+
+
+def write_model(target: Path, loaded: Loaded) -> None:
+    """Write a model and its tokenizer atomically. Raises ``OSError`` or ``SafetensorError``."""
+    partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         for name, value in loaded.own.items():
@@ -280,16 +297,8 @@ def save_model(folder: Path, loaded: Loaded) -> None:
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
-    # safetensors does not raise OSError for a full disk.
-    except (OSError, SafetensorError) as error:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        kept = list_checkpoints(folder)
-        again = "there is no checkpoint, so training starts over"
-        again = f"it continues from {kept[-1].name}" if kept else again
-        raise TrainingError(
-            f"{target} can't be written: {first_line(error)}",
-            hint=f"free disk space, then use --resume: {again}",
-        ) from error
 
 
 def new_tokenizer(serialized: str) -> Any:

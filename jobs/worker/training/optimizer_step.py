@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..fast.attention import LONGEST
 from ..fast.communication import Replica, choose_all_reduce
 from ..fast.compilation import (
     COMPILED,
@@ -79,15 +78,16 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     if ids is not None and options.trial_seconds is None and not options.ipex:
         train_used_words(model, [*ids, run.loaded.pad_token])
     rate = options.highest_rate(context.ranks.planned)
+    by_layer = options.layer_decay if isinstance(options, TextOptions) else 1.0
+    decays = options.weight_decay, by_layer
     is_compiled = _compile(run, model, steps)
     optimizer: torch.optim.Optimizer
     if is_compiled:
         masters = halve_weights(model) if _may_halve(run) else {}
-        clip, decay = options.max_grad_norm, options.weight_decay
-        optimizer = MasterAdamW(model, masters, rate, clip, decay)
+        optimizer = MasterAdamW(model, masters, rate, options.max_grad_norm, *decays)
     else:
         optimizer = torch.optim.AdamW(
-            group_parameters(model, options.weight_decay),
+            group_parameters(model, *decays),
             rate,
             weight_decay=0.0,
             fused=not options.ipex,  # IPEX replaces the optimizer's step by its own
@@ -163,22 +163,9 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> bool:
     if wrong:
         note(f"torch.compile is not used: {wrong[0]}")
         return False
-    dropout = _attention_dropout(run)
-    fast = FastLayers(model, note, shared=ranks.size > 1, attention_dropout=dropout)
+    fast = FastLayers(model, note, shared=ranks.size > 1)
     note(f"torch.compile, {fast.count} layers: {chosen.reason}")
     return True
-
-
-def _attention_dropout(run: TrainingRun) -> float:
-    """Return compiled layers' dropout of attention weights: with products, the model's own costs little."""
-    options = run.context.options
-    if (
-        isinstance(options, TextOptions)
-        and options.attention_dropout == "auto"
-        and options.max_length <= LONGEST
-    ):
-        return max(run.loaded.own.values(), default=0.0)
-    return 0.0
 
 
 def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..runtime.trackers import TRACKERS
 
-S3 = "s3://"
+S3, HUB = "s3://", "hub:"
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
 BASE_MODEL = "SPR_BASE_MODEL"
@@ -27,6 +27,7 @@ ANY_RUN = frozenset(
     {
         "output",
         "eval",
+        "corpus",
         "token_cache",
         "max_answer_length",
         "eval_every",
@@ -36,6 +37,7 @@ ANY_RUN = frozenset(
         "resume",
         "trial_seconds",
         "report_to",
+        "push_to",
     }
 )
 """Options that do not affect what is learned."""
@@ -196,6 +198,7 @@ class TrainOptions:
         several=tuple(TRACKERS),
         choices=("auto", "none"),
     )
+    push_to: str | None = option(None, "the model's place on the hub, hub:ORG/NAME", kind=str)
     resume: bool = option(False, "continue from the newest checkpoint in the output folder")
     trial_seconds: int | None = option(
         None,
@@ -276,9 +279,19 @@ class TextOptions(TrainOptions):
     )
     max_length: int = option(384, "tokens per feature", within=Range(16, 8192))
     attention_dropout: str = option(
-        "auto",
-        "keep the model's dropout of attention weights; auto: in compiled layers, where it costs little",
-        choices=("auto", "on", "off"),
+        "off",
+        "keep the model's dropout of attention weights; costs up to half the speed without torch.compile",
+        choices=("on", "off"),
+    )
+    freeze_layers: str | None = option(
+        None,
+        "do not train the embeddings and the first N layers, or the embeddings alone",
+        metavar="N|embeddings",
+    )
+    layer_decay: float = option(
+        1.0,
+        "multiply the learning rate by this for each layer below the head",
+        within=Range(0.01, 1),
     )
     skip_bad_records: bool = option(False, "skip bad records instead of refusing the data")
     token_cache: str = option(
@@ -287,8 +300,16 @@ class TextOptions(TrainOptions):
         metavar="DIR",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        frozen = self.freeze_layers
+        if frozen not in (None, "embeddings") and not _is_count(frozen):
+            raise ValueError(
+                f"--freeze-layers {frozen!r} is neither a number of layers, from 1, nor embeddings"
+            )
+
     @property
-    def model_name(self) -> str:
+    def model_name(self) -> str | None:
         return self.model
 
 

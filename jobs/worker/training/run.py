@@ -15,6 +15,7 @@ import torch
 
 from ..fast.compilation import count_compiled, plain_layers
 from ..fast.embedding import restore_words
+from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
 from ..runtime.errors import TrainingError
 from ..runtime.job import RunSettings, run_job
@@ -22,12 +23,15 @@ from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
+from .card import render_card
 from .checkpoints import Checkpoint, CheckpointTimer, identify
+from .hub import push_model
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
-from .options import TrainOptions
+from .options import TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Task
+from .teacher import ask_teacher
 from .trial import enough_for_trial, measure_speed
 
 FEW_STEPS = 200
@@ -55,7 +59,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
 
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
     are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
-    ``step``, and ``model_step`` is the step that the model is from. ``samples_per_second`` and
+    ``step``, and ``model_step`` is the step that the model is from. ``data_digest`` is that of the training
+    samples. ``samples_per_second`` and
     ``tokens_per_second`` (without
     padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
     interrupted run was resumed; its ``seconds`` include all training but no interruption.
@@ -72,6 +77,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
                 "no --eval: the figures are on the training data itself, not on unseen data"
             )
         loaded = task.load(context, data)
+        if isinstance(options, TextOptions):
+            freeze_layers(loaded.model, options.freeze_layers)
         if data.columns:
             loaded.model.config.data_columns = dict(data.columns)
         if loaded.new_weights:
@@ -87,22 +94,25 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         unseen = samples
         if data.eval is not data.train and options.trial_seconds is None:
             unseen = task.prepare(context, loaded, data.eval)
-    run = TrainingRun(context, task, loaded, samples)
+        samples = task.finish(context, loaded, samples)
     if options.trial_seconds is not None:
+        run = TrainingRun(context, task, loaded, samples)
         with context.phase("measure"):
             speed = measure_speed(run, options.trial_seconds)
         events.emit("trial", **speed._asdict())
         return None
+    run = TrainingRun(context, task, loaded, samples, ask_teacher(task, context, records))
     with context.phase("train"):
-        trained = train(run, Unseen(data.eval, unseen, data.has_unseen))
+        loop = train(run, Unseen(data.eval, unseen, data.has_unseen))
+        trained = loop.progress
     if trained.resumed:
         context.phases.add("train", trained.resumed[-1][1], interrupted=True)
     with context.phase("save"):
         if ranks.first:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
-        scores = task.evaluate(context, loaded, data.eval, unseen)
-    return {
+        scores = loop.evaluator.evaluate_model(trained)
+    figures = {
         **scores,
         "scores": pick_scores(scores),
         **_describe_training(options, trained, ranks.planned),
@@ -110,9 +120,17 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
         "train_samples": len(samples),
         "eval_records": len(data.eval),
         "data": data.train_source,
+        "data_digest": loop.checkpoint.identity.features,
         "eval_data": data.eval_source,
         "task": task.name,
     }
+    if ranks.first:
+        card = render_card(context, task, loaded, figures, samples.digest())
+        (context.output / "model" / "README.md").write_text(card, encoding="utf-8")
+    if not options.push_to:
+        return figures
+    with context.phase("push"):
+        return {**figures, **push_model(context, options.push_to, trained.model_step)}
 
 
 def _describe_training(
@@ -134,7 +152,7 @@ def _describe_training(
     }
 
 
-def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
+def train(run: TrainingRun, unseen: Unseen) -> Loop:
     """Train the loaded model in place on all ranks.
 
     Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
@@ -155,7 +173,7 @@ def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
         "threads per rank": str(torch.get_num_threads()),
         "compiled layers": str(count_compiled(model)),
     }
-    identity = identify(options, ranks, context.precision.dtype, run.samples, ground)
+    identity = identify(options, ranks, context.precision.dtype, run, ground)
     start, timer = (
         Checkpoint(identity, TrainingProgress()),
         CheckpointTimer(options.checkpoint_every),
@@ -170,7 +188,7 @@ def train(run: TrainingRun, unseen: Unseen) -> TrainingProgress:
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
-    return loop.progress
+    return loop
 
 
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
@@ -218,7 +236,7 @@ def _take_steps(loop: Loop) -> None:
                 break
             rate = loop.highest_rate * schedule.rate(number - 1)
             for group in loop.state.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["scale"]
             batch = run.batch(chosen)
             fetched = time.perf_counter()
             step = take_step(run, loop.trained, loop.state.optimizer, batch)

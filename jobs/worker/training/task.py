@@ -7,7 +7,7 @@ laptop imports it for its options, and has no torch: imports that need torch or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -29,7 +29,8 @@ class Loaded(NamedTuple):
 
     ``new_weights`` are the names of weights that its files lack, which are random. ``own`` are the
     configuration's values that training replaced, to be restored in the saved model. ``other_classes`` are
-    those of the files whose weights were replaced, because the data has others.
+    those of the files whose weights were replaced, because the data has others. ``settings`` are the options
+    of `predict`, by name.
     """
 
     model: Any
@@ -37,6 +38,7 @@ class Loaded(NamedTuple):
     new_weights: tuple[str, ...] = ()
     own: Mapping[str, float] = MappingProxyType({})
     other_classes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def pad_token(self) -> int:
@@ -91,6 +93,10 @@ class Task(ABC, Generic[Own]):
     """A line of the command's help."""
     scores: ClassVar[Mapping[str, str]] = {}
     """What a report calls the figures of :meth:`evaluate`; those that are not here keep their names."""
+    shares: ClassVar[Collection[str]] = ()
+    """Those of the scores that are the percentage of records that are right."""
+    pipeline_tag: ClassVar[str] = ""
+    """The hub's name of the task, if transformers or sentence-transformers load its models."""
     Options: type[Own]
     demo: Own
     """Options of `--demo`."""
@@ -109,8 +115,12 @@ class Task(ABC, Generic[Own]):
     def download(self) -> None:
         """Download everything the run needs from the hub into its cache. Raises :class:`WorkerError`."""
 
-    def check(self) -> None:
-        """Check the data on the laptop, without torch. Raises :class:`DatasetError`."""
+    def check(self) -> str:
+        """Check the data on the laptop, without torch. Raises :class:`DatasetError`.
+
+        Returns what is unusual about the data, or "".
+        """
+        return ""
 
     @abstractmethod
     def read(self, note: Callable[[str], None]) -> Data:
@@ -124,6 +134,11 @@ class Task(ABC, Generic[Own]):
     def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[Any]) -> Samples:
         """Return the records as samples, the same on every rank. Raises :class:`DatasetError`."""
 
+    def finish(self, context: TrainContext, loaded: Loaded, samples: Any) -> Samples:
+        """Return the training samples with what the untrained model adds, the same on every rank."""
+        found: Samples = samples
+        return found
+
     @abstractmethod
     def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Tensor]:
         """Return a batch for :meth:`loss`; the first dimension of each tensor are the samples."""
@@ -136,6 +151,10 @@ class Task(ABC, Generic[Own]):
         """Return the mean loss of a batch, over its samples or, with :meth:`weights`, its labels."""
         loss: Tensor = model(**batch).loss
         return loss
+
+    def evaluation_tokens(self, samples: Any) -> int:
+        """Return how many tokens :meth:`evaluate` reads."""
+        return int(samples.lengths.sum())
 
     @abstractmethod
     def evaluate(

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+from ..data.care import describe
 from ..data.mapped import Lazy
 from ..data.readers import EVAL, TRAIN, first_rows, has_split, is_small, read_table
 from ..data.records import require_text, show, skip_note
@@ -21,10 +22,13 @@ from .options import NO_CACHE, SCRATCH, Range, TextOptions, option
 from .task import Data, Loaded, Task
 
 if TYPE_CHECKING:
+    from ..data.token_cache import TokenCache
     from ..data.tokens import Column, TextSamples, Tokens
     from .state import TrainContext
 
 BALANCED = "balanced"
+_UNKNOWN = 0.005
+"""The share of unknown tokens that is worth a note."""
 OwnText = TypeVar("OwnText", bound=TextOptions)
 
 
@@ -47,6 +51,8 @@ class TextTask(Task[OwnText]):
     """transformers' name of the task, such as "SequenceClassification"; empty for a model without a head."""
     inputs: ClassVar[Sequence[str]] = ("text",)
     """What :meth:`predict` needs of a row, by name."""
+    settings: ClassVar[Collection[str]] = ()
+    """The options of `predict` that have an effect on this task's models."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415
@@ -59,6 +65,11 @@ class TextTask(Task[OwnText]):
     def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:  # noqa: ARG003
         """Return whether a folder has a model of this task, by the names in its configuration."""
         return any(name.endswith(f"For{cls.head}") for name in architectures)
+
+    @classmethod
+    def read_input(cls, name: str, value: Any, place: str) -> dict[str, Any]:
+        """Return a column's value as :meth:`predict` reads it. Raises :class:`DatasetError`."""
+        return {"words": value} if isinstance(value, list) else {name: require_text(value, place)}
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:  # noqa: ARG003
@@ -99,12 +110,20 @@ class TextTask(Task[OwnText]):
         self, context: TrainContext, loaded: Loaded, columns: Sequence[Column]
     ) -> list[Tokens]:
         """Return each column's tokens, encoded by all ranks together or from the nodes' caches."""
-        from ..data.token_cache import TokenCache, encode_together  # noqa: PLC0415
+        from ..data.token_cache import encode_together  # noqa: PLC0415
+
+        cache, note = self.open_cache(), context.events.note
+        encoded = encode_together(context.ranks, columns, loaded.tokenizer, cache, note)
+        if context.ranks.first:
+            _note_unknown(encoded, loaded.tokenizer, note)
+        return encoded
+
+    def open_cache(self) -> TokenCache | None:
+        """Return the node's cache, if the options allow one."""
+        from ..data.token_cache import TokenCache  # noqa: PLC0415
 
         name = self.options.token_cache
-        cache = None if name == NO_CACHE else TokenCache(name)
-        note = context.events.note
-        return encode_together(context.ranks, columns, loaded.tokenizer, cache, note)
+        return None if name == NO_CACHE else TokenCache(name)
 
 
 @dataclass(frozen=True)
@@ -210,17 +229,19 @@ class TableTask(TextTask[OwnTable]):
             if place is not None and not Path(place).exists():
                 read_table(place, split)
 
-    def check(self) -> None:
+    def check(self) -> str:
         """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
         places = [*filter(None, (self._data(), self.options.eval))]
-        if all(map(is_small, places)):
-            self.check_evaluation(self.read(lambda _: None))
-            return
+        if all(map(is_small, [*places, *filter(None, [getattr(self.options, "corpus", None)])])):
+            data = self.read(lambda _: None)
+            self.check_evaluation(data)
+            return describe(data.train, data.eval if data.has_unseen else None)
         bad = list[DatasetError]() if self.options.skip_bad_records else None
         for place in filter(lambda each: Path(each).is_file(), places):
             with first_rows(place) as table:
                 if table.columns:  # Parquet may be readable only on the nodes
                     self._records(table, bad, lambda _: None)
+        return ""
 
     def _data(self) -> str:
         if self.options.data is None:
@@ -237,6 +258,19 @@ class TableTask(TextTask[OwnTable]):
         more = f", {self.other_columns} from {', '.join(others)}" if others else ""
         note(f"{table.source}: texts from column {first}{more}")
         return read_records(table, lambda place, row: self.convert(place, row, *columns), skipped)
+
+
+def _note_unknown(encoded: Sequence[Tokens], tokenizer: Any, note: Callable[[str], None]) -> None:
+    """Name the share of tokens that stand for characters which the tokenizer does not know."""
+    import numpy as np  # noqa: PLC0415
+
+    total = sum(len(each.ids) for each in encoded)
+    unknown = sum(int(np.count_nonzero(each.ids == tokenizer.unk_token_id)) for each in encoded)
+    if unknown > _UNKNOWN * total:
+        note(
+            f"{100 * unknown / total:.1f} % of the tokens are unknown to this model's tokenizer: it lacks "
+            "characters or languages of these texts"
+        )
 
 
 def class_weights(
@@ -260,7 +294,7 @@ def class_weights(
         raise DatasetError(f'--class-weights {option}: is not an object such as {{"spam": 2.5}}')
     for name in counts:
         value = found.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
             shown = "no weight" if value is None else f"{value!r}, which is not a positive number,"
             raise DatasetError(f"--class-weights {option}: has {shown} for class {show(name)}")
     if unknown := [name for name in found if name not in classes]:

@@ -179,6 +179,9 @@ def test_an_upload_that_fails_is_explained_and_not_by_boto3(
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="has no model to push"):
         files_to_push(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    assert [*files_to_push(tmp_path)] == ["model/adapter_config.json"]
 
 
 def test_the_policy_allows_uploads_only_with_push_to() -> None:

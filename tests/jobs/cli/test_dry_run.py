@@ -135,6 +135,7 @@ def test_a_cluster_is_read_from_its_tags_alone(line: CommandLine) -> None:
             "--to slurm-script: only tasks can run there: spr-cluster train",
         ),
         ("k8s submit squad", "'k8s' is now spr-cluster train TASK --to kubernetes-yaml\n"),
+        ("train distill --data x", "'train distill' is now spr-cluster train classify, score, or"),
         (
             "render slurm squad",
             "'render' is now spr-cluster train TASK --to kubernetes-yaml, or --to sl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from infra.errors import UsageError
 from jobs.cli.train import build_request
 from jobs.train.trackers import find_hub_token
+from jobs.train.train import plan_training
+from provision.stacks.load import load_stack
 from tests.jobs.context import NOW, parse_request
 
 
@@ -42,3 +45,15 @@ def test_env_without_a_value_takes_the_login(
 
     assert read("A=1", "HF_TOKEN") == (("A=1", "HF_TOKEN=mine"), True)
     assert read("HF_TOKEN=other") == (("HF_TOKEN=other",), False)
+
+
+@pytest.mark.parametrize("place", ["hub:team/model-1.5", "s3://bucket/models"])
+def test_the_nodes_send_the_model_to_the_hub_with_the_login(place: str) -> None:
+    words = ("--demo", "--push-to", place, "--env", "HF_TOKEN=mine")
+    request = parse_request("train", "classify", *words)
+    plan = plan_training(build_request(request, NOW), load_stack("upstream"))
+    on_hub = place.startswith("hub:")
+    sent = json.loads(plan.argv[1])["push_to"]
+    assert (sent, request.pushes) == ((place, False) if on_hub else (None, True))
+    assert plan.variables == ("HF_TOKEN=mine",)
+    assert ("HF_HUB_OFFLINE" in plan.env) is not on_hub

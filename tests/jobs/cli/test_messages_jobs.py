@@ -216,6 +216,39 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--price and --instance-type can't be used together",
     ),
     ("report . --instance-type x", re.compile("the table has no price of 'x'.*", re.DOTALL)),
+    # Sent to the hub
+    *(
+        (
+            f"train digits --push-to {place} --env HF_TOKEN=x",
+            f"--push-to {place}: expected hub:ORG/NAME, of letters, digits, '-', '_', and '.'",
+        )
+        for place in (
+            "hub:",
+            "hub:me",
+            "hub:a/b/c",
+            "hub:a/b--c",
+            "hub:a/..b",
+            "hub:-a/b",
+            "hub:a/é",
+        )
+    ),
+    (
+        "train digits --push-to hub:team/x-1.5 --env A=1",
+        "--push-to hub:team/x-1.5: needs your login: add --env HF_TOKEN",
+    ),
+    (
+        "train digits --push-to hub:team/x --resume",
+        "--push-to hub:team/x: a resumed job keeps its own",
+    ),
+    (
+        "train squad --recipe reference --push-to hub:team/x",
+        "--push-to hub:team/x: not with --recipe reference",
+    ),
+    (
+        "fetch --push-to hub:team/x",
+        "--push-to hub:team/x: only `train` sends a model to the hub, from the nodes\n"
+        "  → hf upload team/x results/JOB/model --private",
+    ),
     # Predicted
     ("predict", "give texts, or a file with --data" + f.help_of("predict")),
     (
@@ -245,6 +278,24 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "predict Where? --context here --model .",
         "--model .: no config.json in . or model" + _FILLED.replace("→ a", "→ give a"),
     ),
+    (
+        "predict Once --temperature -1",
+        "argument --temperature: '-1': expected a number from 0 to 100" + f.help_of("predict"),
+    ),
+    (
+        "predict Once --temperature 1 --top-p 0",
+        "argument --top-p: '0': expected a number above 0, at most 1" + f.help_of("predict"),
+    ),
+    ("predict Once --top-p 0.5", "--top-p requires --temperature"),
+    ("predict Once --seed 1", "--seed requires --temperature"),
+    (
+        "predict Once --perplexity --max-new-tokens 9",
+        "--max-new-tokens has no effect on --perplexity",
+    ),
+    ("predict Once --env A=1", "--env requires --data"),
+    ("predict Once --merge new", "texts can't be used with --merge"),
+    ("predict --merge .", "--merge .: exists already\n  → name a new folder"),
+    ("predict --merge new --perplexity", "--perplexity can't be used with --merge"),
     # Measuring and trials
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +21,7 @@ from jobs.cli.shared.chosen_job import open_job_context
 from jobs.places.launcher import Fetched
 from provision.host import Result
 from tests.harness.command_line import CommandLine
-from tests.jobs.context import listed
+from tests.jobs.context import listed, pack_output
 from tests.jobs.report.sample_runs import make_folder
 
 _BEGUN = {"began": 1800000000, "nodes": ["node0"], "ranks_per_node": 2, "attempt": 1}
@@ -363,9 +367,47 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     assert found["report"] == "results/squad-1/report.html"
     assert found["missing"] == []
     assert found["usd_per_epoch"] == pytest.approx(2 * 3 * 88524 / 114 / 3600)
+    (compared,) = found["comparisons"]
+    assert compared["runs"] == ["one", "squad-1"]
+    assert compared["differing"]["world size"] == [1, 2]
+    shown = line.must("report", "--compare", "one", "squad-1").out
+    assert shown.split()[:2] == ["one", "squad-1"]
+    assert shown.endswith("results/squad-1/report.html\n")
     assert Path(found["report"]).read_text().startswith("<!doctype html>")
     assert line.must("report", "squad-1", "--output", "a/b.html").out == "a/b.html\n"
     assert Path("a/b.html").is_file()
+
+
+def test_adapters_are_merged_on_the_head_if_pytorch_is_not_installed_here(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.cli.results.predict.can_answer_here", lambda: False)
+    monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
+    for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):
+        line.stage("node0", pattern, Result(0, "", ""))
+    root = "/home/ubuntu/spr-jobs/squad-1"
+    pattern = f"worker.tasks.predict --base {root}/model --merge output {root}/output/model <"
+    line.stage("node0", pattern, Result(0, "", ""))
+    asked: list[str] = []
+
+    def download(_: Any, command: str) -> Iterator[bytes]:
+        asked.append(command)
+        yield pack_output({"output/config.json": b"{}"})
+
+    monkeypatch.setattr("tests.harness.command_line.StagedHost.download", download)
+    result = line.must("predict", "--merge", "new")
+    assert result.out == "new/\n"
+    assert "using the model of squad-1, the newest on the cluster" in result.err
+    assert Path("new/config.json").read_text() == "{}"
+    assert re.fullmatch(r"tar -C /home/ubuntu/spr-predict-\w+ -cf - output", asked[0])
+
+    whole = Path("results/a/model/config.json")
+    whole.parent.mkdir(parents=True)
+    whole.write_text("{}")
+    refused = line.run("predict", "--merge", "other")
+    assert refused.code == 2
+    assert "--merge: results/a/model is a whole model, without adapters" in refused.message
+    assert not Path("other").exists()
 
 
 def test_the_head_answers_if_pytorch_is_not_installed_here(
@@ -385,6 +427,10 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     assert result["answers"] == [
         {"question": "Where?", "text": "in Delft", "score": 1.5, "start": 19}
     ]
+
+    stdin = SimpleNamespace(buffer=io.BytesIO(b'{"question": "Where?"}\n'))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert json.loads(line.must("predict", "-", *asked[2:], "--json").out) == result
 
     nobody = line.run(*asked, "--name", "other")
     assert nobody.code == 2

@@ -12,6 +12,7 @@ from infra.errors import UsageError
 from jobs.report import figures
 from jobs.report.figures import RunSpeed
 from jobs.report.results_folder import RankMetrics, Run, parse_lines, read_run
+from jobs.report.sections import tiles_of
 from tests.jobs.report.sample_runs import make_folder, make_results
 
 
@@ -167,3 +168,10 @@ def test_tokens_and_padding(tmp_path: Path) -> None:
     assert figures.tokens_per_second(run) == 19600.0
     assert figures.padding_share(made()) is None
     assert figures.tokens_per_second(made(tokens_per_second=None)) is None
+
+
+def test_only_percentages_are_shown_as_such() -> None:
+    run = made(scores={"macro_f1": 84.26, "mse": 0.01234, "perplexity": 20.04}, eval_records=40)
+    shown = {tile.label: tile.value for tile in tiles_of(run, None)}
+    assert shown["macro F1"] == "84.3 %"
+    assert (shown["mean squared error"], shown["perplexity"]) == ("0.0123", "20.0")

@@ -128,6 +128,16 @@ def test_a_resumed_run_names_the_steps(tmp_path: Path) -> None:
     ]
 
 
+def test_a_model_on_the_hub_is_named_and_one_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+    url = "https://huggingface.co/team/x"
+    folder = make_folder(tmp_path / "run", steps=2, pushed_to=url)
+    assert ("on the hub", url) in report_of(folder).facts
+    failed = make_folder(
+        tmp_path / "other", steps=2, push_error="the model was not pushed to hub:x"
+    )
+    assert report_of(failed).warnings == ["the model was not pushed to hub:x."]
+
+
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_a_tasks_own_scores_are_named_also_where_they_are_of_the_training_data(
     tmp_path: Path, task: str

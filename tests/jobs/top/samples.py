@@ -68,6 +68,7 @@ def make_line(nodes: Sequence[dict[str, Any]], **more: Any) -> str:
         {**row, "id": "13", "name": "run-1", "state": "PENDING", "reason": "Resources"},
     ]
     job = {"job": JOB, "phase": "train", "step": 1200, "total": 3400, "loss": 1.25}
+    job |= {"metric": "macro_f1", "score": 81.0, "best_score": 82.5, "best_step": 800}
     figures = {
         "time": NOON,
         "cluster": "bert",

@@ -29,6 +29,7 @@ QUEUE = f"""\
 echo '12|{JOB}|RUNNING|5:01|2|node[0-1]|None'
 echo '13|a|b|PENDING|0:00|4||Resources'
 """
+SCORES = {"metric": "f1", "score": 81.0, "best_score": 82.5, "best_step": 10}
 REST = {"epoch": 0.5, "tokens_per_second": 9, "shares": {}}
 """More that a step's event has."""
 Begin = Callable[..., NodeProcess]
@@ -84,6 +85,7 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     events: list[dict[str, Any]] = [
         {"event": "phase", "name": "train"},
         {"event": "step", **step, **REST},
+        {"event": "evaluation", "step": 20, "total": 90, **SCORES, "scores": {}, "best": False},
     ]
     log = "".join(f"{render_event(event, mark_of(JOB))}\n" for event in events)
     (tmp_path / "spr-jobs" / JOB / "log").write_text(f"a line\n{log}and another\n")
@@ -94,7 +96,7 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     assert [rank["step"] for node in found["nodes"] for rank in node["ranks"]] == [30, 30]
     (job,) = found["jobs"]
     assert 0 <= job.pop("age_s") < 60
-    assert job == {"job": JOB, "phase": "train", **step}
+    assert job == {"job": JOB, "phase": "train", **step, **SCORES}
     assert found["queue_error"] == ""
     assert [(row["name"], row["nodes"], row["reason"]) for row in found["queue"]] == [
         (JOB, 2, "None"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +19,22 @@ from infra.errors import JobError, UsageError
 from infra.wait import Silent
 from jobs.places.plan import JobPaths, new_job_id
 from jobs.train.predict import (
+    OnHead,
     PredictRequest,
+    check_model,
     check_prediction,
     find_model,
+    local_base,
     make_rows,
     plan_prediction,
     predict_file_here,
     predict_here,
-    predict_on_head,
     predict_on_nodes,
     read_context,
+    read_rows,
 )
 from jobs.worker.spec import JobSpec, Recovery, Resources
+from jobs.worker.tasks.adapters import ADAPTERS
 from jobs.worker.tasks.predict_file import PredictOptions
 from provision.host import Result
 from provision.stacks.load import load_stack
@@ -42,6 +49,7 @@ from tests.jobs.context import (
     pack_output,
 )
 from tests.jobs.places.this_machine import ThisMachine
+from tests.jobs.worker.tasks.test_generate import write_adapters, write_llama
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
 WHERE = make_rows(["Where?"], TEXT)
@@ -93,6 +101,10 @@ class Head(ThisMachine):
         return super().run(python, **more)
 
 
+def on_head(head: Head, model: Path) -> OnHead:
+    return OnHead(head, model, None, lambda _: None)
+
+
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     head = Head(tmp_path)
@@ -106,13 +118,49 @@ def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
 ) -> None:
     question = "Since 'when' is it \"there\"; $(id) é?"
     rows = make_rows([question], TEXT)
-    assert predict_on_head(head, rows, model, None) == predict_here(model, rows)
+    assert on_head(head, model).predict(rows) == predict_here(model, rows)
+    assert list(head.home.glob("spr-predict*")) == []
+
+
+@dataclass
+class Elsewhere(Head):
+    """A head that does not have a folder of this machine."""
+
+    hidden: Path = Path()
+
+    def run(self, command: str, **more: Any) -> Result:
+        if "worker.tasks.predict" not in command:
+            return super().run(command, **more)
+        self.hidden.rename(self.hidden.with_name("hidden"))
+        try:
+            return super().run(command, **more)
+        finally:
+            self.hidden.with_name("hidden").rename(self.hidden)
+
+    def download(self, command: str) -> Iterator[bytes]:
+        yield subprocess.run(["bash", "-c", command], check=True, capture_output=True).stdout
+
+
+def test_the_head_gets_the_model_of_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, adapters = write_llama(tmp_path / "base"), tmp_path / "model"
+    write_adapters(base, adapters)
+    head = Elsewhere(tmp_path, hidden=base)
+    head.home.mkdir()
+    monkeypatch.setattr(jobs.train.predict, "_HOME", str(head.home))
+    rows, asked = make_rows(["the core", "first"], None), {"max_new_tokens": 5}
+    found = predict_here(adapters, rows, asked)
+    assert found != predict_here(base, rows, asked)
+    assert on_head(head, adapters).predict(rows, asked) == found
+    on_head(head, adapters).merge(tmp_path / "whole", lambda _: None)
+    assert predict_here(tmp_path / "whole", rows, asked) == found
     assert list(head.home.glob("spr-predict*")) == []
 
 
 def test_an_error_about_the_model_is_passed_on(head: Head, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the head could not answer"):
-        predict_on_head(head, WHERE, tmp_path, None)
+        on_head(head, tmp_path).predict(WHERE)
     assert list(head.home.glob("spr-predict*")) == []
 
 
@@ -133,48 +181,97 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
             ("", ""),
         ],
     )
-    found = predict_on_head(host, WHERE, None, None)
+    said_here: list[str] = []
+    found = OnHead(host, None, None, said_here.append).predict(WHERE)
+    assert said_here == ["using the model of squad-2, the newest on the cluster"]
     assert found[0]["text"] == "in Delft"
     assert "/home/ubuntu/spr-jobs/squad-2/output/model <" in host.commands[-2]
     assert host.commands[-1].startswith("rm -rf /home/ubuntu/spr-predict-")
 
-    predict_on_head(host, WHERE, None, "squad-1")
+    OnHead(host, None, "squad-1", said_here.append).predict(WHERE)
     assert "/home/ubuntu/spr-jobs/squad-1/output/model <" in host.commands[-2]
     with pytest.raises(UsageError, match="job squad-3 has no model: it is failed"):
-        predict_on_head(host, WHERE, None, "squad-3")
+        OnHead(host, None, "squad-3", said_here.append).predict(WHERE)
     with pytest.raises(JobError, match="the head gave 1 answer to 2 rows"):
-        predict_on_head(host, WHERE * 2, None, None)
+        OnHead(host, None, None, said_here.append).predict(WHERE * 2)
 
 
 def test_a_model_is_found_by_folder_job_or_age(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = model.parent.parent
-    assert find_model(None, root) == model
-    assert find_model("squad-1", root) == model
-    assert find_model(str(model), root) == model
-    assert find_model(str(model.parent), root) == model
-    assert find_model("squad-9", root) is None
-    assert find_model(None, tmp_path) is None
+    root, said = model.parent.parent, list[str]()
+    assert find_model(None, said.append, root) == model
+    assert find_model("squad-1", said.append, root) == model
+    assert find_model(str(model), said.append, root) == model
+    assert find_model(str(model.parent), said.append, root) == model
+    assert said == [f"using the model of squad-1, the newest in {root}/"]
+    assert find_model("squad-9", said.append, root) is None
+    assert find_model(None, said.append, tmp_path) is None
     with pytest.raises(UsageError, match=r"--model \./nowhere: no such folder"):
-        find_model("./nowhere", root)
+        find_model("./nowhere", said.append, root)
     with pytest.raises(UsageError, match=r"no config\.json in"):
-        find_model(str(tmp_path), root)
+        find_model(str(tmp_path), said.append, root)
 
 
-@pytest.mark.parametrize("given", ["lm-2", "", None])
-def test_adapters_are_not_a_model(given: str | None, tmp_path: Path) -> None:
-    root = tmp_path
-    (root / "squad-1/model").mkdir(parents=True)
-    (root / "squad-1/model/config.json").write_text("{}")
-    adapters = root / "lm-2" / "model"
-    adapters.mkdir(parents=True)
-    config = '{"base_model_name_or_path": "org/base", "peft_type": "LORA"}'
-    (adapters / "adapter_config.json").write_text(config)
-    os.utime(adapters / "adapter_config.json", (4e9, 4e9))
-    with pytest.raises(UsageError, match=f"{adapters}: holds only adapters for org/base") as caught:
-        find_model(str(adapters) if given == "" else given, root)
-    assert "merge them into it" in str(caught.value.hint)
+def test_an_older_model_is_not_taken_for_an_unusable_newest_one(
+    model: Path, tmp_path: Path
+) -> None:
+    root, said = model.parent.parent, list[str]()
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    newest = tmp_path / "digits-2" / "model" / "model.safetensors"
+    newest.parent.mkdir(parents=True)
+    newest.touch()
+    os.utime(newest, (4e9, 4e9))
+    with pytest.raises(UsageError, match=f"^{newest.parent}, the newest model in ") as refused:
+        find_model(None, said.append, tmp_path)
+    assert (refused.value.hint, said) == ("choose another with --model", [])
+
+
+def save_adapters(folder: Path, base: str, **more: str) -> Path:
+    folder.mkdir(parents=True)
+    config = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM", **more}
+    (folder / ADAPTERS).write_text(json.dumps(config))
+    return folder
+
+
+def test_adapters_are_a_model_with_a_base(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    adapters = save_adapters(tmp_path / "lm-2/model", str(base))
+    for given in ("lm-2", str(adapters), None):
+        assert find_model(given, lambda _: None, tmp_path) == adapters
+    check_model(adapters, {"temperature": 0.5})
+    assert local_base(adapters) == base
+    assert local_base(save_adapters(tmp_path / "hub", "org/base")) is None
+    base.rmdir()
+    with pytest.raises(
+        UsageError, match=f"{adapters}: its adapters belong to the model in {base}, "
+    ) as e:
+        check_model(adapters)
+    assert str(e.value.hint).startswith("put it there, or correct base_model_name_or_path in ")
+    other = save_adapters(tmp_path / "other", "org/base", task_type="SEQ_CLS")
+    with pytest.raises(UsageError, match="has adapters for SEQ_CLS, not those of `train lm`"):
+        check_model(other)
+
+
+def test_options_of_language_models_need_one(model: Path) -> None:
+    message = "--temperature, --top-p: has no effect on models of `train squad`"
+    with pytest.raises(UsageError, match=message):
+        check_model(model, {"temperature": 1.0, "top_p": 0.5})
+
+
+def test_rows_come_from_standard_input() -> None:
+    text = '\ufeffWhere?\r\n\n{"text": "a\u2028b"}\n'
+    assert read_rows(text.encode(), None) == [{"text": "Where?"}, {"text": "a\u2028b"}]
+    assert read_rows(text.encode(), "c")[1] == {"context": "c", "text": "a\u2028b"}
+    assert read_rows(b"Who?", "c") == make_rows(["Who?"], "c")
+    for content, message in (
+        (b"a\xff", r"standard input: not UTF-8 \(byte 1\)"),
+        (b" \n", "standard input has no lines"),
+        (b"a\n{x", "standard input: row 2"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            read_rows(content, None)
 
 
 def test_a_context_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +365,7 @@ def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: 
     options = PredictOptions("", "s3://my-data/rows.csv.gz", "out.parquet", {"text": "review"})
     request = PredictRequest(options, tmp_path, spec=JobSpec(recovery=Recovery(1)))
     plan = plan_prediction(
-        request, load_stack("upstream"), "/home/ubuntu/spr-jobs/a-1/output/model"
+        request, load_stack("upstream"), ("/home/ubuntu/spr-jobs/a-1/output/model", "")
     )
     assert plan.head_folders == {"model": "/home/ubuntu/spr-jobs/a-1/output/model"}
     assert (plan.spec.storage.stage, plan.files) == (
@@ -277,7 +374,8 @@ def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: 
     )
     sent = PredictOptions(**json.loads(plan.argv[0]))
     assert sent == PredictOptions(
-        "model", "data/rows.csv.gz", "output/predictions.parquet", {"text": "review"}, False, "gloo"
+        *("model", "data/rows.csv.gz", "output/predictions.parquet", {"text": "review"}, False),
+        *("gloo", {}, "data/base"),
     )
     assert plan.resumes
     local = PredictOptions("", rows_in(tmp_path), "out.csv")
@@ -285,9 +383,10 @@ def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: 
     assert plan.files == {"data/rows.csv": tmp_path / "rows.csv", "model": model}
 
 
+@pytest.mark.parametrize("base", ["", "/home/ubuntu/spr-jobs/squad-1/model"])
 @pytest.mark.parametrize("is_on_head", [False, True])
 def test_a_jobs_file_comes_home(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, is_on_head: bool
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, is_on_head: bool, base: str
 ) -> None:
     results = {"task": "squad", "rows": 1, "skipped": 0, "rows_per_second": 2.0}
     hosts = make_hosts([event(event="result", **results)])
@@ -295,6 +394,7 @@ def test_a_jobs_file_comes_home(
     if is_on_head:
         head.answers.insert(0, ("# listing the jobs", listed("squad-1", has_model=True)))
         head.answers.append(("# distributing a folder", ""))
+        head.answers.append(("# looking for the model of adapters", f"{base}\n"))
     files = {"results.json": json.dumps(results), "predictions.csv": "answer\nDelft\n"}
     head.files["results.tar"] = pack_output(
         {f"output/{name}": text.encode() for name, text in files.items()}
@@ -308,7 +408,14 @@ def test_a_jobs_file_comes_home(
     assert output.read_text() == "answer\nDelft\n"
     assert not (tmp_path / "results/predictions.csv").exists()
     assert " -n 2 " in mpirun_line(head, JobPaths(new_job_id("predict", NOW)))
-    # The model that was fetched from the head is not sent to it again.
-    copied = [each for each in head.commands if "# distributing a folder" in each]
-    assert len(copied) == is_on_head
-    assert all("cp -r /home/ubuntu/spr-jobs/squad-1/output/model model" in each for each in copied)
+    # The model that was fetched from the head is not sent to it again, nor that of its adapters.
+    copied = [
+        line.split(" && ")[-1]
+        for each in head.commands
+        if "# distributing a folder" in each
+        for line in each.splitlines()
+        if "cp -r" in line
+    ]
+    root = "/home/ubuntu/spr-jobs/squad-1"
+    expected = [f"cp -r {root}/output/model model", *([f"cp -r {base} data/base"] * bool(base))]
+    assert copied == expected * is_on_head

@@ -14,11 +14,21 @@ import pytest
 from infra.errors import JobError, UsageError
 from jobs.cli.train import build_request
 from jobs.places.queue.session import DetachedError
-from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes, spec_of
+from jobs.train.request import (
+    TrainRequest,
+    check_inputs,
+    data_files,
+    local_data,
+    needs_hub,
+    options_on_nodes,
+    spec_of,
+)
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import PlacementOptions, Recovery, Resources
 from jobs.worker.supervisor.launch import parse_launch
 from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.embed.options import EmbedOptions
+from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.squad.task import DEMO, SquadOptions
 from jobs.worker.training.options import BASE_MODEL
 from provision.stacks.load import load_stack
@@ -200,9 +210,32 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     weighted = ClassifyOptions(data="t.csv", class_weights="w.json")
     there = options_on_nodes(weighted, load_stack("upstream")).class_weights
     assert data_files(weighted)[str(there)] == Path("w.json")
+    chats = LmOptions(data="c.jsonl", chat_template="t.jinja")
+    template = options_on_nodes(chats, load_stack("upstream")).chat_template
+    assert data_files(chats)[str(template)] == Path("t.jinja")
     balanced = replace(weighted, class_weights="balanced")
     assert options_on_nodes(balanced, load_stack("upstream")).class_weights == "balanced"
     assert len(data_files(balanced)) == 1
+
+    for name, there in ((str(model), "data/teacher"), ("scores.jsonl", "data/teacher.jsonl")):
+        taught = ClassifyOptions(data="t.csv", teacher=name)
+        assert options_on_nodes(taught, load_stack("upstream")).teacher == there
+        assert data_files(taught)[there] == Path(name)
+        assert needs_hub(taught), "for the student"
+    taught = ClassifyOptions(data="t.csv", teacher=str(model), student_layers=2)
+    assert "model" not in data_files(taught)
+    assert not needs_hub(taught)
+    assert needs_hub(replace(taught, teacher="org/teacher"))
+    larger = EmbedOptions(data="t.csv", corpus="passages.txt")
+    assert options_on_nodes(larger, load_stack("upstream")).corpus == "data/corpus.txt"
+
+
+def test_a_path_with_a_dot_is_no_name_on_the_hub() -> None:
+    words = ("train", "classify", "--data", "./reviews", "--teacher", "./t")
+    options = parse_request(*words).read_options()
+    assert local_data(options) == {"data": Path("reviews"), "teacher": Path("t")}
+    options = parse_request(*words[:3], "reviews", "--teacher", "t").read_options()
+    assert local_data(options) == {}
 
 
 def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:

@@ -1,18 +1,17 @@
-"""The model of `train embed`: one encoder for all columns, and the loss of its vectors."""
+"""The model of `train embed`: one encoder for all columns of texts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize, pad
+from torch.nn.functional import normalize
 
 from ...runtime.errors import ModelError
-from ...runtime.ranks import Ranks
 
 _SENTENCE_TRANSFORMERS: dict[str, Any] = {
     "modules.json": [
@@ -66,12 +65,18 @@ def pool(states: Tensor, mask: Tensor, pooling: str = "mean") -> Tensor:
 
 
 class BiEncoder(nn.Module):
-    """Encodes the columns of a batch, each at its own width. Everything else is the encoder's."""
+    """Encodes the columns of a batch, each at its own width. Everything else is the encoder's.
 
-    def __init__(self, encoder: Any, max_length: int) -> None:
+    ``prompts`` are those of sentence-transformers by name, in addition to the encoder's own.
+    """
+
+    def __init__(self, encoder: Any, max_length: int, prompts: Mapping[str, str]) -> None:
         super().__init__()
         self.encoder, self._max_length = encoder, max_length
         self._declared = read_declared(encoder)
+        if prompts:
+            settings = self._declared[_SETTINGS]
+            settings["prompts"] = {**settings.get("prompts", {}), **prompts}
         self.pooling = find_pooling(self._declared)
 
     def __getattr__(self, name: str) -> Any:
@@ -83,9 +88,9 @@ class BiEncoder(nn.Module):
             return getattr(self.encoder, name)
 
     def forward(self, shapes: Tensor, **flat: Tensor) -> Tensor:
-        """Return vectors, shape (columns, samples, size).
+        """Return the vectors of all columns' texts, one column after the other: (texts, size).
 
-        ``shapes`` has a row (samples, tokens) for each column; the columns' inputs are one after the other
+        ``shapes`` has a row (texts, tokens) for each column; the columns' inputs are one after the other
         in each tensor of ``flat``.
         """
         vectors, at = [], 0
@@ -93,7 +98,7 @@ class BiEncoder(nn.Module):
             part = {name: each[at : at + rows * width] for name, each in flat.items()}
             vectors.append(self.encode(**{k: v.view(rows, width) for k, v in part.items()}))
             at += rows * width
-        return torch.stack(vectors)
+        return torch.cat(vectors)
 
     def encode(self, **inputs: Tensor) -> Tensor:
         """Return the vectors of one column's texts."""
@@ -114,63 +119,3 @@ class BiEncoder(nn.Module):
             path = folder / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(content, indent=2), encoding="utf-8")
-
-
-def contrast(vectors: Tensor, ids: Tensor, temperature: float, ranks: Ranks) -> Tensor:
-    """Return the mean loss of this rank's samples: each anchor has to find its positive.
-
-    The candidates are the positives and negatives of all samples on all ranks. ``vectors`` has shape
-    (columns, samples, size): anchors, positives, and perhaps negatives; ``ids``, (columns, samples), is equal
-    for equal texts. A candidate that is right for another reason doesn't count: one with the positive's
-    text, or the positive of an equal anchor. This is InfoNCE, https://arxiv.org/abs/1807.03748.
-    """
-    anchors = vectors[0]
-    counts = _counts(anchors.shape[0], ranks)
-    found = _Gather.apply(vectors[1:].transpose(0, 1), counts, ranks)  # type: ignore[no-untyped-call]
-    known = _gather(ids.T.contiguous(), counts, ranks)
-    candidates = found.transpose(0, 1).flatten(0, 1)
-    right = sum(counts[: ranks.rank]) + torch.arange(len(anchors))
-    is_same = known[:, 1:].T.flatten() == ids[1][:, None]
-    is_same[:, : len(known)] |= known[:, 0] == ids[0][:, None]
-    is_same[torch.arange(len(anchors)), right] = False
-    with torch.autocast("cpu", enabled=False):  # bf16 has too few digits for similarities
-        scores = anchors @ candidates.T / temperature
-    return cross_entropy(scores.masked_fill(is_same, float("-inf")), right)
-
-
-def _counts(count: int, ranks: Ranks) -> list[int]:
-    """Return every rank's number of samples: with fewer ranks than planned, they differ."""
-    if ranks.size == 1:
-        return [count]
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.size)]
-    dist.all_gather(counts, torch.tensor([count]), group=ranks.control)
-    return [int(each) for each in counts]
-
-
-def _gather(rows: Tensor, counts: list[int], ranks: Ranks) -> Tensor:
-    """Return all ranks' rows, in rank order."""
-    if ranks.size == 1:
-        return rows
-    most = max(counts)
-    # All ranks have to send the same size.
-    own = pad(rows, (0, 0) * (rows.dim() - 1) + (0, most - len(rows))).contiguous()
-    found = [torch.empty_like(own) for _ in counts]
-    dist.all_gather(found, own, group=ranks.control)
-    return torch.cat([each[:count] for each, count in zip(found, counts)])  # noqa: B905 - 3.8
-
-
-class _Gather(torch.autograd.Function):
-    """:func:`_gather`, with the gradients that all ranks' losses have for this rank's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], ranks: Ranks) -> Tensor:
-        ctx.counts, ctx.ranks = counts, ranks
-        return _gather(rows.contiguous(), counts, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        if ctx.ranks.size > 1:
-            dist.all_reduce(total, group=ctx.ranks.control)
-        first = sum(ctx.counts[: ctx.ranks.rank])
-        return total[first : first + ctx.counts[ctx.ranks.rank]], None, None

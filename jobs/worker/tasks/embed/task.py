@@ -2,117 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ...data.groups import (
+    POSITIVE_COLUMNS,
+    QUERY_COLUMNS,
+    FlatTexts,
+    Group,
+    Grouped,
+    choose_negatives,
+    flatten,
+    read_groups,
+)
+from ...data.readers import read_table
 from ...data.records import require_text
-from ...data.table import Table, choose_column
-from ...runtime.errors import DatasetError
-from ...training.options import SMALL, Range, option
+from ...data.table import Table, choose_column, read_records
+from ...runtime.errors import DatasetError, ModelError
+from ...training.options import NO_CACHE, SMALL
 from ...training.task import Data, Loaded
-from ...training.text_task import Row, RowOptions, TableTask, text_columns
+from ...training.teacher import TaughtTask, load_student
+from ...training.text_task import Row
+from .options import EmbedOptions
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ...data.tokens import Ints, Longs, TextSample, TextSamples
+    from ...data.groups import GroupSample
     from ...runtime.ranks import Ranks
     from ...training.state import TrainContext
+    from .evaluation import Corpus
 
-FOUND_AT = (1, 10)
-"""The results contain recall among this many candidates."""
 MOST_TOKENS = 8192
-_RANKED_TOGETHER = 256
 
 
-@dataclass(frozen=True)
-class EmbedOptions(RowOptions):
-    """One training run of an encoder. Raises ``ValueError`` if a batch would be split."""
-
-    task = "embed"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "mrr": "max",
-        **{f"recall_at_{most}": "max" for most in FOUND_AT},
-    }
-    splits_batches = False
-    # Pairs with the same passage have about the same length. In one batch, they would leave few negatives.
-    batches_sharing_lengths = 8
-
-    text_column: str | None = option(
-        None, "column with the anchors, such as questions", metavar="NAME"
-    )
-    pair_column: str | None = option(
-        None, "column with each anchor's positive, such as the passage to find", metavar="NAME"
-    )
-    negative_column: str | None = option(
-        None, "column with a text that is not to be found for the anchor", metavar="NAME"
-    )
-    temperature: float = option(
-        0.05, "divides cosine similarities before the softmax", within=Range(0.001, 10)
-    )
-    epochs: int = RowOptions.redefine("epochs", 1)
-    batch_size: int = RowOptions.redefine("batch_size", 32)
-    max_length: int = RowOptions.redefine("max_length", 256)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.accumulate > 1:
-            raise ValueError(
-                "--accumulate: `embed` needs whole batches, in which every text is a negative of the "
-                "others; use a smaller --batch-size"
-            )
-
-
-class Group(NamedTuple):
-    """An anchor, its positive, and perhaps a negative."""
-
-    texts: tuple[str, ...]
-
-
-class GroupSample(NamedTuple):
-    """A group as tokens; ``ids`` are equal for equal texts."""
-
-    texts: Sequence[TextSample]
-    ids: Longs
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Groups as tokens, with a row of ``ids`` for each column: equal for equal texts."""
-
-    columns: Sequence[TextSamples]
-    ids: Longs
-
-    def __len__(self) -> int:
-        return int(self.ids.shape[1])
-
-    def __getitem__(self, index: int) -> GroupSample:
-        return GroupSample([column[index] for column in self.columns], self.ids[:, index])
-
-    @cached_property
-    def lengths(self) -> Ints:
-        """Every group's number of tokens."""
-        return sum(column.lengths for column in self.columns)  # type: ignore[return-value]
-
-    def token_ids(self) -> Longs:
-        """Return the IDs that occur in any text, ascending."""
-        from ...data.tokens import distinct
-
-        return distinct(*(column.token_ids() for column in self.columns))
-
-    def digest(self) -> str:
-        """Return a digest of all groups."""
-        digests = "".join(column.digest() for column in self.columns)
-        return blake2b(digests.encode(), digest_size=16).hexdigest()
-
-
-class Embed(TableTask[EmbedOptions]):
+class Embed(TaughtTask[EmbedOptions]):
     """``recall_at_1``, ``recall_at_10``, and ``mrr`` in the results are percentages.
 
     They tell how well the evaluation data's anchors find their positives among all of its positives and
@@ -120,6 +47,8 @@ class Embed(TableTask[EmbedOptions]):
     """
 
     name = "embed"
+    shares = ("recall_at_1", "recall_at_10")
+    pipeline_tag = "sentence-similarity"
     Options = EmbedOptions
     demo = EmbedOptions(
         data=str(Path(__file__).parents[1] / "classify.sample.jsonl"),
@@ -130,25 +59,24 @@ class Embed(TableTask[EmbedOptions]):
     help = "turn texts into vectors for search, learned from pairs or triplets"
     head = ""
     other_columns = "others"
-    text_columns = ("anchor", "query", "question", "sentence1", "sentence", "text")
-    pair_columns = ("positive", "passage", "context", "answer", "sentence2", "pair", "document")
-    negative_columns = ("negative", "hard_negative")
+    text_columns = QUERY_COLUMNS
     _ranks: Ranks
+    _passages: Sequence[str] = ()
+    _corpus: Corpus | None = None
 
     def choose_columns(self, table: Table) -> list[str]:
         options = self.options
-        found = [
+        return [
             choose_column(table, options.text_column, self.text_columns, "--text-column"),
-            choose_column(table, options.pair_column, self.pair_columns, "--pair-column"),
+            choose_column(table, options.pair_column, POSITIVE_COLUMNS, "--pair-column"),
+            *choose_negatives(table, options.negative_column),
         ]
-        asked = options.negative_column
-        if asked is not None or not {*self.negative_columns}.isdisjoint(table.columns):
-            found.append(choose_column(table, asked, self.negative_columns, "--negative-column"))
-        return found
 
-    def convert(self, place: str, row: Any, *columns: str) -> Group:
-        texts = (require_text(row.get(each), f"{place}: column {each!r}") for each in columns)
-        return Group(tuple(text.strip() for text in texts))
+    def convert(self, place: str, row: Any, *columns: str) -> tuple[Group, ...]:
+        return read_groups(place, row, *columns)
+
+    def _records(self, *table: Any) -> Sequence[Group]:
+        return flatten(super()._records(*table))
 
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
@@ -156,93 +84,148 @@ class Embed(TableTask[EmbedOptions]):
         first = data.train[0].texts[1]
         if all(group.texts[1] == first for group in data.train):
             raise DatasetError(f"{data.train_source}: all its pairs have the same second text")
+        if self.options.corpus is not None:
+            self._passages = self._read_corpus(self.options.corpus, note)
         return data
 
-    def load(self, context: TrainContext, data: Data) -> Loaded:
-        from ...training.model import load_model
-        from .encoder import BiEncoder
+    def _read_corpus(self, place: str, note: Callable[[str], None]) -> Sequence[str]:
+        cache = self.options.token_cache
+        mapped = None if cache == NO_CACHE else Path(cache).expanduser()
+        table, options = read_table(place, mapped=mapped), self.options
+        known = (options.pair_column or "", *POSITIVE_COLUMNS, "text", "content")
+        column = choose_column(table, None, known, "--pair-column")
+        note(f"{table.source}: passages from column {column!r}")
 
+        def convert(where: str, row: Any) -> str:
+            return require_text(row.get(column), f"{where}: column {column!r}").strip()
+
+        return read_records(table, convert, None)
+
+    def load(self, context: TrainContext, data: Data) -> Loaded:
         self._ranks = context.ranks
         texts = (text for group in data.train for text in group.texts)
-        loaded = load_model(self.options, self.head, texts, context.ranks)
+        loaded = load_student(self.options, self.head, texts, context.ranks)
+        size, sizes = loaded.model.config.hidden_size, self.options.sizes
+        if sizes and max(sizes) >= size:
+            given = self.options.matryoshka
+            raise ModelError(f"--matryoshka {given}: the vectors have {size} dimensions")
         # Saved with the tokenizer, so that `predict` cuts texts as training did.
         loaded.tokenizer.model_max_length = self.options.max_length
-        return loaded._replace(model=BiEncoder(loaded.model, self.options.max_length))
+        wrapped = self._wrap(loaded)
+        if self._passages:
+            self._corpus = self._encode_corpus(context, wrapped)
+        return wrapped
 
-    def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[Group]) -> Groups:
+    def _encode_corpus(self, context: TrainContext, loaded: Loaded) -> Corpus:
+        from ...data.mapped import Lazy
+        from .evaluation import Corpus, digest_texts
+
+        prompt = self.options.passage_prompt or ""
+        texts = Lazy(self._passages, lambda _, text: prompt + text)
+        samples = self.encode_samples(context, loaded, [texts], range(len(texts)))
+        return Corpus(texts, samples, digest_texts(texts))
+
+    def open_teacher(self) -> Loaded:
+        return self._wrap(super().open_teacher())
+
+    def _wrap(self, loaded: Loaded) -> Loaded:
+        from .encoder import BiEncoder
+
+        options = self.options
+        named = {"query": options.query_prompt, "document": options.passage_prompt}
+        prompts = {name: text for name, text in named.items() if text is not None}
+        return loaded._replace(model=BiEncoder(loaded.model, options.max_length, prompts))
+
+    def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[Group]) -> Grouped:
         import numpy as np
 
-        columns = text_columns(records)
-        samples = [
-            self.encode_samples(context, loaded, [column], range(len(records)))
-            for column in columns
-        ]
-        ids = [np.fromiter(map(_digest, column), np.int64, len(records)) for column in columns]
-        return Groups(samples, np.stack(ids))
+        from .evaluation import digest_texts
+
+        texts = self._texts(records)
+        parts = self.encode_samples(context, loaded, [texts], texts.owners)
+        # Ranks number equal texts equally.
+        _, first, numbers = np.unique(digest_texts(texts), return_index=True, return_inverse=True)
+        return Grouped(parts, np.array(texts.bounds), numbers, first)
+
+    def _texts(self, records: Sequence[Group]) -> FlatTexts:
+        query, passage = self.options.query_prompt or "", self.options.passage_prompt or ""
+
+        def pick(group: Group) -> Sequence[str]:
+            return [query + group.texts[0], *(passage + text for text in group.texts[1:])]
+
+        return FlatTexts(records, pick)
+
+    def finish(self, context: TrainContext, loaded: Loaded, samples: Grouped) -> Grouped:
+        import numpy as np
+
+        from ...data.token_cache import compute_once
+        from ...training.teacher import digest_weights
+        from .negatives import add_negatives, mine
+
+        count, note = self.options.mine_negatives, context.events.note
+        if count is None:
+            return samples
+
+        def compute() -> NDArray[np.float32]:
+            vectors = self.compute_outputs(context, loaded, samples)
+            return mine(samples, vectors, count, context.ranks).astype(np.int32).view(np.float32)
+
+        key = f"{digest_weights(loaded.model)} {samples.digest()} {context.precision.dtype} {count}"
+        found = compute_once(context.ranks, self.open_cache(), key, compute, note).view(np.int32)
+        note(f"negatives that the model found: {(found >= 0).sum() / len(samples):.1f} per anchor")
+        return add_negatives(samples, found.astype(np.int64))
 
     def collate(self, samples: Sequence[GroupSample], loaded: Loaded) -> dict[str, Tensor]:
-        import numpy as np
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
         from ...training.batches import pad_inputs
 
+        width = max(len(sample.parts) for sample in samples)
         columns = [
-            pad_inputs(column, loaded.pad_token)
-            for column in zip(*(sample.texts for sample in samples), strict=True)
+            pad_inputs(
+                [each.parts[place] for each in samples if place < len(each.parts)],
+                loaded.pad_token,
+            )
+            for place in range(width)
         ]
         flat = {name: torch.cat([each[name].flatten() for each in columns]) for name in columns[0]}
         shapes = torch.tensor([each["input_ids"].shape for each in columns])
-        ids = torch.from_numpy(np.stack([sample.ids for sample in samples], axis=1))
-        return {**flat, "shapes": shapes, "ids": ids}
+        numbers = [torch.from_numpy(each.numbers) for each in samples]
+        padded = pad_sequence(numbers, batch_first=True, padding_value=-1)
+        return {**flat, "shapes": shapes, "numbers": padded}
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        from .encoder import contrast
+        from .losses import contrast_prefixes, follow
 
-        inputs = {name: each for name, each in batch.items() if name != "ids"}
-        return contrast(model(**inputs), batch["ids"], self.options.temperature, self._ranks)
+        options, numbers, teacher = self.options, batch["numbers"], batch.get("teacher")
+        inputs = {name: each for name, each in batch.items() if name not in ("numbers", "teacher")}
+        vectors = model(**inputs)
+        heat, ranks = options.temperature, self._ranks
+        loss = contrast_prefixes(vectors, numbers, heat, options.sizes, ranks)
+        if teacher is None:
+            return loss
+        learned = follow(vectors, teacher, numbers, heat, ranks)
+        return options.distill_alpha * loss + (1 - options.distill_alpha) * learned
+
+    def compute_outputs(
+        self, context: TrainContext, teacher: Loaded, samples: Grouped
+    ) -> NDArray[Any]:
+        """Return the vectors of all texts, by their numbers."""
+        from .evaluation import encode_together
+
+        return encode_together(context, teacher, samples.parts, samples.first)
 
     def evaluate(
-        self, context: TrainContext, loaded: Loaded, records: Sequence[Group], samples: Groups
+        self, context: TrainContext, loaded: Loaded, records: Sequence[Group], samples: Grouped
     ) -> dict[str, Any]:
-        import numpy as np
+        from .evaluation import evaluate
 
-        from ...runtime.output import save_json
+        return evaluate(context, loaded, self._texts(records), samples, self._corpus)
 
-        # Each distinct text once, by its place in the columns, one after the other.
-        anchors, first = np.unique(samples.ids[0], return_index=True)
-        candidates, others = np.unique(samples.ids[1:], return_index=True)
-        others += len(samples)
-        vectors = _encode_together(context, loaded, samples, np.concatenate([first, others]))
-        if not context.ranks.first:
-            return {}
-        pairs = np.unique(samples.ids[:2], axis=1)
-        rows = np.searchsorted(anchors, pairs[0])
-        own = vectors[: len(anchors)]
-        places, best = rank_candidates(
-            own, vectors[len(anchors) :], rows, np.searchsorted(candidates, pairs[1])
-        )
-        reached = np.full(len(anchors), len(candidates))
-        np.minimum.at(reached, rows, places)
-        texts = [group.texts for group in records]
-        found = others[best]
-        predictions = [
-            {
-                "anchor": texts[one][0],
-                "rank": int(place),
-                "best": texts[other % len(texts)][other // len(texts)],
-            }
-            for one, place, other in zip(first, reached, found, strict=True)
-        ]
-        save_json(context.output / "predictions.json", predictions)
-        recall = {
-            f"recall_at_{most}": np.bincount(rows, places <= most) / np.bincount(rows)
-            for most in FOUND_AT
-        }
-        scores = {**recall, "mrr": 1 / reached}
-        return {
-            **{name: round(100 * float(each.mean()), 3) for name, each in scores.items()},
-            "candidates": len(candidates),
-        }
+    def evaluation_tokens(self, samples: Grouped) -> int:
+        corpus = self._corpus.samples.lengths.sum() if self._corpus else 0
+        return super().evaluation_tokens(samples) + int(corpus)
 
     @classmethod
     def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
@@ -266,55 +249,3 @@ class Embed(TableTask[EmbedOptions]):
             for tokens, output in run_texts(loaded, texts, min(limit, MOST_TOKENS))
             for vector in pool(output[0], tokens["attention_mask"], pooling).tolist()
         ]
-
-
-def _digest(text: str) -> int:
-    """Return a number for a text, the same on all ranks."""
-    found = blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(found, "little", signed=True)
-
-
-def _encode_together(
-    context: TrainContext, loaded: Loaded, samples: Groups, places: Longs
-) -> NDArray[np.float32]:
-    """Return the vectors of the texts at these places of all columns, computed by all ranks."""
-    import numpy as np
-    import torch
-
-    from ...training.batches import pad_inputs
-    from ...training.evaluation import compute_together
-
-    count = len(samples)
-    lengths = np.concatenate([column.lengths for column in samples.columns])[places]
-
-    def encode(batches: Sequence[Longs]) -> Iterator[tuple[Longs, NDArray[np.float32]]]:
-        loaded.model.eval()
-        with torch.inference_mode(), context.autocast():
-            for chosen in batches:
-                found = places[chosen].tolist()
-                rows = [samples.columns[each // count][each % count] for each in found]
-                yield chosen, loaded.model.encode(**pad_inputs(rows, loaded.pad_token)).numpy()
-
-    parts = compute_together(context.ranks, lengths, encode)
-    order = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
-    return np.concatenate([vectors for _, vectors in parts])[order]
-
-
-def rank_candidates(
-    anchors: NDArray[np.float32], candidates: NDArray[np.float32], rows: Longs, wanted: Longs
-) -> tuple[Longs, Longs]:
-    """Return the rank, from 1, of each pair's candidate for its anchor, and each anchor's best candidate.
-
-    Vectors have shape (texts, size). Among candidates with equal scores, the wanted one is the last.
-    """
-    import numpy as np
-
-    ranks = np.empty(len(rows), dtype=np.int64)
-    best = np.empty(len(anchors), dtype=np.int64)
-    for first in range(0, len(anchors), _RANKED_TOGETHER):
-        scores = anchors[first : first + _RANKED_TOGETHER] @ candidates.T
-        best[first : first + len(scores)] = scores.argmax(axis=1)
-        for pair in np.flatnonzero((rows >= first) & (rows < first + len(scores))):
-            own = scores[rows[pair] - first]
-            ranks[pair] = np.count_nonzero(own >= own[wanted[pair]])
-    return ranks, best

@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...bench.measure import read_available_bytes
+from ...fast.layers import freeze_layers
 from ...runtime.errors import ModelError, first_line
 from ...runtime.precision import autocast
+from ...training.batches import ALIGN
 from ...training.optimizer_step import count_parts
 from .head import use_chunks
 from .model import LmOptions, prepare_model
@@ -50,6 +52,8 @@ class Plan(NamedTuple):
     options: LmOptions
     dtype: str
     ranks: int
+    width: int | None = None
+    """Tokens of the longest sample, if they do not fill ``--max-length``."""
 
     @property
     def loaded_as(self) -> str:
@@ -120,11 +124,13 @@ def simulate(plan: Plan, source: Any) -> int:
         # peft moves its adapters to where they are already, which fails without content.
         with patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
             model = prepare_model(model, options).train()
+            freeze_layers(model, options.freeze_layers)
         trained = [each for each in model.parameters() if each.requires_grad]
         if plan.ranks > 1:  # DistributedDataParallel keeps the gradients' memory
             for each in trained:
                 each.grad = torch.empty_like(each)
-        ids = torch.zeros((rows, options.max_length), dtype=torch.int64)
+        width = min(plan.width or options.max_length, options.max_length)
+        ids = torch.zeros((rows, -(-width // ALIGN) * ALIGN), dtype=torch.int64)
         live = LiveBytes()
         with live:
             live.add(*model.parameters(), *model.buffers(), *(each.grad for each in trained))

@@ -28,6 +28,14 @@ class LmOptions(RowOptions):
     )
     max_length: int = option(512, "tokens per sample", within=Range(16, 8192))
     batch_size: int = RowOptions.redefine("batch_size", 8)
+    chat_template: str | None = option(
+        None, "Jinja template of chats (default: the tokenizer's own)", metavar="FILE"
+    )
+    train_on: str = option(
+        "completions",
+        "tokens to learn: completions and assistant turns, or all",
+        choices=("completions", "all"),
+    )
     lora: bool = option(
         False, "train adapters (LoRA) of all linear layers instead of the weights; needs peft"
     )
@@ -105,7 +113,7 @@ def add_adapters(model: Any, options: LmOptions) -> Any:
     return model
 
 
-def import_peft() -> Any:
+def import_peft(needs: str = "--lora needs peft") -> Any:
     """Return peft. Raises :class:`ModelError` if the stack has none."""
     from importlib import import_module
 
@@ -113,6 +121,5 @@ def import_peft() -> Any:
         return import_module("peft")
     except ImportError as error:
         raise ModelError(
-            f"--lora needs peft: {error}",
-            hint='add "peft" to the python_packages of your stack, or omit --lora',
+            f"{needs}: {error}", hint='add "peft" to the python_packages of your stack'
         ) from error

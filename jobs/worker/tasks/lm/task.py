@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from heapq import nlargest
+from itertools import chain
 from math import exp, fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.records import require_text
+from ...data.records import refusal, require_text, skip_note
 from ...data.table import Table, choose_column
 from ...runtime.errors import DatasetError, ModelError
 from ...training.options import SCRATCH, SMALL
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TableTask
+from .chats import (
+    CHATS,
+    Exchange,
+    find_columns,
+    may_have_template,
+    read_chat_template,
+    read_exchange,
+    require_whole,
+)
 from .model import LmOptions, has_dropout, prepare_model
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ...data.tokens import Ints, Longs, TextSample, Tokens
+    from ...data.tokens import Longs, TextSample
     from ...training.state import TrainContext
+    from .samples import Masked, Packed
 
 SHAPE = {
     "hidden_size": 128,
@@ -42,20 +52,58 @@ class Lm(TableTask[LmOptions]):
     Options = LmOptions
     demo = LmOptions(data=str(Path(__file__).with_name("lm.sample.txt")), max_length=32, **SMALL)
     help = "a causal language model, all of it or adapters (LoRA)"
+    pipeline_tag = "text-generation"
     head = "CausalLM"
-    text_columns = ("text", "content", "document", "sentence", "messages", "conversations")
+    other_columns = "completions"
+    text_columns = ("text", "content", "document", "sentence")
+    settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
+    predict_columns = (*CHATS, "prompt", *text_columns)
+    _are_chats: bool | None = None
+    """Whether exchanges are lists of turns; None for plain texts."""
 
     def choose_columns(self, table: Table) -> list[str]:
-        return [choose_column(table, self.options.text_column, self.text_columns, "--text-column")]
+        asked = self.options.text_column
+        if found := find_columns(table, asked):
+            return found
+        if asked is None and not {*self.text_columns} & {name.strip() for name in table.columns}:
+            require_whole(table)
+        return [choose_column(table, asked, self.text_columns, "--text-column")]
 
-    def convert(self, place: str, row: Any, *columns: str) -> str:
-        (column,) = columns
-        if isinstance(row.get(column), (list, dict)):
+    def input_columns(self, table: Table) -> dict[str, str]:
+        columns = self.choose_columns(table)
+        if len(columns) > 1:
+            return {"prompt": columns[0]}
+        return {"messages" if find_columns(table, columns[0]) else "text": columns[0]}
+
+    def convert(self, place: str, row: Any, *columns: str) -> str | Exchange:
+        if len(columns) == 1 and columns[0].strip() not in CHATS:
+            (column,) = columns
+            if isinstance(row.get(column), (list, dict)):
+                raise DatasetError(
+                    f"{place}: column {column!r} is a list, not a text",
+                    hint=f"call the column {CHATS[0]!r} if its rows are chats",
+                )
+            return require_text(row.get(column), f"{place}: column {column!r}")
+        found = read_exchange(place, row, columns)
+        is_chat = bool(found.turns)
+        if self._are_chats is None:
+            self._are_chats = is_chat
+        if self._are_chats is not is_chat:
+            this, others = ("lists of turns", "texts")[:: 1 if is_chat else -1]
             raise DatasetError(
-                f"{place}: column {column!r} is a chat or a list, not a text",
-                hint="write each chat as one text: tokenizer.apply_chat_template(chat, tokenize=False)",
+                f"{place}: prompt and completion are {this}, and in other rows {others}",
+                hint="give all rows the same form",
             )
-        return require_text(row.get(column), f"{place}: column {column!r}")
+        return found
+
+    def check(self) -> str:
+        found = super().check()
+        options = self.options
+        if options.chat_template is not None:
+            read_chat_template(options.chat_template)
+        elif self._are_chats and not may_have_template(options.model):
+            raise DatasetError(f"the tokenizer of {options.model} {_NO_TEMPLATE}", hint=_GIVE_ONE)
+        return found
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         from transformers import AutoModelForCausalLM
@@ -65,13 +113,13 @@ class Lm(TableTask[LmOptions]):
         from .memory import Plan, require_memory
 
         options, note = self.options, context.events.note
-        plan = Plan(options, context.precision.dtype, context.ranks.size)
-        if options.model == SCRATCH:
-            config, tokenizer = _describe_new(context, data.train)
-            require_memory(context, plan, config)
-            loaded = Loaded(AutoModelForCausalLM.from_config(config), tokenizer)
+        new = _describe_new(context, data.train) if options.model == SCRATCH else None
+        width = self._find_width(data.train, new[1] if new else None)
+        plan = Plan(options, context.precision.dtype, context.ranks.size, width)
+        require_memory(context, plan, new[0] if new else options.model)
+        if new:
+            loaded = Loaded(AutoModelForCausalLM.from_config(new[0]), new[1])
         else:
-            require_memory(context, plan, options.model)
             keep = options.attention_dropout == "on"
             loaded = load_pretrained(
                 options.model, self.head, keep_dropout=keep, dtype=plan.loaded_as
@@ -82,25 +130,84 @@ class Lm(TableTask[LmOptions]):
                 f"the tokenizer of {options.model} has no token for the end of a text",
                 hint="set its eos_token and save it again",
             )
+        self._set_template(loaded.tokenizer)
+        if self._are_chats and not loaded.tokenizer.chat_template:
+            raise ModelError(f"the tokenizer of {options.model} {_NO_TEMPLATE}", hint=_GIVE_ONE)
         if options.gradient_checkpointing and has_dropout(loaded.model):
             note("dropout is off: a layer that is computed again would drop other values")
         if not use_chunks(loaded.model):
             note("this model's own loss is used, which keeps all logits in memory")
         return loaded._replace(model=prepare_model(loaded.model, options))
 
-    def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[str]) -> Packed:
+    def _set_template(self, tokenizer: Any) -> None:
+        if self.options.chat_template is not None:
+            tokenizer.chat_template = read_chat_template(self.options.chat_template)
 
+    def _find_width(self, records: Sequence[Any], tokenizer: Any) -> int | None:
+        """Return about the number of tokens of the longest exchange; None if that is not known."""
+        from transformers import AutoTokenizer
+
+        from .templates import Renderer
+
+        def size(exchange: Exchange) -> int:
+            return sum(len(text.encode()) for text in exchange.texts)
+
+        if not isinstance(records[0], Exchange):
+            return None
+        try:
+            name = str(Path(self.options.model).expanduser())
+            name = name if Path(name).is_dir() else self.options.model
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+            self._set_template(tokenizer)
+            render = Renderer(tokenizer, learn_all=True)
+            texts = [render(each).text for each in nlargest(MEASURED, records, size)]
+            return max(map(len, tokenizer(texts)["input_ids"]))
+        # A missing tokenizer is explained when the model is loaded, a bad row when all are rendered.
+        except Exception:
+            return None
+
+    def prepare(
+        self, context: TrainContext, loaded: Loaded, records: Sequence[Any]
+    ) -> Packed | Masked:
         from ...data.tokens import Column
+        from .samples import Packed
 
+        if isinstance(records[0], Exchange):
+            return self._prepare_exchanges(context, loaded, records)
         (tokens,) = self.encode(context, loaded, [Column(records)])
         packed = Packed(tokens, loaded.tokenizer.eos_token_id, self.options.max_length)
         if packed.size < 2:
             raise DatasetError("the texts have no tokens")
         return packed
 
+    def _prepare_exchanges(
+        self, context: TrainContext, loaded: Loaded, records: Sequence[Exchange]
+    ) -> Masked:
+        from ...data.tokens import Column, read_template
+        from .samples import learn_end, mask_texts
+        from .templates import Renderer, render_together
+
+        options, tokenizer, note = self.options, loaded.tokenizer, context.events.note
+        skipped = list[DatasetError]()
+        render = Renderer(tokenizer, options.train_on == "all")
+        rendered = render_together(context.ranks, records, render, skipped)
+        if skipped and not (rendered and options.skip_bad_records):
+            raise refusal(skipped, has_good=bool(rendered))
+        if skipped:
+            note(skip_note(skipped))
+        (tokens,) = self.encode(
+            context, loaded, [Column([each.text for each in rendered], offsets=True)]
+        )
+        # Chat templates write the beginning of a text themselves.
+        chats = self._are_chats
+        prefix: Any = () if chats else read_template(tokenizer, pair=False).prefix
+        samples = mask_texts(tokens, rendered, prefix, options.max_length, note)
+        if chats:
+            learn_end(samples, loaded, note)
+        return samples
+
     def weights(self, samples: Any) -> np.ndarray[Any, Any]:
-        # The first token is not predicted.
-        weights: np.ndarray[Any, Any] = samples.lengths.astype("int64") - 1
+        weights: np.ndarray[Any, Any] = samples.predicted
         return weights
 
     def collate(self, samples: Sequence[TextSample], loaded: Loaded) -> dict[str, Tensor]:
@@ -110,29 +217,31 @@ class Lm(TableTask[LmOptions]):
         batch = pad_inputs(samples, loaded.pad_token)
         # Not for the model: padding is at the end, where no token sees it.
         mask = batch.pop("attention_mask")
-        return {**batch, "labels": batch["input_ids"].masked_fill(mask == 0, IGNORED)}
+        labels = batch.get("labels", batch["input_ids"])
+        return {**batch, "labels": labels.masked_fill(mask == 0, IGNORED)}
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         loss: Tensor = model(**batch, use_cache=False).loss
         return loss
 
     def evaluate(
-        self, context: TrainContext, loaded: Loaded, records: Sequence[str], samples: Packed
+        self,
+        context: TrainContext,
+        loaded: Loaded,
+        records: Sequence[Any],
+        samples: Packed | Masked,
     ) -> dict[str, Any]:
         from ...runtime.output import save_json
         from ...training.evaluation import compute_together
-        from .head import token_losses
+        from .head import IGNORED, token_losses
 
         def measure(batches: Sequence[Longs]) -> Iterator[list[tuple[int, float]]]:
             for chosen in batches:
-                rows = [samples[int(index)] for index in chosen]
-                ids = self.collate(rows, loaded)["input_ids"]
+                batch = self.collate([samples[int(index)] for index in chosen], loaded)
                 with context.autocast():
-                    losses = token_losses(loaded.model, ids)
-                yield [
-                    (int(index), float(each[: len(row) - 1].double().sum()))
-                    for index, row, each in zip(chosen, rows, losses, strict=True)
-                ]
+                    losses = token_losses(loaded.model, batch["input_ids"]).double()
+                sums = losses.masked_fill(batch["labels"][:, 1:] == IGNORED, 0.0).sum(dim=1)
+                yield [*zip(chosen.tolist(), sums.tolist(), strict=True)]
 
         parts = compute_together(context.ranks, samples.lengths, measure)
         sums = [total for _, total in sorted(pair for part in parts for pair in part)]
@@ -146,25 +255,43 @@ class Lm(TableTask[LmOptions]):
         return {"perplexity": perplexity(fsum(sums) / tokens), "eval_tokens": tokens}
 
     @classmethod
+    def read_input(cls, name: str, value: Any, place: str) -> dict[str, Any]:  # noqa: ARG003
+        if isinstance(value, list):
+            return {"messages": value}
+        # A file's texts are continued as they are: a chat is written as messages.
+        return {"prompt": require_text(value, place)}
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return each text's perplexity and number of tokens; what is beyond the longest input is cut off."""
-        import torch
+        """Return what the model adds to each text, or the text's perplexity and number of tokens."""
+        from .generate import complete
 
-        from ...training.model import longest_input
-        from .head import token_losses
+        return (_measure if loaded.settings.get("perplexity") else complete)(loaded, rows)
 
-        found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
-        for row in rows:
-            text = row.text("text")
-            ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
-            if len(ids) < 2:
-                raise DatasetError(f"{row.place}: 'text' has fewer than two tokens")
-            losses = token_losses(loaded.model, torch.tensor([ids]))
-            found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
-        return found
+
+def _measure(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return each text's perplexity; what is beyond the longest input is cut off."""
+    import torch
+
+    from ...training.model import longest_input
+    from .head import token_losses
+
+    found, limit = list[dict[str, Any]](), longest_input(loaded) or LONGEST_TEXT
+    for row in rows:
+        text = row.text("prompt" if "prompt" in row.values else "text")
+        ids = loaded.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        if len(ids) < 2:
+            raise DatasetError(f"{row.place}: 'text' has fewer than two tokens")
+        losses = token_losses(loaded.model, torch.tensor([ids]))
+        found.append({"perplexity": perplexity(float(losses.mean())), "tokens": len(ids)})
+    return found
 
 
 LONGEST_TEXT = 8192
+MEASURED = 16
+"""Exchanges with the longest texts, of which one should have the most tokens."""
+_NO_TEMPLATE = "has no chat template, and the data are chats"
+_GIVE_ONE = "give one with --chat-template FILE, such as a chat model's chat_template.jinja"
 
 
 def perplexity(loss: float) -> float:
@@ -172,79 +299,15 @@ def perplexity(loss: float) -> float:
     return round(exp(min(loss, 700.0)), 3)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Texts one after the other, each with the token ``end``, cut into samples of ``length`` tokens.
-
-    The last sample may be shorter.
-    """
-
-    tokens: Tokens
-    end: int
-    length: int
-
-    @cached_property
-    def _ends(self) -> Longs:
-        """The place of each text's end."""
-        import numpy as np
-
-        ends: Longs = self.tokens.bounds[1:] + np.arange(len(self.tokens.bounds) - 1)
-        return ends
-
-    @cached_property
-    def size(self) -> int:
-        """The number of tokens."""
-        size = len(self.tokens.ids) + len(self._ends)
-        # A last sample of one token predicts nothing.
-        return size - (size > 1 and size % self.length == 1)
-
-    def __len__(self) -> int:
-        return -(-self.size // self.length)
-
-    @cached_property
-    def lengths(self) -> Ints:
-        """Every sample's number of tokens."""
-        import numpy as np
-
-        lengths = np.full(len(self), self.length, dtype=np.int32)
-        lengths[-1] = self.size - self.length * (len(self) - 1)
-        return lengths
-
-    def __getitem__(self, index: int) -> TextSample:
-        import numpy as np
-
-        from ...data.tokens import TextSample
-
-        begin = index * self.length
-        stop = min(begin + self.length, self.size)
-        first, last = (int(each) for each in np.searchsorted(self._ends, (begin, stop)))
-        ids = self.tokens.ids[begin - first : stop - last]
-        places = self._ends[first:last] - begin - np.arange(last - first)
-        return TextSample({"input_ids": np.insert(ids, places, self.end)}, None, 0)
-
-    def token_ids(self) -> Longs:
-        """Return the IDs in all samples, ascending."""
-        from ...data.tokens import distinct
-
-        return distinct([self.end], self.tokens.ids)
-
-    def digest(self) -> str:
-        """Return a digest of all samples."""
-        from hashlib import blake2b
-
-        found = blake2b(f"{self.length} {self.end}".encode(), digest_size=16)
-        found.update(self.tokens.bounds.data)
-        found.update(self.tokens.ids.data)
-        return found.hexdigest()
-
-
-def _describe_new(context: TrainContext, texts: Sequence[str]) -> tuple[Any, Any]:
+def _describe_new(context: TrainContext, records: Sequence[Any]) -> tuple[Any, Any]:
     """Return the configuration and the tokenizer of a new model."""
     from transformers import LlamaConfig
 
     from ...training.model import new_tokenizer, train_tokenizer
 
     ranks = context.ranks
+    is_text = isinstance(records[0], str)
+    texts = records if is_text else chain.from_iterable(each.texts for each in records)
     tokenizer = new_tokenizer(ranks.share(train_tokenizer(texts) if ranks.first else None))
     tokenizer.eos_token = tokenizer.sep_token
     ends = {"eos_token_id": tokenizer.sep_token_id, "bos_token_id": tokenizer.cls_token_id}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...data.care import describe
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
 from ...training.options import SMALL, Range, TextOptions, is_url, option
@@ -72,6 +73,8 @@ class Squad(TextTask[SquadOptions]):
     name = "squad"
     Options = SquadOptions
     demo = DEMO
+    shares = ("em",)
+    pipeline_tag = "question-answering"
     head = HEAD
     inputs = ("question", "context")
     help = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
@@ -87,15 +90,18 @@ class Squad(TextTask[SquadOptions]):
         if self.options.data is None:
             load_hub_dataset(self.options.dataset, [] if self.options.skip_bad_records else None)
 
-    def check(self) -> None:
+    def check(self) -> str:
         options = self.options
         local = (path for path in (options.data, options.eval) if path and not is_url(path))
+        known = dict[str, Sequence[Question]]()
         for path in local:
-            questions = read_dataset(path, [] if options.skip_bad_records else None)
+            known[path] = questions = read_dataset(path, [] if options.skip_bad_records else None)
             if not options.skip_bad_records:
                 require_short_questions(path, questions, options.max_length)
         if options.data is not None:
             self.check_evaluation(Data((), options.data, (), options.eval or options.data))
+        train, *unseen = known.values() or [()]
+        return describe(train, unseen[0]) if unseen else ""
 
     def read(self, note: Callable[[str], None]) -> Data:
         options, skipped = self.options, list[DatasetError]()

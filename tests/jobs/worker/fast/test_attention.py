@@ -209,10 +209,10 @@ def test_dropout_of_weights_is_found_in_a_model(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("p", [0.0, 0.2])
-def test_compiled_layers_get_the_dropout_that_was_left_out(p: float) -> None:
-    config = BertConfig(**SMALL, **SIZES, attention_probs_dropout_prob=0.0)
+def test_compiled_layers_keep_the_dropout_of_their_attention(p: float) -> None:
+    config = BertConfig(**SMALL, **SIZES, attention_probs_dropout_prob=p)
     model = BertForQuestionAnswering(config).train()
-    compile_layers(model, attention_dropout=p)
+    compile_layers(model)
     for layer in model.bert.encoder.layer:
         found = find_dropout(layer.attention.self, HashDropout)
         assert (found.p if found else 0.0) == p

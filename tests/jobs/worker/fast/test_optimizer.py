@@ -11,7 +11,13 @@ import torch
 from torch import nn
 
 from jobs.worker.fast.compilation import why_no_compiler
-from jobs.worker.fast.optimizer import CHUNK, MasterAdamW, halve_weights, restore_weights
+from jobs.worker.fast.optimizer import (
+    CHUNK,
+    MasterAdamW,
+    group_parameters,
+    halve_weights,
+    restore_weights,
+)
 
 RATE, MOST = 1e-2, 1.0
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -82,7 +88,7 @@ def test_state_goes_to_fp32_training_and_back() -> None:
     saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
 
     plain = new_model()
-    torchs = torch.optim.AdamW(plain.parameters(), RATE, weight_decay=0.0, fused=True)
+    torchs = torch.optim.AdamW(group_parameters(plain, 0.0), RATE, weight_decay=0.0, fused=True)
     plain.load_state_dict(saved)
     torchs.load_state_dict(state)
 

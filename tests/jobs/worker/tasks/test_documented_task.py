@@ -13,27 +13,27 @@ from tests.jobs.worker.training.test_run import run_ranks
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "contribute.md"
 TABLE = """
-from .score import Score
+from .rate import Rate
 
-TASKS["score"] = Score
+TASKS["rate"] = Rate
 """
 
 
 def run(node: Path, options: dict[str, Any], *words: str, ranks: int = 2) -> str:
     """Run the ranks on a node; return what the first one printed."""
-    argv = ["-m", "worker.tasks", "score", json.dumps(options), *words]
+    argv = ["-m", "worker.tasks", "rate", json.dumps(options), *words]
     return run_ranks(node, [argv] * ranks)[0].output
 
 
 @pytest.mark.usefixtures("node_environ")
 def test_the_documented_task_trains_and_resumes(node: Path) -> None:
-    (code,) = re.findall(r"```python\n(\"\"\"Scores.*?)```", DOCUMENT.read_text(), re.S)
+    (code,) = re.findall(r"```python\n(\"\"\"Ratings.*?)```", DOCUMENT.read_text(), re.S)
     tasks = node / "code" / "worker" / "tasks"
-    (tasks / "score.py").write_text(code)
+    (tasks / "rate.py").write_text(code)
     with (tasks / "__init__.py").open("a") as file:
         file.write(TABLE)
     rows = [f"{'good ' * n}bad,{n}" for n in range(5)] * 4
-    (node / "a.csv").write_text("\n".join(["text,score", *rows]))
+    (node / "a.csv").write_text("\n".join(["text,rating", *rows]))
     options: dict[str, Any] = {"data": "a.csv", "model": "scratch", "dtype": "fp32"}
     options |= {"compile": "off", "batch_size": 5, "learning_rate": 0.003, "token_cache": "none"}
     options |= {"checkpoint_every": 40, "output": "one"}
@@ -46,6 +46,6 @@ def test_the_documented_task_trains_and_resumes(node: Path) -> None:
     assert result["resumed_after"] == [80]
     assert result["scores"]["error"] < 1.0, "the mean of all scores is off by 1.2"
 
-    (node / "a.csv").write_text("text,score\ngood,many\n")
+    (node / "a.csv").write_text("text,rating\ngood,many\n")
     refused = run(node, {**options, "output": "bad"}, ranks=1)
-    assert "a.csv: line 2: column 'score' is no number" in refused
+    assert "a.csv: line 2: column 'rating' is no number" in refused

@@ -30,7 +30,8 @@ from jobs.worker.tasks.lm import head, memory
 from jobs.worker.tasks.lm.head import IGNORED, ChunkedLoss, token_losses, use_chunks
 from jobs.worker.tasks.lm.memory import Plan, read_free_bytes, simulate
 from jobs.worker.tasks.lm.model import LmOptions
-from jobs.worker.tasks.lm.task import SHAPE, Lm, Packed, perplexity
+from jobs.worker.tasks.lm.samples import Packed
+from jobs.worker.tasks.lm.task import SHAPE, Lm, perplexity
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training.batches import Schedule, TrainingRun, batches
 from jobs.worker.training.checkpoints import list_checkpoints
@@ -39,6 +40,7 @@ from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import BASE_MODEL, NO_CACHE, SCRATCH
 from jobs.worker.training.task import Loaded
 from tests.jobs.worker.forked_ranks import run_forked
+from tests.jobs.worker.tasks.chat_models import END, new_chat_tokenizer, save_chat_model
 from tests.jobs.worker.threaded_ranks import run_threaded, session
 from tests.jobs.worker.training.test_resume import STEPS, events
 
@@ -211,7 +213,7 @@ def test_perplexity_is_that_of_the_plain_model(folder: Path, tmp_path: Path) -> 
 
 def test_predict_measures_each_text(folder: Path) -> None:
     rows = [{"text": "a core"}, {"text": "The scheduler keeps a list of jobs."}]
-    found = predict(folder, rows)
+    found = predict(folder, rows, {"perplexity": True})
     model = LlamaForCausalLM.from_pretrained(folder).eval()
     tokenizer = load(options_for(folder)).loaded.tokenizer
     for row, each in zip(rows, found, strict=True):
@@ -223,7 +225,7 @@ def test_predict_measures_each_text(folder: Path) -> None:
             "tokens": ids.numel(),
         }
     with pytest.raises(DatasetError, match="row 1: 'text' is empty"):
-        predict(folder, [{"text": ""}])
+        predict(folder, [{"text": ""}], {"perplexity": True})
 
 
 @pytest.mark.parametrize("base", ["/home/me/base", None])
@@ -237,15 +239,38 @@ def test_adapters_name_the_base_as_the_user_does(
     assert config["base_model_name_or_path"] == (base or str(folder))
 
 
+def labeled_completions(tokenizer: Any, path: Path) -> list[dict[str, list[int]]]:
+    """Write prompts with completions; return them as TRL makes samples of them."""
+    texts = [(f"{n} plus {n} is", f" {2 * n}" + ", of course" * (n % 3)) for n in range(1, 34)]
+    rows = [json.dumps({"prompt": prompt, "completion": rest}) + "\n" for prompt, rest in texts]
+    path.write_text("".join(rows))
+    found = []
+    for prompt, rest in texts:
+        asked, ids = tokenizer(prompt)["input_ids"], tokenizer(prompt + rest + END)["input_ids"]
+        assert ids[: len(asked)] == asked
+        labels = [-100] * len(asked) + ids[len(asked) :]
+        found.append({"input_ids": ids, "labels": labels})
+    return found
+
+
 @pytest.mark.filterwarnings("ignore")  # Trainer's
-def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["texts", "completions"])
+def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path, data: str) -> None:
     """Twenty steps in fp32 have the same losses; peft loads the saved adapter."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from torch.utils.data import SequentialSampler
-    from transformers import Trainer, TrainingArguments
+    from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
-    steps = 20
-    run = load(options_for(folder, lora=True))
+    steps, path = 20, tmp_path / "pairs.jsonl"
+    if data == "completions":
+        tokenizer = new_chat_tokenizer(["1 plus 1 is 2, of course"])
+        folder = save_chat_model(tmp_path / "base", tokenizer)
+        known = labeled_completions(tokenizer, path)
+        run = load(options_for(folder, lora=True, data=str(path)))
+    else:
+        run = load(options_for(folder, lora=True))
+        whole = (run.samples[n].inputs["input_ids"].tolist() for n in range(len(run.samples)))
+        known = [{"input_ids": each, "labels": each} for each in whole]
     per_epoch = (len(run.samples) - 1) // 4  # full batches
     schedule = Schedule(per_epoch, steps, 0)
     order = list(batches(run.context, run.samples.lengths[: 4 * per_epoch], schedule))
@@ -255,7 +280,9 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
     )
     missing = theirs.load_state_dict(run.loaded.model.state_dict())
     assert not missing.missing_keys
-    rows = [run.samples[int(n)].inputs["input_ids"].astype("int64") for each in order for n in each]
+    rows = [known[int(n)] for each in order for n in each]
+    padding = AutoTokenizer.from_pretrained(folder)
+    padding.pad_token = padding.eos_token
     losses: list[float] = []
 
     class Recording(Trainer):
@@ -279,9 +306,8 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
             save_strategy="no",
             disable_tqdm=True,
         ),
-        train_dataset=[
-            {"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows
-        ],
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(padding),
     ).train()
 
     found = []
@@ -296,7 +322,7 @@ def test_adapters_learn_as_with_peft_and_trainer(folder: Path, tmp_path: Path) -
 
     save_model(tmp_path, run.loaded)
     saved = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder), tmp_path / "model")
-    ids = torch.tensor(rows[0])[None]
+    ids = torch.tensor(rows[0]["input_ids"])[None]
     assert torch.allclose(token_losses(saved, ids), token_losses(run.loaded.model, ids), atol=1e-5)
 
 
@@ -432,14 +458,6 @@ def test_names_of_columns(tmp_path: Path) -> None:
     assert read([{"code": "a", "text": "b"}], text_column="code") == ["a"]
     with pytest.raises(DatasetError, match="line 2: column 'text' is empty"):
         read([{"text": "a"}, {"text": " "}])
-
-
-def test_chats_are_refused(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "Why?"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}))
-    with pytest.raises(DatasetError, match="column 'messages' is a chat") as raised:
-        Lm(LmOptions(data=str(tmp_path / "a.jsonl"))).check()
-    assert "apply_chat_template" in str(raised.value.hint)
 
 
 def test_loaded_without_an_end_token_is_refused(folder: Path, tmp_path: Path) -> None:

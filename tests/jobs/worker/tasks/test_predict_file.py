@@ -36,6 +36,7 @@ ROWS = [
 MODELS = {
     "squad": "DistilBertForQuestionAnswering",
     "classify": "DistilBertForSequenceClassification",
+    "score": "DistilBertForSequenceClassification",
     "tag": "DistilBertForTokenClassification",
     "embed": "DistilBertModel",
 }
@@ -68,7 +69,7 @@ def models(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
                 hidden_dim=32,
                 max_position_embeddings=64,
                 initializer_range=0.5,
-                id2label=dict(enumerate("xy")),
+                id2label=dict(enumerate("x" if task == "score" else "xy")),
             )
             getattr(transformers, MODELS[task])(config).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
@@ -112,6 +113,8 @@ def test_two_ranks_write_what_one_writes(
             ((label, probability),) = direct["labels"].items()
             assert row["predicted_label"] == label
             assert row["probability"] == pytest.approx(probability, abs=1e-3)
+        elif task == "score":
+            assert row["score"] == pytest.approx(direct["score"], abs=1e-3)
         elif task == "embed":
             assert row["embedding"] == pytest.approx(direct["embedding"], abs=1e-3)
         elif task == "tag":

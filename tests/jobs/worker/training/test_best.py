@@ -59,7 +59,7 @@ class Scripted(Digits):
         torch.rand(1), np.random.rand(), random.random()
         assert not loaded.model.training
         context.events.note("a remark of the final evaluation only")
-        (context.output / "predictions.json").write_text("")
+        (context.output / "predictions.json").write_text(str(self.accuracies[0]))
         return {"accuracy": self.accuracies.pop(0), "classes": 10}
 
 
@@ -77,14 +77,19 @@ def weight_of(model: torch.nn.Module) -> float:
 
 
 @pytest.mark.parametrize(
-    ("options", "kept", "model_step"),
-    [({}, 2.0, 2), ({"keep": "last"}, 7.0, 7), ({"patience": 2}, 2.0, 2)],
+    ("options", "kept", "model_step", "final"),
+    [
+        ({}, 2.0, 2, 12.0),
+        # The last evaluation is not repeated.
+        ({"keep": "last"}, 7.0, 7, 45.0),
+        ({"patience": 2}, 2.0, 2, 12.0),
+    ],
 )
 def test_the_first_of_the_best_models_is_kept(
-    context: Run, options: dict[str, Any], kept: float, model_step: int
+    context: Run, options: dict[str, Any], kept: float, model_step: int, final: float
 ) -> None:
     rank, printed = context
-    judge = evaluator(rank, [50.0, 50.0, 40.0, 45.0], **options)
+    judge = evaluator(rank, [50.0, 50.0, 40.0, 45.0, 12.0], **options)
     model = judge.run.loaded.model
     state = State(model, torch.optim.SGD(model.parameters()), {})
     progress, ends = TrainingProgress(), []
@@ -104,11 +109,18 @@ def test_the_first_of_the_best_models_is_kept(
     shown = events_of(printed, "evaluation")
     assert [each["best"] for each in shown] == [True, False, False, False]
     assert shown[0]["scores"] == {"accuracy": 50.0}
+    assert [(e["score"], e["best_score"], e["best_step"]) for e in shown] == [
+        (score, 50.0, 2) for score in (50.0, 50.0, 40.0, 45.0)
+    ]
     assert not list(rank.output.iterdir())
 
     judge.take_best(progress, state)
     assert (weight_of(model), progress.model_step) == (kept, model_step)
     assert "remark" not in printed.getvalue()
+    model.eval()
+    assert judge.evaluate_model(progress)["accuracy"] == final
+    assert (rank.output / "predictions.json").read_text() == str(final)
+    assert len(events_of(printed, "note")) == 1 + (model_step < 7) + bool(options.get("patience"))
 
 
 def test_a_lower_perplexity_is_better(context: Run) -> None:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -215,38 +216,31 @@ def test_without_a_compiler_training_continues_with_a_note(
     assert "torch.compile is not used: rank 0: no C++ compiler" in result.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, 0.1),
-        ({"attention_dropout": "off"}, 0.0),
-        ({"attention_dropout": "on"}, 0.0),  # the model was loaded with it
-        ({"max_length": 392}, 0.0),
-    ],
-)
-def test_compiled_layers_get_attention_dropout_back_unless_texts_are_long(
-    changes: dict[str, Any],
-    expected: float,
+@pytest.mark.parametrize(("asked", "dropout"), [("off", 0.0), ("on", 0.3)])
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_attention_dropout_does_not_depend_on_compilation(
+    asked: str,
+    dropout: float,
+    compiled: str,
+    tmp_path: Path,
     questions: list[Question],
     tokenizer: Any,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: list[float] = []
+    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
 
-    class Layers:
-        count = 2
-
-        def __init__(self, *_: Any, shared: bool, attention_dropout: float) -> None:
-            assert not shared
-            given.append(attention_dropout)
-
-    monkeypatch.setattr(step_module, "why_no_compiler", lambda: None)
-    monkeypatch.setattr(step_module, "FastLayers", Layers)
-    options = replace(DEMO, compile="on", **changes)
+    config = DistilBertConfig(
+        **DISTILBERT, vocab_size=len(tokenizer), attention_dropout=0.3, dropout=0.0
+    )
+    DistilBertForQuestionAnswering(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    options = replace(DEMO, model=str(tmp_path), compile=compiled, attention_dropout=asked)
     with alone(options) as context:
-        own = {"attention_dropout": 0.1}
-        prepare(plan_run(context, questions, tokenizer, own=own), steps=1000)
-    assert given == [expected]
+        run = plan_run(context, questions, tokenizer)
+        prepare(run, steps=1)
+        found = [each.attention.dropout.p for each in run.loaded.model.distilbert.transformer.layer]
+    assert found == [dropout] * 2
+    saved = run.loaded.own.get("attention_dropout", run.loaded.model.config.attention_dropout)
+    assert saved == 0.3
 
 
 @COMPILING

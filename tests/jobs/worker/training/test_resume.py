@@ -117,6 +117,7 @@ WRITES = [{"at": "disk", "step": DISK_PER_CHECKPOINT + number} for number in (1,
 
 
 EVERY_OTHER = {"eval_every": "2"}
+BY_LAYER = {**EVERY_OTHER, "freeze_layers": "embeddings", "layer_decay": 0.5, "weight_decay": 0.1}
 AMID_EVALUATION = {"at": "evaluation", "step": 3}
 AT_THE_END = {"at": "step", "step": STEPS}
 AT_SEVEN = {"at": "step", "step": 7}
@@ -133,10 +134,11 @@ AT_SEVEN = {"at": "step", "step": 7}
         # Compiled layers with weights in bf16, in eight steps of one epoch.
         (
             [AT_SEVEN, AMID_EVALUATION],
-            {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1, **EVERY_OTHER},
+            {"dtype": "bf16", "compile": "on", "ranks": 1, "epochs": 1, **BY_LAYER},
         ),
         # Sums that depend on their order.
         ([{**AT_SEVEN, "rank": 2}], {"ranks": 3}),
+        ([AT_SEVEN, AMID_EVALUATION], {**BY_LAYER, "freeze_layers": "1"}),
     ],
 )
 def test_killed_and_resumed(
@@ -309,3 +311,10 @@ def test_killed_at_every_step(nodes_folder: Path, rank: int) -> None:
 def test_killed_at_every_write_to_the_disk(nodes_folder: Path) -> None:
     writes = range(1, STEPS // 2 * DISK_PER_CHECKPOINT + 1)
     check_killed_and_resumed(nodes_folder, [{"at": "disk", "step": n} for n in writes])
+
+
+def test_the_last_evaluation_is_not_repeated_for_the_last_model(nodes_folder: Path) -> None:
+    again = {"at": "evaluation", "step": 2}
+    (ran,) = run_forked([(options(nodes_folder, "out", eval_every=str(STEPS)), again)])
+    assert ran.codes == [0, 0], ran.texts
+    assert made(nodes_folder / "out").predictions

@@ -1,0 +1,82 @@
+"""peft's adapters as models: applied to the model that they belong to, or merged into it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
+
+from ..runtime.errors import ModelError, first_line
+from .lm.model import import_peft
+
+if TYPE_CHECKING:
+    from ..training.task import Loaded
+
+ADAPTERS = "adapter_config.json"
+
+
+def read_adapters(folder: str | Path) -> str:
+    """Return the name of the model that adapters belong to. Raises :class:`ModelError`."""
+    path = Path(folder, ADAPTERS)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        base, kind = str(config["base_model_name_or_path"]), config["task_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: can't be read: {error!r}") from None
+    if kind != "CAUSAL_LM":
+        raise ModelError(f"{path}: has adapters for {kind}, not those of `train lm`")
+    return base
+
+
+def is_folder(base: str) -> bool:
+    """Return whether adapters name their model by its folder."""
+    return base.startswith(("/", "./", "../", "~")) or Path(base).is_dir()
+
+
+def require_base(folder: str | Path, base: str) -> None:
+    """Raise :class:`ModelError` if the model's folder is gone."""
+    if is_folder(base) and not Path(base).expanduser().is_dir():
+        raise ModelError(
+            f"{folder}: its adapters belong to the model in {base}, which does not exist",
+            hint=f"put it there, or correct base_model_name_or_path in {Path(folder, ADAPTERS)}",
+        )
+
+
+def load_adapters(folder: str, place: str = "") -> Loaded:
+    """Return a model with its adapters, and the tokenizer beside those. Raises :class:`ModelError`.
+
+    ``place`` is the model's folder, if there is one, instead of the place that the adapters name.
+    """
+    from transformers import AutoTokenizer
+
+    from ..training.model import load_pretrained
+
+    base = read_adapters(folder)
+    if place and Path(place).is_dir():
+        base = place
+    require_base(folder, base)
+    peft = import_peft("adapters need peft")
+    loaded = load_pretrained(base, "CausalLM")
+    with catch_warnings():
+        simplefilter("ignore", FutureWarning)  # peft asks for a name that transformers has replaced
+        model = peft.PeftModel.from_pretrained(loaded.model, folder)
+    return loaded._replace(model=model, tokenizer=AutoTokenizer.from_pretrained(folder))
+
+
+def merge(folder: str, target: Path, place: str = "") -> None:
+    """Write a whole model: adapters, merged in fp32 into theirs, in the type of its files.
+
+    Raises :class:`ModelError`.
+    """
+    from safetensors import SafetensorError
+
+    from ..training.model import write_model
+
+    loaded = load_adapters(folder, place)
+    kind: Any = loaded.model.config.dtype
+    model = loaded.model.merge_and_unload()
+    try:
+        write_model(target, loaded._replace(model=model.to(kind) if kind else model))
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{target} can't be written: {first_line(error)}") from error

@@ -1,0 +1,101 @@
+"""How well anchors find their positives among all candidates, and the vectors of texts by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...data.groups import FlatTexts, Grouped
+from ...data.tokens import Longs, TextSamples
+from ...runtime.output import save_json
+from ...training.batches import pad_inputs
+from ...training.evaluation import compute_together, in_order
+from ...training.scores import rank_candidates
+from ...training.state import TrainContext
+from ...training.task import Loaded
+from .options import FOUND_AT
+
+
+class Corpus(NamedTuple):
+    """Passages that are candidates in addition to those of the evaluation data."""
+
+    texts: Sequence[str]
+    samples: TextSamples
+    digests: Longs
+
+
+def digest_texts(texts: Sequence[str]) -> Longs:
+    """Return a number for each text, the same on all ranks."""
+    digests = (blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), dtype="<i8")
+
+
+def encode_together(
+    context: TrainContext, loaded: Loaded, samples: TextSamples, places: Longs
+) -> NDArray[np.float32]:
+    """Return the vectors of the texts at these places, computed by all ranks."""
+
+    def encode(batches: Sequence[Longs]) -> Iterator[tuple[Longs, NDArray[np.float32]]]:
+        loaded.model.eval()
+        with torch.inference_mode(), context.autocast():
+            for chosen in batches:
+                rows = [samples[int(each)] for each in places[chosen]]
+                yield chosen, loaded.model.encode(**pad_inputs(rows, loaded.pad_token)).numpy()
+
+    return in_order(compute_together(context.ranks, samples.lengths[places], encode))
+
+
+def evaluate(
+    context: TrainContext,
+    loaded: Loaded,
+    texts: FlatTexts,
+    samples: Grouped,
+    corpus: Corpus | None,
+) -> dict[str, Any]:
+    """Return the figures of the groups of these texts; rank 0 also saves predictions."""
+    firsts = samples.bounds[:-1]
+    pairs = np.unique(np.stack([samples.numbers[firsts + place] for place in (0, 1)]), axis=1)
+    anchors, candidates = np.unique(pairs[0]), np.unique(np.delete(samples.numbers, firsts))
+    vectors = encode_together(context, loaded, samples.parts, samples.first)
+    among, names = vectors[candidates], samples.first[candidates]
+    more: Longs = np.zeros(0, dtype=np.int64)
+    if corpus:
+        _, distinct = np.unique(corpus.digests, return_index=True)
+        known = np.isin(corpus.digests[distinct], digest_texts(texts)[names])
+        more = distinct[~known]
+        among = np.concatenate([among, encode_together(context, loaded, corpus.samples, more)])
+    if not context.ranks.first:
+        return {}
+    rows = np.searchsorted(anchors, pairs[0])
+    places, best = rank_candidates(
+        vectors[anchors], among, rows, np.searchsorted(candidates, pairs[1])
+    )
+    reached = np.full(len(anchors), len(among))
+    np.minimum.at(reached, rows, places)
+    shown = [*texts]
+
+    def text_of(candidate: int) -> str:
+        if candidate < len(names):
+            return str(shown[names[candidate]])
+        assert corpus is not None
+        return corpus.texts[int(more[candidate - len(names)])]
+
+    predictions = [
+        {"anchor": shown[samples.first[anchor]], "rank": int(place), "best": text_of(found)}
+        for anchor, place, found in zip(anchors, reached, best, strict=True)
+    ]
+    save_json(context.output / "predictions.json", predictions)
+    recall = {
+        f"recall_at_{most}": np.bincount(rows, places <= most) / np.bincount(rows)
+        for most in FOUND_AT
+    }
+    scores = {**recall, "mrr": 1 / reached}
+    return {
+        **{name: round(100 * float(each.mean()), 3) for name, each in scores.items()},
+        "candidates": len(among),
+    }

@@ -1,0 +1,220 @@
+"""Prompts with completions, and chats, as TRL and OpenAI write them: the rows of a table, checked.
+
+The laptop checks rows with this module, and has no tokenizer: what a chat's template does is checked later.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...data.records import require_text, show
+from ...data.table import Table
+from ...runtime.errors import DatasetError
+from ...training.options import SCRATCH
+
+CHATS = ("messages", "conversations")
+PAIR = ("prompt", "completion")
+"""Names of columns."""
+_NEXT = {
+    "": ("system", "user"),
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("tool", "assistant"),
+}
+"""The roles that can follow a role in a chat; at first, that of nothing."""
+_ROLES = tuple(_NEXT)[1:]
+_SHAPE = '{"role": "user", "content": "Why?"}'
+_MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""What encloses the assistant's words in a template, for transformers."""
+
+Turn = Mapping[str, Any]
+
+
+class Exchange(NamedTuple):
+    """A prompt and its completion, both texts or both lists of turns; a chat is one without a prompt."""
+
+    place: str
+    prompt: Any
+    completion: Any
+    tools: Any = None
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All turns; none if it consists of texts."""
+        return [] if isinstance(self.completion, str) else [*self.prompt, *self.completion]
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All that was said."""
+        if isinstance(self.completion, str):
+            yield from (self.prompt, self.completion)
+        yield from (each["content"] for each in self.turns if each["content"])
+
+
+def find_columns(table: Table, asked: str | None) -> list[str]:
+    """Return the column of chats, or those of prompts and completions; none for a table of plain texts.
+
+    ``asked`` is the column that the user named. Raises :class:`DatasetError`.
+    """
+    known = {name.strip(): name for name in reversed(table.columns)}
+    if asked is not None:
+        return [asked] if asked.strip() in CHATS and asked in table.columns else []
+    chats, pair = ([known[name] for name in names if name in known] for names in (CHATS, PAIR))
+    if chats and len(pair) == len(PAIR):
+        raise DatasetError(
+            f"{table.source}: has chats, in {chats[0]!r}, and also prompts with completions",
+            hint=f"use --text-column {chats[0]}, or remove that column",
+        )
+    return chats[:1] or (pair if len(pair) == len(PAIR) else [])
+
+
+def require_whole(table: Table) -> None:
+    """Raise :class:`DatasetError` for a table without texts that has only prompts, or only completions."""
+    names = [name.strip() for name in table.columns]
+    for one, other in (PAIR, PAIR[::-1]):
+        if one in names:
+            raise DatasetError(
+                f"{table.source}: has a column {one!r} and no {other!r}",
+                hint=f"add the column {other!r}, or name one of plain texts with --text-column",
+            )
+
+
+def read_exchange(place: str, row: Mapping[str, Any], columns: Sequence[str]) -> Exchange:
+    """Return a row's chat, or its prompt and completion. Raises :class:`DatasetError` with the place."""
+    values = [row.get(name) for name in columns]
+    for name, value in zip(columns, values, strict=True):
+        if value is None:
+            raise DatasetError(f"{place}: has no {name!r}", hint="add it, or leave out the row")
+    whats = [f"{place}: column {name!r}" for name in columns]
+    tools = _read_tools(f"{place}: column 'tools'", row.get("tools"))
+    if len(columns) == 1:
+        turns = _read_turns(whats[0], values[0])
+        _require_order(whats[0], turns)
+        if all(each["role"] != "assistant" for each in turns):
+            raise DatasetError(
+                f"{whats[0]} has no turn of the assistant, so nothing can be learned from it",
+                hint="add the answer, or leave out the row",
+            )
+        return Exchange(place, (), turns, tools)
+    if isinstance(values[0], list) != isinstance(values[1], list):
+        names = ["a list of turns" if isinstance(each, list) else "a text" for each in values]
+        raise DatasetError(
+            f"{place}: {columns[0]!r} is {names[0]}, and {columns[1]!r} is {names[1]}",
+            hint="give both as texts, or both as lists of turns",
+        )
+    if not isinstance(values[0], list):
+        return Exchange(place, *map(require_text, values, whats))
+    prompt, answer = map(_read_turns, whats, values)
+    if answer[0]["role"] != "assistant":
+        raise DatasetError(
+            f"{whats[1]} begins with the role {answer[0]['role']!r}",
+            hint="begin it with a turn of the assistant, and end the prompt with one of the user",
+        )
+    _require_order(f"{place}: prompt and completion", [*prompt, *answer])
+    return Exchange(place, prompt, answer, tools)
+
+
+def _read_turns(what: str, value: Any) -> list[Turn]:
+    if not isinstance(value, list):
+        raise DatasetError(
+            f"{what} is not a list of turns",
+            hint=f"write each turn as {_SHAPE}, in JSON lines or Parquet",
+        )
+    if not value:
+        raise DatasetError(f"{what} has no turns", hint="leave out the row")
+    return [_read_turn(f"{what}, turn {number}", each) for number, each in enumerate(value, 1)]
+
+
+def _read_turn(what: str, value: Any) -> Turn:
+    if not isinstance(value, dict) or "role" not in value:
+        raise DatasetError(f"{what} has no role and content", hint=f"write it as {_SHAPE}")
+    # Mapped rows have all keys.
+    turn = {name: each for name, each in value.items() if each is not None}
+    role, content = turn.get("role"), turn.setdefault("content", "")
+    if role not in _ROLES:
+        raise DatasetError(
+            f"{what} has the role {show(str(role))}", hint=f"roles are {', '.join(_ROLES)}"
+        )
+    # A call of a tool may have no words, and a tool may return none.
+    if content == "" and (role == "tool" or (role == "assistant" and turn.get("tool_calls"))):
+        return turn
+    if isinstance(content, list):
+        raise DatasetError(
+            f"{what}: the content is a list of parts",
+            hint="join their texts to one; this task learns from texts only",
+        )
+    require_text(content, f"{what}: the content")
+    return turn
+
+
+def _require_order(what: str, turns: Sequence[Turn]) -> None:
+    before = ""
+    for number, turn in enumerate(turns, start=1):
+        role = turn["role"]
+        if role not in _NEXT[before]:
+            where = f"after one of {before!r}" if before else "at the beginning"
+            raise DatasetError(
+                f"{what}, turn {number} is one of {role!r} {where}",
+                hint=f"there, only {' or '.join(_NEXT[before])} can be: join turns of one role, or leave "
+                "out the row",
+            )
+        before = role
+
+
+def _read_tools(what: str, value: Any) -> Any:
+    """Return the tools that a chat's template gets, which may be JSON, as in TRL."""
+    try:
+        found = json.loads(value) if isinstance(value, str) and value else value
+    except ValueError:
+        found = value
+    if found and not (isinstance(found, list) and all(isinstance(each, dict) for each in found)):
+        raise DatasetError(f"{what} is not a list of tools, as objects or as JSON")
+    return found or None
+
+
+def read_chat_template(name: str) -> str:
+    """Return the template in a file. Raises :class:`DatasetError` for one that is no template."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    what = f"--chat-template {name}"
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+        # transformers' own marks, which jinja does not know.
+        known = _MARKS.sub(lambda each: "{% endif %}" if each[1] else "{% if true %}", text)
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)
+    except OSError as error:
+        raise DatasetError(f"{what}: can't be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise DatasetError(f"{what}: is not UTF-8", hint="save it as UTF-8") from None
+    except TemplateSyntaxError as error:
+        raise DatasetError(
+            f"{what}: line {error.lineno}: is no Jinja template: {error.message}",
+            hint="copy one from a chat model, such as its chat_template.jinja",
+        ) from None
+    if "messages" not in text:
+        raise DatasetError(
+            f"{what}: does not use 'messages', so it would drop every turn",
+            hint="copy one from a chat model, such as its chat_template.jinja",
+        )
+    return text
+
+
+def marks_answers(template: str) -> bool:
+    """Return whether a template marks the assistant's words by ``{% generation %}``."""
+    return bool(_MARKS.search(template))
+
+
+def may_have_template(model: str) -> bool:
+    """Return whether a model's tokenizer has a chat template, as far as this machine knows."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return model != SCRATCH
+    settings = folder / "tokenizer_config.json"
+    return (folder / "chat_template.jinja").exists() or (
+        settings.exists() and '"chat_template"' in settings.read_text(encoding="utf-8")
+    )

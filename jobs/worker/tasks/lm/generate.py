@@ -1,0 +1,136 @@
+"""Text from a language model: what follows a text, or the next answer of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from ...data.records import require_text
+from ...data.tokens import read_template
+from ...runtime.errors import DatasetError, ModelError, first_line
+from ...training.model import longest_input
+from ...training.task import Loaded
+from ...training.text_task import Row
+
+NEW_TOKENS, SEED = 256, 42
+TOGETHER = 32
+"""Rows that are generated together."""
+
+Ids = Sequence[int]
+
+
+def complete(loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return what the model adds to each row's text, or answers in its chat.
+
+    Rows of similar length are computed together, with padding on the left. Raises :class:`DatasetError`.
+    """
+    asked, limit = loaded.settings, longest_input(loaded)
+    most: int = asked.get("max_new_tokens", NEW_TOKENS)
+    prompts = [encode_prompt(loaded, row) for row in rows]
+    rooms = [most if limit is None else min(most, limit - len(each)) for each in prompts]
+    for row, ids, room in zip(rows, prompts, rooms, strict=True):
+        if room < 1:
+            what = f"{row.place}: has {len(ids)} tokens"
+            raise DatasetError(f"{what}, and the model takes {limit} with the new ones")
+    found: dict[int, dict[str, Any]] = {}
+    order = sorted(range(len(rows)), key=lambda n: (-rooms[n], len(prompts[n])))
+    for room, numbers in groupby(order, key=lambda n: rooms[n]):
+        for some in _chunks([*numbers]):
+            # Each batch has its own random numbers, whichever rank computes it, and wherever the file is.
+            lines = " ".join(rows[n].place.rpartition(" ")[2] for n in some)
+            seed = asked.get("seed", SEED) + crc32(lines.encode())
+            new = _generate(loaded, [prompts[n] for n in some], room, seed)
+            found |= dict(zip(some, new, strict=True))
+    return [found[n] for n in range(len(rows))]
+
+
+def encode_prompt(loaded: Loaded, row: Row) -> Ids:
+    """Return a row's tokens: its ``messages`` or ``text`` as a chat, its ``prompt`` as it is.
+
+    A ``text`` is also used as it is if the tokenizer has no chat template.
+    """
+    tokenizer, config = loaded.tokenizer, loaded.model.config
+    values = row.values if isinstance(row.values, dict) else {}
+    if "messages" in values:
+        chat = _read_chat(row.place, values["messages"])
+        if not tokenizer.chat_template:
+            hint = "give each prompt as a text, or train with a tokenizer that has a template"
+            raise ModelError("the model has no chat template for messages", hint=hint)
+    elif "prompt" in values or not tokenizer.chat_template:
+        text = row.text("prompt" if "prompt" in values else "text")
+        template = read_template(tokenizer, pair=False)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        # A tokenizer that also ends texts is like BERT's: plain texts are learned without its marks.
+        has_prefix = not len(template.suffix) or "prompt" in getattr(config, "data_columns", {})
+        return [*template.prefix.tolist(), *ids] if has_prefix else list(ids)
+    else:
+        chat = [{"role": "user", "content": row.text("text")}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # of jinja: templates refuse roles that they don't know
+        raise DatasetError(f"{row.place}: the chat template: {first_line(error)}") from error
+    text = require_text(text, f"{row.place}: the chat")
+    chat_ids: Ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return chat_ids
+
+
+def _read_chat(place: str, messages: Any) -> list[Mapping[str, Any]]:
+    """Return a chat up to the last turn that is not the assistant's, which the model then answers."""
+    chat = list(messages) if isinstance(messages, list) else []
+    if not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in chat):
+        raise DatasetError(f"{place}: 'messages' needs turns with 'role' and 'content'")
+    while chat and chat[-1]["role"] == "assistant":
+        chat.pop()
+    if not chat:
+        raise DatasetError(f"{place}: 'messages' has no turn to answer")
+    return chat
+
+
+def _chunks(numbers: list[int]) -> Iterator[list[int]]:
+    for first in range(0, len(numbers), TOGETHER):
+        yield numbers[first : first + TOGETHER]
+
+
+def _generate(loaded: Loaded, prompts: Sequence[Ids], room: int, seed: int) -> list[dict[str, Any]]:
+    model, tokenizer, asked = loaded.model, loaded.tokenizer, loaded.settings
+    tokenizer.padding_side = "left"
+    batch = tokenizer.pad({"input_ids": [list(each) for each in prompts]}, return_tensors="pt")
+    width = batch["input_ids"].shape[1]
+    ends = _ends(loaded)
+    temperature = asked.get("temperature", 0.0)
+    sampling = {"temperature": temperature, "top_p": asked.get("top_p", 1.0)} if temperature else {}
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        rows = model.eval().generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=room,
+            do_sample=bool(temperature),
+            pad_token_id=loaded.pad_token,
+            eos_token_id=ends,
+            **sampling,
+        )
+    return [
+        _describe(tokenizer, ids, row[width:].tolist(), ends)
+        for ids, row in zip(prompts, rows, strict=True)
+    ]
+
+
+def _ends(loaded: Loaded) -> list[int]:
+    """Return the tokens that end a text: the tokenizer's, and those of the model's generation config."""
+    own = getattr(loaded.model.generation_config, "eos_token_id", None)
+    several = own if isinstance(own, list) else [own]
+    return sorted({each for each in (*several, loaded.tokenizer.eos_token_id) if each is not None})
+
+
+def _describe(tokenizer: Any, prompt: Ids, new: list[int], ends: Sequence[int]) -> dict[str, Any]:
+    stop = next((n for n, each in enumerate(new) if each in ends), None)
+    # Together with the prompt: alone, the first token may lose its space.
+    before = tokenizer.decode(prompt, skip_special_tokens=True)
+    whole = tokenizer.decode([*prompt, *new[:stop]], skip_special_tokens=True)
+    reason = "length" if stop is None else "stop"
+    return {"completion": whole[len(before) :], "finish_reason": reason}

@@ -1,0 +1,188 @@
+"""The samples of language models: texts joined and cut, or one text each of which some tokens are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data.tokens import Ints, Longs, TextSample, Tokens, distinct
+from ...runtime.errors import DatasetError
+from ...training.task import Loaded
+from .head import IGNORED
+from .templates import Rendered
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Texts one after the other, each with the token ``end``, cut into samples of ``length`` tokens.
+
+    The last sample may be shorter.
+    """
+
+    tokens: Tokens
+    end: int
+    length: int
+
+    @cached_property
+    def _ends(self) -> Longs:
+        """The place of each text's end."""
+        ends: Longs = self.tokens.bounds[1:] + np.arange(len(self.tokens.bounds) - 1)
+        return ends
+
+    @cached_property
+    def size(self) -> int:
+        """The number of tokens."""
+        size = len(self.tokens.ids) + len(self._ends)
+        # A last sample of one token predicts nothing.
+        return size - (size > 1 and size % self.length == 1)
+
+    def __len__(self) -> int:
+        return -(-self.size // self.length)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Every sample's number of tokens."""
+        lengths = np.full(len(self), self.length, dtype=np.int32)
+        lengths[-1] = self.size - self.length * (len(self) - 1)
+        return lengths
+
+    @property
+    def predicted(self) -> Longs:
+        """Every sample's number of learned tokens: all but its first one."""
+        predicted: Longs = self.lengths.astype(np.int64) - 1
+        return predicted
+
+    def __getitem__(self, index: int) -> TextSample:
+        begin = index * self.length
+        stop = min(begin + self.length, self.size)
+        first, last = (int(each) for each in np.searchsorted(self._ends, (begin, stop)))
+        ids = self.tokens.ids[begin - first : stop - last]
+        places = self._ends[first:last] - begin - np.arange(last - first)
+        return TextSample({"input_ids": np.insert(ids, places, self.end)}, None, 0)
+
+    def token_ids(self) -> Longs:
+        """Return the IDs in all samples, ascending."""
+        return distinct([self.end], self.tokens.ids)
+
+    def digest(self) -> str:
+        """Return a digest of all samples."""
+        found = blake2b(f"{self.length} {self.end}".encode(), digest_size=16)
+        found.update(self.tokens.bounds.data)
+        found.update(self.tokens.ids.data)
+        return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Masked:
+    """One text per sample, after the tokens ``prefix``, cut at ``length`` tokens.
+
+    Of text ``n``, the tokens are learned where ``learned``, which has an entry per token, says so. The
+    samples are those ``rows`` of the texts.
+    """
+
+    tokens: Tokens
+    learned: NDArray[np.bool_]
+    prefix: Ints
+    length: int
+    rows: Longs
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def room(self) -> int:
+        """The maximum number of a text's tokens in a sample."""
+        return self.length - len(self.prefix)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Every sample's number of tokens."""
+        counts = self.tokens.counts[self.rows] + len(self.prefix)
+        return np.minimum(counts, self.length).astype(np.int32)
+
+    @cached_property
+    def predicted(self) -> Longs:
+        """Every sample's number of learned tokens. The first token of a sample is not predicted."""
+        before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.learned)])
+        first = self.tokens.bounds[self.rows]
+        last = first + np.minimum(self.tokens.counts[self.rows], self.room)
+        counts: Longs = before[last] - before[first + (not len(self.prefix))]
+        return counts
+
+    def __getitem__(self, index: int) -> TextSample:
+        first, last = self.tokens.bounds[self.rows[index] : self.rows[index] + 2]
+        part = slice(first, min(last, first + self.room))
+        ids = np.concatenate([self.prefix, self.tokens.ids[part]])
+        labels = np.where(self.learned[part], self.tokens.ids[part], IGNORED)
+        ignored = np.full(len(self.prefix), IGNORED, dtype=np.int32)
+        inputs = {"input_ids": ids, "labels": np.concatenate([ignored, labels])}
+        return TextSample(inputs, None, len(self.prefix))
+
+    def token_ids(self) -> Longs:
+        """Return the IDs that occur in any text, also where it is cut off, ascending."""
+        return distinct(self.prefix, self.tokens.ids)
+
+    def digest(self) -> str:
+        """Return a digest of all samples."""
+        found = blake2b(str(self.length).encode(), digest_size=16)
+        arrays = (self.prefix, self.tokens.bounds, self.tokens.ids, self.learned, self.rows)
+        for array in arrays:
+            found.update(np.ascontiguousarray(array).data)
+        return found.hexdigest()
+
+
+def mask_texts(
+    tokens: Tokens,
+    rendered: Sequence[Rendered],
+    prefix: Sequence[int],
+    length: int,
+    note: Callable[[str], None],
+) -> Masked:
+    """Return samples of texts; those whose learned tokens are all cut off are left out.
+
+    Notes count both. Raises :class:`DatasetError` if none is left.
+    """
+    learned = np.zeros(len(tokens.ids), dtype=np.bool_)
+    for number, (_, ranges) in enumerate(rendered):
+        part = slice(*tokens.bounds[number : number + 2])
+        starts, ends = tokens.offsets[part].T
+        for first, last in ranges:
+            learned[part] |= (ends > first) & (starts < last)
+    begin = np.asarray(prefix, dtype=np.int32)
+    every = Masked(tokens, learned, begin, length, np.arange(len(rendered)))
+    kept = np.flatnonzero(every.predicted)
+    what, cut = f"samples are longer than {length} tokens", int((tokens.counts > every.room).sum())
+    lost = len(rendered) - len(kept)
+    if not len(kept):
+        raise DatasetError(
+            f"all {len(rendered)} {what}, and nothing to learn is left of any",
+            hint="raise --max-length, or shorten the prompts",
+        )
+    if cut or lost:
+        more = f"; {lost} without any token to learn are left out" if lost else ""
+        note(f"{cut} of {len(rendered)} {what} and are cut{more}; --max-length keeps more")
+    return replace(every, rows=kept)
+
+
+def learn_end(samples: Masked, loaded: Loaded, note: Callable[[str], None]) -> None:
+    """Let the saved model end an answer as the chat template does, if that has a token for it."""
+    tokenizer = loaded.tokenizer
+    # The shortest sample is not cut.
+    labels = samples[int(samples.lengths.argmin())].inputs["labels"]
+    words = ((int(each), tokenizer.decode([int(each)])) for each in labels[labels >= 0][::-1])
+    number, word = next((pair for pair in words if pair[1].strip()), (0, ""))
+    if word not in tokenizer.get_added_vocab():
+        note(
+            "the chat template ends the assistant's turns without a special token, so the model may not "
+            "learn to stop"
+        )
+    elif number != tokenizer.eos_token_id:
+        note(f"answers end with {word!r}, as the chat template writes them")
+        tokenizer.eos_token = word
+        if settings := getattr(loaded.model, "generation_config", None):
+            settings.eos_token_id = number

@@ -1,0 +1,231 @@
+"""A teacher: a trained model whose outputs a student learns, and whose layers it may have.
+
+The laptop imports this for the options, without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..data.groups import Grouped
+from ..data.readers import read_table
+from ..data.text_files import READERS
+from ..runtime.errors import DatasetError, ModelError, first_line
+from .options import Range, TextOptions, option
+from .task import Data, Loaded
+from .text_task import RowOptions, TableTask
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ..runtime.ranks import Ranks
+    from .state import TrainContext
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class TeacherOptions(RowOptions):
+    """Distillation. Raises ``ValueError`` for options that don't fit together."""
+
+    teacher: str | None = option(
+        None,
+        "also learn the outputs of a trained model, in a folder or on the hub, or those in a file with "
+        "`scores` for each row of --data",
+        metavar="NAME|PATH",
+    )
+    distill_alpha: float = option(
+        0.5,
+        "share of the data's own labels in the loss; the teacher has the rest",
+        within=Range(0, 1),
+        needs="--teacher",
+    )
+    student_layers: int | None = option(
+        None,
+        "train the teacher with N of its layers, evenly chosen, instead of --model",
+        kind=int,
+        within=Range(1, 1000),
+        metavar="N",
+        needs="--teacher",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.student_layers and self.model != TextOptions.model:
+            raise ValueError("--student-layers: the student is made of --teacher; omit --model")
+        if self.teacher_file and self.student_layers:
+            raise ValueError("--student-layers needs a model as --teacher, not a file")
+        if self.teacher_file and self.eval_fraction:
+            raise ValueError("--teacher with a file has a row for each of --data: use --eval")
+
+    @property
+    def teacher_file(self) -> Path | None:
+        """The file with the teacher's outputs, if it is no model."""
+        name = self.teacher or ""
+        return Path(name) if {*Path(name).suffixes[-2:]} & {*READERS} else None
+
+    @property
+    def model_name(self) -> str | None:
+        return None if self.student_layers else self.model
+
+
+Own = TypeVar("Own", bound=TeacherOptions)
+
+
+class TaughtTask(TableTask[Own]):
+    """A task whose model may learn from a teacher, with ``width`` outputs for a text or pair."""
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    def read(self, note: Callable[[str], None]) -> Data:
+        data = super().read(note)
+        self.read_outputs(data.train)
+        return data
+
+    def read_outputs(self, records: Sequence[Any]) -> list[list[float]]:
+        """Return the teacher's outputs in its file, if it is one. Raises :class:`DatasetError`."""
+        file = self.options.teacher_file
+        if file is None:
+            return []
+        table, found = read_table(str(file)), list[list[float]]()
+        if len(table.rows) != len(records):
+            raise DatasetError(f"{file}: has {len(table.rows)} rows, and --data {len(records)}")
+        for number, (row, record) in enumerate(zip(table.rows, records, strict=True)):
+            try:
+                found.append([float(each) for each in self.pick_outputs(row, record)])
+                if not all(map(isfinite, found[-1])):
+                    raise ValueError(f"{found[-1]}")
+            except (KeyError, TypeError, ValueError) as error:
+                raise DatasetError(
+                    f"{table.place(number)}: has no usable `scores`: {first_line(error)}"
+                ) from None
+        return found
+
+    def pick_outputs(self, row: Mapping[str, Any], record: Any) -> Sequence[Any]:
+        """Return the outputs in a row of the teacher's file. Raises ``KeyError`` or ``ValueError``."""
+        raise NotImplementedError
+
+    def open_teacher(self) -> Loaded:
+        """Return the teacher. Raises :class:`ModelError`."""
+        from .model import load_pretrained, require_length, settle_padding  # noqa: PLC0415
+
+        name = str(self.options.teacher)
+        loaded = load_pretrained(name, self.head)
+        if loaded.new_weights:
+            missing = ", ".join(loaded.new_weights)
+            raise ModelError(f"--teacher {name} was not trained for this: it has no {missing}")
+        settle_padding(loaded)
+        require_length(replace(self.options, model=name, student_layers=None), loaded)
+        return loaded
+
+    def compute_outputs(self, context: TrainContext, teacher: Loaded, samples: Any) -> NDArray[Any]:
+        """Return a model's outputs for samples, shape (samples or their parts, outputs), on every rank."""
+        from .evaluation import compute_logits  # noqa: PLC0415
+
+        return compute_logits(context.ranks, teacher, samples, context.autocast())
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A teacher's outputs for the training samples, or for their parts; ``digest`` tells where from."""
+
+    outputs: NDArray[Any]
+    digest: str
+
+    def pick(self, samples: Any, chosen: NDArray[Any]) -> Tensor:
+        """Return those for some samples, with one row each, or one for each of their parts."""
+        import torch  # noqa: PLC0415
+        from torch.nn.utils.rnn import pad_sequence  # noqa: PLC0415
+
+        if not isinstance(samples, Grouped):
+            return torch.from_numpy(self.outputs[chosen])
+        parts = (torch.from_numpy(self.outputs[samples.texts_of(n)]) for n in chosen)
+        return pad_sequence([*parts], batch_first=True)
+
+
+def ask_teacher(task: Any, context: TrainContext, records: Sequence[Any]) -> Taught | None:
+    """Return the teacher's outputs for the records, the same on every rank; None without a teacher."""
+    import numpy as np  # noqa: PLC0415
+
+    from ..data.token_cache import compute_once  # noqa: PLC0415
+
+    if getattr(task.options, "teacher", None) is None:
+        return None
+    given = [*chain.from_iterable(task.read_outputs(records))]
+    if given:
+        outputs = np.array(given, np.float32).reshape(-1, task.width)
+        return Taught(outputs, blake2b(outputs.tobytes(), digest_size=16).hexdigest())
+    with context.phase("teacher"):
+        teacher = task.open_teacher()
+        samples = task.prepare(context, teacher, records)
+        ground = "\0".join([digest_weights(teacher.model), *getattr(task, "classes", ())])
+        key = f"{ground} {samples.digest()} {context.precision.dtype}"
+
+        def compute() -> NDArray[Any]:
+            found: NDArray[Any] = task.compute_outputs(context, teacher, samples)
+            return found.astype(np.float32)
+
+        cache, note = task.open_cache(), context.events.note
+        return Taught(compute_once(context.ranks, cache, key, compute, note), ground)
+
+
+def digest_weights(model: Any) -> str:
+    """Return a digest of all weights."""
+    found = blake2b(digest_size=16)
+    for name, each in model.state_dict().items():
+        found.update(f"{name} {tuple(each.shape)} {each.dtype};".encode())
+        found.update(each.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def load_student(
+    options: TeacherOptions,
+    head: str,
+    texts: Iterable[str],
+    ranks: Ranks,
+    settings: Mapping[str, Any] = _NOTHING,
+) -> Loaded:
+    """Return the model to train: that of the options, or the teacher with some of its layers."""
+    from .model import load_model  # noqa: PLC0415
+
+    if options.student_layers is None:
+        return load_model(options, head, texts, ranks, settings)
+    source = replace(options, model=str(options.teacher), student_layers=None)
+    loaded = load_model(source, head, texts, ranks, settings)
+    keep_layers(loaded.model, options.student_layers)
+    return loaded
+
+
+def keep_layers(model: Any, count: int) -> None:
+    """Leave evenly chosen layers: of twelve, four are the second, fifth, eighth, and eleventh.
+
+    Raises :class:`ModelError` for a model with fewer.
+    """
+    from torch.nn import ModuleList  # noqa: PLC0415
+
+    config = model.config
+    total = int(getattr(config, "num_hidden_layers", 0))
+    lists = [
+        each for each in model.modules() if isinstance(each, ModuleList) and len(each) == total
+    ]
+    if len(lists) != 1 or count > total:
+        found = f"{total} layers" if len(lists) == 1 else "no single list of layers"
+        raise ModelError(f"--student-layers {count}: the teacher has {found}")
+    kept = [(2 * number + 1) * total // (2 * count) for number in range(count)]
+    (layers,) = lists
+    chosen = [layers[number] for number in kept]
+    del layers[:]
+    layers.extend(chosen)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[number] for number in kept]

@@ -1,0 +1,133 @@
+"""Two runs side by side, and the interval of their scores' difference."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+
+from jobs.report.comparison import Comparison, bootstrap, compare
+from jobs.report.results_folder import read_run
+from tests.jobs.report.sample_runs import make_folder
+
+
+def make_run(folder: Path, predictions: Any = None, **changes: Any) -> Path:
+    make_folder(folder, ranks=2, steps=2, **changes)
+    options = {"epochs": changes.get("epochs", 2), "seed": 42, "output": folder.name}
+    job = {"argv": ["python", "-m", "worker.tasks", "classify", json.dumps(options)]}
+    (folder / "job" / "job.json").write_text(json.dumps(job))
+    if predictions is not None:
+        (folder / "predictions.json").write_text(json.dumps(predictions))
+    return folder
+
+
+def compared(one: Path, two: Path) -> Comparison:
+    return compare(read_run(one), read_run(two))
+
+
+def rows(right: list[bool]) -> list[dict[str, Any]]:
+    return [{"labels": ["a"], "predicted": ["a" if each else "b"]} for each in right]
+
+
+def test_only_what_differs_is_listed_and_all_scores(tmp_path: Path) -> None:
+    versions = {"torch": "2.12.0", "python": "3.11.2"}
+    one = make_run(tmp_path / "one", epochs=2, scores={"f1": 80.0})
+    two = make_run(tmp_path / "two", epochs=3, scores={"f1": 81.5}, versions=versions, amx=False)
+    found = compared(one, two)
+    assert found.runs == ("one", "two")
+    assert found.differing["--epochs"] == (2, 3)
+    assert found.differing["version of torch"][1] == "2.12.0"
+    assert found.differing["amx"] == (True, False)
+    assert not {"--seed", "--output", "seed", "model", "world size"} & {*found.differing}
+    assert found.scores == {"F1": (80.0, 81.5)}
+    assert [line.split() for line in found.as_text().splitlines()][:2] == [
+        ["one", "two"],
+        ["--epochs", "2", "3"],
+    ]
+
+
+def test_accuracy_has_a_paired_interval(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    first = [draw.random() < 0.7 for _ in range(800)]
+    second = [each or draw.random() < 0.2 for each in first]  # never worse
+    one = make_run(tmp_path / "one", rows(first), task="classify")
+    two = make_run(tmp_path / "two", rows(second), task="classify")
+    found = compared(one, two)
+    (only,) = found.differences
+    differences = [100.0 * (b - a) for a, b in zip(first, second, strict=True)]
+    mean, error = sum(differences) / 800, stdev(differences) / 800**0.5
+    assert (only.score, only.samples) == ("accuracy", 800)
+    assert only.difference == pytest.approx(mean)
+    # The normal approximation; of unpaired samples, it would be three times as wide.
+    assert only.low == pytest.approx(mean - 1.96 * error, abs=0.3 * error)
+    assert only.high == pytest.approx(mean + 1.96 * error, abs=0.3 * error)
+    assert compared(one, two) == found
+    assert f"accuracy: {mean:+.2f}, 95 % interval {only.low:+.2f}" in found.as_text()
+    assert json.loads(json.dumps(found.as_dict()))["differences"][0]["low"] == only.low
+
+
+def test_many_samples_are_resampled_in_groups() -> None:
+    draw = random.Random(5)
+    pairs = [(draw.gauss(1.0, 0.3), draw.gauss(1.0, 0.3)) for _ in range(20_000)]
+    found = bootstrap("loss", pairs, float)
+    error = stdev([b - a for a, b in pairs]) / len(pairs) ** 0.5
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+
+
+def test_answers_are_judged_by_the_evaluation_data(tmp_path: Path) -> None:
+    context = "Ada wrote the first program in 1843."
+    qas = [
+        {"id": f"q{n}", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+        for n in range(4)
+    ]
+    data = tmp_path / "dev.json"
+    paragraphs = [{"context": context, "qas": qas}]
+    data.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    said = [dict.fromkeys(("q0", "q1", "q2", "q3"), text) for text in ("in 1843", "Ada wrote")]
+    more = {"task": "squad", "eval_data": str(data)}
+    one = make_run(tmp_path / "one", said[0], **more)
+    two = make_run(tmp_path / "two", said[1], **more)
+    f1, em = compared(one, two).differences
+    assert f1.score == "F1"
+    assert f1.difference == pytest.approx(200 / 3)
+    assert f1.low == f1.high
+    assert (em.difference, em.samples) == (0.0, 4)
+    data.unlink()
+    found = compared(one, two)
+    assert not found.differences
+    assert "the evaluation data can't be read here" in found.as_text()
+
+
+def test_perplexity_is_of_the_mean_loss(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", [{"loss": 1.0}] * 3, task="lm")
+    two = make_run(tmp_path / "two", [{"loss": 2.0}] * 3, task="lm")
+    (only,) = compared(one, two).differences
+    assert only[:4] == ("perplexity", *[pytest.approx(7.389 - 2.718, abs=1e-3)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("task", "one", "two", "reason"),
+    [
+        ("classify", rows([True]), [{"labels": ["b"], "predicted": ["b"]}], "on different data"),
+        ("classify", rows([True]), None, "predictions.json is missing or unreadable"),
+        ("classify", 7, 8, "has another form"),
+        ("lm", [{"loss": 1.0}], [{"loss": 1.0}] * 2, "on different data"),
+        ("lm", [{"lost": 1.0}], [{"loss": 1.0}], "has another form"),
+        ("squad", {"a": "x"}, {"b": "x"}, "on different data"),
+        ("tag", [], [], "only two runs of classify, squad, lm have one"),
+    ],
+)
+def test_without_an_interval_it_says_why(
+    tmp_path: Path, task: str, one: Any, two: Any, reason: str
+) -> None:
+    folders = [
+        make_run(tmp_path / name, rows, task=task) for name, rows in (("one", one), ("two", two))
+    ]
+    found = compared(*folders)
+    assert not found.differences
+    assert reason in found.reason
+    assert f"no interval: {found.reason}" in found.as_text()

@@ -1,0 +1,63 @@
+"""What is unusual about data, told before anything is bought."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from jobs.worker.data.care import describe
+from jobs.worker.tasks.classify import Classify, ClassifyOptions
+from jobs.worker.tasks.squad.task import SAMPLE, Squad, SquadOptions
+
+
+class Row(NamedTuple):
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+    place: str
+
+
+def rows(label: str, count: int, word: str = "text") -> list[Row]:
+    return [Row((f"{word} {label} {n}",), (label,), f"row {n}") for n in range(count)]
+
+
+def test_usual_data_need_no_words() -> None:
+    assert describe([*rows("a", 10), *rows("b", 12)], rows("a", 3, "other")) == ""
+    assert describe(rows("a", 10), None) == ""
+
+
+def test_records_in_both_parts_are_counted_whatever_their_spaces_and_places() -> None:
+    unseen = [Row(("text  a 1 ",), ("a",), "elsewhere"), *rows("a", 3, "other")]
+
+    assert describe(rows("a", 10), unseen) == (
+        "1 of 4 records for evaluation are also in the training data, so the scores are too good"
+    )
+
+
+def test_the_rarest_labels_are_named_first() -> None:
+    train = [*rows("d", 9), *rows("c", 2), *rows("b", 3), *rows("a", 2), *rows("e", 10)]
+
+    assert describe(train, None) == (
+        "4 of 5 labels have fewer than 10 rows ('a' 2, 'c' 2, 'b' 3, …)"
+    )
+
+
+def test_labels_that_differ_in_case_or_spaces_are_named() -> None:
+    train = [*rows("Spam", 10), *rows("spam ", 10), *rows("ham", 10)]
+
+    assert describe(train, None) == "labels differ only in case or spaces ('Spam' and 'spam ')"
+
+
+def test_tables_and_questions_are_described_by_their_check(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"a {n}", "label": "xy"[n % 2]}) for n in range(24)]
+    data, other = tmp_path / "data.jsonl", tmp_path / "other.jsonl"
+    data.write_text("\n".join(lines))
+    other.write_text("\n".join([*lines[:5], json.dumps({"text": "b", "label": "x"})]))
+    options = ClassifyOptions(data=str(data), eval=str(other), token_cache="none")
+
+    assert Classify(options).check().startswith("5 of 6 records for evaluation are also")
+    assert Classify(ClassifyOptions(data=str(data), token_cache="none")).check() == ""
+    again = tmp_path / "again.json"
+    again.write_bytes(SAMPLE.read_bytes())
+    found = Squad(SquadOptions(data=str(SAMPLE), eval=str(again))).check()
+    assert found.startswith("108 of 108 records for evaluation")

@@ -1,0 +1,293 @@
+"""Prompts with completions, and chats: rows that `train lm` refuses, each in one line with a fix."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.train.request import check_inputs
+from jobs.worker.data.readers import read_table
+from jobs.worker.data.records import SKIP_HINT
+from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.tasks.lm.chats import Exchange, find_columns
+from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.tasks.lm.task import Lm
+from jobs.worker.tasks.lm.templates import Renderer
+from tests.jobs.context import parse_request
+from tests.jobs.worker.tasks.chat_models import CHATML, new_chat_tokenizer
+
+USER, ANSWER = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
+SYSTEM, TOOL = {"role": "system", "content": "Be brief."}, {"role": "tool", "content": "5"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+PAIR, CHAT = {"prompt": "a", "completion": "b"}, {"messages": [USER, ANSWER]}
+TURNS = {"prompt": [USER], "completion": [ANSWER]}
+OWN_TEMPLATE = "--chat-template t.jinja"
+
+
+def chat(*turns: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [*turns], **more}
+
+
+def said(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A row after a good one, what is said of it after the file and the line, and the fix."""
+
+    good: Any
+    bad: Any
+    text: str
+    fix: str = SKIP_HINT
+    options: str = OWN_TEMPLATE
+
+
+ROWS = (
+    Bad(PAIR, {"prompt": "a"}, "has no 'completion'", "add it"),
+    Bad(PAIR, {"completion": "a"}, "has no 'prompt'", "add it"),
+    Bad(PAIR, {**PAIR, "completion": None}, "has no 'completion'", "add it"),
+    Bad(PAIR, {**PAIR, "completion": ""}, "column 'completion' is empty"),
+    Bad(PAIR, {**PAIR, "completion": " \n"}, "column 'completion' is empty"),
+    Bad(PAIR, {**PAIR, "prompt": ""}, "column 'prompt' is empty"),
+    Bad(PAIR, {**PAIR, "completion": 4}, "column 'completion' is not a text"),
+    Bad(PAIR, {**PAIR, "prompt": USER}, "column 'prompt' is not a text"),
+    Bad(PAIR, {**PAIR, "completion": "\ud800"}, "column 'completion' contains half of a surrogate"),
+    Bad(
+        PAIR,
+        {**PAIR, "completion": [ANSWER]},
+        "'prompt' is a text, and 'completion' is a list",
+        "both",
+    ),
+    Bad(
+        TURNS,
+        {**TURNS, "completion": "b"},
+        "'prompt' is a list of turns, and 'completion' is a",
+        "both",
+    ),
+    Bad(PAIR, TURNS, "prompt and completion are lists of turns, and in other rows texts", "same"),
+    Bad(TURNS, PAIR, "prompt and completion are texts, and in other rows lists", "the same form"),
+    Bad(TURNS, {**TURNS, "prompt": []}, "column 'prompt' has no turns", "leave out the row"),
+    Bad(TURNS, {**TURNS, "completion": []}, "column 'completion' has no turns", "leave out"),
+    Bad(TURNS, {**TURNS, "completion": [USER]}, "begins with the role 'user'", "end the prompt"),
+    Bad(TURNS, {**TURNS, "prompt": [USER, ANSWER]}, "turn 3 is one of 'assistant' after", "join"),
+    Bad(CHAT, {"messages": None}, "has no 'messages'", "add it"),
+    Bad(CHAT, {"messages": "Why?"}, "column 'messages' is not a list of turns", '"role": "user"'),
+    Bad(CHAT, {"messages": USER}, "column 'messages' is not a list of turns", "JSON lines"),
+    Bad(CHAT, chat(), "column 'messages' has no turns", "leave out the row"),
+    Bad(CHAT, chat(USER), "has no turn of the assistant", "add the answer"),
+    Bad(CHAT, chat(SYSTEM, USER), "has no turn of the assistant", "add the answer"),
+    Bad(
+        CHAT, chat(USER, said("bot", "So.")), "turn 2 has the role 'bot'", "roles are system, user"
+    ),
+    Bad(CHAT, chat(USER, said("human", "x")), "turn 2 has the role 'human'", "assistant, tool"),
+    Bad(CHAT, chat(USER, {"content": "a"}), "turn 2 has no role and content", '"role": "user"'),
+    Bad(CHAT, chat({"from": "human", "value": "a"}), "turn 1 has no role and content", '"content"'),
+    Bad(CHAT, chat("Why?", "So."), "turn 1 has no role and content", "write it as"),
+    Bad(
+        CHAT, chat(USER, USER, ANSWER), "turn 2 is one of 'user' after one of 'user'", "join turns"
+    ),
+    Bad(CHAT, chat(USER, ANSWER, ANSWER), "turn 3 is one of 'assistant' after one of", "user or"),
+    Bad(CHAT, chat(USER, SYSTEM, ANSWER), "turn 2 is one of 'system' after one of 'user'", "only"),
+    Bad(CHAT, chat(SYSTEM, SYSTEM, USER), "turn 2 is one of 'system' after one of", "only user"),
+    Bad(
+        CHAT, chat(ANSWER, USER), "turn 1 is one of 'assistant' at the beginning", "system or user"
+    ),
+    Bad(CHAT, chat(SYSTEM, ANSWER), "turn 2 is one of 'assistant' after one of 'sys", "only user"),
+    Bad(CHAT, chat(USER, TOOL, ANSWER), "turn 2 is one of 'tool' after one of 'user'", "assistant"),
+    Bad(
+        CHAT, chat(USER, CALL, TOOL, USER), "turn 4 is one of 'user' after one of 'tool'", "tool or"
+    ),
+    Bad(CHAT, chat(USER, said("assistant", "")), "turn 2: the content is empty"),
+    Bad(CHAT, chat(USER, said("assistant", None)), "turn 2: the content is empty"),
+    Bad(CHAT, chat(said("user", " "), ANSWER), "turn 1: the content is empty"),
+    Bad(CHAT, chat(USER, said("assistant", 5)), "turn 2: the content is not a text"),
+    Bad(
+        CHAT,
+        chat(said("user", [{"type": "text", "text": "a"}]), ANSWER),
+        "turn 1: the content is a list of parts",
+        "join their texts",
+    ),
+    Bad(CHAT, chat(USER, said("assistant", "\udfff")), "turn 2: the content contains half of a"),
+    Bad(CHAT, chat(USER, ANSWER, tools={"a": 1}), "column 'tools' is not a list of tools"),
+    Bad(CHAT, chat(USER, ANSWER, tools="[{"), "column 'tools' is not a list of tools"),
+    Bad(CHAT, chat(USER, ANSWER, tools=["add"]), "column 'tools' is not a list of tools"),
+    Bad({"text": "a"}, {"text": [USER]}, "column 'text' is a list, not a text", "'messages'"),
+)
+
+
+def refuse(path: Path, options: str) -> UsageError:
+    words = ["--data", str(path), "--model", "scratch", *options.split()]
+    with pytest.raises(UsageError) as refused:
+        check_inputs(parse_request("train", "lm", *words).read_options())
+    assert "\n" not in refused.value.message + (refused.value.hint or "")
+    return refused.value
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.jinja").write_text(CHATML)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.text)
+def test_a_bad_row_is_named_with_its_fix(row: Bad) -> None:
+    path = write(Path("a.jsonl"), row.good, row.bad, row.good)
+    refused = refuse(path, row.options)
+    assert refused.message.startswith("a.jsonl: line 2: ")
+    assert row.text in refused.message
+    assert row.fix in str(refused.hint)
+    # Without the row, nothing is wrong.
+    check_inputs(
+        parse_request(
+            "train",
+            "lm",
+            *("--data", str(path), "--model", "scratch", *row.options.split()),
+            "--skip-bad-records",
+        ).read_options()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "text", "fix"),
+    [
+        ("a.csv", "prompt\na\n", "", "a column 'prompt' and no 'completion'", "--text-column"),
+        ("a.csv", "completion\na\n", "", "a column 'completion' and no 'prompt'", "add the column"),
+        ("a.csv", "prompt,completion\na,\n", "", "line 2: column 'completion' is empty", ""),
+        ("a.csv", 'messages\n"[]"\n', "", "line 2: column 'messages' is not a list", "JSON lines"),
+        (
+            "a.jsonl",
+            {**PAIR, **CHAT},
+            "",
+            "has chats, in 'messages', and also",
+            "--text-column mes",
+        ),
+        ("a.jsonl", CHAT, "", "of scratch has no chat template", "--chat-template FILE"),
+        ("a.jsonl", TURNS, "--model ./m", "of ./m has no chat template", "--chat-template FILE"),
+        ("a.jsonl", CHAT, "--chat-template no.jinja", "no.jinja", ""),
+        ("a.jsonl", CHAT, "--chat-template bad.jinja", "line 2: is no Jinja template", "copy one"),
+        ("a.jsonl", CHAT, "--chat-template latin.jinja", "latin.jinja: is not UTF-8", "UTF-8"),
+        ("a.jsonl", CHAT, "--chat-template none.jinja", "does not use 'messages'", "copy one"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fix(
+    name: str, content: Any, options: str, text: str, fix: str
+) -> None:
+    Path("bad.jinja").write_text("{% for message in messages %}\n{{ message.content }\n")
+    Path("latin.jinja").write_bytes("{{ messages }} é".encode("latin-1"))
+    Path("none.jinja").write_text("Hello!")
+    Path("m").mkdir()
+    Path("m/config.json").write_text("{}")
+    Path("m/tokenizer.json").write_text("{}")
+    Path(name).write_text(content if isinstance(content, str) else json.dumps(content))
+    refused = refuse(Path(name), options)
+    assert text in refused.message
+    assert fix in str(refused.hint)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        chat(SYSTEM, USER, ANSWER, USER, ANSWER),
+        chat(USER, CALL, TOOL, TOOL, ANSWER, USER, tools='[{"name": "add"}]'),
+        {"conversations": [USER, ANSWER]},
+        {"text": "a", **CHAT},
+        {"prompt": "a", **CHAT},
+        PAIR,
+        {"text": "x", **PAIR},
+        {**TURNS, "prompt": [SYSTEM, USER]},
+    ],
+)
+def test_good_rows_are_exchanges(row: dict[str, Any]) -> None:
+    path = write(Path("a.jsonl"), row)
+    options = LmOptions(data=str(path), chat_template="t.jinja")
+    Lm(options).check()
+    notes = list[str]()
+    (found,) = Lm(options).read(notes.append).train
+    if "completion" in row:
+        assert notes == ["a.jsonl: texts from column 'prompt', completions from 'completion'"]
+    assert isinstance(found, Exchange)
+    assert found.place == "a.jsonl: line 1"
+
+
+def test_columns_that_predict_needs(tmp_path: Path) -> None:
+    def columns(row: Any, asked: str | None = None) -> dict[str, str]:
+        options = LmOptions(data=str(write(tmp_path / "a.jsonl", row)), text_column=asked)
+        return dict(Lm(options).read(lambda _: None).columns)
+
+    assert columns(PAIR) == {"prompt": "prompt"}
+    assert columns({"conversations": [USER, ANSWER]}) == {"messages": "conversations"}
+    assert columns({"content": "a", "id": 1}) == {"text": "content"}
+    assert columns({**PAIR, **CHAT}, "messages") == {"messages": "messages"}
+    assert columns({**PAIR, **CHAT}, "prompt") == {"text": "prompt"}
+    spaced = write(tmp_path / "a.jsonl", {" prompt": "a", "completion ": "b"})
+    assert find_columns(read_table(str(spaced)), None) == [" prompt", "completion "]
+
+
+UNSTABLE = "{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}"
+SAYS = "{% for m in messages %}%s{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "text", "fix"),
+    [
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('No system!') }}{% endif %}",
+            (SYSTEM, USER, ANSWER),
+            "the chat template fails: No system!",
+            "correct the row",
+        ),
+        ("{{ messages[0].name.first }}", (USER, ANSWER), "the chat template fails: ", "another"),
+        ("{{ messages[0].content + 1 }}", (USER, ANSWER), "the chat template fails: ", "another"),
+        (
+            SAYS.replace("%s", "{% if m.role != 'system' %}{{ m.content }}{% endif %}"),
+            (SYSTEM, USER, ANSWER),
+            "drops turn 1 (system): 'Be brief.'",
+            "remove the turn",
+        ),
+        (
+            SAYS.replace("%s", "{% if m.role == 'user' %}{{ m.content }}{% endif %}"),
+            (USER, ANSWER),
+            "drops turn 2 (assistant): 'So.'",
+            "--chat-template",
+        ),
+        ("{{ messages[-1].content }}", (USER, ANSWER), "drops turn 1 (user): 'Why?'", "remove"),
+        (
+            # The last words are those of the first answer.
+            "{{ messages[0].content + messages[1].content + messages[2].content }}",
+            (USER, ANSWER, {"role": "user", "content": "Oh."}, ANSWER),
+            "drops turn 4 (assistant): 'So.'",
+            "remove the turn",
+        ),
+        (
+            UNSTABLE,
+            (USER, ANSWER, USER, ANSWER),
+            "writes turn 1 differently if others follow",
+            "{% generation %}",
+        ),
+        (
+            SAYS.replace("%s", "{{ m.content }}{% generation %}{% endgeneration %}"),
+            (USER, ANSWER),
+            "marks no words of the assistant",
+            "{% generation %}",
+        ),
+    ],
+)
+def test_a_template_that_does_not_fit_a_row(template: str, turns: Any, text: str, fix: str) -> None:
+    tokenizer = new_chat_tokenizer(["Why? So."], template)
+    with pytest.raises(DatasetError) as refused:
+        Renderer(tokenizer, learn_all=False)(Exchange("a.jsonl: line 7", (), turns))
+    assert refused.value.message.startswith("a.jsonl: line 7: ")
+    assert text in refused.value.message
+    assert fix in str(refused.value.hint)
+    assert "\n" not in f"{refused.value.message} {refused.value.hint}"

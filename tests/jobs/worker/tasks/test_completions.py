@@ -1,0 +1,356 @@
+"""Prompts with completions, and chats, as samples: which tokens a language model learns."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jobs.worker.runtime.errors import DatasetError, ModelError
+from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.tasks.lm.head import IGNORED
+from jobs.worker.tasks.lm.memory import Plan, simulate
+from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.tasks.lm.samples import Masked
+from jobs.worker.tasks.lm.task import Lm
+from jobs.worker.training.batches import TrainingRun, batches, plan_schedule
+from jobs.worker.training.model import save_model
+from jobs.worker.training.optimizer_step import prepare, take_step
+from jobs.worker.training.options import NO_CACHE, SCRATCH
+from tests.jobs.worker.tasks.chat_models import (
+    CHATML,
+    END,
+    MARKED,
+    TURN_END,
+    ask_date,
+    make_chats,
+    new_chat_tokenizer,
+    save_chat_model,
+    share_answered,
+)
+from tests.jobs.worker.threaded_ranks import run_threaded, session
+
+PAIRS = [
+    {"prompt": f"{n} plus {n} is", "completion": f" {2 * n}, {'I think' * (n % 3)}"}
+    for n in range(1, 21)
+]
+CHATS: list[dict[str, Any]] = [
+    {
+        "messages": [
+            {"role": "user", "content": f"What is {n} plus {n}?"},
+            {"role": "assistant", "content": f" It is {2 * n}. "},
+            {"role": "user", "content": "Really?"},
+            {"role": "assistant", "content": "Yes" + "!" * n},
+        ]
+    }
+    for n in range(1, 11)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = new_chat_tokenizer([json.dumps(row) for row in [*PAIRS, *CHATS]])
+    return save_chat_model(tmp_path_factory.mktemp("model"), tokenizer)
+
+
+def options_for(folder: Path, rows: Any, **more: Any) -> LmOptions:
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared: dict[str, Any] = {"data": str(data), "model": str(folder), "token_cache": NO_CACHE}
+    shared |= {"max_length": 64, "batch_size": 4, "compile": "off"}
+    return LmOptions(**{**shared, **more})
+
+
+def load(options: LmOptions, ranks: int = 1, **more: Any) -> tuple[TrainingRun, str]:
+    """Return the last rank's run, before its first step, and the notes of the first."""
+    said = io.StringIO()
+
+    def work(own: Ranks) -> TrainingRun:
+        task, context = Lm(options), session(options, own, said if own.first else None, **more)
+        data = task.read(lambda _: None)
+        loaded = task.load(context, data)
+        return TrainingRun(context, task, loaded, task.prepare(context, loaded, data.train))
+
+    return run_threaded(ranks, work)[-1], said.getvalue()
+
+
+def learned(run: TrainingRun, number: int) -> str:
+    """Return what a sample teaches."""
+    sample = run.samples[number]
+    ids, labels = sample.inputs["input_ids"], sample.inputs["labels"]
+    assert {*labels[labels != ids].tolist()} <= {IGNORED}
+    weights = run.task.weights(run.samples)
+    assert weights is not None
+    assert weights[number] == (labels[1:] != IGNORED).sum()
+    text: str = run.loaded.tokenizer.decode(ids[labels != IGNORED])
+    return text
+
+
+def test_a_completion_and_its_end_are_learned(folder: Path) -> None:
+    run, notes = load(options_for(folder, PAIRS))
+    assert "special token" not in notes
+    tokenizer = run.loaded.tokenizer
+    for number, row in enumerate(PAIRS):
+        whole = row["prompt"] + row["completion"] + END
+        assert run.samples[number].inputs["input_ids"].tolist() == tokenizer(whole)["input_ids"]
+        assert learned(run, number) == row["completion"] + END
+    weights = run.task.weights(run.samples)
+    assert weights is not None
+    assert weights[0] == len(tokenizer(PAIRS[0]["completion"] + END)["input_ids"])
+    ended = [{"prompt": "a", "completion": f"b{END}"}]
+    assert learned(load(options_for(folder, ended))[0], 0) == f"b{END}"
+
+
+def test_all_tokens_are_learned_if_asked(folder: Path) -> None:
+    run, _ = load(options_for(folder, PAIRS, train_on="all"))
+    row = PAIRS[3]
+    assert learned(run, 3) == row["prompt"] + row["completion"] + END
+    weights = run.task.weights(run.samples)
+    assert weights is not None
+    assert weights[3] == run.samples.lengths[3] - 1
+    chats, _ = load(options_for(folder, CHATS, train_on="all"))
+    assert learned(chats, 0).startswith("<|im_start|>user\nWhat is 1 plus 1?<|im_end|>\n")
+
+
+@pytest.mark.parametrize("pad", [None, END])
+def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: str | None) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.pad_token is None
+    tokenizer.pad_token = pad
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    run, _ = load(options_for(tmp_path, PAIRS))
+    assert run.loaded.tokenizer.pad_token == pad
+    samples = [run.samples[0], run.samples[1]]
+    assert len(samples[0]) != len(samples[1])
+    batch = run.task.collate(samples, run.loaded)
+    assert "attention_mask" not in batch
+    for sample, ids, labels in zip(samples, batch["input_ids"], batch["labels"], strict=True):
+        assert ids[: len(sample)].tolist() == sample.inputs["input_ids"].tolist()
+        assert labels[len(sample) - 1] == run.loaded.tokenizer.eos_token_id
+        assert {*labels[len(sample) :].tolist()} <= {IGNORED}
+    step = run.batch(np.arange(2))
+    assert (step.tokens, step.padded) == (
+        len(samples[0]) + len(samples[1]),
+        batch["labels"].numel(),
+    )
+    # Padding changes no loss.
+    model, weights = run.loaded.model.eval(), run.task.weights(run.samples)
+    assert weights is not None
+    with torch.no_grad():
+        both, *alone = (
+            float(run.task.loss(model, run.task.collate(each, run.loaded)))
+            for each in (samples, samples[:1], samples[1:])
+        )
+    assert both == pytest.approx(float(alone @ weights[:2]) / int(weights[:2].sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_a_chat_teaches_the_turns_of_the_assistant(folder: Path, template: str) -> None:
+    path = folder / "own.jinja"
+    path.write_text(template)
+    run, notes = load(options_for(folder, CHATS, chat_template=str(path)))
+    line = "\n" if template == CHATML else ""
+    tokenizer = run.loaded.tokenizer
+    for number, row in enumerate(CHATS):
+        turns = row["messages"]
+        one, other = (turns[n]["content"] + TURN_END + line for n in (1, 3))
+        assert learned(run, number) == one + other
+        sample = run.samples[number].inputs
+        whole = tokenizer.apply_chat_template(turns, return_assistant_tokens_mask=True)
+        assert sample["input_ids"].tolist() == whole["input_ids"]
+        if template == MARKED:
+            mask = (sample["labels"] != IGNORED).astype(int).tolist()
+            assert mask == whole["assistant_masks"]
+    # A saved model stops where an answer ends, and has the template.
+    assert "answers end with '<|im_end|>'" in notes
+    save_model(folder, run.loaded)
+    saved = AutoTokenizer.from_pretrained(folder / "model")
+    assert (saved.eos_token, saved.chat_template) == (TURN_END, template)
+    settings = AutoModelForCausalLM.from_pretrained(folder / "model").generation_config
+    assert settings.eos_token_id == saved.eos_token_id != tokenizer.convert_tokens_to_ids(END)
+
+
+def test_the_completion_of_a_chat_is_all_after_the_prompt(folder: Path) -> None:
+    turns = CHATS[0]["messages"]
+    run, _ = load(options_for(folder, [{"prompt": turns[:3], "completion": turns[3:]}]))
+    assert learned(run, 0) == "Yes!<|im_end|>\n"
+    # The cue for an answer is not part of it, even if the template writes another one than in chats.
+    thinking = CHATML.replace("assistant\\n' }}{%- endif", "assistant\\n<think>' }}{%- endif")
+    run.loaded.tokenizer.chat_template = thinking
+    render_again = run.task.prepare(run.context, run.loaded, [*run.task.read(lambda _: None).train])
+    assert learned(replace(run, samples=render_again), 0) == "Yes!<|im_end|>\n"
+
+
+def test_the_end_is_found_though_samples_are_cut(folder: Path) -> None:
+    """In the first sample, the end is cut off."""
+    rows = CHATS[:3]
+    rows[0] = {"messages": [CHATS[0]["messages"][0], {"role": "assistant", "content": "1 " * 99}]}
+    run, notes = load(options_for(folder, rows))
+    assert TURN_END not in learned(run, 0)
+    assert "answers end with '<|im_end|>'" in notes
+
+
+def test_tools_and_what_they_say_reach_the_template(folder: Path) -> None:
+    path = folder / "tools.jinja"
+    path.write_text(
+        "{% for tool in tools %}{{ tool.name }} {% endfor %}"
+        + CHATML.replace(
+            "+ '<|im_end|>",
+            "+ (message.tool_calls | tojson if message.tool_calls else '') + '<|im_end|>",
+        )
+    )
+    calls = [{"function": {"name": "add"}}]
+    turns = [
+        {"role": "user", "content": "1 plus 1?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    rows = [{"messages": turns, "tools": json.dumps([{"name": "add"}])}]
+    run, _ = load(options_for(folder, rows, chat_template=str(path)))
+    whole = run.loaded.tokenizer.decode(run.samples[0].inputs["input_ids"])
+    assert whole.startswith("add <|im_start|>user\n1 plus 1?")
+    assert "<|im_start|>tool\n2<|im_end|>" in whole
+    called = json.dumps(calls) + "<|im_end|>\n"
+    assert learned(run, 0) == f"{called}It is 2.<|im_end|>\n"
+
+
+def test_a_template_without_a_token_for_the_end_is_noted(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plain.jinja"
+    path.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    run, notes = load(options_for(folder, CHATS, chat_template=str(path)))
+    assert "ends the assistant's turns without a special token" in notes
+    assert learned(run, 0) == " It is 2. \nYes!\n"
+    assert run.loaded.tokenizer.eos_token == END
+
+
+def test_a_tokenizer_without_a_template_is_refused(folder: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = None
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="has no chat template, and the data are chats") as refused:
+        load(options_for(tmp_path, CHATS))
+    assert "--chat-template FILE" in str(refused.value.hint)
+    load(options_for(tmp_path, PAIRS))
+
+
+def test_long_samples_are_cut_and_counted(folder: Path) -> None:
+    long = [
+        {"prompt": "a", "completion": "1 2 3 " * 20},
+        {"prompt": "b " * 40, "completion": "c"},
+        {"prompt": "d", "completion": "e"},
+    ]
+    run, notes = load(options_for(folder, long, max_length=16))
+    assert (
+        "2 of 3 samples are longer than 16 tokens and are cut; 1 without any token to learn are left "
+        "out; --max-length keeps more" in notes
+    )
+    assert [learned(run, n)[:4] for n in range(len(run.samples))] == ["1 2 ", f"e{END}"[:4]]
+    assert run.samples.lengths.tolist() == [16, 3]
+    with pytest.raises(DatasetError, match="nothing to learn is left of any") as refused:
+        load(options_for(folder, long[1:2], max_length=16))
+    assert "--max-length" in str(refused.value.hint)
+
+
+def test_ranks_share_the_rendering(folder: Path) -> None:
+    options = options_for(folder, CHATS)
+    (one, _), (three, _) = load(options), load(options, ranks=3)
+    assert isinstance(one.samples, Masked)
+    assert one.samples.digest() == three.samples.digest()
+    assert {*one.samples.token_ids().tolist()} == {
+        token for n in range(len(CHATS)) for token in one.samples[n].inputs["input_ids"].tolist()
+    }
+    path = folder / "strict.jinja"
+    path.write_text(
+        "{% if 'plus 9' in messages[0].content %}{{ messages[0].x.y }}{% endif %}" + CHATML
+    )
+    strict = replace(options, chat_template=str(path))
+    with pytest.raises(DatasetError, match="line 9: the chat template fails"):
+        load(strict, ranks=3)
+    run, notes = load(replace(strict, skip_bad_records=True), ranks=3)
+    assert len(run.samples) == len(CHATS) - 1
+    assert "skipped 1 bad record, the first:" in notes
+
+
+@pytest.mark.parametrize("rows", [PAIRS, CHATS])
+def test_perplexity_is_that_of_the_learned_tokens(
+    folder: Path, tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    run, _ = load(options_for(folder, rows), output=tmp_path)
+    found = run.task.evaluate(run.context, run.loaded, rows, run.samples)
+    model, total, count = AutoModelForCausalLM.from_pretrained(folder).eval(), 0.0, 0
+    for number in range(len(run.samples)):
+        ids, labels = (
+            torch.tensor(run.samples[number].inputs[name])[None].long()
+            for name in ("input_ids", "labels")
+        )
+        with torch.no_grad():
+            mean = float(model(input_ids=ids, labels=labels).loss)
+        total += mean * int((labels[:, 1:] != IGNORED).sum())
+        count += int((labels[:, 1:] != IGNORED).sum())
+    assert found["eval_tokens"] == count
+    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
+
+
+def test_a_tokenizers_own_beginning_is_before_a_prompt_and_not_before_a_chat(
+    tmp_path: Path,
+) -> None:
+    """A new model's tokenizer begins each text with [CLS] and ends it with [SEP]."""
+    pair, _ = load(options_for(tmp_path, PAIRS, model=SCRATCH))
+    tokenizer, ids = pair.loaded.tokenizer, pair.samples[0].inputs["input_ids"]
+    assert ids.tolist() == tokenizer(PAIRS[0]["prompt"] + PAIRS[0]["completion"])["input_ids"]
+    assert learned(pair, 0).endswith("[SEP]")
+    whole, _ = load(options_for(tmp_path, PAIRS, model=SCRATCH, train_on="all"))
+    assert tokenizer.decode(ids) == f"[CLS] {learned(whole, 0)}"
+    path = tmp_path / "t.jinja"
+    path.write_text(CHATML)
+    chat, _ = load(options_for(tmp_path, CHATS, model=SCRATCH, chat_template=str(path)))
+    assert "[CLS]" not in chat.loaded.tokenizer.decode(chat.samples[0].inputs["input_ids"])
+
+
+def test_the_memory_of_short_chats_is_not_that_of_long_ones(folder: Path) -> None:
+    """The plan takes the longest sample, as padded batches have it."""
+    run, _ = load(options_for(folder, CHATS))
+    assert isinstance(run.task, Lm)
+    width = run.task._find_width(run.task.read(lambda _: None).train, None)
+    assert width is not None
+    assert width == run.samples.lengths.max()
+    plan = Plan(options_for(folder, CHATS, max_length=512), "fp32", 1)
+    short = simulate(plan._replace(width=width), str(folder))
+    assert short < 0.3 * simulate(plan, str(folder))
+    exact = replace(plan.options, max_length=-(-width // 8) * 8)
+    assert short == simulate(plan._replace(options=exact), str(folder))
+    assert run.task._find_width(["a text"], None) is None
+
+
+def test_a_tuned_model_answers_unseen_questions(tmp_path: Path) -> None:
+    """Dates in words, to be written as numbers: the base answers none, the tuned model nearly all."""
+    chats = make_chats(400, Random(1), ask_date)
+    seen, unseen = chats[:300], chats[300:]
+    tokenizer = new_chat_tokenizer(json.dumps(each) for each in seen)
+    base = save_chat_model(tmp_path, tokenizer, hidden_size=96, intermediate_size=192)
+    assert share_answered(base, tokenizer, unseen) == 0
+    run, _ = load(options_for(base, seen, batch_size=10, learning_rate=4e-3))
+    schedule = plan_schedule(replace(run.context.options, epochs=18), len(seen), 1)
+    with join("gloo", {}):
+        model, optimizer = prepare(run, schedule.total)
+        for number, chosen in enumerate(batches(run.context, run.lengths, schedule)):
+            optimizer.param_groups[0]["lr"] = 4e-3 * schedule.rate(number)
+            take_step(run, model, optimizer, run.batch(chosen))
+    save_model(tmp_path, run.loaded)
+    saved = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert share_answered(tmp_path / "model", saved, unseen) >= 0.9

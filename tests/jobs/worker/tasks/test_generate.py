@@ -1,0 +1,287 @@
+"""Generation: token by token what transformers gives for each text alone, also with adapters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from jobs.worker.data.table import Table
+from jobs.worker.runtime.errors import DatasetError, ModelError
+from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.tasks.adapters import ADAPTERS, load_adapters, merge
+from jobs.worker.tasks.lm import generate
+from jobs.worker.tasks.lm.generate import encode_prompt
+from jobs.worker.tasks.lm.model import LmOptions, add_adapters
+from jobs.worker.tasks.lm.task import SHAPE, Lm
+from jobs.worker.tasks.predict import main, predict
+from jobs.worker.tasks.predict_file import PredictOptions, choose_columns, predict_file
+from jobs.worker.training.model import new_tokenizer, train_tokenizer, write_model
+from jobs.worker.training.task import Loaded
+from jobs.worker.training.text_task import Row
+from tests.jobs.worker.tasks.test_lm import TINY
+
+WORDS = [
+    "the",
+    "first",
+    "physical",
+    "core",
+    "of",
+    "each",
+    "socket",
+    "has",
+    "eight",
+    "tiles",
+    "and",
+    "a",
+    "list",
+]
+PROMPTS = [" ".join(WORDS[n % 5 : n % 5 + 1 + n % 7]) for n in range(12)]
+ROWS = [{"prompt": text} for text in PROMPTS]
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant{% endif %}"
+)
+
+
+def write_llama(folder: Path, seed: int = 1, **more: Any) -> Path:
+    tokenizer = new_tokenizer(train_tokenizer([*WORDS, "user", "assistant"]))
+    tokenizer.eos_token = "[SEP]"
+    torch.manual_seed(seed)
+    shape = {**SHAPE, **TINY, "vocab_size": len(tokenizer), "initializer_range": 0.5, **more}
+    model = LlamaForCausalLM(LlamaConfig(**shape))
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("tiles")
+    write_model(folder, Loaded(model, tokenizer))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with clear preferences, whose texts also end after a word."""
+    return write_llama(tmp_path_factory.mktemp("llama") / "base")
+
+
+def write_adapters(base: Path, target: Path) -> Path:
+    """Write random adapters that change what the model says."""
+    model = LlamaForCausalLM.from_pretrained(base)
+    torch.manual_seed(2)
+    adapted = add_adapters(model, LmOptions(model=str(base), lora=True))
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    write_model(target, Loaded(adapted, AutoTokenizer.from_pretrained(base)))
+    return target
+
+
+@pytest.fixture(scope="module")
+def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapters(folder, tmp_path_factory.mktemp("adapters") / "model")
+
+
+def alone(model: Any, folder: Path, text: str, new: int) -> dict[str, str]:
+    """Return what ``generate`` adds to one text."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    ends = [model.generation_config.eos_token_id, tokenizer.eos_token_id]
+    with torch.inference_mode():
+        found = model.eval().generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=0,
+        )
+    added = found[0, ids.shape[1] :].tolist()
+    is_over = added[-1] in ends
+    kept = added[:-1] if is_over else added
+    texts = [
+        tokenizer.decode(each, skip_special_tokens=True) for each in (ids[0], [*ids[0], *kept])
+    ]
+    return {
+        "completion": texts[1][len(texts[0]) :],
+        "finish_reason": "stop" if is_over else "length",
+    }
+
+
+@pytest.mark.parametrize("most", [6, 30])
+def test_texts_of_different_lengths_get_what_each_gets_alone(
+    folder: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "TOGETHER", 5)
+    found = predict(folder, ROWS, {"max_new_tokens": most})
+    model = LlamaForCausalLM.from_pretrained(folder)
+    assert found == [alone(model, folder, text, most) for text in PROMPTS]
+    assert {each["finish_reason"] for each in found} == {"stop", "length"}
+    assert len({each["completion"] for each in found}) > 6
+
+
+def test_long_texts_get_what_fits_into_the_model(tmp_path: Path) -> None:
+    folder = write_llama(tmp_path / "short", max_position_embeddings=16)
+    texts = ["the " * 14, "core", "the " * 10, "first core"]
+    found = predict(folder, [{"prompt": text} for text in texts], {"max_new_tokens": 12})
+    model = LlamaForCausalLM.from_pretrained(folder)
+    rooms = (2, 12, 6, 12)
+    assert found == [
+        alone(model, folder, text, room) for text, room in zip(texts, rooms, strict=True)
+    ]
+    with pytest.raises(DatasetError, match="row 2: has 16 tokens, and the model takes 16 with the"):
+        predict(folder, [{"prompt": "the"}, {"prompt": "the " * 16}])
+
+
+def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:
+    def draw(**settings: Any) -> list[dict[str, Any]]:
+        return predict(folder, ROWS, {"max_new_tokens": 8, **settings})
+
+    before = torch.get_rng_state()
+    one = draw(temperature=2.0, top_p=0.9, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(9)
+    assert draw(temperature=2.0, top_p=0.9, seed=1) == one
+    assert draw(temperature=2.0, top_p=0.9, seed=2) != one != draw()
+    # Equal texts are drawn in different ways, also in other batches.
+    same = [{"prompt": "the first core"}] * 64
+    found = predict(folder, same, {"max_new_tokens": 8, "temperature": 2.0})
+    assert found[:32] != found[32:]
+    # Only the likeliest token has so little probability, or so low a temperature.
+    assert draw(temperature=2.0, top_p=1e-6) == draw(temperature=1e-4) == draw()
+
+
+def test_a_chat_is_answered_with_the_saved_template(folder: Path, tmp_path: Path) -> None:
+    chat = [
+        {"role": "user", "content": "the core"},
+        {"role": "assistant", "content": "of each"},
+        {"role": "user", "content": "socket"},
+    ]
+    reference = {"role": "assistant", "content": "tiles"}
+    with pytest.raises(ModelError, match="no chat template for messages"):
+        predict(folder, [{"messages": chat}])
+    assert predict(folder, [{"text": "the core"}]) == predict(folder, [{"prompt": "the core"}])
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    write_model(tmp_path / "chat", Loaded(LlamaForCausalLM.from_pretrained(folder), tokenizer))
+
+    def ask(row: Mapping[str, Any]) -> dict[str, Any]:
+        (found,) = predict(tmp_path / "chat", [row], {"max_new_tokens": 9})
+        return found
+
+    plain = ask({"prompt": "user the core assistant of each user socket assistant"})
+    assert ask({"messages": chat}) == ask({"messages": [*chat, reference]}) == plain
+    # A text of the command line is a turn; a prompt is continued as it is.
+    assert ask({"text": "the core"}) == ask({"prompt": "user the core assistant"})
+    assert ask({"text": "the core"}) != ask({"prompt": "the core"})
+    for messages, message in (
+        ("x", "row 1: 'messages' has no turn to answer"),
+        ([reference], "row 1: 'messages' has no turn to answer"),
+        (["x"], "row 1: 'messages' needs turns with 'role' and 'content'"),
+        ([{"role": "tool", "content": "x"}], "row 1: the chat template: no tools"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            ask({"messages": messages})
+
+
+def test_files_have_texts_prompts_or_chats(folder: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    write_model(tmp_path / "chat", Loaded(LlamaForCausalLM.from_pretrained(folder), tokenizer))
+    direct = predict(folder, ROWS, {"max_new_tokens": 4})
+    chats = [[{"role": "user", "content": text}] for text in PROMPTS]
+    answers = predict(
+        tmp_path / "chat", [{"messages": each} for each in chats], {"max_new_tokens": 4}
+    )
+    for name, values, expected in (
+        ("text", PROMPTS, direct),
+        ("prompt", PROMPTS, direct),
+        ("messages", chats, answers),
+    ):
+        rows = [{name: value, "completion": "known"} for value in values]
+        (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        model, data, output = (str(tmp_path / each) for each in ("chat", "in.jsonl", "out.jsonl"))
+        options = PredictOptions(model, data, output, settings={"max_new_tokens": 4})
+        predict_file(options, Ranks(), tmp_path / "parts", lambda _: None)
+        found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [
+            {"completion": each["predicted_completion"], "finish_reason": each["finish_reason"]}
+            for each in found
+        ] == expected
+        assert [{key: each[key] for key in rows[0]} for each in found] == rows
+
+
+def test_prompts_begin_as_in_training(folder: Path) -> None:
+    """Prompts with completions are learned after the mark of a beginning, plain texts without."""
+    model, tokenizer = (
+        LlamaForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    begin, core = tokenizer.convert_tokens_to_ids(["[CLS]", "core"])
+
+    def encode(tokenizer: Any, **columns: str) -> list[int]:
+        model.config.data_columns = columns
+        return [*encode_prompt(Loaded(model, tokenizer), Row("row 1", {"prompt": "core"}))]
+
+    assert encode(tokenizer, text="text") == [core]
+    assert encode(tokenizer, prompt="question") == [begin, core]
+    # Llama's tokenizer, for one, begins texts and does not end them.
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A $B", special_tokens=[("[CLS]", begin)]
+    )
+    assert encode(tokenizer, text="text") == [begin, core]
+
+
+def test_the_column_of_training_comes_first() -> None:
+    table = Table("a.csv", ("text", "question", "messages"), [])
+    chosen = [choose_columns(Lm, table, {}, trained) for trained in ({"prompt": "question"}, {})]
+    assert chosen == [{"text": "question"}, {"text": "text"}]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_are_applied_as_peft_does(
+    folder: Path, adapters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    asked = {"max_new_tokens": 8}
+    found = predict(adapters, ROWS, asked)
+    assert found != predict(folder, ROWS, asked)
+    theirs = AutoPeftModelForCausalLM.from_pretrained(adapters)
+    assert found == [alone(theirs, folder, text, 8) for text in PROMPTS]
+
+    # On a node, the base is elsewhere.
+    config = json.loads((adapters / ADAPTERS).read_text())
+    moved = tmp_path / "moved"
+    shutil.copytree(adapters, moved)
+    (moved / ADAPTERS).write_text(json.dumps({**config, "base_model_name_or_path": "/gone"}))
+    assert predict(moved, ROWS, asked, str(folder)) == found
+    with pytest.raises(ModelError, match=f"{moved}: its adapters belong to the model in /gone"):
+        predict(moved, ROWS, asked)
+
+    target = tmp_path / "whole"
+    assert main(["--merge", str(target), "--base", str(folder), str(moved)]) == 0
+    assert predict(target, ROWS, asked) == found
+    whole = LlamaForCausalLM.from_pretrained(target)
+    assert whole.generation_config.eos_token_id == theirs.generation_config.eos_token_id
+    assert main(["--merge", str(target), str(moved)]) == 1
+    assert "predict: error: " in capsys.readouterr().err
+
+
+def test_a_merged_model_has_the_type_of_its_base(
+    adapters: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Merged in fp32: in bf16, rounding would lose most of small changes."""
+    half = tmp_path / "half"
+    base = LlamaForCausalLM.from_pretrained(folder).bfloat16()
+    write_model(half, Loaded(base, AutoTokenizer.from_pretrained(folder)))
+    merge(str(adapters), tmp_path / "whole", str(half))
+    found = LlamaForCausalLM.from_pretrained(tmp_path / "whole", dtype="auto").state_dict()
+    assert {each.dtype for each in found.values()} == {torch.bfloat16}
+    exact = load_adapters(str(adapters), str(half)).model.merge_and_unload().state_dict()
+    assert all(torch.equal(found[name], exact[name].bfloat16()) for name in found)

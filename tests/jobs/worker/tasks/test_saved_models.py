@@ -1,0 +1,246 @@
+"""Saved models as others get them: the code on their cards loads them without this project."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import venv
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from jobs.worker.runtime.context import Hardware, RankFacts
+from jobs.worker.runtime.pinning import RankPlacement
+from jobs.worker.runtime.ranks import join
+from jobs.worker.tasks import TASKS
+from jobs.worker.tasks.digits import Digits
+from jobs.worker.tasks.predict import load_trained
+from jobs.worker.training.card import find_intervals
+from jobs.worker.training.options import BASE_MODEL
+from jobs.worker.training.run import train_task
+from tests.jobs.worker.threaded_ranks import session
+
+ADAPTERS = "lm with adapters"
+NAMES = (*TASKS, ADAPTERS)
+OWN = ("jobs", "worker", "infra", "provision", "cluster", "spr_cluster")
+TEXT = "Where is the tile with eight cores?"
+_LOAD = """
+import importlib.util, json, os, re, sys
+found = {}
+own, text, *folders = sys.argv[1:]
+for name in own.split():
+    assert importlib.util.find_spec(name) is None, name
+for folder in folders:
+    os.chdir(folder)
+    card = open("model/README.md").read()
+    known = {}
+    exec(re.search(r"```python\\n(.*?)```", card, re.DOTALL)[1], known)
+    model = known.get("model")
+    if "weights" in known:
+        output = known["weights"]["0.weight"]
+    elif "SentenceTransformer" in known:
+        output = model.encode(text)
+    else:
+        tokenizer = known.get("tokenizer") or model.tokenizer
+        model = model if "tokenizer" in known else model.model
+        out = model.eval()(**tokenizer(text, return_tensors="pt"))
+        output = out["start_logits"] if "start_logits" in out else out["logits"]
+    found[folder] = {"output": output.flatten().tolist(), "code": card.count("```python")}
+    found[folder]["lines"] = len(re.search(r"```python\\n(.*?)```", card, re.DOTALL)[1].split("\\n"))
+print("FOUND" + json.dumps(found))
+"""
+
+
+def train(name: str, root: Path) -> Mapping[str, Any]:
+    """Train for two steps, and return the results."""
+    task, more = TASKS[name.split()[0]], {"lora": True, "model": str(root / "lm" / "model")}
+    options = replace(task.demo, max_steps=2, dtype="fp32", compile="off", eval_every="never")
+    if name != "digits":
+        options = replace(options, token_cache="none", **(more if name == ADAPTERS else {}))
+    torch.manual_seed(3)
+    with join("gloo", {}) as ranks:
+        place = RankPlacement(None, 1, None)
+        here = Hardware(RankFacts(0, "here", 1, 1, 1, None, place), frozenset())
+        (root / name).mkdir()
+        context = session(options, ranks, output=root / name, hardware=[here])
+        found = train_task(task(options), context)
+    assert found is not None
+    return found
+
+
+def compute(name: str, folder: Path) -> Any:
+    """Return what this project's own code computes with a saved model."""
+    if name == "digits":
+        from safetensors.torch import load_file
+
+        return load_file(folder / "model.safetensors")["0.weight"]
+    _, loaded = load_trained(str(folder))
+    tokens = loaded.tokenizer(TEXT, return_tensors="pt")
+    with torch.inference_mode():
+        found = loaded.model.eval()(**tokens)
+    if name == "embed":
+        return torch.nn.functional.normalize(found[0].mean(1), dim=-1)
+    return found["start_logits"] if "start_logits" in found else found["logits"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def results(root: Path) -> dict[str, Mapping[str, Any]]:
+    return {name: train(name, root) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def loaded(root: Path, results: object) -> dict[str, Any]:
+    """What the code on the cards gives in an environment without this project."""
+    venv.create(root / "fresh", symlinks=True)
+    (site,) = (root / "fresh").glob("lib/python*/site-packages")
+    # All libraries of this process, without this project, installed or as a path in a .pth file.
+    for path in Path(torch.__file__).parents[1].iterdir():
+        if path.name not in OWN and path.suffix != ".pth" and not (site / path.name).exists():
+            (site / path.name).symlink_to(path)
+    done = subprocess.run(
+        [
+            root / "fresh/bin/python",
+            "-c",
+            _LOAD,
+            " ".join(OWN),
+            TEXT,
+            *(str(root / name) for name in NAMES),
+        ],
+        env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HOME": str(root)},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.rpartition("FOUND")[2])
+    return {Path(folder).name: each for folder, each in found.items()}
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_model_is_the_same_without_this_project(
+    loaded: dict[str, Any], root: Path, name: str
+) -> None:
+    expected = compute(name, root / name / "model").flatten()
+    assert torch.allclose(torch.tensor(loaded[name]["output"]), expected, atol=1e-5)
+    assert loaded[name]["lines"] <= 7, "five lines and two empty ones"
+
+
+TAGS = {
+    "squad": ("transformers", "question-answering"),
+    "classify": ("transformers", "text-classification"),
+    "tag": ("transformers", "token-classification"),
+    "score": ("transformers", "text-ranking"),
+    "embed": ("sentence-transformers", "sentence-similarity"),
+    "lm": ("transformers", "text-generation"),
+    "digits": ("pytorch", None),
+    ADAPTERS: ("peft", "text-generation"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_tells_the_hub_and_people_what_a_model_is(
+    results: dict[str, Mapping[str, Any]], root: Path, name: str
+) -> None:
+    card, found = ModelCard.load(root / name / "model" / "README.md"), results[name]
+    assert (card.data.get("library_name"), card.data.get("pipeline_tag")) == TAGS[name]
+    assert card.data.get("tags") == ["spr-cluster", name.split()[0]]
+    assert card.data.get("metrics") == [*found["scores"]]
+    # Neither folders of this machine nor names that the hub does not know.
+    assert (
+        card.data.get("base_model") is card.data.get("license") is card.data.get("datasets") is None
+    )
+    assert str(root) not in card.text
+    for score in found["scores"].values():
+        assert f"| {score:.2f} |" in card.text
+    for text in (
+        "`--max-steps 2`",
+        "of step 2",
+        "1 rank on 1 × ",
+        "torch 2",
+        "None is set: add `license`",
+    ):
+        assert text in card.text
+    assert ("Trained from model on" in card.text) is (name == ADAPTERS)
+
+
+def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jobs.worker.tasks.classify import Classify, ClassifyOptions
+    from jobs.worker.training.card import render_card
+    from jobs.worker.training.task import Loaded
+
+    figures = {
+        "task": "classify",
+        "data": "org/data: train",
+        "eval_data": "org/data: test",
+        "train_records": 4000,
+        "eval_records": 100,
+        "train_samples": 4000,
+        "learning_rate": 1e-4,
+        "model_step": 250,
+        "scores": {"accuracy": 90.0},
+        "evaluations": [{}, {}],
+    }
+    options = ClassifyOptions(model="org/base", data="org/data", push_to="hub:me/news", epochs=7)
+    monkeypatch.chdir(tmp_path)
+    record = {"nodes": [{"type": "r7iz.metal-16xl"}], "billed": True, "usd_per_hour": 3.6e6}
+    Path("job.json").write_text(json.dumps(record))
+
+    def render() -> ModelCard:
+        with join("gloo", {}) as ranks:
+            context, task = session(options, ranks), Classify(options)
+            return ModelCard(render_card(context, task, Loaded(None), figures, "d1e5"))
+
+    card = render()
+    assert card.data.get("base_model") == "org/base"
+    assert card.data.get("datasets") == ["org/data"]
+    for text in (
+        "# news\n",
+        "Trained from org/base on 4,000 records of org/data: train",
+        "| accuracy | 90.00 | 82.56 to 94.48 |",
+        'pipeline("text-classification", "me/news")',
+        "with the digest `d1e5`",
+        "- **Options:** `--epochs 7`\n",
+        "of step 250, the best of 2 evaluations",
+        "r7iz.metal-16xl, ",
+        "at on-demand prices",
+    ):
+        assert text in card.text
+    monkeypatch.setenv(BASE_MODEL, "/home/me/secret/my-base")
+    card = render()
+    assert card.data.get("base_model") is None
+    assert "Trained from my-base on" in card.text
+    assert "secret" not in card.text
+
+
+def test_intervals_are_those_of_wilson_and_of_new_samples() -> None:
+    scores = {"accuracy": 100.0, "loss": 1.0}
+    found = find_intervals(Digits(Digits.demo), {"scores": scores, "eval_records": 10})
+    # https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval: 1 / (1 + z²/n)
+    assert found.keys() == {"accuracy"}
+    assert found["accuracy"] == pytest.approx((72.246, 100), abs=1e-3)
+
+    matrix = [[40, 10], [5, 45]]
+    figures = {"scores": {"macro_f1": 84.96}, "eval_records": 100, "confusion": matrix}
+    low, high = find_intervals(Digits(Digits.demo), figures)["macro_f1"]
+    rng, draws = np.random.default_rng(7), []
+    truth = np.array([0] * 50 + [1] * 50)
+    predicted = np.array([0] * 40 + [1] * 10 + [0] * 5 + [1] * 45)
+    for _ in range(10_000):
+        rows = rng.integers(0, 100, 100)
+        pairs = [(truth[rows] == n, predicted[rows] == n) for n in (0, 1)]
+        draws.append(np.mean([200 * (a & b).sum() / (a.sum() + b.sum()) for a, b in pairs]))
+    assert (low, high) == pytest.approx(np.percentile(draws, (2.5, 97.5)), abs=0.3)

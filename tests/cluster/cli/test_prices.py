@@ -135,7 +135,7 @@ def test_a_denied_price_history_is_one_line(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "vcpus", "more"), [("m6i.large", 2, ["--allow-no-amx"]), ("c7i.8xlarge", 32, [])]
+    ("name", "vcpus", "more"), [("m6i.large", 2, ["--allow-no-amx"]), ("c8in.8xlarge", 32, [])]
 )
 def test_a_type_that_only_ec2_knows_lives_from_up_to_down(
     line: CommandLine, name: str, vcpus: int, more: list[str]
@@ -200,8 +200,8 @@ def test_little_memory_and_unknown_amx_are_said(line: CommandLine) -> None:
     assert plan(line, "--instance-type", "m6i.large", "--allow-no-amx")["warnings"] == []
     small = plan(line, "--instance-type", "t3.medium", "--allow-no-amx")
     assert small["warnings"] == ["t3.medium has 4 GiB of memory: too little to train BERT."]
-    unknown = line.must("up", "--dry-run", "--instance-type", "i7i.metal-24xl").out
-    assert "It is not known whether i7i.metal-24xl has AMX" in unknown
+    unknown = line.must("up", "--dry-run", "--instance-type", "c8in.metal-48xl").out
+    assert "It is not known whether c8in.metal-48xl has AMX" in unknown
 
 
 def test_a_quota_that_does_not_count_the_type_is_not_shown(line: CommandLine) -> None:

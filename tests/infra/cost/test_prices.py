@@ -24,7 +24,7 @@ from tests.infra.local.fakes import (
 )
 
 TODAY = date(2026, 11, 22)
-METAL, OTHER = "r7iz.metal-16xl", "c7i.8xlarge"
+METAL, OTHER = "r7iz.metal-16xl", "c8in.8xlarge"
 DENIED = (
     '[[error]]\naction = "GetProducts"\ncode = "AccessDeniedException"\nstatus = 400\ntimes = 99\n'
 )
@@ -71,7 +71,7 @@ def test_ec2_describes_a_type_that_the_table_lacks(cloud: FakeCloud) -> None:
 
     assert machine is not None
     assert (machine.cores, machine.vcpus, machine.memory_gib) == (16, 32, 64)
-    assert (machine.sockets, machine.amx, machine.table_usd) == (None, True, None)
+    assert (machine.sockets, machine.amx, machine.table_usd) == (None, None, None)
     assert find_machine(cloud.ec2, "c7i.9xlarge") is None
     assert find_machine(cloud.ec2, METAL) is INSTANCE_TYPES[METAL]
 
@@ -159,11 +159,11 @@ def test_in_another_region_the_tables_price_is_not_the_regions(
 
 
 def test_a_type_that_is_not_listed_is_named(cloud: FakeCloud, kept: Path) -> None:
-    cloud.faults('[pricing]\nunlisted = ["c7i.*"]\n')
+    cloud.faults('[pricing]\nunlisted = ["c8in.*"]\n')
 
     prices = ask(cloud, kept)
 
-    assert prices.problem == "the Price List API has no price of c7i.8xlarge in us-east-1"
+    assert prices.problem == "the Price List API has no price of c8in.8xlarge in us-east-1"
     assert prices.machines[METAL].source == "Price List API, 2026-11-22"
     assert prices.highest((METAL, OTHER), 100) is None
     assert prices.highest((METAL,), 100) is not None

@@ -335,7 +335,7 @@ def test_what_the_tool_can_t_use_is_refused(info: dict[str, Any], reason: str) -
         ("m6i.large", "Intel", False),
         ("x2iezn.metal", "Intel", False),
         ("c7a.large", "AMD", False),
-        ("i7i.metal-24xl", "Intel", None),
+        ("c8in.metal-48xl", "Intel", None),
         ("u7i-12tb.224xlarge", "Intel", None),
         ("c6i.16xlarge", "Intel", False),
     ],

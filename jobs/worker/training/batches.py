@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from ..data.groups import Grouped
 from ..data.tokens import Ints
 from .options import TrainOptions
 from .state import TrainContext
 from .task import Loaded, Samples, Task
-
-if TYPE_CHECKING:
-    from .teacher import Taught
 
 Indices = NDArray[np.int64]
 
@@ -178,6 +178,21 @@ class StepBatch(NamedTuple):
             )
             for number, first in enumerate(range(0, len(self), rows))
         ]
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A teacher's outputs for the training samples, or for their parts; ``digest`` tells where from."""
+
+    outputs: NDArray[Any]
+    digest: str
+
+    def pick(self, samples: Any, chosen: NDArray[Any]) -> Tensor:
+        """Return those for some samples, with one row each, or one for each of their parts."""
+        if not isinstance(samples, Grouped):
+            return torch.from_numpy(self.outputs[chosen])
+        parts = (torch.from_numpy(self.outputs[samples.texts_of(n)]) for n in chosen)
+        return pad_sequence([*parts], batch_first=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..data.groups import Grouped
 from ..data.readers import read_table
 from ..data.text_files import READERS
 from ..runtime.errors import DatasetError, ModelError, first_line
@@ -24,9 +23,9 @@ from .text_task import RowOptions, TableTask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from ..runtime.ranks import Ranks
+    from .batches import Taught
     from .state import TrainContext
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -135,29 +134,12 @@ class TaughtTask(TableTask[Own]):
         return compute_logits(context.ranks, teacher, samples, context.autocast())
 
 
-@dataclass(frozen=True)
-class Taught:
-    """A teacher's outputs for the training samples, or for their parts; ``digest`` tells where from."""
-
-    outputs: NDArray[Any]
-    digest: str
-
-    def pick(self, samples: Any, chosen: NDArray[Any]) -> Tensor:
-        """Return those for some samples, with one row each, or one for each of their parts."""
-        import torch  # noqa: PLC0415
-        from torch.nn.utils.rnn import pad_sequence  # noqa: PLC0415
-
-        if not isinstance(samples, Grouped):
-            return torch.from_numpy(self.outputs[chosen])
-        parts = (torch.from_numpy(self.outputs[samples.texts_of(n)]) for n in chosen)
-        return pad_sequence([*parts], batch_first=True)
-
-
 def ask_teacher(task: Any, context: TrainContext, records: Sequence[Any]) -> Taught | None:
     """Return the teacher's outputs for the records, the same on every rank; None without a teacher."""
     import numpy as np  # noqa: PLC0415
 
     from ..data.token_cache import compute_once  # noqa: PLC0415
+    from .batches import Taught  # noqa: PLC0415
 
     if getattr(task.options, "teacher", None) is None:
         return None

@@ -17,7 +17,7 @@ from ..fast.compilation import count_compiled, plain_layers
 from ..fast.embedding import restore_words
 from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
-from ..runtime.errors import TrainingError
+from ..runtime.errors import TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures
 from .batches import Schedule, TrainingRun, batches, plan_schedule
@@ -30,7 +30,7 @@ from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
 from .options import TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
-from .task import Task
+from .task import Data, Loaded, Task
 from .teacher import ask_teacher
 from .trial import enough_for_trial, measure_speed
 
@@ -60,31 +60,16 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
     are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
     ``step``, and ``model_step`` is the step that the model is from. ``data_digest`` is that of the training
-    samples. ``samples_per_second`` and
-    ``tokens_per_second`` (without
-    padding) are the training speed of all ranks together. ``resumed_after`` are the steps after which an
-    interrupted run was resumed; its ``seconds`` include all training but no interruption.
+    samples. ``samples_per_second`` and ``tokens_per_second`` (without padding) are the training speed of all
+    ranks together. ``resumed_after`` are the steps after which an interrupted run was resumed; its
+    ``seconds`` include all training but no interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
     if options.ipex:
         load_ipex()  # now: a missing extension must fail early
     with context.phase("load"):
-        data = task.read(events.note)
-        task.check_evaluation(data)
-        if not data.has_unseen:
-            events.note(
-                "no --eval: the figures are on the training data itself, not on unseen data"
-            )
-        loaded = task.load(context, data)
-        if isinstance(options, TextOptions):
-            freeze_layers(loaded.model, options.freeze_layers)
-        if data.columns:
-            loaded.model.config.data_columns = dict(data.columns)
-        if loaded.new_weights:
-            others = ", ".join(loaded.other_classes)
-            why = f" (it has other classes: {shorten(others, 80)})" if others else ""
-            events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}{why}")
+        data, loaded = _load(task, context)
     gc.freeze()
     gc.enable()  # `python -m worker.tasks` disables it
     with context.phase("tokenize"):
@@ -104,38 +89,53 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     run = TrainingRun(context, task, loaded, samples, ask_teacher(task, context, records))
     with context.phase("train"):
         loop = train(run, Unseen(data.eval, unseen, data.has_unseen))
-        trained = loop.progress
-    if trained.resumed:
-        context.phases.add("train", trained.resumed[-1][1], interrupted=True)
+    if loop.progress.resumed:
+        context.phases.add("train", loop.progress.resumed[-1][1], interrupted=True)
     with context.phase("save"):
         if ranks.first:
             save_model(context.output, loaded)
     with context.phase("evaluate"):
-        scores = loop.evaluator.evaluate_model(trained)
-    figures = {
-        **scores,
-        "scores": pick_scores(scores),
-        **_describe_training(options, trained, ranks.planned),
-        "train_records": len(data.train),
-        "train_samples": len(samples),
-        "eval_records": len(data.eval),
-        "data": data.train_source,
-        "data_digest": loop.checkpoint.identity.features,
-        "eval_data": data.eval_source,
-        "task": task.name,
-    }
+        scores = loop.evaluator.evaluate_model(loop.progress)
+    figures = {**scores, "scores": pick_scores(scores), **_describe(loop, data)}
     if ranks.first:
-        card = render_card(context, task, loaded, figures, samples.digest())
-        (context.output / "model" / "README.md").write_text(card, encoding="utf-8")
+        _write_card(run, figures)
     if not options.push_to:
         return figures
     with context.phase("push"):
-        return {**figures, **push_model(context, options.push_to, trained.model_step)}
+        return {**figures, **push_model(context, options.push_to, loop.progress.model_step)}
 
 
-def _describe_training(
-    options: TrainOptions, trained: TrainingProgress, ranks: int
-) -> dict[str, Any]:
+def _load(task: Task[Any], context: TrainContext) -> tuple[Data, Loaded]:
+    note = context.events.note
+    data = task.read(note)
+    task.check_evaluation(data)
+    if not data.has_unseen:
+        note("no --eval: the figures are on the training data itself, not on unseen data")
+    loaded = task.load(context, data)
+    if isinstance(context.options, TextOptions):
+        freeze_layers(loaded.model, context.options.freeze_layers)
+    if data.columns:
+        loaded.model.config.data_columns = dict(data.columns)
+    if loaded.new_weights:
+        others = ", ".join(loaded.other_classes)
+        why = f" (it has other classes: {shorten(others, 80)})" if others else ""
+        note(f"new weights, not from the model: {', '.join(loaded.new_weights)}{why}")
+    return data, loaded
+
+
+def _write_card(run: TrainingRun, figures: dict[str, Any]) -> None:
+    """Write the model's card. An error must not fail a job that has trained for hours."""
+    context = run.context
+    try:
+        card = render_card(context, run.task, run.loaded, figures, run.samples.digest())
+        (context.output / "model" / "README.md").write_text(card, encoding="utf-8")
+    except Exception as error:
+        context.events.note(f"warning: the model has no card: {first_line(error)}")
+
+
+def _describe(loop: Loop, data: Data) -> dict[str, Any]:
+    run, trained = loop.run, loop.progress
+    options, ranks = run.context.options, run.context.ranks.planned
     return {
         "loss_curve": trained.curve,
         "evaluations": trained.evaluations,
@@ -149,6 +149,13 @@ def _describe_training(
         "seed": options.seed,
         "model": options.model_name,
         "recipe": "fast",
+        "train_records": len(data.train),
+        "train_samples": len(run.samples),
+        "eval_records": len(data.eval),
+        "data": data.train_source,
+        "data_digest": loop.checkpoint.identity.features,
+        "eval_data": data.eval_source,
+        "task": run.task.name,
     }
 
 

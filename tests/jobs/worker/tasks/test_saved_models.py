@@ -244,3 +244,17 @@ def test_intervals_are_those_of_wilson_and_of_new_samples() -> None:
         pairs = [(truth[rows] == n, predicted[rows] == n) for n in (0, 1)]
         draws.append(np.mean([200 * (a & b).sum() / (a.sum() + b.sum()) for a, b in pairs]))
     assert (low, high) == pytest.approx(np.percentile(draws, (2.5, 97.5)), abs=0.3)
+
+
+def test_a_model_without_a_card_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise KeyError("processor")
+
+    monkeypatch.setattr("jobs.worker.training.run.render_card", fail)
+    found = train("digits", tmp_path)
+
+    assert found["task"] == "digits"
+    assert (tmp_path / "digits/model/model.safetensors").exists()
+    assert not (tmp_path / "digits/model/README.md").exists()

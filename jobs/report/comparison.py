@@ -135,6 +135,13 @@ def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:
     task = first.text("task")
     if task not in _MEASURES or task != second.text("task"):
         return [], f"only two runs of {', '.join(_MEASURES)} have one"
+    names = [Path(run.text("eval_data") or "").name for run in (first, second)]
+    # A part of the training data is chosen by the seed.
+    parts = {
+        run.text("data_digest") for run in (first, second) if _options(run).get("eval_fraction")
+    }
+    if names[0] != names[1] or len(parts) > 1:
+        return [], _OTHER
     predictions = _predictions(first), _predictions(second)
     if None in predictions:
         return [], "predictions.json is missing or unreadable"
@@ -144,7 +151,7 @@ def _differences(first: Run, second: Run) -> tuple[list[Difference], str]:
         return [], "predictions.json has another form"
     if isinstance(measured, str):
         return [], measured
-    scale = math.exp if task == "lm" else _percent
+    scale = _perplexity if task == "lm" else _percent
     return [bootstrap(name, pairs, scale) for name, pairs in measured.items()], ""
 
 
@@ -188,12 +195,25 @@ def _squad(run: Run, one: Any, two: Any) -> Measured:
 
 
 def _lm(_: Run, *predictions: Any) -> Measured:
-    one, two = ([float(row["loss"]) for row in rows] for rows in predictions)
-    return {"perplexity": list(zip(one, two, strict=True))} if len(one) == len(two) > 0 else _OTHER
+    one, two = predictions
+    counts = [[int(row["tokens"]) for row in rows] for rows in predictions]
+    if counts[0] != counts[1] or not counts[0]:
+        return _OTHER
+    if not all(math.isfinite(row["loss"]) for rows in predictions for row in rows):
+        return "a run has diverged"
+    # Samples differ in their number of tokens, and the perplexity is that of the mean over tokens.
+    mean = fmean(counts[0])
+    weights = [count / mean for count in counts[0]]
+    losses = [(w * a["loss"], w * b["loss"]) for w, a, b in zip(weights, one, two, strict=True)]
+    return {"perplexity": losses}
 
 
 def _percent(value: float) -> float:
     return 100 * value
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
 
 
 _MEASURES: dict[str, Callable[..., Measured]] = {"classify": _classify, "squad": _squad, "lm": _lm}

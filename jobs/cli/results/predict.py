@@ -63,9 +63,15 @@ _COLUMN: dict[str, Any] = {"metavar": "NAME", **_OF_ROWS}
 
 
 def _temperature(text: str) -> float:
-    if not 0 <= float(text) <= 100:
-        raise ValueError(f"{text!r}: expected a number from 0 to 100")
+    if float(text) != 0 and not 0.01 <= float(text) <= 100:
+        raise ValueError(f"{text!r}: expected 0, or a number from 0.01 to 100")
     return float(text)
+
+
+def _seed(text: str) -> int:
+    if not 0 <= int(text) < 2**31:
+        raise ValueError(f"{text!r}: expected a whole number from 0 to {2**31 - 1}")
+    return int(text)
 
 
 def _share(text: str) -> float:
@@ -113,7 +119,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
         **_OF_LM,
     )
     seed: int | None = option(
-        "of the random numbers (default: 42)", parse=int, needs="--temperature", **_OF_LM
+        "of the random numbers (default: 42)", parse=_seed, needs="--temperature", **_OF_LM
     )
     perplexity: bool = switch("compute each text's perplexity instead of adding to it", **_OF_LM)
     merge: str | None = option(

@@ -93,6 +93,9 @@ def new_file(path: Path, suffix: str = "") -> Iterator[Path]:
     ``suffix``, such as ``.node1-4242``, tells this process from others that may write the same file now.
     Raises ``OSError``.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield path  # a device, such as /dev/stdout, which root would replace by a file
+        return
     partial = path.with_name(f".{path.name}{suffix}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,9 @@ def read_adapters(folder: str | Path) -> str:
     path = Path(folder, ADAPTERS)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        base, kind = str(config["base_model_name_or_path"]), config["task_type"]
+        base, kind = config["base_model_name_or_path"], config["task_type"]
+        if not isinstance(base, str):
+            raise TypeError(f"base_model_name_or_path is {base!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path}: can't be read: {error!r}") from None
     if kind != "CAUSAL_LM":
@@ -57,11 +59,22 @@ def load_adapters(folder: str, place: str = "") -> Loaded:
         base = place
     require_base(folder, base)
     peft = import_peft("adapters need peft")
+    if not any(Path(folder).glob("adapter_model.*")):
+        raise ModelError(f"{folder}: has no adapter_model.safetensors, only its configuration")
     loaded = load_pretrained(base, "CausalLM")
-    with catch_warnings():
-        simplefilter("ignore", FutureWarning)  # peft asks for a name that transformers has replaced
-        model = peft.PeftModel.from_pretrained(loaded.model, folder)
-    return loaded._replace(model=model, tokenizer=AutoTokenizer.from_pretrained(folder))
+    try:
+        with catch_warnings():
+            simplefilter(
+                "ignore", FutureWarning
+            )  # peft asks for a name that transformers has replaced
+            model = peft.PeftModel.from_pretrained(loaded.model, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    # The library raises what torch, safetensors, and the hub's client do.
+    except Exception as error:
+        raise ModelError(
+            f"the adapters in {folder} can't be loaded: {first_line(error)}"
+        ) from error
+    return loaded._replace(model=model, tokenizer=tokenizer)
 
 
 def merge(folder: str, target: Path, place: str = "") -> None:

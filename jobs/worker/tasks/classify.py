@@ -83,6 +83,7 @@ class Classify(TaughtTask[ClassifyOptions]):
         "macro_f1": "macro F1",
     }
     shares = ("accuracy", "exact_match")
+    takes_pair = True
     pipeline_tag = "text-classification"
     head = HEAD
     text_columns = (
@@ -151,6 +152,7 @@ class Classify(TaughtTask[ClassifyOptions]):
             only = f"only the label {show(self.classes[0])}" if self.classes else "no labels"
             raise DatasetError(f"{data.train_source}: has {only}, and classification needs two")
         require_known(data, "label", found)
+        self.read_outputs(data.train)
         counts = Counter(label for record in data.train for label in record.labels).most_common()
         shown = [f"{show(label)} {count}" for label, count in counts[:MOST_COUNTS_SHOWN]]
         more = ["…"] * (len(counts) > len(shown))
@@ -232,6 +234,9 @@ class Classify(TaughtTask[ClassifyOptions]):
     @property
     def width(self) -> int:
         return len(self.classes)
+
+    # Each row has an output for each class.
+    knows_outputs = False
 
     def pick_outputs(self, row: Any, record: Labeled) -> Sequence[Any]:
         found = row.get("scores") or row

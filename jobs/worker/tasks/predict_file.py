@@ -203,7 +203,7 @@ def choose_columns(
     task: type[TextTask[Any]], table: Table, asked: Mapping[str, str], trained: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the table's columns by what the task reads in them. Raises :class:`DatasetError`."""
-    has_pair = "pair" in (*asked, *trained) and "text" in task.inputs
+    has_pair = task.takes_pair and "pair" in (*asked, *trained)
     names = [*task.inputs, *(["pair"] if has_pair else [])]
     if unknown := [name for name in asked if name not in names]:
         reads = " and ".join(task.inputs)

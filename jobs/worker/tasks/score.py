@@ -18,7 +18,7 @@ from ..data.groups import (
 )
 from ..data.records import require_text, show
 from ..data.table import Table, choose_column
-from ..runtime.errors import DatasetError
+from ..runtime.errors import DatasetError, ModelError
 from ..training.options import SMALL, option
 from ..training.task import Data, Loaded
 from ..training.teacher import TaughtTask, TeacherOptions, load_student
@@ -64,6 +64,11 @@ class ScoreOptions(TeacherOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        is_ranking = self.objective == RANKING
+        if is_ranking and self.label_column:
+            raise ValueError(f"--label-column: --objective {RANKING} has no labels")
+        if self.negative_column and not is_ranking:
+            raise ValueError(f"--negative-column has an effect only with --objective {RANKING}")
         if self.metric and (self.metric in _RANKED) != (self.objective == RANKING):
             raise ValueError(f"--metric {self.metric}: not with --objective {self.objective}")
 
@@ -84,6 +89,7 @@ class Score(TaughtTask[ScoreOptions]):
     help = "a number for each text or pair, or a reranker of passages"
     scores: ClassVar[Mapping[str, str]] = {"mse": "mean squared error", "ndcg_at_10": "NDCG@10"}
     head = HEAD
+    takes_pair = True
     pipeline_tag = "text-ranking"
     other_columns = "others"
     text_columns = (
@@ -136,6 +142,15 @@ class Score(TaughtTask[ScoreOptions]):
     def _records(self, *table: Any) -> Sequence[Any]:
         records = super()._records(*table)
         return flatten(records) if self.is_ranking else records
+
+    def open_teacher(self) -> Loaded:
+        loaded = super().open_teacher()
+        if (count := loaded.model.num_labels) != 1:
+            raise ModelError(
+                f"--teacher {self.options.teacher}: has {count} outputs, and a score is one",
+                hint="a model of `train classify` teaches `train classify`",
+            )
+        return loaded
 
     def load(self, context: TrainContext, data: Data) -> Loaded:
         settings = {"num_labels": 1, "problem_type": "regression"}

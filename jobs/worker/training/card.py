@@ -31,7 +31,9 @@ _PLACES = frozenset(
     }
 )
 """Options that are on the card in other words, or that have nothing to do with the model."""
-_FOLDERS = re.compile(r"(?<![\w:/])[~.]{0,2}/\S*/")
+_FOLDERS = re.compile(
+    r"(?<![\w:/])[~.]{0,2}/\S*/|\S+/(?=[^\s/]+\.(?:csv|tsv|jsonl?|parquet|conll|txt)\b)"
+)
 _PIPELINE = """from transformers import pipeline
 
 model = pipeline("{tag}", "{name}")
@@ -154,7 +156,11 @@ def _scores(task: Task[Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, 
     intervals = find_intervals(task, figures)
     for name, value in figures["scores"].items():
         interval = "{:.2f} to {:.2f}".format(*intervals[name]) if name in intervals else ""
-        yield task.scores.get(name, name), f"{value:.2f}", interval
+        yield (
+            task.scores.get(name, name),
+            f"{value:.4g}" if name == "mse" else f"{value:.2f}",
+            interval,
+        )
 
 
 def find_intervals(task: Task[Any], figures: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -111,21 +111,26 @@ def load_pretrained(
         raise ModelError(f"model {name}: no such folder")
     source = str(path) if path.is_dir() else name
     try:
-        known = transformers.AutoConfig.from_pretrained(source)
+        known = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         order = own_order(known.id2label, [*settings.get("label2id", ())])
         settings = {**settings, **(class_settings(order) if order else {})}
-        config = transformers.AutoConfig.from_pretrained(source, **settings)
+        config = transformers.AutoConfig.from_pretrained(
+            source, trust_remote_code=False, **settings
+        )
         own = {} if keep_dropout else attention_dropouts(config)
         with nullcontext() if keep_dropout else without_attention_dropout(config):
             model, found = _auto_class(head).from_pretrained(
                 source,
                 config=config,
+                trust_remote_code=False,
                 output_loading_info=True,
                 # A head for other classes is replaced by a new one.
                 ignore_mismatched_sizes=bool(settings),
                 **({} if dtype is None else {"dtype": dtype}),
             )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, use_fast=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            source, use_fast=True, trust_remote_code=False
+        )
     # The library raises OSError, ValueError, and types of the hub and safetensors.
     except Exception as error:
         raise ModelError(

@@ -19,7 +19,7 @@ from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
 from ..runtime.errors import TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
-from ..runtime.output import StepFigures
+from ..runtime.output import StepFigures, replacing
 from .batches import Schedule, TrainingRun, batches, plan_schedule
 from .best import Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
@@ -128,7 +128,8 @@ def _write_card(run: TrainingRun, figures: dict[str, Any]) -> None:
     context = run.context
     try:
         card = render_card(context, run.task, run.loaded, figures, run.samples.digest())
-        (context.output / "model" / "README.md").write_text(card, encoding="utf-8")
+        with replacing(context.output / "model" / "README.md") as path:
+            path.write_text(card, encoding="utf-8", errors="replace")
     except Exception as error:
         context.events.note(f"warning: the model has no card: {first_line(error)}")
 

@@ -12,7 +12,7 @@ from itertools import chain
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..data.readers import read_table
 from ..data.text_files import READERS
@@ -82,13 +82,23 @@ Own = TypeVar("Own", bound=TeacherOptions)
 class TaughtTask(TableTask[Own]):
     """A task whose model may learn from a teacher, with ``width`` outputs for a text or pair."""
 
+    knows_outputs: ClassVar[bool] = True
+    """Whether the outputs in a teacher's file are known before the data are read."""
+
     @property
     def width(self) -> int:
         return 1
 
+    def download(self) -> None:
+        super().download()
+        name = self.options.teacher
+        if name and self.options.teacher_file is None and not Path(name).expanduser().is_dir():
+            self.open_teacher()
+
     def read(self, note: Callable[[str], None]) -> Data:
         data = super().read(note)
-        self.read_outputs(data.train)
+        if self.knows_outputs:
+            self.read_outputs(data.train)
         return data
 
     def read_outputs(self, records: Sequence[Any]) -> list[list[float]]:
@@ -189,7 +199,7 @@ def load_student(
 
 
 def keep_layers(model: Any, count: int) -> None:
-    """Leave evenly chosen layers: of twelve, four are the second, fifth, eighth, and eleventh.
+    """Leave evenly chosen layers, the first among them: of twelve, four are 0, 3, 6, and 9.
 
     Raises :class:`ModelError` for a model with fewer.
     """
@@ -203,11 +213,16 @@ def keep_layers(model: Any, count: int) -> None:
     if len(lists) != 1 or count > total:
         found = f"{total} layers" if len(lists) == 1 else "no single list of layers"
         raise ModelError(f"--student-layers {count}: the teacher has {found}")
-    kept = [(2 * number + 1) * total // (2 * count) for number in range(count)]
+    # The first layer of some models, such as ModernBERT, has other weights than the others.
+    kept = [number * total // count for number in range(count)]
     (layers,) = lists
     chosen = [layers[number] for number in kept]
     del layers[:]
     layers.extend(chosen)
+    for number, layer in enumerate(layers):
+        for part in layer.modules():
+            if hasattr(part, "layer_idx"):  # a decoder's place in the cache of keys and values
+                setattr(part, "layer_idx", number)  # noqa: B010 - torch types attributes as tensors
     config.num_hidden_layers = count
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[number] for number in kept]

@@ -49,6 +49,8 @@ class TextTask(Task[OwnText]):
 
     head: ClassVar[str]
     """transformers' name of the task, such as "SequenceClassification"; empty for a model without a head."""
+    takes_pair: ClassVar[bool] = False
+    """Whether its models read a second text beside the first."""
     inputs: ClassVar[Sequence[str]] = ("text",)
     """What :meth:`predict` needs of a row, by name."""
     settings: ClassVar[Collection[str]] = ()
@@ -57,8 +59,8 @@ class TextTask(Task[OwnText]):
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415
 
-        name = self.options.model
-        if name != SCRATCH and not Path(name).is_dir():
+        name = self.options.model_name
+        if name and name != SCRATCH and not Path(name).is_dir():
             load_pretrained(name, self.head)
 
     @classmethod
@@ -225,7 +227,8 @@ class TableTask(TextTask[OwnTable]):
 
     def download(self) -> None:
         super().download()
-        for place, split in ((self._data(), TRAIN), (self.options.eval, EVAL)):
+        corpus = getattr(self.options, "corpus", None)
+        for place, split in ((self._data(), TRAIN), (self.options.eval, EVAL), (corpus, TRAIN)):
             if place is not None and not Path(place).exists():
                 read_table(place, split)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from statistics import stdev
@@ -103,10 +104,22 @@ def test_answers_are_judged_by_the_evaluation_data(tmp_path: Path) -> None:
 
 
 def test_perplexity_is_of_the_mean_loss(tmp_path: Path) -> None:
-    one = make_run(tmp_path / "one", [{"loss": 1.0}] * 3, task="lm")
-    two = make_run(tmp_path / "two", [{"loss": 2.0}] * 3, task="lm")
+    one = make_run(tmp_path / "one", [{"loss": 1.0, "tokens": 5}] * 3, task="lm")
+    two = make_run(tmp_path / "two", [{"loss": 2.0, "tokens": 5}] * 3, task="lm")
     (only,) = compared(one, two).differences
     assert only[:4] == ("perplexity", *[pytest.approx(7.389 - 2.718, abs=1e-3)] * 3)
+
+
+def test_perplexity_weighs_samples_by_their_tokens(tmp_path: Path) -> None:
+    def lines(short: float, long: float) -> list[dict[str, float]]:
+        return [{"loss": short, "tokens": 2}] * 45 + [{"loss": long, "tokens": 500}] * 5
+
+    one = make_run(tmp_path / "one", lines(2.0, 3.0), task="lm")
+    two = make_run(tmp_path / "two", lines(4.0, 2.0), task="lm")
+    (only,) = compared(one, two).differences
+    mean = [(90 * short + 2500 * long) / 2590 for short, long in ((2.0, 3.0), (4.0, 2.0))]
+    assert only[1] == pytest.approx(math.exp(mean[1]) - math.exp(mean[0]))
+    assert only[1] < 0
 
 
 @pytest.mark.parametrize(
@@ -115,7 +128,13 @@ def test_perplexity_is_of_the_mean_loss(tmp_path: Path) -> None:
         ("classify", rows([True]), [{"labels": ["b"], "predicted": ["b"]}], "on different data"),
         ("classify", rows([True]), None, "predictions.json is missing or unreadable"),
         ("classify", 7, 8, "has another form"),
-        ("lm", [{"loss": 1.0}], [{"loss": 1.0}] * 2, "on different data"),
+        ("lm", [{"loss": 1.0, "tokens": 2}], [{"loss": 1.0, "tokens": 3}], "on different data"),
+        (
+            "lm",
+            [{"loss": math.nan, "tokens": 2}],
+            [{"loss": 1.0, "tokens": 2}],
+            "a run has diverged",
+        ),
         ("lm", [{"lost": 1.0}], [{"loss": 1.0}], "has another form"),
         ("squad", {"a": "x"}, {"b": "x"}, "on different data"),
         ("tag", [], [], "only two runs of classify, squad, lm have one"),

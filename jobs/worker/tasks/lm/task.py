@@ -250,7 +250,8 @@ class Lm(TableTask[LmOptions]):
             means = [
                 round(total / int(count), 6) for total, count in zip(sums, counts, strict=True)
             ]
-            save_json(context.output / "predictions.json", [{"loss": mean} for mean in means])
+            rows = [{"loss": x, "tokens": int(n)} for x, n in zip(means, counts, strict=True)]
+            save_json(context.output / "predictions.json", rows)
         tokens = int(counts.sum())
         return {"perplexity": perplexity(fsum(sums) / tokens), "eval_tokens": tokens}
 

@@ -164,8 +164,10 @@ def test_a_card_tells_the_hub_and_people_what_a_model_is(
         card.data.get("base_model") is card.data.get("license") is card.data.get("datasets") is None
     )
     assert str(root) not in card.text
-    for score in found["scores"].values():
-        assert f"| {score:.2f} |" in card.text
+    for title, score in found["scores"].items():
+        assert (
+            f"| {score:.4g} |" in card.text if title == "mse" else f"| {score:.2f} |" in card.text
+        )
     for text in (
         "`--max-steps 2`",
         "of step 2",
@@ -220,7 +222,11 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         assert text in card.text
     monkeypatch.setenv(BASE_MODEL, "/home/me/secret/my-base")
+    figures["data"] = "0.9 of secret/rows.csv.gz"
+    figures["eval_data"] = "s3://secret/x/rows.parquet"
     card = render()
+    assert "records of 0.9 of rows.csv.gz" in card.text
+    assert "of rows.parquet:" in card.text
     assert card.data.get("base_model") is None
     assert "Trained from my-base on" in card.text
     assert "secret" not in card.text

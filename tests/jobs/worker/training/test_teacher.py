@@ -138,7 +138,7 @@ def test_a_students_layers_are_evenly_chosen() -> None:
         config = transformers.BertConfig(vocab_size=30, num_hidden_layers=layers, **shape)
         return transformers.BertForSequenceClassification(config)
 
-    for total, count, kept in ((12, 4, [1, 4, 7, 10]), (6, 2, [1, 4]), (6, 6, [*range(6)])):
+    for total, count, kept in ((12, 4, [0, 3, 6, 9]), (6, 2, [0, 3]), (6, 6, [*range(6)])):
         whole = model(total)
         layers = [*whole.bert.encoder.layer]
         keep_layers(whole, count)
@@ -146,6 +146,28 @@ def test_a_students_layers_are_evenly_chosen() -> None:
         assert whole.config.num_hidden_layers == count
     with pytest.raises(ModelError, match="--student-layers 7: the teacher has 6 layers"):
         keep_layers(model(6), 7)
+
+
+def test_a_decoders_student_counts_its_layers_anew() -> None:
+    import transformers
+
+    shape = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    more = {"intermediate_size": 8, "num_hidden_layers": 6, "pad_token_id": 0}
+    config = transformers.LlamaConfig(vocab_size=30, **shape, **more)
+    model = transformers.LlamaForSequenceClassification(config)
+    keep_layers(model, 2)
+
+    assert [layer.self_attn.layer_idx for layer in model.model.layers] == [0, 1]
+    assert model(torch.tensor([[1, 2, 3]]), use_cache=True).logits.isfinite().all()
+
+
+def test_a_teacher_of_scores_has_one_output(teacher: Callable[[str], str], tmp_path: Path) -> None:
+    data = tmp_path / "scores.csv"
+    data.write_text("text,score\na,1\nb,2\n")
+    options = ScoreOptions(data=str(data), teacher=teacher("classify"), token_cache="none")
+
+    with pytest.raises(ModelError, match=r"has \d+ outputs, and a score is one"):
+        Score(options).open_teacher()
 
 
 def test_a_student_of_the_teachers_layers_loads(

@@ -160,7 +160,7 @@ class TrainCommand(
             problem = "not with --recipe reference"
         elif not _REPOSITORY.fullmatch(self.push_to):
             problem = "expected hub:ORG/NAME, of letters, digits, '-', '_', and '.'"
-        elif not any(word.startswith(f"{HUB_TOKEN}=") for word in self.read_variables()):
+        elif not any(re.match(f"{HUB_TOKEN}=.", word) for word in self.read_variables()):
             problem = "needs your login: add --env HF_TOKEN"
         if problem:
             raise UsageError(f"--push-to {self.push_to}: {problem}")

@@ -233,7 +233,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         )
     ),
     (
-        "train digits --push-to hub:team/x-1.5 --env A=1",
+        "train digits --push-to hub:team/x-1.5 --env HF_TOKEN= --env A=1",
         "--push-to hub:team/x-1.5: needs your login: add --env HF_TOKEN",
     ),
     (

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from jobs.worker.runtime.output import new_file
+
 _RANK = """
 import os, signal, sys, threading
 from pathlib import Path
@@ -42,3 +44,11 @@ def test_a_signal_to_all_processes_of_a_job_costs_no_line(
     assert rank.returncode == 0
     assert lines == ["step 1\n", "a checkpoint is saved\n"]
     assert (node.with_name(f"{node.name}.state") / "logs/rank-0.log").read_text() == "".join(lines)
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with new_file(pipe) as path:
+        assert path == pipe
+    assert pipe.is_fifo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,12 @@ from jobs.worker.tasks.lm.model import LmOptions, add_adapters
 from jobs.worker.tasks.lm.task import SHAPE, Lm
 from jobs.worker.tasks.predict import main, predict
 from jobs.worker.tasks.predict_file import PredictOptions, choose_columns, predict_file
-from jobs.worker.training.model import new_tokenizer, train_tokenizer, write_model
+from jobs.worker.training.model import (
+    load_pretrained,
+    new_tokenizer,
+    train_tokenizer,
+    write_model,
+)
 from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.tasks.test_lm import TINY
@@ -285,3 +291,56 @@ def test_a_merged_model_has_the_type_of_its_base(
     assert {each.dtype for each in found.values()} == {torch.bfloat16}
     exact = load_adapters(str(adapters), str(half)).model.merge_and_unload().state_dict()
     assert all(torch.equal(found[name], exact[name].bfloat16()) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("adapter_model.safetensors", None, "has no adapter_model.safetensors"),
+        ("adapter_model.safetensors", b"\x08\0\0\0", "can't be loaded: "),
+        ("tokenizer.json", b"{}", "can't be loaded: "),
+        (
+            "adapter_config.json",
+            {"base_model_name_or_path": None},
+            "base_model_name_or_path is None",
+        ),
+        ("adapter_config.json", {"peft_type": "NOPE"}, "can't be loaded: "),
+        ("adapter_config.json", {"r": 3}, "can't be loaded: "),
+    ],
+)
+def test_adapters_that_are_unusable_are_a_line(
+    adapters: Path, tmp_path: Path, file: str, content: Any, message: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(adapters, folder)
+    path = folder / file
+    if content is None:
+        path.unlink()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
+
+    with pytest.raises(ModelError, match=re.escape(message)) as caught:
+        load_adapters(str(folder))
+    assert "\n" not in caught.value.message
+
+
+def test_a_models_own_code_never_runs(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    config = json.loads((own / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "evil.Config"}}
+    (own / "config.json").write_text(json.dumps(config))
+    mark = tmp_path / "ran"
+    (own / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
+
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load_pretrained(str(own), "CausalLM")
+    assert not mark.exists()
+
+
+def test_a_second_text_is_refused_where_models_read_one() -> None:
+    table = Table("a.csv", ("text", "other"), [])
+    with pytest.raises(DatasetError, match="--pair-column: a model of `train lm` reads text"):
+        choose_columns(Lm, table, {"pair": "other"}, {})

@@ -39,7 +39,8 @@ def mine(groups: Grouped, vectors: NDArray[np.float32], count: int, ranks: Ranks
             known = [*right[int(anchors[group])], *groups.texts_of(group)[1:].tolist()]
             own[np.searchsorted(candidates, known)] = -np.inf
             own[own > limit - MARGIN * abs(limit)] = -np.inf
-            best = np.argsort(-own, kind="stable")[:count]
+            near = np.sort(np.argpartition(-own, min(count, len(own)) - 1)[:count])
+            best = near[np.argsort(-own[near], kind="stable")]
             best = best[np.isfinite(own[best])]
             parts[begin][row, : len(best)] = candidates[best]
     every = {begin: part for share in ranks.gather(parts) for begin, part in share.items()}

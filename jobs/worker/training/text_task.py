@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..data.care import describe
+from ..data.groups import Group
 from ..data.mapped import Lazy
 from ..data.readers import EVAL, TRAIN, first_rows, has_split, is_small, read_table
 from ..data.records import require_text, show, skip_note
@@ -329,21 +330,30 @@ def split_off(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split records; the second part has about this share, random but the same on every rank.
 
-    It has about this share of each label or tag, and the first part has at least one of each.
+    It has about this share of each label or tag, and the first part has at least one of each. All groups of
+    a query are in one part.
     """
     if len(records) < 2:
         raise DatasetError("--eval-fraction needs at least two rows")
     count = min(max(1, round(share * len(records))), len(records) - 1)
     # Such a set for each record; records without labels have an empty one.
     labels = [{*getattr(each, "labels", getattr(each, "tags", ()))} for each in records]
+    keys = [hash(x.texts[0]) if isinstance(x, Group) else n for n, x in enumerate(records)]
+    together = dict[int, list[int]]()
+    for number, key in enumerate(keys):
+        together.setdefault(key, []).append(number)
     totals, taken, chosen = Counter(chain.from_iterable(labels)), Counter[str](), set[int]()
     for number in random.Random(seed).sample(range(len(records)), len(records)):
         may = (min(share * totals[x], totals[x] - 1) > taken[x] for x in labels[number])
-        if len(chosen) < count and all(may):
-            chosen.add(number)
+        others = together[keys[number]]
+        fits = number not in chosen and len(chosen) + len(others) <= max(count, len(others))
+        if fits and len(chosen) + len(others) < len(records) and all(may):
+            chosen.update(others)
             taken.update(labels[number])
     if not chosen:
-        raise DatasetError("--eval-fraction needs labels that occur at least twice")
+        raise DatasetError(
+            "--eval-fraction needs labels that occur at least twice, or several queries"
+        )
     kept = array("q", (number for number in range(len(records)) if number not in chosen))
     numbered = Lazy(records, lambda _, record: record)
     return numbered.choose(kept), numbered.choose(sorted(chosen))

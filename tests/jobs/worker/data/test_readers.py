@@ -13,6 +13,7 @@ import pytest
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
 from jobs.worker.data import readers, text_files
+from jobs.worker.data.groups import Group
 from jobs.worker.data.readers import EVAL, has_split, read_table
 from jobs.worker.data.records import require_text
 from jobs.worker.data.table import Table, choose_column, read_records
@@ -405,3 +406,14 @@ def test_bad_rows_of_large_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match=r"c.csv: its rows can't be kept in .*Not a directory"):
         read_table(str(path), mapped=tmp_path / "file" / "kept")
+
+
+def test_all_groups_of_a_query_are_in_one_part() -> None:
+    records = [Group((f"query {n // 3}", f"text {n}")) for n in range(60)]
+    for seed in range(5):
+        one, other = split_off(records, 0.2, seed=seed)
+        assert len(one) + len(other) == 60
+        assert 9 <= len(other) <= 12
+        assert not {each.texts[0] for each in one} & {each.texts[0] for each in other}
+    with pytest.raises(DatasetError, match="--eval-fraction needs"):
+        split_off(records[:3], 0.2, seed=1)

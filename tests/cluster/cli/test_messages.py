@@ -29,8 +29,8 @@ _CIDR = (
 )
 _NO_NETWORK = "is not an IPv4 or IPv6 range"
 _TYPES = (
-    "\n  → families with AMX: r7iz, c7i, m7i, r7i, c8i, m8i, r8i, c8id, m8id, r8id; their types: "
-    "https://aws.amazon.com/ec2/instance-types/"
+    "\n  → families with AMX: r7iz, c7i, m7i, r7i, c8i, m8i, r8i, c8id, m8id, r8id, i7i, i7ie, x8i, "
+    "c7i-flex, m7i-flex, c8i-flex, m8i-flex, r8i-flex; `spr-cluster types` compares them"
 )
 _REGIONS = (
     "\n  → `aws account list-regions` lists this account's regions; "

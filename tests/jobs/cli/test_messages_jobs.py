@@ -280,7 +280,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     (
         "predict Once --temperature -1",
-        "argument --temperature: '-1': expected a number from 0 to 100" + f.help_of("predict"),
+        "argument --temperature: '-1': expected 0, or a number from 0.01 to 100"
+        + f.help_of("predict"),
     ),
     (
         "predict Once --temperature 1 --top-p 0",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar
 
@@ -20,6 +21,10 @@ from jobs.worker.runtime.ranks import Ranks
 
 T = TypeVar("T")
 TIMEOUT = 60
+# torch's compiler imports it, and replaces distutils while it does: an AssertionError if another thread
+# imports distutils just then.
+with suppress(ImportError):
+    importlib.import_module("setuptools")
 
 
 class Table:

@@ -64,9 +64,8 @@ def load_adapters(folder: str, place: str = "") -> Loaded:
     loaded = load_pretrained(base, "CausalLM")
     try:
         with catch_warnings():
-            simplefilter(
-                "ignore", FutureWarning
-            )  # peft asks for a name that transformers has replaced
+            # peft asks for a name that transformers has replaced.
+            simplefilter("ignore", FutureWarning)
             model = peft.PeftModel.from_pretrained(loaded.model, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     # The library raises what torch, safetensors, and the hub's client do.

@@ -235,9 +235,6 @@ class Classify(TaughtTask[ClassifyOptions]):
     def width(self) -> int:
         return len(self.classes)
 
-    # Each row has an output for each class.
-    knows_outputs = False
-
     def pick_outputs(self, row: Any, record: Labeled) -> Sequence[Any]:
         found = row.get("scores") or row
         return [found[name] for name in self.classes]

@@ -5,20 +5,20 @@ The laptop imports this for the options, without torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..data.readers import read_table
 from ..data.text_files import READERS
 from ..runtime.errors import DatasetError, ModelError, first_line
 from .options import Range, TextOptions, option
-from .task import Data, Loaded
+from .task import Loaded
 from .text_task import RowOptions, TableTask
 
 if TYPE_CHECKING:
@@ -82,9 +82,6 @@ Own = TypeVar("Own", bound=TeacherOptions)
 class TaughtTask(TableTask[Own]):
     """A task whose model may learn from a teacher, with ``width`` outputs for a text or pair."""
 
-    knows_outputs: ClassVar[bool] = True
-    """Whether the outputs in a teacher's file are known before the data are read."""
-
     @property
     def width(self) -> int:
         return 1
@@ -95,14 +92,11 @@ class TaughtTask(TableTask[Own]):
         if name and self.options.teacher_file is None and not Path(name).expanduser().is_dir():
             self.open_teacher()
 
-    def read(self, note: Callable[[str], None]) -> Data:
-        data = super().read(note)
-        if self.knows_outputs:
-            self.read_outputs(data.train)
-        return data
-
     def read_outputs(self, records: Sequence[Any]) -> list[list[float]]:
-        """Return the teacher's outputs in its file, if it is one. Raises :class:`DatasetError`."""
+        """Return the teacher's outputs in its file, if it is one. Raises :class:`DatasetError`.
+
+        A task's :meth:`read` also calls it, to check the file before anything is bought.
+        """
         file = self.options.teacher_file
         if file is None:
             return []

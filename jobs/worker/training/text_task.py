@@ -197,6 +197,11 @@ class TableTask(TextTask[OwnTable]):
         label = choose_column(table, options.label_column, self.label_columns, "--label-column")
         return [text, label]
 
+    @property
+    def other_places(self) -> Sequence[str]:
+        """Tables that the task reads besides ``--data`` and ``--eval``."""
+        return ()
+
     def input_columns(self, table: Table) -> dict[str, str]:
         """Return the columns that `predict` needs, by what they contain."""
         return {"text": self.choose_columns(table)[0]}
@@ -228,15 +233,15 @@ class TableTask(TextTask[OwnTable]):
 
     def download(self) -> None:
         super().download()
-        corpus = getattr(self.options, "corpus", None)
-        for place, split in ((self._data(), TRAIN), (self.options.eval, EVAL), (corpus, TRAIN)):
+        others = [(place, TRAIN) for place in self.other_places]
+        for place, split in ((self._data(), TRAIN), (self.options.eval, EVAL), *others):
             if place is not None and not Path(place).exists():
                 read_table(place, split)
 
     def check(self) -> str:
         """Check the data, of large files the first rows. Raises :class:`DatasetError`."""
         places = [*filter(None, (self._data(), self.options.eval))]
-        if all(map(is_small, [*places, *filter(None, [getattr(self.options, "corpus", None)])])):
+        if all(map(is_small, (*places, *self.other_places))):
             data = self.read(lambda _: None)
             self.check_evaluation(data)
             return describe(data.train, data.eval if data.has_unseen else None)
@@ -338,8 +343,8 @@ def split_off(
     count = min(max(1, round(share * len(records))), len(records) - 1)
     # Such a set for each record; records without labels have an empty one.
     labels = [{*getattr(each, "labels", getattr(each, "tags", ()))} for each in records]
-    keys = [hash(x.texts[0]) if isinstance(x, Group) else n for n, x in enumerate(records)]
-    together = dict[int, list[int]]()
+    keys = [each.texts[0] if isinstance(each, Group) else n for n, each in enumerate(records)]
+    together = dict[Any, list[int]]()
     for number, key in enumerate(keys):
         together.setdefault(key, []).append(number)
     totals, taken, chosen = Counter(chain.from_iterable(labels)), Counter[str](), set[int]()

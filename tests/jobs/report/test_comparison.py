@@ -108,6 +108,10 @@ def test_perplexity_is_of_the_mean_loss(tmp_path: Path) -> None:
     two = make_run(tmp_path / "two", [{"loss": 2.0, "tokens": 5}] * 3, task="lm")
     (only,) = compared(one, two).differences
     assert only[:4] == ("perplexity", *[pytest.approx(7.389 - 2.718, abs=1e-3)] * 3)
+    other = make_run(tmp_path / "other", [{"loss": 2.0, "tokens": 5}] * 3, task="lm")
+    results = json.loads((other / "results.json").read_text())
+    (other / "results.json").write_text(json.dumps({**results, "eval_data": "other.txt"}))
+    assert "on different data" in compared(one, other).reason
 
 
 def test_perplexity_weighs_samples_by_their_tokens(tmp_path: Path) -> None:

@@ -88,6 +88,10 @@ class Embed(TaughtTask[EmbedOptions]):
             self._passages = self._read_corpus(self.options.corpus, note)
         return data
 
+    @property
+    def other_places(self) -> Sequence[str]:
+        return () if self.options.corpus is None else (self.options.corpus,)
+
     def _read_corpus(self, place: str, note: Callable[[str], None]) -> Sequence[str]:
         cache = self.options.token_cache
         mapped = None if cache == NO_CACHE else Path(cache).expanduser()

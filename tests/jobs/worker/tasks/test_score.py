@@ -218,3 +218,10 @@ def test_a_metric_of_the_other_objective_is_refused() -> None:
         ScoreOptions(metric="mrr")
     with pytest.raises(ValueError, match="--metric mse: not with --objective ranking"):
         ScoreOptions(metric="mse", objective="ranking")
+
+
+def test_columns_of_the_other_objective_are_refused() -> None:
+    with pytest.raises(ValueError, match="--label-column: --objective ranking has no labels"):
+        ScoreOptions(label_column="x", objective="ranking")
+    with pytest.raises(ValueError, match="--negative-column has an effect only with --objective"):
+        ScoreOptions(negative_column="x")

@@ -246,6 +246,10 @@ def test_outputs_in_a_file(tmp_path: Path) -> None:
         with pytest.raises(DatasetError) as refused:
             outputs(kind, rows)
         assert message in refused.value.message
+        # On the laptop as well, before anything is bought.
+        with pytest.raises(DatasetError) as refused:
+            task_of(kind, tmp_path, teacher=str(tmp_path / "scores.jsonl")).check()
+        assert message in refused.value.message
 
 
 @pytest.mark.parametrize(

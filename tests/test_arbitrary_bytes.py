@@ -194,7 +194,9 @@ def read_reference() -> None:
     render_result(reference.read_results(Path("out"), PRESETS["distilbert"], STACK, job), Path())
 
 
-STUDY = {"runs": [{"nodes": n, "samples_per_second": 9.5 * n, "name": "strong"} for n in (1, 2)]}
+TRIALS = [
+    {"best": n == 1, "options": {"seed": n}, "scores": {"f1": 9.5}, "seconds": n} for n in (1, 2)
+]
 METRIC = {"step": 1, "time": 0.5, "loss": 5.0, "lr": 1e-5, "samples": 8, "tokens": 80, "padded": 96}
 LOSSES = {"log_history": [{"step": 1, "loss": 0.5}]}
 
@@ -355,10 +357,11 @@ READERS = {
     ),
     "results.json": Reader(
         "out/results.json",
-        lambda: lines({**make_results(2), "loss_curve": [[1, 0.5], [2, 0.25]]}),
+        lambda: lines(
+            make_results(2, loss_curve=[[1, 0.5], [2, 0.25]], trials=TRIALS, metric="f1")
+        ),
         read_own_results,
     ),
-    "scaling.json": Reader("out/scaling.json", lambda: lines(STUDY), read_results_folder),
     "metrics": Reader(
         "out/job/metrics/rank-0.jsonl",
         lambda: lines(METRIC, {**METRIC, "step": 2}),

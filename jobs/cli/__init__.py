@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jobs.cli.shared.project_options import CommandWords
 
 _JOBS = {
-    "train": Command("jobs.cli.train", "train on all nodes"),
+    "train": Command("jobs.cli.train", "train on all nodes; with --tune, in many trials"),
     "run": Command("jobs.cli.run", "run any program on all nodes"),
     "jobs": Command("jobs.cli.jobs", "list a cluster's jobs: queued, running, and ended"),
     "top": Command("jobs.cli.top", "watch nodes, ranks, and the queue live"),
@@ -38,9 +38,6 @@ _JOBS = {
     "report": Command("jobs.cli.results.report", "write a one-page report of a run"),
     "predict": Command("jobs.cli.results.predict", "use a trained model on texts or a file"),
     "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
-    "tune": Command(
-        "jobs.cli.tune", "find the fastest placement of a training job, or how it scales"
-    ),
 }
 GROUPS = {
     "cluster": CLUSTER_GROUPS["cluster"],
@@ -76,8 +73,9 @@ _FORMER = {
     "train distill": "train classify, score, or embed with --teacher",
     "k8s": "train TASK --to kubernetes-yaml",
     "render": "train TASK --to kubernetes-yaml, or --to slurm-script",
-    "scaling": "tune TASK --scaling",
 }
+_STUDIES = {"study": (), "tune": ("--tune=placement",), "scaling": ("--tune=nodes",)}
+"""Short forms of `train`, and the options that they add."""
 _VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
 _DESCRIPTION = """\
 Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
@@ -199,12 +197,17 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
     Returns its exit code. Prints its result, unless a ``sink`` takes what ``--json`` would print.
     Raises :class:`SprError`; other exceptions are bugs, or a closed pipe.
     """
+    is_study = words[0] in _STUDIES
+    if is_study:
+        words = ["train", *words[1:], *_STUDIES[words[0]]]
     found = _add_project(words)
     with found.explaining():
         # A hint may repeat the words, but never a variable's value.
         more: dict[str, Any] = {"words": (*_without_values(words),)}
         more |= {"sink": sink, "json": True} if sink is not None else {}
         command, request = build_parser(found.words[0]).parse(found.words, **more)
+        if is_study and not request.tune:
+            raise UsageError("a study needs --tune NAME=VALUES", hint=f"{command.prog} --help")
         API_TIME.on_offset = say
         try:
             return command.run(request)
@@ -230,7 +233,7 @@ def _add_project(words: Sequence[str]) -> CommandWords:
             raise UsageError(f"{name!r} is now spr-cluster {_FORMER[name]}")
     if words[0] not in COMMANDS:
         near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
-        near = near or difflib.get_close_matches(words[0], COMMANDS, n=1)
+        near = near or difflib.get_close_matches(words[0], [*COMMANDS, *_STUDIES], n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         build_parser().error(f"unknown command {words[0]!r}{meant}")
     options = import_module("jobs.cli.shared.project_options")

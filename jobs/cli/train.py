@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from jobs.cli.shared.job_options import (
     change_options,
     task_options,
 )
+from jobs.cli.shared.speed_table import as_rows, render_study
 from jobs.cli.shared.when_done import OnCluster, follow_to_end
+from jobs.experiments.placement_study import study_placement
 from jobs.places.kubernetes.manifests import Rendered, render
 from jobs.places.plan import JobPlan, new_job_id
 from jobs.places.queue.session import JobContext
@@ -52,10 +54,12 @@ from jobs.train.request import (
     spec_of,
 )
 from jobs.train.resume import ResumeRequest, parse_stored_job, resume
+from jobs.train.study import DEFAULT_TRIALS, PLACEMENT, is_placement, parse_tune, plan_study
 from jobs.train.trackers import HUB_TOKEN, tracker_variables
 from jobs.train.train import plan_training, train
 from jobs.worker.spec import Resources, Storage
 from jobs.worker.spec import Work as JobWork
+from jobs.worker.study.plan import Domain
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import HUB, MAY_CHANGE, flag
 from provision.stacks.compatibility import runs_tasks
@@ -134,7 +138,23 @@ class TrainCommand(
         section="queue",
     )
     no_tuned: bool = switch(
-        "ignore the result of `spr-cluster tune`", section="placement", for_experts=True
+        "ignore the result of `--tune placement`", section="placement", for_experts=True
+    )
+    tune: tuple[str, ...] = option(
+        "run a study: trials with these values, side by side, each on the cores of one rank; the best "
+        "model is the job's. VALUES are a list or a range: 8,16,32, or 1e-5..1e-3:log. `placement` and "
+        "`nodes` compare speeds instead; repeatable",
+        (),
+        repeats=True,
+        metavar="NAME=VALUES",
+        section="study",
+    )
+    trials: int | None = option(
+        f"number of trials (default: all combinations, or {DEFAULT_TRIALS} with a range)",
+        parse=positive_int,
+        metavar="N",
+        section="study",
+        needs="--tune",
     )
     recipe: str = "fast"
     preset: str | None = None
@@ -172,7 +192,7 @@ class TrainCommand(
 
     @property
     def may_tune(self) -> frozenset[str]:
-        """The values that the user left to `tune`."""
+        """The values that the user left to the result of `--tune placement`."""
         if self.no_tuned or self.placement != "auto":
             return frozenset()
         chosen = "batch_size" in self.given or self.preset
@@ -240,12 +260,49 @@ def add_parser(parent: Parser) -> None:
 def run(request: TrainCommand) -> int:
     now = datetime.now(timezone.utc)
     check_place(request)
+    if request.tune and is_placement(_read_tune(request)):
+        return _compare_speeds(request, now)
     if request.to != CLUSTER or request.dry_run:
         emit(request, *_write_elsewhere(request, now))
         return 0
     return follow_to_end(
         request, lambda on_cluster: _run(request, now, on_cluster), detach=request.detach
     )
+
+
+def _read_tune(request: TrainCommand) -> dict[str, Domain]:
+    """Return what ``--tune`` varies. Raises :class:`UsageError`."""
+    found = parse_tune(request.tune, request.read_options(request.preset))
+    for name in found:
+        if name in request.given or (name in PLACEMENT and getattr(request, name)):
+            raise UsageError(f"{flag(name)}: --tune varies it", hint="omit one of the two")
+    if request.resume is not None or request.recipe == "reference":
+        other = "--resume: a study" if request.resume is not None else "--recipe reference: it"
+        raise UsageError(f"{other} keeps its own options: omit --tune")
+    if request.on_hub:
+        raise UsageError(
+            "--push-to hub: not with --tune", hint="send the best model later: hf upload"
+        )
+    return found
+
+
+def _compare_speeds(request: TrainCommand, now: datetime) -> int:
+    """Run a study of the placement."""
+    names = (
+        *("trials", "detach", "dry_run", "elastic", "retries", "bucket", "until_done", "max_time"),
+        *("results", "push_to", "down_when_done", "on_finish"),
+    )
+    for name in names:
+        if getattr(request, name):
+            raise UsageError(f"{flag(name)}: not with a study that compares speeds")
+    if request.placement != "auto":
+        raise UsageError("--placement reference: its numbers are fixed")
+    wanted = build_request(request, now)
+    check_inputs(wanted.options)
+    context = open_job_context(request, now)
+    study = study_placement(context, wanted, _read_tune(request))
+    emit(request, lambda: render_study(study, context.cloud.usd_per_hour), as_rows(study))
+    return 0
 
 
 def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:
@@ -398,8 +455,12 @@ def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     options = replace(request.read_options(request.preset), push_to=request.on_hub)
     resources = Resources(request.nodes, request.placement_options)
     least = request.elastic or 0
+    work = spec_of(options).work
+    if request.tune and not is_placement(tune := _read_tune(request)):
+        limit = request.max_time.total_seconds() if request.max_time else 0.0
+        work = replace(work, study=asdict(plan_study(tune, request.trials, options, limit)))
     return TrainRequest(
-        request.spec(spec_of(options).work, resources, retries=RETRIES, least_nodes=least),
+        request.spec(work, resources, retries=RETRIES, least_nodes=least),
         request.results_folder(request.task, now),
         request.may_tune,
         tracker_variables(options.report_to, request.read_variables()),

@@ -135,7 +135,7 @@ def _number(value: object) -> float:
     return float(value) if abs(value) < _LARGEST else math.nan
 
 
-RESULTS, METRICS, JOB, STUDY = "results.json", "metrics", "job.json", "scaling.json"
+RESULTS, METRICS, JOB = "results.json", "metrics", "job.json"
 _HINT = "a folder that `spr-cluster train` or `spr-cluster fetch` has filled"
 
 
@@ -147,7 +147,6 @@ class Run:
     results: Mapping[str, Any]
     series: tuple[RankMetrics, ...]
     job: Mapping[str, Any]
-    study: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -194,6 +193,11 @@ class Run:
         return [(each.pop("step"), each) for each in read if "step" in each]
 
     @property
+    def trials(self) -> list[Mapping[str, Any]]:
+        """The trials of a study, with their options and scores."""
+        return [each for each in _list(self.results.get("trials")) if isinstance(each, dict)]
+
+    @property
     def cloud(self) -> str | None:
         """The cloud of the nodes, ``aws`` or ``local``, from ``job.json``."""
         more = self.job.get("more")
@@ -229,17 +233,14 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint=_HINT)
     own = own_folder(folder)
-    results, job, study = (
-        read_object(path, optional=True) for path in (folder / RESULTS, own / JOB, folder / STUDY)
-    )
+    results, job = (read_object(path, optional=True) for path in (folder / RESULTS, own / JOB))
     series = read_metrics(own / METRICS)
-    points = [p for p in _list(study.get("runs")) if isinstance(p, dict)]
-    if not results and not series and not points:
+    if not results and not series:
         raise UsageError(
             f"{folder}: contains neither {RESULTS} nor {own.name}/{METRICS}/rank-0.jsonl",
             hint=_HINT,
         )
-    return Run(folder, results, series, job, points)
+    return Run(folder, results, series, job)
 
 
 def as_number(value: object) -> float | None:

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from infra.words import counted
-from jobs.experiments.step_model import EPOCH_S, published_speedups
 from jobs.report import figures
 from jobs.report.charts import (
     Band,
@@ -141,7 +140,7 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
 
 def warnings_of(run: Run) -> Iterator[str]:
     """Yield warnings about the validity of the figures."""
-    if not run.results and (run.series or not run.study):
+    if not run.results:
         yield "No results.json: this run did not finish, or its results are elsewhere."
     elif run.results and not run.series:
         yield "No metrics/rank-N.jsonl: the steps of the ranks are unknown."
@@ -264,6 +263,7 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         tiles=list(tiles_of(run, cost)),
         warnings=list(warnings_of(run)),
         sections=[
+            *([_trials(run), _trial_curves(run)] if run.trials else []),
             _loss(run),
             _learning_rate(run),
             *([_evaluations(run)] if run.evaluations else []),
@@ -278,6 +278,56 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         confusion=confusion_of(run),
         cost=cost,
     )
+
+
+def _trials(run: Run) -> Section:
+    metric = run.text("metric") or ""
+    title, name = "Trials of the study", SCORES.get(metric, metric)
+    rows, points = [], []
+    options = list(dict.fromkeys(key for each in run.trials for key in _part(each, "options")))
+    for each in run.trials:
+        number = int(as_number(each.get("trial")) or 0)
+        score = as_number(_part(each, "scores").get(metric))
+        if score is not None:
+            points.append(ChartPoint(number, score))
+        said = str(each.get("failure") or each.get("state"))
+        shown = said if score is None else format_score(metric, score, 2)
+        tried = [format_fact(_part(each, "options").get(key)) for key in options]
+        seconds = as_number(each.get("seconds"))
+        took = "" if seconds is None else format_duration(seconds)
+        rows.append((f"{number}{' (best)' if each.get('best') else ''}", shown, *tried, took))
+    lines = [Line(name, points, 1, "dots")]
+    chart = drawable(LineChart("trials", title, "", "trial", name, lines, whole_x=True))
+    shares = {key: n for key, v in _part(run.results, "importance").items() if (n := as_number(v))}
+    parts = ", ".join(f"{key} {share:.0%}" for key, share in shares.items())
+    remarks = [f"Share of the differences that each option explains: {parts}."] if parts else []
+    header = ("trial", name, *options, "time")
+    missing = "" if chart else "No trial has a score."
+    return Section("trials", title, chart, Table(header, rows), missing, remarks)
+
+
+def _trial_curves(run: Run) -> Section:
+    title, lines = "Scores of the trials while training", []
+    for each in run.trials:
+        number = int(as_number(each.get("trial")) or 0)
+        pairs = [pair for pair in each.get("evaluations", ()) if len(pair) == 2]
+        known = [(as_number(x), as_number(y)) for x, y in pairs]
+        points = [ChartPoint(x, y) for x, y in known if x is not None and y is not None]
+        is_best = bool(each.get("best"))
+        label = f"trial {number}, the best" if is_best else "other trials"
+        lines.append(Line(label, points, int(is_best), "line" if is_best else "faint"))
+    lines.sort(key=lambda line: line.color)
+    note = "Trials that were not in the best third ended early."
+    chart = drawable(
+        LineChart("trial-scores", title, note, "evaluation", "score", lines, whole_x=True)
+    )
+    return Section("trial-scores", title, chart, None, "" if chart else "No trial was evaluated.")
+
+
+def _part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return an object inside another; empty for anything else."""
+    found = content.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _loss(run: Run) -> Section:
@@ -501,12 +551,12 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     if not found:
         missing = "No data: needs runs on different numbers of nodes. Add one with --compare DIR."
         return Section("scaling", title, None, None, missing)
-    fewest, most = found[0].nodes, max(found[-1].nodes, max(EPOCH_S))
+    fewest, most = found[0].nodes, max(found[-1].nodes, max(figures.EPOCH_S))
     lines = [
         Line("ideal", [ChartPoint(fewest, 1.0), ChartPoint(most, most / fewest)], 0, "dashed"),
         Line("these runs", [ChartPoint(s.nodes, s.speedup) for s in found], 1, "dots"),
     ]
-    published = [ChartPoint(n, speedup) for n, speedup in published_speedups().items()]
+    published = [ChartPoint(n, speedup) for n, speedup in figures.published_speedups().items()]
     if fewest == 1:
         lines.append(Line("published: 26 min on 1, 7 min 30 on 4", published, 2, "dots"))
     note = f"Speedup over {counted(fewest, 'node')}, by samples per second."
@@ -517,7 +567,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     ]
     rows += [
         (str(n), "–", f"{speedup:.2f} ×", f"{speedup / n:.0%}", "published")
-        for n, speedup in published_speedups().items()
+        for n, speedup in figures.published_speedups().items()
         if fewest == 1
     ]
     table = Table(("nodes", "samples/s", "speedup", "efficiency", "run"), rows)

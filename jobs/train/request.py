@@ -45,7 +45,7 @@ class TrainRequest:
     spec: JobSpec
     results: Path
     may_tune: frozenset[str] = frozenset()
-    """Values that the user left to `tune`: ``placement``, ``batch_size``."""
+    """Values that the user left to the result of `--tune placement`: ``placement``, ``batch_size``."""
     env: tuple[str, ...] = ()
     """``NAME=VALUE`` words for the ranks."""
     hub_token: bool = False

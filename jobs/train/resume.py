@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from jobs.places.queue.history import list_jobs
 from jobs.places.queue.session import JobContext, JobSession, run_job
 from jobs.places.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack, spec_of
+from jobs.train.study import study_packages
 from jobs.train.trackers import find_hub_token, tracker_packages, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
 from jobs.worker.runtime.checkpoint_names import step_of
@@ -225,16 +227,19 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
         )
     options = options_again(record, request)
     stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
+    # A study's plan stands before its options.
+    study = json.loads(record.argv[-2]) if "worker.study" in record.argv else {}
     spec = replace(
         request.spec,
-        work=spec_of(options).work,
+        work=replace(spec_of(options).work, study=study),
         resources=Resources(nodes, replace(record.options, nproc_per_node=per_node)),
         storage=replace(request.spec.storage, stage=stage),
     )
+    packages = tracker_packages(options.report_to)
     return replace(
         plan_options(spec, options, offline=False),
         env=record.env,
-        packages=tracker_packages(options.report_to),
+        packages=study_packages(packages) if study else packages,
         variables=request.env,
         planned_nodes=planned if nodes < planned else 0,
     )

@@ -21,6 +21,7 @@ from jobs.train.request import (
     require_able_stack,
     staged_data,
 )
+from jobs.train.study import study_packages
 from jobs.train.trackers import tracker_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.runtime.events import NAMES
@@ -63,6 +64,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     spec = replace(request.spec, storage=storage)
     plan = plan_options(spec, on_nodes, offline=not needs_hub(options))
     model = local_model(options)
+    packages = tracker_packages(options.report_to)
     return replace(
         plan,
         env={
@@ -71,7 +73,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
             **({BASE_MODEL: str(model.absolute())} if model else {}),
         },
         files=data_files(options),
-        packages=tracker_packages(options.report_to),
+        packages=study_packages(packages) if spec.work.study else packages,
         variables=request.env,
         details={
             **plan.details,
@@ -99,11 +101,12 @@ def task_of(job: str) -> str:
 
 def plan_options(spec: JobSpec, options: TrainOptions, *, offline: bool) -> JobPlan:
     """Return the plan of a new or resumed run, with options for the nodes."""
+    study = (json.dumps(spec.work.study),) if spec.work.study else ()
     return JobPlan(
         kind=options.task,
         spec=spec,
-        module="worker.tasks",
-        argv=(options.task, options.to_json()),
+        module="worker.study" if study else "worker.tasks",
+        argv=(options.task, *study, options.to_json()),
         resumes=True,
         backend=options.backend,
         title="Train",
@@ -115,8 +118,8 @@ def plan_options(spec: JobSpec, options: TrainOptions, *, offline: bool) -> JobP
 
 
 def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
-    """Return the request with the values the user left open taken from ``tune``'s result."""
-    if not request.may_tune:
+    """Return the request with the values the user left open taken from the result of ``--tune placement``."""
+    if not request.may_tune or request.spec.work.study:
         return request
     context = session.context
     facts = list(session.facts().values())[: request.spec.resources.nodes]
@@ -140,12 +143,12 @@ def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple
         )
         flags.append(f"--ppn {found.nproc_per_node}")
         flags += [f"--ccl-workers {found.ccl_workers}"] if found.ccl_workers else []
-    # A different global batch changes the training: only if `tune` compared batch sizes.
+    # A different global batch changes the training: only if the study compared batch sizes.
     if "batch_size" in request.may_tune and found.batch_size:
         options = replace(options, batch_size=found.batch_size)
         flags.append(f"--batch-size {found.batch_size}")
         if placement.nproc_per_node:
             samples = found.batch_size * placement.nproc_per_node * nodes
             flags.append(f"(a global batch of {samples} samples)")
-    line = f"{' '.join(flags)} from `spr-cluster tune` of {found.day}; --no-tuned ignores it"
+    line = f"{' '.join(flags)} from `--tune placement` of {found.day}; --no-tuned ignores it"
     return request.change(options, placement, resources.nodes), line if flags else ""

@@ -1,4 +1,4 @@
-"""Results of `tune`, kept on the head node, where later jobs from any machine find them.
+"""Results of `--tune placement`, kept on the head node, where later jobs from any machine find them.
 
 A result is valid only for what it was measured with: :class:`TuningKey`.
 """
@@ -93,7 +93,7 @@ def describe_nodes(facts: Iterable[HostFacts]) -> str:
 
 
 def parse_tuned(text: str) -> tuple[TuningResult, ...]:
-    """Return the file's results; none if it can't be read, because `tune` can measure again."""
+    """Return the file's results; none if it can't be read, because a study can measure again."""
     try:
         return parse_as(tuple[TuningResult, ...], text, FILE)
     except UsageError:

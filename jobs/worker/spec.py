@@ -20,6 +20,8 @@ class Work:
     task: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     program: tuple[str, ...] = ()
+    study: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of a :class:`.study.plan.StudyPlan`, if the task is trained in several trials."""
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = TWO[1]
 KEPT = "/home/ubuntu/.spr-cluster-tuned.json"
-# A batch of two leaves the processor waiting for all that a step does besides.
-TUNE = ("tune", "squad", "--name", NAME, "--demo", "--ppn=1", "--batch-size=2,16", "--seconds=3")
+STUDY = ("train", "squad", "--name", NAME, "--demo")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget(two: LiveCluster) -> Iterator[None]:
-    """What `tune` finds is for these tests only."""
+    """What a study finds is for these tests only."""
     yield
     ssh_two(two, "node0", f"rm -f {KEPT}")
 
@@ -64,24 +63,31 @@ def test_bench_keeps_its_figures_with_the_cluster(two: LiveCluster, measured: An
     assert json.loads(ssh_two(two, "node0", f"cat spr-bench/{file}")) == measured
 
 
-def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_path: Path) -> None:
-    outcome = two.cli.json(*TUNE)
+def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
+    two: LiveCluster, tmp_path: Path
+) -> None:
+    # A batch of two leaves the processor waiting for all that a step does besides.
+    found = two.cli.json(*STUDY, "--tune=ppn=1,batch-size=2,16", "--max-steps=5")
 
-    speeds = {trial["batch_size"]: trial["samples_per_second"] for trial in outcome["trials"]}
+    speeds = {trial["batch_size"]: trial["samples_per_second"] for trial in found["trials"]}
     assert set(speeds) == {2, 16}
     assert all(speeds.values())
-    best = outcome["best"]
-    assert best["batch_size"] == max(speeds, key=lambda size: speeds[size])
-    assert best["samples_per_second"] == max(speeds.values())
+    best, kept = found["best"]["batch_size"], found["kept"]
+    assert best == kept["batch_size"] == max(speeds, key=lambda size: speeds[size])
+    assert kept["samples_per_second"] == max(speeds.values())
 
-    done = two.cli.run(
-        "train", "squad", "--name", NAME, "--demo", "--epochs=1", "--results", str(tmp_path)
-    )
+    done = two.cli.run(*STUDY, "--epochs=1", "--results", str(tmp_path))
 
-    wanted = (
-        f"--ppn 1 --batch-size {best['batch_size']} (a global batch of {2 * best['batch_size']}"
-    )
-    assert f"{wanted} samples) from `spr-cluster tune` of {best['when'][:10]}" in done.stderr
+    wanted = f"--ppn 1 --batch-size {best} (a global batch of {2 * best} samples)"
+    assert f"{wanted} from `--tune placement` of {kept['when'][:10]}" in done.stderr
     result = json.loads((tmp_path / "results.json").read_text())
-    assert result["batch_size_per_rank"] == best["batch_size"]
-    assert result["world_size"] == 2
+    assert (result["batch_size_per_rank"], result["world_size"]) == (best, 2)
+
+
+def test_numbers_of_nodes_are_compared(two: LiveCluster) -> None:
+    found = two.cli.json("scaling", *STUDY[1:], "--max-steps=5")
+
+    assert [(trial["nodes"], trial["failure"]) for trial in found["trials"]] == [(1, ""), (2, "")]
+    one, both = (trial["samples_per_second"] for trial in found["trials"])
+    assert found["trials"][1]["efficiency"] == pytest.approx(both / one / 2)
+    assert found["kept"] is None

@@ -1,4 +1,4 @@
-"""Any program, the published recipe's launch and a scaling study, on nodes with real SSH and mpirun."""
+"""Any program, and the published recipe's launch, on nodes with real SSH and mpirun."""
 
 from __future__ import annotations
 
@@ -416,21 +416,3 @@ def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
     smoke = two.cli.run(*reference, "--smoke", "--results", str(tmp_path / "smoke"))
     assert "smoke run of the published recipe: the script finished" in smoke.stdout
     assert read(tmp_path / "smoke/model/all_results.json")["world"] == 1
-
-
-def test_scaling_measures_each_size_and_predicts_others(
-    two: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    study = two.cli.json(
-        *("tune", "squad", "--scaling", "--name", NAME, "--demo", "--seconds=2", "--predict=4")
-    )
-
-    assert [(row["nodes"], row["batch_size"], row["predicted"]) for row in study["rows"]] == [
-        *((1, 8, False), (2, 4, False), (4, 2, True))
-    ]
-    assert all(row["samples_per_second"] > 0 for row in study["rows"])
-    (written,) = tmp_path.glob("results/*/scaling.json")
-    assert read(written) == study
-    (kept,) = ssh_two(two, "node0", "ls spr-scaling").split()
-    assert json.loads(ssh_two(two, "node0", f"cat spr-scaling/{kept}")) == study

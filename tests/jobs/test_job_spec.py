@@ -21,6 +21,7 @@ from jobs.places.queue.slurm import build_launch
 from jobs.program.plan import plan_program
 from jobs.train.train import plan_training
 from jobs.worker.spec import JobSpec
+from jobs.worker.study.plan import Domain, StudyPlan
 from jobs.worker.supervisor.launch import parse_launch
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import load_stack
@@ -104,3 +105,21 @@ def test_the_value_is_the_same_on_both_ends(
         assert spec.work.program == ("echo", "--nodes", "it's")
     else:
         assert (spec.work.task, spec.work.options["seed"]) == (kind, 7)
+
+
+def test_a_study_is_the_same_on_both_ends() -> None:
+    words = ["train", "squad", "--demo", "--tune=epochs=1,2", "--tune=warmup-ratio=0..0.5"]
+    tune = ["epochs=1,2", "warmup-ratio=0..0.5"]
+    text = f'[jobs.a]\ntask = "squad"\ndemo = true\ntune = {tune}\n'
+    project = ProjectFile(Path("spr-cluster.toml"), parse_toml(text, "f"), text)
+    work = Training("squad", demo=True, tune=tune)
+    by_python = [*work.words, *_render("train", work.options)]
+    by_file = apply_project(["run", "a"], project, build_parser).words
+
+    studies = [on_the_node(plan_of(each)).work.study for each in (words, by_file, by_python)]
+
+    assert studies[0] == studies[1] == studies[2]
+    choices, range_ = Domain((1, 2)), Domain(low=0, high=0.5)
+    assert StudyPlan.from_fields(studies[0]) == StudyPlan(
+        {"epochs": choices, "warmup_ratio": range_}, 20
+    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
 from jobs.cli.train import build_request, render_pods, render_script
-from jobs.cli.tune import build_scaling_request, build_tune_request
 from jobs.train.request import check_inputs
 from jobs.train.train import plan_training
+from jobs.worker.study.plan import StudyPlan
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import TrainOptions
 from provision.stacks.load import load_stack
@@ -59,10 +60,10 @@ def test_a_script_for_slurm(task: str) -> None:
     assert f"train=({task} ".encode() in install
 
 
-@pytest.mark.parametrize("study", ["tune", "scaling"])
-def test_trials(task: str, study: str) -> None:
-    build: Any = {"tune": build_tune_request, "scaling": build_scaling_request}[study]
-    args = parse_request("tune", task, "--demo")
-    request = build(args) if study == "tune" else build(args, NOW)
-    assert request.training.options.task == task
-    check_program(task, plan_training(request.training, STACK).argv)
+def test_a_study(task: str) -> None:
+    words = ("--demo", "--tune", "learning-rate=1e-4,1e-3")
+    plan = plan_training(build_request(parse_request("train", task, *words), NOW), STACK)
+    assert (plan.kind, plan.module) == (task, "worker.study")
+    name, study, options = plan.argv
+    assert StudyPlan.from_fields(json.loads(study)).trials == 2
+    check_program(task, (name, options))

@@ -14,6 +14,7 @@ from infra.errors import JobError
 from infra.words import counted
 from jobs.places.launcher import JobEnd
 from jobs.worker.tasks import SCORES, format_score
+from jobs.worker.training.options import flag
 
 _BAR = 20
 _LISTED_SHARES = 4
@@ -154,12 +155,22 @@ def _render(result: dict[str, Any], folder: Path) -> str:
     if result["tokens_per_second"] is not None:
         speed.append(f"{result['tokens_per_second']:,.0f} tokens/s")
     return (
-        f"{_render_quality(result)}\n"
+        f"{_render_study(result)}{_render_quality(result)}\n"
         f"world size {result['world_size']} on {counted(hosts, 'host')}, "
         f"backend {result['backend']}, {result['dtype']}\n"
         f"{', '.join(speed)}, {result['seconds']['train']:.1f} s of training\n"
         f"model, predictions, and results.json: {folder}/"
     )
+
+
+def _render_study(result: dict[str, Any]) -> str:
+    """Return a line about a study's best trial; "" for one run."""
+    trials = result.get("trials", [])
+    best = next((each for each in trials if each["best"]), None)
+    if best is None:
+        return ""
+    tried = " ".join(f"{flag(name)} {value}" for name, value in best["options"].items())
+    return f"the best of {counted(len(trials), 'trial')}: {tried}\n"
 
 
 def _render_quality(result: dict[str, Any]) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.chosen_cluster import ClusterRequest
 from cluster.console.options import (
     CLUSTER,
     EVERYWHERE,
@@ -45,17 +43,6 @@ from jobs.worker.training.options import TrainOptions, defined_options, flag
 from jobs.worker.training.text_task import BALANCED
 
 _HIDDEN = {"output", "trial_seconds", "resume", "push_to"}
-_SECONDS, _MAX_SECONDS = 20, 3600
-# Options without effect in a trial.
-WITHOUT_EFFECT = frozenset(
-    {
-        *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "report_to"),
-        *("learning_rate", "warmup_ratio", "eval_fraction", "temperature", "lora_alpha"),
-        *("eval_every", "metric", "keep", "patience", "lr_schedule", "max_grad_norm"),
-        *("class_weights", "label_smoothing", "weight_decay", "layer_decay", "max_answer_length"),
-        *("distill_alpha", "distill_temperature", "corpus"),
-    }
-)
 _FOR_EXPERTS = frozenset(
     {
         *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
@@ -281,28 +268,3 @@ def add_tasks(
     for task, each in TASKS.items():
         about, more = (text.replace("{task}", task) for text in (description, examples))
         add_command(parser, task, about, more, each.help, run, options, task_options(task, without))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialRequest(ClusterRequest, TaskRequest, VariableRequest):
-    """Short trials of a training job."""
-
-    seconds: int = option(
-        f"seconds of measured training per trial (default: {_SECONDS})",
-        _SECONDS,
-        parse=int,
-        section="trials",
-    )
-    demo: bool = switch("try the job of `train TASK --demo`", section="trials")
-
-    def check_seconds(self) -> None:
-        """Raise :class:`infra.errors.UsageError` if no trial can be that long."""
-        if not 1 <= self.seconds <= _MAX_SECONDS:
-            raise UsageError(f"--seconds {self.seconds} is out of range: 1 to {_MAX_SECONDS}")
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Parse ``1,2,4`` into distinct numbers. Raises ``ValueError``."""
-    if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
-        raise ValueError(f"{text!r}: expected whole numbers such as 1,2,4")
-    return tuple(dict.fromkeys(map(int, text.split(","))))

@@ -28,7 +28,7 @@ from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import is_url
 
 BuildParser = Callable[[str], Parser]
-_JOB_COMMANDS = ("run", "train", "tune")
+_JOB_COMMANDS = ("run", "train")
 _PLACE = ("name", "cloud", "region")
 # What a command does, or a person confirms, is not the project's to say.
 _NEVER = frozenset({"help", "advanced", "json", "yes", "dry_run", "resume", "to", "apply"})

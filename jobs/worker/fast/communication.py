@@ -132,8 +132,7 @@ class Replica(DistributedDataParallel):
     """This rank's replica of the model, which all ranks train together.
 
     ``wire`` is the type of gradients on the network, ``control`` a group for small messages, ``all_reduce``
-    adds up the gradients, and ``options`` are DistributedDataParallel's.
-    ``sent_bytes`` counts the bytes of all gradients that this rank has sent; ``last_sent`` is the time
+    adds up the gradients, and ``options`` are DistributedDataParallel's. ``last_sent`` is the time
     (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
     Gradients are summed, not averaged: scaling the loss is free, scaling gradients takes a pass over them.
@@ -170,7 +169,7 @@ class Replica(DistributedDataParallel):
         # In a tuple: as a plain attribute, it would be registered twice.
         self._words = (words,)
         self.wire, self.control, self._all_reduce = wire, control, all_reduce
-        self.last_sent, self.sent_bytes = 0.0, 0
+        self.last_sent = 0.0
         self._computing: set[int] = set()
         self._troubled: Any = None
         self._agreed = False
@@ -219,7 +218,6 @@ class Replica(DistributedDataParallel):
     def _sum(self, gradients: Tensor) -> Future[Tensor]:
         """Start to sum a vector over all ranks. It may change the vector."""
         sent = gradients.to(self.wire)
-        self.sent_bytes += sent.nbytes
         return self._all_reduce(sent)
 
     def sum_words(self) -> None:

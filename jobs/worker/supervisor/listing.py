@@ -49,7 +49,7 @@ def disk_kib(folder: Path) -> int:
 
 
 def expected_end(folder: Path) -> float | None:
-    """Return when training ends according to the last step in the log, in seconds since 1970."""
+    """Return when training ends according to the last estimate in the log, in seconds since 1970."""
     prefix = prefix_of(mark_of(folder.name))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with (folder / "log").open("rb") as log:
@@ -58,8 +58,9 @@ def expected_end(folder: Path) -> float | None:
         own = [json.loads(line[len(prefix) :]) for line in lines if line.startswith(prefix)]
         # After its last step, a job evaluates: for how long is unknown.
         if own and own[-1]["event"] in ("step", "checkpoint"):
-            step = next(event for event in reversed(own) if event["event"] == "step")
-            return float(step["at"]) + float(step["eta_seconds"])
+            for event in reversed(own):
+                if "eta_seconds" in event:
+                    return float(event["at"]) + float(event["eta_seconds"])
     return None
 
 

@@ -83,7 +83,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     if options.trial_seconds is not None:
         run = TrainingRun(context, task, loaded, samples)
         with context.phase("measure"):
-            speed = measure_speed(run, options.trial_seconds)
+            speed = measure_speed(run, options.trial_seconds, len(data.train))
         events.emit("trial", **speed._asdict())
         return None
     run = TrainingRun(context, task, loaded, samples, ask_teacher(task, context, records))

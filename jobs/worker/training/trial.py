@@ -1,4 +1,4 @@
-"""A trial of a run's speed, for `spr-cluster tune`."""
+"""A trial of a run's speed, for `--tune placement`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ..fast.compilation import count_compiled
 from ..runtime.steps import how_many
 from .batches import Indices, Schedule, TrainingRun, batches, steps_per_epoch
 from .optimizer_step import prepare, take_step
 from .options import TrainOptions
 
-WARM_UPS = 2
-"""Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads."""
+WARM_UPS, COMPILING = 2, 6
+"""Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads; and how many of them if
+layers are compiled, for each kind of batch."""
 GAUGED = 2
 """Steps whose duration determines how many steps are measured."""
 _FEWEST, _MOST = 5, 2000
@@ -25,15 +27,11 @@ Record = TypeVar("Record")
 
 
 class TrialSpeed(NamedTuple):
-    """The speed of all ranks, in samples per second, without the warm-up.
-
-    ``gradient_bytes`` is the amount a rank sends per step; 0 for a single rank.
-    """
+    """The speed of all ranks, in samples per second, without the warm-up."""
 
     samples_per_second: float
     steps: int
     seconds: float
-    gradient_bytes: int
 
 
 def enough_for_trial(
@@ -46,12 +44,19 @@ def enough_for_trial(
     return random.Random(options.seed).sample(records, wanted)
 
 
-def measure_speed(run: TrainingRun, seconds: float) -> TrialSpeed:
-    """Train for about ``seconds`` on all ranks and return the speed; the model is useless afterward."""
+def measure_speed(run: TrainingRun, seconds: float, records: int) -> TrialSpeed:
+    """Train for about ``seconds`` on all ranks and return the speed; the model is useless afterward.
+
+    It ends after ``--max-steps`` at the latest. Layers are compiled if they would be in the real run, with
+    all of its ``records``.
+    """
     context, samples = run.context, run.samples
     options, ranks = context.options, context.ranks
-    # 0 steps: automatic compilation would take longer than the trial.
-    model, optimizer = prepare(run, steps=0)
+    steps = options.max_steps or options.epochs * steps_per_epoch(
+        records, options.batch_size, ranks.size
+    )
+    model, optimizer = prepare(run, steps)
+    warm_ups = COMPILING if count_compiled(run.loaded.model) else WARM_UPS
 
     def take(steps: Iterable[Indices]) -> tuple[int, float]:
         count, begin = 0, time.perf_counter()
@@ -61,16 +66,15 @@ def measure_speed(run: TrainingRun, seconds: float) -> TrialSpeed:
         return count, time.perf_counter() - begin
 
     per_epoch = steps_per_epoch(len(samples), options.batch_size, ranks.size)
-    take(batches(context, run.lengths, Schedule(per_epoch, WARM_UPS, 0)))
+    take(batches(context, run.lengths, Schedule(per_epoch, warm_ups, 0)))
     _, taken = take(batches(context, run.lengths, Schedule(per_epoch, GAUGED, 0)))
     # All ranks must agree on the number, or some would wait forever.
-    steps: int = ranks.share(how_many(seconds, taken / GAUGED, _FEWEST, _MOST))
+    most = options.max_steps or _MOST
+    steps = ranks.share(how_many(seconds, taken / GAUGED, min(_FEWEST, most), most))
     chosen, schedule = plan_measure(len(samples), options, ranks.size, steps)
-    before = getattr(model, "sent_bytes", 0)
     part = batches(context, run.lengths[chosen], schedule)
     count, taken = take(chosen[batch] for batch in part)
-    sent = (getattr(model, "sent_bytes", 0) - before) // schedule.total
-    return TrialSpeed(round(count / taken, 3), schedule.total, round(taken, 3), sent)
+    return TrialSpeed(round(count / taken, 3), schedule.total, round(taken, 3))
 
 
 def plan_measure(

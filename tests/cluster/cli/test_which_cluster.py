@@ -17,7 +17,6 @@ from tests.harness.command_line import CommandLine
 _LOCAL = ("--cloud", "local")
 _ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch"]
 _ADDRESSED += ["train squad --demo", "run -- hostname", "bench", "tune squad --demo"]
-_ADDRESSED += ["tune squad --scaling --demo"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`bench` and `tune` as commands: output, saved results, exit codes. The nodes' answers are staged."""
+"""`bench` and studies of the speed as commands: output, saved results, exit codes; nodes are staged."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jobs.cli import invoke
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import ended, event
@@ -130,62 +131,150 @@ def test_the_last_measurement_of_a_cluster_that_has_none(line: CommandLine) -> N
     )
 
 
-def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
-    """What the trials measure, by the ranks per node in the head's own script."""
+def speeds_of(line: CommandLine, speeds: dict[str, float]) -> None:
+    """What the trials measure, by nodes and ranks per node in the head's own script."""
 
     def follow(on_text: Any) -> Result:
-        machines = line.cloud.machines
-        (script,) = machines.root.glob("i-*/launch.json.*")
-        found = re.search(r'"nproc_per_node": (\d)', script.read_text())
-        assert found
-        value = speeds[int(found[1])]
-        on_text(
-            event(event="trial", samples_per_second=value, steps=5, seconds=2, gradient_bytes=1000)
-        )
+        (folder,) = line.cloud.machines.root.glob("i-*/launch.json.*")
+        (script,) = folder.parent.glob("run.sh.*")
+        nodes = re.search(r"--nodes=(\d)", script.read_text())
+        ppn = re.search(r'"nproc_per_node": (\d)', folder.read_text())
+        assert nodes
+        assert ppn
+        value = speeds[f"{nodes[1]}x{ppn[1]}"]
+        on_text(event(event="trial", samples_per_second=value, steps=5, seconds=2))
         return Result(0, "", "")
 
     line.stage("node0", "# following a job", follow)
     line.stage("node0", "spr-cluster-tuned", Result(0, "", ""))
 
 
-def tune(*more: str) -> tuple[str, ...]:
-    return ("tune", "squad", "--demo", "--seconds=2", "--backend=gloo", *more)
+def study(*more: str) -> tuple[str, ...]:
+    return ("train", "squad", "--demo", "--backend=gloo", *more)
 
 
-def test_tune_shows_its_plan_trials_and_result(line: CommandLine) -> None:
-    speeds_by_ppn(line, {1: 10.0, 2: 12.5})
+def test_a_study_of_the_placement_shows_its_plan_trials_and_result(line: CommandLine) -> None:
+    speeds_of(line, {"2x1": 10.0, "2x2": 12.5})
 
-    result = line.must(*tune())
+    result = line.must(*study("--tune", "placement"))
 
     # Two cores: one rank or two.
-    assert "2 trials of 2 s each: about 1 min 04 s including start-up" in result.err
-    rows = [row.split() for row in result.out.splitlines()]
-    assert rows[0] == ["ppn", "workers", "threads", "batch", "samples/s"]
-    assert rows[1:3] == [["2", "-", "1", "8", "12.5"], ["1", "-", "2", "8", "10.0"]]
+    assert "2 trials of 20 s each: about 2 min with start-up" in result.err
+    rows = [re.split("  +", row) for row in result.out.splitlines()]
+    assert rows[0] == [
+        *("nodes", "ppn", "workers", "threads", "batch", "samples/s", "step", "of ideal"),
+        "$ per million",
+    ]
+    # r7iz.metal-16xl at 6.5472 US dollars an hour.
+    assert rows[1:3] == [
+        ["2", "2", "-", "1", "8", "12.5", "400 ms", "100%", "290.99"],
+        ["2", "1", "-", "2", "8", "10.0", "400 ms", "80%", "363.73"],
+    ]
     assert "Kept on the head for scratch on stack upstream: --ppn 2." in result.out
-    assert "Trials compile no layers, except with --compile on" in result.out
+    assert "Of ideal" not in result.out
 
 
-def test_tune_shows_failed_trials_in_their_rows(line: CommandLine) -> None:
-    speeds_by_ppn(line, {1: 10.0})
+def test_a_study_shows_failed_trials_in_their_rows(line: CommandLine) -> None:
+    speeds_of(line, {"2x1": 10.0})
 
-    outcome = line.must(*tune("--ppn", "1,3", "--json"))
+    result = json.loads(line.must(*study("--tune", "ppn=1,3", "--json")).out)
 
-    result = json.loads(outcome.out)
-    assert result["best"]["nproc_per_node"] == 1
+    assert result["best"] == {"nodes": 2, "nproc_per_node": 1, "ccl_workers": 0, "batch_size": 8}
+    assert result["kept"]["nproc_per_node"] == 1
     assert [bool(trial["failure"]) for trial in result["trials"]] == [False, True]
-    table = line.must(*tune("--ppn", "1,3")).out
-    assert re.search(r"^3 +- +- +8 +failed: --ppn 3: node0 has 2 physical cores", table, re.M)
+    assert [trial["efficiency"] for trial in result["trials"]] == [1.0, None]
+    table = line.must(*study("--tune", "ppn=1,3")).out
+    assert re.search(r"^2 +3 +- +- +8 +failed: --ppn 3: node0 has 2 physical cores", table, re.M)
 
 
-def test_a_single_trial_suggests_more(line: CommandLine) -> None:
-    speeds_by_ppn(line, {1: 10.0})
-    result = line.must(*tune("--ppn", "1"))
-    assert "Only one trial ran; --ppn 1,2 compares two." in result.out
+def test_a_study_of_nodes_keeps_nothing(line: CommandLine) -> None:
+    speeds_of(line, {"1x1": 10.0, "2x1": 15.0})
+    out = line.must(*study("--tune", "nodes")).out
+
+    assert re.search("^2 .* 15.0 .* 75%", out, re.M)
+    assert "the speed per node, relative to the best one on the fewest nodes" in out
+    assert "Kept" not in out
+
+
+def test_a_study_needs_something_to_vary(line: CommandLine) -> None:
+    result = line.run("study", "squad", "--demo")
+    assert (result.code, result.message.splitlines()[0]) == (2, "a study needs --tune NAME=VALUES")
+    assert "did you mean study?" in line.run("studdy", "squad").message
+
+
+_PLACEMENT = "--tune placement"
+_WITHOUT_EFFECT = (
+    "--detach,--dry-run,--trials 3,--max-time 1h,--results x,--push-to s3://b/p,--elastic 1,--retries 1,"
+    "--bucket s3://my-data/p,--down-when-done,--on-finish x"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *(
+            (f"{_PLACEMENT} {each}", f"{each.split()[0]}: not with a study that compares speeds")
+            for each in (*_WITHOUT_EFFECT.split(","), "--until-done")
+        ),
+        (f"{_PLACEMENT} --placement reference", "--placement reference: its numbers are fixed"),
+        (f"{_PLACEMENT} --ppn 2", "--ppn: --tune varies it"),
+        ("--tune ccl-workers=1,2 --ccl-workers 1", "--ccl-workers: --tune varies it"),
+        ("--tune batch-size=8,16 --batch-size 8", "--batch-size: --tune varies it"),
+        ("--tune learning-rate=1e-5,1e-4 --resume", "--resume: a study keeps its own options"),
+        (f"{_PLACEMENT} --resume squad-1", "--resume: a study keeps its own options"),
+        (f"{_PLACEMENT} --recipe reference", "--recipe reference: it keeps its own options"),
+        (
+            "--tune epochs=1,2 --push-to hub:a/b --env HF_TOKEN=hf_x",
+            "--push-to hub: not with --tune",
+        ),
+        ("--trials 3", "--trials requires --tune"),
+        ("--tune epochs=1,2 --trials 1001", "--trials 1001 is out of range: 1 to 1000"),
+        ("--tune nodes --nodes 2", "--nodes: --tune varies it"),
+        ("--tune ppn=1 --nodes 3", "--nodes 3: the cluster has 2"),
+        ("--tune nodes=3", "--tune nodes=3: the cluster has 2"),
+        (f"{_PLACEMENT} --to slurm-script", "--tune"),
+    ],
+)
+def test_a_study_refuses_what_has_no_effect(line: CommandLine, words: str, message: str) -> None:
+    result = line.run("train", "squad", "--demo", *words.split())
+    assert result.code == 2
+    assert result.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "tune", "given"),
+    [
+        ("tune classify", ("placement",), {}),
+        ("tune mine --tune batch-size=4", ("batch-size=4", "placement"), {"epochs": 3}),
+        ("scaling mine --nodes 2", ("nodes",), {"epochs": 3}),
+        ("scaling --seed 1 mine", ("nodes",), {"epochs": 3, "seed": 1}),
+        ("study studied", ("epochs=1,2", "lr-schedule=linear,cosine"), {}),
+        ("tune studied", ("epochs=1,2", "lr-schedule=linear,cosine", "placement"), {}),
+        ("study classify --tune=epochs=1,2", ("epochs=1,2",), {}),
+    ],
+)
+def test_short_forms_of_a_study(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    tune: tuple[str, ...],
+    given: dict[str, Any],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spr-cluster.toml").write_text(
+        '[jobs.mine]\ntask = "classify"\nepochs = 3\n[jobs.studied]\ntask = "classify"\n'
+        'tune = ["epochs=1,2", "lr-schedule=linear,cosine"]\n'
+    )
+    seen = list[Any]()
+    monkeypatch.setattr("jobs.cli.train.run", seen.append)
+
+    invoke(words.split())
+
+    assert (seen[0].task, seen[0].tune, dict(seen[0].given)) == ("classify", tune, given)
 
 
 def test_without_a_cluster_both_name_up(line: CommandLine) -> None:
-    for argv in (("bench", "--name", "none"), (*tune(), "--name", "none")):
-        result = line.run(*argv)
+    for argv in (("bench",), study("--tune=placement")):
+        result = line.run(*argv, "--name", "none")
         assert result.code == 2
         assert result.message.startswith("no cluster 'none' is running in us-east-1")

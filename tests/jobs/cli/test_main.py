@@ -23,7 +23,7 @@ from tests.harness.command_line import CommandLine, CommandResult
 
 VERBS = [
     *("up", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
-    *("verify", "iam-policy", "local", "run", "tune", "jobs", "cancel"),
+    *("verify", "iam-policy", "local", "run", "jobs", "cancel"),
 ]
 
 
@@ -85,10 +85,7 @@ def test_examples_fit_into_80_columns(command: str) -> None:
     assert [line for line in lines if len(line) > 78] == []
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["train squad", "tune tag"],
-)
+@pytest.mark.parametrize("command", ["train squad", "tune tag"])
 def test_options_for_experts_are_in_the_advanced_help(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

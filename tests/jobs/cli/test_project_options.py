@@ -93,7 +93,6 @@ def parse(text: str) -> ProjectFile:
             "run finetune --seed 1",
             ["train", "squad", *PLACE, "--epochs=3", "--demo", "--seed", "1"],
         ),
-        ("tune finetune", ["tune", "squad", *PLACE, "--demo"]),
         ("run mine", ["run", *PLACE, *MINE_THERE, *MINE_PROGRAM]),
         ("run --detach mine", ["run", *PLACE, *MINE_THERE, "--detach", *MINE_PROGRAM]),
         (
@@ -111,7 +110,6 @@ def parse(text: str) -> ProjectFile:
             ["train", "squad", *PLACE, "--epochs=3", "--demo", "--seed", "1"],
         ),
         ("train --seed 1 squad", ["train", "squad", *PLACE, "--seed", "1"]),
-        ("tune --nodes 1 finetune", ["tune", "squad", *PLACE, "--demo", "--nodes", "1"]),
         ("run -- mine", ["run", *PLACE, "--", "mine"]),
         ("list", ["list"]),
         ("up --help", ["up", "--help"]),

@@ -151,14 +151,9 @@ def test_the_published_runs_cost_the_list_price() -> None:
     assert [round(usd, 2) for _, _, usd in figures.published_costs()] == [2.84, 3.27]
 
 
-def test_runs_and_studies_are_compared_by_number_of_nodes() -> None:
-    study: list[dict[str, Any]] = [
-        {"nodes": 8, "samples_per_second": 400.0},
-        {"nodes": "x"},
-        {"nodes": 2},
-    ]
-    runs = [Run(Path("a"), make_results(2), (), {}, study), Run(Path("b"), {}, (), {})]
-    assert figures.run_speeds(runs) == [RunSpeed(8, 400.0, "study"), RunSpeed(2, 114.0, "a")]
+def test_runs_are_compared_by_number_of_nodes() -> None:
+    runs = [Run(Path("a"), make_results(2), (), {}), Run(Path("b"), {}, (), {})]
+    assert figures.run_speeds(runs) == [RunSpeed(2, 114.0, "a")]
     assert figures.differences([made(), made(dtype="fp32", seed=1)]) == ["dtype"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
+from jobs.report.charts import LineChart
 from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import render_page, write_page
 from jobs.report.results_folder import read_run
@@ -99,13 +100,63 @@ def test_an_interrupted_run_is_reported_from_its_metrics(tmp_path: Path) -> None
     assert [tile.label for tile in report.tiles] == ["Tokens", "Padding"]
 
 
-def test_a_scaling_study_alone_has_a_chart(tmp_path: Path) -> None:
-    runs = [{"nodes": n, "samples_per_second": 50.0 * n, "name": "strong"} for n in (1, 2)]
-    (tmp_path / "scaling.json").write_text(json.dumps({"runs": runs}))
-    report = report_of(tmp_path)
-    assert [section.name for section in report.sections if section.chart] == ["scaling"]
-    assert report.warnings == []
-    assert "<td>2.00 ×</td><td>100%</td><td>strong</td>" in render_page(report)
+def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        {
+            "trial": 1,
+            "options": {"epochs": 2, "seed": 7},
+            "scores": {"f1": 80.456, "em": 9},
+            "seconds": 61.2,
+        },
+        {
+            "trial": 2,
+            "options": {"epochs": 3},
+            "scores": {"f1": 91.5},
+            "seconds": 5.0,
+            "best": True,
+        },
+        {
+            "trial": 3,
+            "options": {"epochs": 4},
+            "failure": "no <memory>",
+            "state": "fail",
+            "seconds": 1.0,
+        },
+        {"trial": 4, "options": {"epochs": 5}, "state": "pruned"},
+        "?",
+    ]
+    folder = make_folder(
+        tmp_path / "run",
+        metric="f1",
+        trials=rows,
+        importance={"epochs": 0.8, "seed": 0.2, "x": "y"},
+    )
+
+    first = report_of(folder).sections[0]
+
+    assert (first.name, first.missing) == ("trials", "")
+    assert first.table
+    assert first.table.header == ("trial", "F1", "epochs", "seed", "time")
+    assert first.table.rows == [
+        ("1", "80.46", "2", "7", "61.2 s"),
+        ("2 (best)", "91.50", "3", "–", "5.00 s"),
+        ("3", "no <memory>", "4", "–", "1.00 s"),
+        ("4", "pruned", "5", "–", ""),
+    ]
+    assert isinstance(first.chart, LineChart)
+    assert [tuple(point) for point in first.chart.lines[0].points] == [(1, 80.456), (2, 91.5)]
+    assert first.remarks == [
+        "Share of the differences that each option explains: epochs 80%, seed 20%."
+    ]
+    assert "no &lt;memory&gt;" in render_page(report_of(folder))
+
+
+def test_a_study_without_scores_has_no_chart_and_other_runs_no_study(tmp_path: Path) -> None:
+    failed = make_folder(tmp_path / "failed", metric=3, importance=[], trials=[{"options": "?"}])
+    first = report_of(failed).sections[0]
+    assert (first.name, first.chart, first.missing) == ("trials", None, "No trial has a score.")
+    plain = report_of(make_folder(tmp_path / "plain", trials="?"))
+    assert "trials" not in [section.name for section in plain.sections]
 
 
 def test_a_loss_that_is_not_finite_leaves_a_gap_and_a_warning(tmp_path: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.tasks.squad.task import DEMO
+from jobs.worker.training import trial
 from jobs.worker.training.trial import enough_for_trial, plan_measure
+from tests.jobs.worker.threaded_ranks import Table, ThreadedRank, session
 from tests.jobs.worker.training.test_batches import epoch_batches
 from tests.jobs.worker.training.test_run import run_ranks, small
 
@@ -64,19 +68,57 @@ def test_a_long_trial_repeats_its_features(steps: int, total: int) -> None:
     assert (schedule.per_epoch, schedule.total) == (7, total)
 
 
+@pytest.mark.parametrize(
+    ("changes", "compiled", "of_real_run", "taken"),
+    [
+        ({"epochs": 3}, 0, 3 * 250, 2 + 2 + 2000),
+        ({"epochs": 3}, 6, 3 * 250, 6 + 2 + 2000),
+        ({"max_steps": 3}, 0, 3, 2 + 2 + 3),
+        ({"max_steps": 7}, 6, 7, 6 + 2 + 7),
+    ],
+)
+def test_a_trial_compiles_as_the_real_run_and_ends_after_max_steps(
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    compiled: int,
+    of_real_run: int,
+    taken: int,
+) -> None:
+    prepared, steps = list[int](), list[int]()
+
+    def prepare(_: object, steps: int) -> tuple[None, None]:
+        prepared.append(steps)
+        return None, None
+
+    monkeypatch.setattr(trial, "prepare", prepare)
+    monkeypatch.setattr(trial, "take_step", lambda *each: steps.append(each[3]))
+    monkeypatch.setattr(trial, "count_compiled", lambda _: compiled)
+    run: Any = SimpleNamespace(
+        context=session(replace(TRIAL, **changes), ThreadedRank(table=Table(1), rounds=[])),
+        samples=range(40),
+        lengths=np.full(40, 9, dtype=np.int32),
+        loaded=SimpleNamespace(model=None),
+        batch=len,
+    )
+
+    speed = trial.measure_speed(run, 1e9, records=1000)
+
+    assert prepared == [of_real_run]
+    assert (len(steps), set(steps), speed.steps) == (taken, {4}, taken - 2 - (compiled or 2))
+
+
 def test_two_ranks_measure_their_training_and_leave_nothing(nodes_folder: Path) -> None:
     options = replace(small(nodes_folder, "out", batch_size=4), trial_seconds=1)
 
     first, second = run_ranks(nodes_folder, [options] * 2)
 
     assert (first.code, second.code) == (0, 0), first.output + second.output
-    (trial,) = first.of("trial")
-    assert trial["gradient_bytes"] > 0
-    assert trial["samples_per_second"] > 0
+    (speed,) = first.of("trial")
+    assert speed["samples_per_second"] > 0
     # 16 questions for two ranks with four each: two steps an epoch.
-    assert trial["steps"] % 2 == 0
-    assert trial["samples_per_second"] == pytest.approx(
-        trial["steps"] * 8 / trial["seconds"], rel=0.01
+    assert speed["steps"] % 2 == 0
+    assert speed["samples_per_second"] == pytest.approx(
+        speed["steps"] * 8 / speed["seconds"], rel=0.01
     )
     assert [event["name"] for event in first.of("phase")] == ["load", "tokenize", "measure"]
     assert not first.of("result")

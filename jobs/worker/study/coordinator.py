@@ -1,0 +1,334 @@
+"""Which trial runs next, which one ends early, and the best model so far: rank 0's side of a study.
+
+Optuna proposes the options of each trial, and its journal has all of them:
+
+output.state/study/
+    journal      Optuna's journal of the study
+    best/        the output folder of the best trial
+    new-7/       that of a trial that is about to replace it
+
+Each finished trial is followed by a checkpoint, ``output.state/checkpoints/step-N`` after N trials, with
+the journal and the best trial's output. It is copied, stored, and fetched as those of other jobs, so a study
+continues after the loss of any node without repeating a finished trial.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import socket
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newest, step_of
+from ..runtime.errors import first_line
+from ..runtime.events import Events
+from ..runtime.output import RESULTS, save_json
+from ..training.options import TrainOptions, flag
+from .plan import STUDY, Domain, StudyPlan
+
+JOURNAL, BEST = "journal", "best"
+_KEPT = 2
+_FACTOR = 3
+"""Of the trials that reach an evaluation, the best third goes on, at the first, third, ninth, and so on."""
+_FAILURES = 3
+"""A study ends if so many trials, and none that still runs, fail before the first one succeeds."""
+
+
+@dataclass
+class Coordinator:
+    """A study in the folder ``state``. Its methods take and return what JSON can hold.
+
+    Only one thread may use it.
+    """
+
+    plan: StudyPlan
+    options: TrainOptions
+    state: Path
+    events: Events
+    ranks: int = 1
+    _hosts: dict[int, str] = field(default_factory=dict)
+    _dismissed: int = 0
+    _running: dict[int, Any] = field(default_factory=dict)
+    _begin: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        names = [self.options.metric] if self.options.metric else list(self.options.metrics)
+        self._metrics: list[str] = [name for name in names if name]
+        self.direction = f"{self.options.metrics[self._metrics[0]]}imize"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        storage = JournalStorage(JournalFileBackend(str(self.folder / JOURNAL)))
+        is_new = not (self.folder / JOURNAL).stat().st_size
+        # With constant_liar, a trial that still runs keeps its neighbors from the same place.
+        sampler = optuna.samplers.TPESampler(seed=self.options.seed, constant_liar=True)
+        pruner = optuna.pruners.SuccessiveHalvingPruner(1, _FACTOR)
+        self.study = optuna.create_study(
+            storage=storage,
+            sampler=sampler,
+            pruner=pruner,
+            study_name="study",
+            direction=self.direction,
+            load_if_exists=True,
+        )
+        if is_new:
+            every = self.plan.combinations()
+            # Neighbors are alike: in their order, the worst may come first, and all later ones would go on.
+            random.Random(self.options.seed).shuffle(every)
+            for each in every if len(every) <= self.plan.trials else ():
+                self.study.enqueue_trial(each)
+        for trial in self._in_state("RUNNING"):
+            # It was interrupted: the same options again.
+            self.study.tell(trial.number, state=self._state("FAIL"))
+            self.study.enqueue_trial(trial.params, user_attrs={"again": trial.number + 1})
+
+    @property
+    def folder(self) -> Path:
+        return self.state / STUDY
+
+    def _state(self, name: str) -> Any:
+        return optuna.trial.TrialState[name]
+
+    def _in_state(self, *names: str) -> list[Any]:
+        return self.study.get_trials(deepcopy=False, states=tuple(map(self._state, names)))
+
+    def ended(self) -> list[Any]:
+        """Return the trials that have ended by themselves or were pruned."""
+        every = self._in_state("COMPLETE", "PRUNED", "FAIL")
+        return [each for each in every if "seconds" in each.user_attrs]
+
+    def ask(self) -> dict[str, Any]:
+        """Return the next trial: its ``number`` and ``options``; without any, nothing is left to do."""
+        ended = self.ended()
+        is_full = len(ended) + len(self._running) >= self.plan.trials
+        if is_full or self._is_hopeless(ended) or self._is_late(ended):
+            self._dismissed += 1
+            return {}
+        trial = self.study.ask()
+        options = {name: _suggest(trial, name, each) for name, each in self.plan.tune.items()}
+        self._running[trial.number] = trial
+        return {"number": trial.number, "options": options}
+
+    def _is_hopeless(self, ended: list[Any]) -> bool:
+        if self._running or len(ended) < _FAILURES:
+            return False
+        return all(each.state == self._state("FAIL") for each in ended)
+
+    def _is_late(self, ended: list[Any]) -> bool:
+        taken = [each.user_attrs["seconds"] for each in ended if each.value is not None]
+        limit = self.plan.max_time_s
+        passed = time.monotonic() - self._begin
+        if not limit or not taken or passed + sum(taken) / len(taken) < limit:
+            return False
+        self.events.note(f"no time for another trial before --max-time, {limit / 60:g} min")
+        return True
+
+    def join(self, rank: int, host: str) -> tuple[str, str]:
+        """Take a rank's host; return that of this process, and Slurm's name of its node, "" without Slurm."""
+        self._hosts[rank] = host
+        if len(self._hosts) == self.ranks:
+            hosts = [self._hosts[rank] for rank in sorted(self._hosts)]
+            options = self.options
+            self.events.emit(
+                "start",
+                world_size=self.ranks,
+                hosts=list(dict.fromkeys(hosts)),
+                backend=options.backend,
+                dtype=options.dtype,
+                model=options.model_name,
+                versions={},
+            )
+        return socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")
+
+    def is_over(self) -> bool:
+        """Return whether every rank knows that nothing is left to do."""
+        return self._dismissed >= self.ranks
+
+    def report(self, number: int, evaluation: int, scores: Mapping[str, float]) -> bool:
+        """Take the scores of a trial's nth evaluation, from 1; return whether the trial is to end."""
+        trial = self._running[number]
+        trial.report(scores[self.metric(scores)], evaluation)
+        return bool(trial.should_prune())
+
+    def metric(self, scores: Mapping[str, float]) -> str:
+        """Return the name of the score that compares trials: ``--metric``, or the first one there is."""
+        return next(name for name in self._metrics if name in scores)
+
+    def is_better(self, scores: Mapping[str, float]) -> bool:
+        """Return whether a trial with these scores would be the best one so far."""
+        best, score = self.best(), scores[self.metric(scores)]
+        return best is None or self._sign * score > self._sign * best.value
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.direction == "maximize" else -1
+
+    def best(self) -> Any:
+        """Return the best trial, of equal ones the first to end; ``None`` if none has succeeded."""
+        every = sorted(self._in_state("COMPLETE"), key=lambda each: each.datetime_complete)
+        return max(every, key=lambda each: self._sign * each.value, default=None)
+
+    def tell(self, number: int, outcome: Mapping[str, Any]) -> None:
+        """Take a trial's end: its ``scores``, its ``failure``, or neither if it was pruned.
+
+        The output of one that :meth:`is_better` said is better is in :attr:`folder` already.
+        """
+        trial, scores = self._running[number], outcome.get("scores")
+        new = self.folder / f"new-{number}"
+        if scores and self.is_better(scores):
+            shutil.rmtree(self.folder / BEST, ignore_errors=True)
+            new.rename(self.folder / BEST)
+        shutil.rmtree(new, ignore_errors=True)
+        for name, value in outcome.items():
+            trial.set_user_attr(name, value)
+        if scores:
+            self.study.tell(trial, scores[self.metric(scores)])
+        else:
+            self.study.tell(
+                trial, state=self._state("FAIL" if outcome.get("failure") else "PRUNED")
+            )
+        del self._running[number]
+        self._announce(number)
+        self.save()
+
+    def _announce(self, number: int) -> None:
+        trial = self.study.get_trials(deepcopy=False)[number]
+        attributes, ended = trial.user_attrs, len(self.ended())
+        what = f"pruned after evaluation {trial.last_step}"
+        if failure := attributes.get("failure"):
+            what = f"failed: {failure}"
+        elif scores := attributes.get("scores"):
+            metric = self.metric(scores)
+            what = f"{metric} {scores[metric]:.2f}"
+            what += ", the best so far" if self.best().number == number else ""
+        tried = " ".join(f"{flag(name)} {_shorten(value)}" for name, value in trial.params.items())
+        self.events.note(
+            f"trial {number + 1} ({ended} of {self.plan.trials} have ended): {what} ({tried}; "
+            f"{attributes['seconds']:.0f} s on {attributes['host']})"
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint, and remove older ones."""
+        begin, step = time.monotonic(), len(self.ended())
+        folder = self.state / CHECKPOINTS
+        target = folder / checkpoint_name(step)
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        shutil.copy(self.folder / JOURNAL, partial / "state.pt")
+        if (self.folder / BEST).exists():
+            # No links: tar, which may copy an older checkpoint now, takes a new link for a changed file.
+            shutil.copytree(self.folder / BEST, partial / BEST)
+        (partial / LAST).write_text(json.dumps({"trials": step}))
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        for old in sorted((each for each in folder.iterdir() if step_of(each) >= 0), key=step_of)[
+            :-_KEPT
+        ]:
+            shutil.rmtree(old, ignore_errors=True)
+        seconds = round(time.monotonic() - begin, 3)
+        taken = [each.user_attrs["seconds"] for each in self.ended()]
+        left = sum(taken) / len(taken) * (self.plan.trials - step) / self.ranks
+        self.events.emit(
+            "checkpoint", step=step, name=target.name, seconds=seconds, eta_seconds=round(left, 1)
+        )
+
+    def last_failure(self) -> str:
+        """Return why the last trial failed."""
+        failures = [each.user_attrs.get("failure", "") for each in self.ended()]
+        return next(filter(None, reversed(failures)), "all were pruned")
+
+    def results(self) -> dict[str, Any]:
+        """Return a study's part of results.json."""
+        trials = self.study.get_trials(deepcopy=False)
+        ended = {each.number for each in self.ended()}
+        best = self.best()
+        rows = [
+            {
+                "trial": each.number + 1,
+                "state": each.state.name.lower(),
+                "best": each.number == best.number,
+                "options": each.params,
+                **each.user_attrs,
+                "evaluations": [[step, value] for step, value in each.intermediate_values.items()],
+            }
+            for each in trials
+            if each.number in ended
+        ]
+        return {
+            "trials": rows,
+            "metric": self.metric(best.user_attrs["scores"]),
+            "importance": self._importance(),
+        }
+
+    def _importance(self) -> dict[str, float]:
+        """Return each option's share of the differences between the scores; empty if too few are known."""
+        if len(self.plan.tune) < 2:
+            return {}
+        importance = optuna.importance
+        try:
+            shares = importance.get_param_importances(
+                self.study, evaluator=importance.PedAnovaImportanceEvaluator()
+            )
+        except Exception as error:  # it needs several trials that differ
+            self.events.note(f"importance of the options unknown: {first_line(error)}")
+            return {}
+        return {name: round(share, 4) for name, share in shares.items()}
+
+    def finish(self, output: Path) -> int:
+        """Make the best trial's output that of the job, with the study's results; return the exit code."""
+        if self.best() is None:
+            hint = "the trials' logs are in the results: job/logs/trial-N.log"
+            self.events.error(f"no trial succeeded: {self.last_failure()}", hint)
+            return 1
+        best = self.folder / BEST
+        own = json.loads((best / RESULTS).read_text(encoding="utf-8"))
+        without = shutil.ignore_patterns(RESULTS)
+        shutil.copytree(best, output, dirs_exist_ok=True, ignore=without)
+        shutil.copy(self.folder / JOURNAL, output / "study.journal")
+        # The times are those of the best trial.
+        seconds = dict(own["seconds"])
+        total = round(time.monotonic() - self._begin, 3)
+        seconds |= {"other trials": round(max(0.0, total - seconds["total"]), 3), "total": total}
+        results = {**own, **self.results(), "seconds": seconds}
+        save_json(output / RESULTS, results)
+        self.events.emit("result", **results)
+        return 0
+
+
+def _suggest(trial: Any, name: str, domain: Domain) -> Any:
+    if domain.choices:
+        return trial.suggest_categorical(name, domain.choices)
+    ends = (domain.low, domain.high)
+    suggest = trial.suggest_int if all(isinstance(e, int) for e in ends) else trial.suggest_float
+    return suggest(name, *ends, log=domain.log)
+
+
+def _shorten(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def restore(state: Path) -> bool:
+    """Bring the newest checkpoint's journal and best model back; return whether there was one."""
+    name = newest((state / CHECKPOINTS).glob("*"))
+    folder = state / STUDY
+    shutil.rmtree(folder, ignore_errors=True)
+    if not name:
+        return False
+    folder.mkdir(parents=True)
+    source = state / CHECKPOINTS / name
+    shutil.copy(source / "state.pt", folder / JOURNAL)
+    if (source / BEST).exists():
+        shutil.copytree(source / BEST, folder / BEST)
+    return True

@@ -1,0 +1,255 @@
+"""Rank 0's side of a study: proposals, early ends, the best model, and what a checkpoint brings back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.worker.runtime.events import Events
+from jobs.worker.study.coordinator import BEST, JOURNAL, Coordinator, restore
+from jobs.worker.study.plan import STUDY, Domain, StudyPlan
+from jobs.worker.tasks.digits import DigitsOptions
+from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.training.options import TrainOptions
+
+RATES = {"learning_rate": Domain(low=1e-4, high=1e-1, log=True)}
+SIZES = {"batch_size": Domain((8, 16)), "seed": Domain((1, 2, 3))}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "output.state"
+
+
+def make(
+    state: Path,
+    tune: Mapping[str, Domain] = RATES,
+    trials: int = 4,
+    options: TrainOptions | None = None,
+    ranks: int = 1,
+) -> Coordinator:
+    plan = StudyPlan(tune, trials)
+    return Coordinator(plan, options or DigitsOptions(), state, Events(), ranks)
+
+
+def end(study: Coordinator, number: int, **outcome: Any) -> None:
+    """Tell a trial's end, as its rank does: the output of a better one is there before."""
+    scores = outcome.get("scores")
+    if scores and study.is_better(scores):
+        new = study.folder / f"new-{number}"
+        new.mkdir()
+        (new / "results.json").write_text(json.dumps({"by": number, "seconds": {"total": 1.0}}))
+    study.tell(number, {"host": "a", "seconds": 2.0, **outcome})
+
+
+def run(study: Coordinator, *accuracies: float) -> list[dict[str, Any]]:
+    """Run trials one by one with these scores; return the options of each."""
+    tried = []
+    for accuracy in accuracies:
+        trial = study.ask()
+        tried.append(trial["options"])
+        end(study, trial["number"], scores={"accuracy": accuracy})
+    return tried
+
+
+def best_of(study: Coordinator) -> Any:
+    return json.loads((study.folder / BEST / "results.json").read_text())["by"]
+
+
+def test_all_combinations_are_tried_once(state: Path) -> None:
+    study = make(state, SIZES, 6)
+    tried = run(study, *range(6))
+    every = study.plan.combinations()
+    assert tried != every
+    assert sorted(map(str, tried)) == sorted(map(str, every))
+    assert study.ask() == {}
+
+
+def test_values_are_drawn_from_a_range(state: Path) -> None:
+    layers = {"batch_size": Domain(low=4, high=64), **RATES}
+    tried = run(make(state, layers, 8), *range(8))
+    assert all(isinstance(each["batch_size"], int) for each in tried)
+    assert all(4 <= each["batch_size"] <= 64 for each in tried)
+    assert all(1e-4 <= each["learning_rate"] <= 1e-1 for each in tried)
+    assert len({each["learning_rate"] for each in tried}) == 8
+
+
+def test_the_same_seed_proposes_the_same(tmp_path: Path) -> None:
+    first, second = (run(make(tmp_path / name), 1.0, 2.0) for name in "ab")
+    assert first == second
+    other = make(tmp_path / "c", options=DigitsOptions(seed=7))
+    assert run(other, 1.0, 2.0) != first
+
+
+def test_the_best_output_is_kept_and_the_first_of_equal_ones(state: Path) -> None:
+    study = make(state)
+    run(study, 50.0, 70.0, 70.0, 60.0)
+    assert best_of(study) == 1
+    assert not list(study.folder.glob("new-*"))
+
+
+def test_of_equal_trials_the_first_to_end_is_the_best(state: Path) -> None:
+    study = make(state)
+    numbers = [study.ask()["number"] for _ in range(2)]
+    for number in reversed(numbers):
+        end(study, number, scores={"accuracy": 50.0})
+    assert study.best().number == best_of(study) == 1
+
+
+def test_the_lowest_perplexity_is_the_best(state: Path) -> None:
+    study = make(state, options=LmOptions())
+    for perplexity in (9.0, 4.0, 5.0):
+        end(study, study.ask()["number"], scores={"perplexity": perplexity})
+    assert best_of(study) == 1
+
+
+def test_the_metric_is_the_users(state: Path) -> None:
+    from jobs.worker.tasks.squad.task import SquadOptions
+
+    study = make(state, options=SquadOptions(metric="em"))
+    for em, f1 in ((10.0, 90.0), (20.0, 80.0)):
+        end(study, study.ask()["number"], scores={"f1": f1, "em": em})
+    assert best_of(study) == 1
+    assert study.results()["metric"] == "em"
+
+
+def test_a_trial_ends_early_unless_it_is_in_the_best_third_so_far(state: Path) -> None:
+    study = make(state, trials=9)
+    numbers = [study.ask()["number"] for _ in range(9)]
+    accuracies = [50.0, 60.0, 40.0, 55.0, 70.0, 65.0, 66.0]
+    pruned = [
+        study.report(number, 1, {"accuracy": accuracy})
+        for number, accuracy in zip(numbers, accuracies, strict=False)
+    ]
+    # The second best of six is in the best third, that of five is not.
+    assert pruned == [False, False, True, True, False, False, False]
+
+
+def test_a_pruned_trial_is_no_result_and_frees_its_place(state: Path) -> None:
+    study = make(state, trials=2)
+    end(study, study.ask()["number"])
+    assert study.best() is None
+    run(study, 5.0)
+    assert study.ask() == {}
+    assert [each["state"] for each in study.results()["trials"]] == ["pruned", "complete"]
+
+
+def test_a_failed_trial_does_not_end_the_study(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make(state, trials=2)
+    end(study, study.ask()["number"], failure="no memory")
+    run(study, 5.0)
+    assert [each.get("failure") for each in study.results()["trials"]] == ["no memory", None]
+    assert (
+        "trial 1 (1 of 2 have ended): failed: no memory (--learning-rate 0."
+        in capsys.readouterr().out
+    )
+
+
+def test_three_failures_before_any_success_end_it(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make(state, trials=50)
+    for _ in range(3):
+        end(study, study.ask()["number"], failure="no such model")
+    assert study.ask() == {}
+    assert study.is_over()
+    assert study.finish(tmp_path / "output") == 1
+    assert "no trial succeeded: no such model" in capsys.readouterr().out
+
+
+def test_no_trial_begins_that_would_end_after_the_limit(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Coordinator(StudyPlan(RATES, 9, 60.0), DigitsOptions(), state, Events())
+    end(study, study.ask()["number"], scores={"accuracy": 1.0}, seconds=50.0)
+    assert study.ask()
+    end(study, 1, scores={"accuracy": 1.0}, seconds=80.0)
+    assert study.ask() == {}
+    assert "no time for another trial before --max-time, 1 min" in capsys.readouterr().out
+
+
+def test_it_is_over_when_every_rank_knows(state: Path) -> None:
+    study = make(state, trials=2, ranks=2)
+    numbers = [study.ask()["number"] for _ in range(2)]
+    assert study.ask() == {}
+    for number in numbers:
+        end(study, number, scores={"accuracy": 1.0})
+    assert not study.is_over()
+    assert study.ask() == {}
+    assert study.is_over()
+
+
+def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
+    study = make(state, SIZES, 6)
+    run(study, 10.0, 30.0)
+    interrupted = study.ask()
+    run(study, 20.0)
+
+    assert restore(state)
+    again = make(state, SIZES, 6)
+
+    assert len(again.ended()) == 3
+    assert best_of(again) == 1
+    rest = run(again, 1.0, 2.0, 3.0)
+    assert again.ask() == {}
+    assert interrupted["options"] in rest
+    every = [each["options"] for each in again.results()["trials"]]
+    assert len(every) == 6
+    assert len({json.dumps(each) for each in every}) == 6
+
+
+def test_without_a_checkpoint_there_is_nothing_to_restore(state: Path) -> None:
+    make(state)
+    (state / "checkpoints" / "step-000001.partial").mkdir(parents=True)
+    assert not restore(state)
+
+
+def test_two_checkpoints_are_kept_each_with_the_best_output(state: Path) -> None:
+    study = make(state)
+    run(study, 10.0, 20.0, 15.0)
+    folder = state / "checkpoints"
+    assert sorted(each.name for each in folder.iterdir()) == ["step-000002", "step-000003"]
+    for each in folder.iterdir():
+        assert (each / "state.pt").stat().st_size
+        assert json.loads((each / BEST / "results.json").read_text())["by"] == 1
+        assert json.loads((each / "checkpoint.json").read_text()) == {"trials": int(each.name[-1])}
+
+
+def test_the_results_are_those_of_the_best_trial_with_all_trials(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, output = make(state, {**RATES, "batch_size": Domain((8, 16))}), tmp_path / "output"
+    run(study, 10.0, 40.0, 20.0, 30.0)
+    assert study.finish(output) == 0
+
+    results = json.loads((output / "results.json").read_text())
+    assert results["by"] == 1
+    assert results["metric"] == "accuracy"
+    assert [each["best"] for each in results["trials"]] == [False, True, False, False]
+    assert {*results["trials"][0]["options"]} == {"learning_rate", "batch_size"}
+    assert sum(results["importance"].values()) == pytest.approx(1, abs=0.01)
+    assert (output / "study.journal").read_bytes() == (state / STUDY / JOURNAL).read_bytes()
+    assert "trial 2 (2 of 4 have ended): accuracy 40.00, the best so far" in capsys.readouterr().out
+
+
+def test_one_option_has_no_share_of_the_differences(state: Path) -> None:
+    study = make(state)
+    run(study, 10.0, 40.0)
+    assert study.results()["importance"] == {}
+
+
+def test_the_ranks_hosts_are_announced_when_all_have_joined(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make(state, ranks=3)
+    study.join(2, "b")
+    study.join(0, "a")
+    assert '"start"' not in capsys.readouterr().out
+    study.join(1, "a")
+    assert '"world_size": 3, "hosts": ["a", "b"]' in capsys.readouterr().out

@@ -1,0 +1,107 @@
+"""Two real ranks of a study: trials in processes of their own, a stop, and what a resume does not repeat."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from jobs.worker.runtime.events import parse_event
+from jobs.worker.study.__main__ import trial_environment
+from jobs.worker.study.plan import Domain, StudyPlan
+from jobs.worker.tasks.digits import DigitsOptions
+
+REPOSITORY = Path(__file__).parents[4]
+PLAN = StudyPlan({"batch_size": Domain((16, 9999, 20, 24, 32, 48))}, 6)
+
+
+@contextmanager
+def ranks(folder: Path, *more: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two ranks in a job's folder, as mpirun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = DigitsOptions(digits=64, epochs=2, report_to="none").to_json()
+    argv = [sys.executable, "-m", "worker.study", "digits", json.dumps(asdict(PLAN)), options]
+    shared = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY / "jobs"),
+        "PMI_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    running = [
+        subprocess.Popen(
+            [*argv, *more],
+            cwd=folder,
+            env={**shared, "PMI_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "output.state" / "checkpoints" / "step-000001"
+    with ranks(tmp_path) as running:
+        until = time.monotonic() + 120
+        while not checkpoint.exists() and running[0].poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=60)[0] for process in running]
+        assert [process.returncode for process in running] == [143, 143], said
+    ended = len([line for line in said[0].splitlines() if " of 6 have ended): " in line])
+    assert f'"stopped", "step": {ended}, "total": 6' in said[0]
+
+    with ranks(tmp_path, "--resume") as running:
+        said = [process.communicate(timeout=240)[0] for process in running]
+        assert [process.returncode for process in running] == [0, 0], said
+
+    events = [event for line in said[0].splitlines() if (event := parse_event(line))]
+    assert events[-1]["event"] == "result"
+    results = json.loads((tmp_path / "output" / "results.json").read_text())
+    trials = results["trials"]
+    assert len(trials) == 6
+    assert len({json.dumps(each["options"]) for each in trials}) == 6
+    # A batch of 9999 is refused, and is no reason to end the study.
+    (failed,) = (each for each in trials if each["options"]["batch_size"] == 9999)
+    assert "--batch-size 9999 is out of range" in failed["failure"]
+    (best,) = (each for each in trials if each["best"])
+    assert best["scores"]["accuracy"] == results["accuracy"]
+    assert results["batch_size_per_rank"] == best["options"]["batch_size"]
+    assert (tmp_path / "output" / "model").exists()
+    assert not list((tmp_path / "trials").glob("*"))
+    again = [line for line in said[0].splitlines() if "trials have ended before" in line]
+    assert again
+
+
+@pytest.mark.parametrize("name", ["PMI_FD", "MASTER_ADDR", "SPR_PLANNED_RANKS", "SPR_MARK"])
+def test_a_trial_is_no_rank_of_the_job(name: str) -> None:
+    environ = {name: "x", "PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "A": "b"}
+    assert trial_environment(environ) == {
+        "PMI_RANK": "0",
+        "PMI_SIZE": "1",
+        "MPI_LOCALRANKID": "1",
+        "A": "b",
+    }

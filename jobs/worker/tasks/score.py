@@ -88,6 +88,7 @@ class Score(TaughtTask[ScoreOptions]):
     demo = ScoreOptions(data=str(Path(__file__).with_name("score.sample.csv")), **SMALL)
     help = "a number for each text or pair, or a reranker of passages"
     scores: ClassVar[Mapping[str, str]] = {"mse": "mean squared error", "ndcg_at_10": "NDCG@10"}
+    plain_scores: ClassVar[Mapping[str, str]] = {"mse": ".3g"}
     head = HEAD
     takes_pair = True
     pipeline_tag = "text-ranking"

@@ -149,8 +149,8 @@ class Score(TaughtTask[ScoreOptions]):
         records = super()._records(*table)
         return flatten(records) if self.is_ranking else records
 
-    def open_teacher(self) -> Loaded:
-        loaded = super().open_teacher()
+    def open_teacher(self, context: TrainContext | None = None) -> Loaded:
+        loaded = super().open_teacher(context)
         if (count := loaded.model.num_labels) != 1:
             raise ModelError(
                 f"--teacher {self.options.teacher}: has {count} outputs, and a score is one",

@@ -118,8 +118,8 @@ class TaughtTask(TableTask[Own]):
         """Return the outputs in a row of the teacher's file. Raises ``KeyError`` or ``ValueError``."""
         raise NotImplementedError
 
-    def open_teacher(self) -> Loaded:
-        """Return the teacher. Raises :class:`ModelError`."""
+    def open_teacher(self, context: TrainContext | None = None) -> Loaded:
+        """Return the teacher; without a context, to check it. Raises :class:`ModelError`."""
         from .model import load_pretrained, require_length, settle_padding  # noqa: PLC0415
 
         name = str(self.options.teacher)
@@ -152,7 +152,7 @@ def ask_teacher(task: Any, context: TrainContext, records: Sequence[Any]) -> Tau
         outputs = np.array(given, np.float32).reshape(-1, task.width)
         return Taught(outputs, blake2b(outputs.tobytes(), digest_size=16).hexdigest())
     with context.phase("teacher"):
-        teacher = task.open_teacher()
+        teacher = task.open_teacher(context)
         samples = task.prepare(context, teacher, records)
         ground = "\0".join([digest_weights(teacher.model), *getattr(task, "classes", ())])
         key = f"{ground} {samples.digest()} {context.precision.dtype}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jobs.worker.data import readers
 from jobs.worker.data.mapped import Lazy
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.tasks.embed.encoder import find_pooling, read_declared
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
 from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.embed.task import Embed
@@ -30,6 +32,7 @@ from jobs.worker.training.teacher import ask_teacher
 from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.threaded_ranks import run_threaded, session
+from tests.jobs.worker.training.test_hub import serve_hub
 
 RANK = """
 import sys, torch
@@ -206,6 +209,48 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path, pooling: dict[
     vectors = torch.tensor([each["embedding"] for each in own])
     found = theirs.encode(texts, convert_to_tensor=True)
     assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
+
+
+@pytest.mark.parametrize(("content", "pooling"), [({"pooling_mode": "cls"}, "cls"), ({}, "mean")])
+def test_rank_0_reads_the_pooling_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], pooling: str
+) -> None:
+    def read(said: StringIO) -> list[str]:
+        def work(ranks: Ranks) -> str:
+            context = session(Embed.demo, ranks, said if ranks.first else None)
+            return find_pooling(read_declared("open/model", context))
+
+        return run_threaded(2, work)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    asked, said = list[str](), StringIO()
+    with serve_hub() as hub:
+        url = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+        files = {"1_Pooling/config.json": json.dumps(content).encode()} if content else {}
+        hub.files["open/model"] = {"config.json": b"{}", **files}
+        answer = hub.answer
+
+        def record(path: str, token: str) -> Any:
+            asked.append(path)
+            return answer(path, token)
+
+        monkeypatch.setattr(hub, "answer", record)
+        assert read(said) == [pooling] * 2
+        count = asked.count("/open/model/resolve/main/1_Pooling/config.json")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
+        monkeypatch.setattr(model_module, "load_pretrained", lambda *_: None)
+        Embed(replace(Embed.demo, model="open/model")).download()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert read(said) == [pooling] * 2, "from the cache"
+    assert said.getvalue() == ""
+    assert count == 1 + bool(content), "by one rank: its size, and the file if there is one"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    assert read(said) == ["mean"] * 2
+    assert said.getvalue().count("can't tell its pooling (1_Pooling/config.json): mean is") == 1
 
 
 @pytest.mark.parametrize(

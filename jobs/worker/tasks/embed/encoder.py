@@ -95,6 +95,8 @@ class BiEncoder(nn.Module):
             settings = self._declared[_SETTINGS]
             settings["prompts"] = {**settings.get("prompts", {}), **prompts}
         self.pooling = find_pooling(self._declared)
+        if own := getattr(encoder, "pooler", None):
+            own.requires_grad_(False)  # no vector depends on it
 
     def __getattr__(self, name: str) -> Any:
         if name == "encoder":

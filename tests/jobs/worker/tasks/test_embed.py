@@ -15,9 +15,10 @@ import torch
 
 from jobs.worker.data import readers
 from jobs.worker.data.mapped import Lazy
+from jobs.worker.fast.layers import freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
-from jobs.worker.tasks.embed.encoder import find_pooling, read_declared
+from jobs.worker.tasks.embed.encoder import BiEncoder, find_pooling, read_declared
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
 from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.embed.task import Embed
@@ -395,6 +396,17 @@ def test_prompts_shorter_vectors_and_a_larger_corpus(
     )
     right = scores.argmax(dim=1) == torch.tensor([subjects.index(row["label"]) for row in rows])
     assert right.float().mean() > 0.4, "by chance, 0.17"
+
+
+def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
+    from transformers import BertConfig, BertModel
+
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1}
+    config = BertConfig(vocab_size=9, intermediate_size=8, **shape)
+    encoder = BiEncoder(BertModel(config), 16, {}, read_declared(""))
+    freeze_layers(encoder, "1")
+    with pytest.raises(ModelError, match="--freeze-layers 2 leaves nothing to train"):
+        freeze_layers(encoder, "2")
 
 
 @pytest.mark.parametrize(

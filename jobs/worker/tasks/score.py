@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -139,11 +139,6 @@ class Score(TaughtTask[ScoreOptions]):
             for each in (text, *pair)
         )
         return Scored(tuple(texts), _number(f"{place}: column {label!r}", row.get(label)))
-
-    def read(self, note: Callable[[str], None]) -> Data:
-        data = super().read(note)
-        self.read_outputs(data.train)
-        return data
 
     def _records(self, *table: Any) -> Sequence[Any]:
         records = super()._records(*table)

@@ -106,8 +106,8 @@ class Task(ABC, Generic[Own]):
     def __init__(self, options: Own) -> None:
         self.options = options
 
-    def check_evaluation(self, data: Data) -> None:
-        """Raise :class:`DatasetError` if the options ask for evaluations that the data do not allow."""
+    def check_data(self, data: Data) -> None:
+        """Raise :class:`DatasetError` if the options ask for what the data do not allow."""
         if self.options.asks_for_evaluations and not data.has_unseen:
             raise DatasetError(
                 "--eval-every and --patience need data that the model is not trained on",

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..data.readers import read_table
+from ..data.readers import is_small, read_table
 from ..data.text_files import READERS
 from ..runtime.errors import DatasetError, ModelError, first_line
 from .options import Range, TextOptions, option
-from .task import Loaded
+from .task import Data, Loaded
 from .text_task import RowOptions, TableTask
 
 if TYPE_CHECKING:
@@ -92,11 +92,14 @@ class TaughtTask(TableTask[Own]):
         if name and self.options.teacher_file is None and not Path(name).expanduser().is_dir():
             self.open_teacher()
 
-    def read_outputs(self, records: Sequence[Any]) -> list[list[float]]:
-        """Return the teacher's outputs in its file, if it is one. Raises :class:`DatasetError`.
+    def check_data(self, data: Data) -> None:
+        super().check_data(data)
+        file = self.options.teacher_file
+        if file and is_small(str(file)):  # on the laptop, one in S3 is not
+            self.read_outputs(data.train)
 
-        A task's :meth:`read` also calls it, to check the file before anything is bought.
-        """
+    def read_outputs(self, records: Sequence[Any]) -> list[list[float]]:
+        """Return the teacher's outputs in its file, if it is one. Raises :class:`DatasetError`."""
         file = self.options.teacher_file
         if file is None:
             return []

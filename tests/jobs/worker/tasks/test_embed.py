@@ -24,6 +24,7 @@ from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.embed.task import Embed
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training import model as model_module
+from jobs.worker.training import scores
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, prepare
@@ -126,14 +127,69 @@ def test_four_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
                 assert torch.allclose(each[name], gradient, rtol=0, atol=atol), name
 
 
-def test_ranks_of_candidates_with_ties_and_several_right_ones() -> None:
+def test_ranks_of_candidates_with_ties_and_several_right_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     anchors = np.array([[1, 0], [0, 1], [1, 1]], dtype=np.float32)
     candidates = np.array([[1, 0], [0, 1], [2, 0], [0.5, 0]], dtype=np.float32)
     rows, wanted = np.array([0, 0, 1, 2]), np.array([0, 3, 1, 0])
-    ranks, best = rank_candidates(anchors, candidates, rows, wanted)
-    # The last anchor has the same score for the first two candidates.
-    assert ranks.tolist() == [2, 3, 1, 3]
-    assert best.tolist() == [2, 1, 2]
+    for at_once in (1, 8, 1 << 20):
+        monkeypatch.setattr(scores, "_SCORES", at_once)
+        whole = rank_candidates(anchors[rows], candidates, wanted)
+        # The last anchor has the same score for the first two candidates.
+        assert whole.places.tolist() == [2, 3, 1, 3]
+        assert whole.best.tolist() == [2, 2, 1, 2]
+        parts = rank_candidates(anchors[rows], candidates[2:], limits=whole.limits)
+        parts = parts._replace(best=parts.best + 2)
+        for number, each in enumerate(candidates[:2]):
+            part = rank_candidates(anchors[rows], each[None], limits=whole.limits)
+            parts = parts.merge(part._replace(best=part.best + number))
+        twin = whole._replace(best=whole.best + 9)
+        assert (twin.merge(whole).best == whole.merge(twin).best).all(), "on any number of ranks"
+        assert parts.places.tolist() == whole.places.tolist()
+        assert parts.best.tolist() == whole.best.tolist()
+
+
+def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", "pairs")
+    passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
+    (tmp_path / "more.txt").write_text(
+        "\n\n".join([*passages, *passages[:9], "frost falls on day 2"])
+    )
+    data, more = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.txt")
+    task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
+    read = task.read(lambda _: None)
+    (loaded,) = run_threaded(1, lambda ranks: task.load(session(task.options, ranks), read))
+
+    def work(ranks: Ranks) -> Any:
+        output = tmp_path / str(ranks.size)
+        output.mkdir(exist_ok=True)
+        context = session(task.options, ranks, output=output)
+        samples = task.prepare(context, loaded, read.train)
+        return task.evaluate(context, loaded, read.train, samples)
+
+    one, three = run_threaded(1, work)[0], run_threaded(3, work)
+    assert three == [one, {}, {}]
+    found = json.loads((tmp_path / "3/predictions.json").read_text())
+    assert found == json.loads((tmp_path / "1/predictions.json").read_text())
+
+    positives = {group.texts[1] for group in read.train}
+    texts = sorted({*positives, *passages})
+    assert one["candidates"] == len(texts)
+    assert "frost falls on day 2" in positives
+
+    def encode(texts: list[str]) -> Any:
+        with torch.inference_mode():
+            tokens = loaded.tokenizer(texts, padding=True, return_tensors="pt")
+            return loaded.model.encode(**{n: tokens[n] for n in ("input_ids", "attention_mask")})
+
+    for each in found:
+        similar = encode(texts) @ encode([each["anchor"]])[0]
+        assert texts[int(similar.argmax())] == each["best"]
+        right = {group.texts[1] for group in read.train if group.texts[0] == each["anchor"]}
+        limit = max(similar[texts.index(text)] for text in right)
+        assert each["rank"] == int((similar >= limit - 1e-6).sum())
+    assert any(each["best"] in passages for each in found)
 
 
 def train(folder: Path, **options: Any) -> dict[str, Any]:

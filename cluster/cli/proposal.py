@@ -10,7 +10,7 @@ from typing import Any
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
 from cluster.overview import look_up_prices
-from infra.cost.compared_types import compare_types, find_cheaper
+from infra.cost.compared_types import find_cheaper
 from infra.cost.prices import ADDRESS_USD, Price, Prices, table_prices, with_spot
 from infra.cost.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.ec2.cluster_record import ClusterRecord, limit_record, parse_record
@@ -292,17 +292,14 @@ class Proposal:
             return []
         (kind,) = machines
         prices = table_prices(TABLE_REGION, [*INSTANCE_TYPES])
-        best = find_cheaper(kind, prices, _MUCH_CHEAPER)
-        if best is None:
+        found = find_cheaper(kind, prices, _MUCH_CHEAPER)
+        if found is None:
             return []
-        (own,) = compare_types([kind], prices)
-        assert own.usd_per_pflops_hour
-        assert best.usd_per_pflops_hour
-        saved = 100 * (1 - best.usd_per_pflops_hour / own.usd_per_pflops_hour)
-        boots = f", and boots in {best.type.boot_minutes} min instead of {kind.boot_minutes}"
+        best, share = found
+        boots = f", and boots in {best.boot_minutes} min instead of {kind.boot_minutes}"
         return [
-            f"On {best.type.name}, the same work costs {saved:.0f} % less by list prices and AMX peaks"
-            f"{boots if best.type.boot_minutes < kind.boot_minutes else ''}: `spr-cluster types`."
+            f"On {best.name}, the same work costs {100 * (1 - share):.0f} % less by list prices and AMX peaks"
+            f"{boots if best.boot_minutes < kind.boot_minutes else ''}: `spr-cluster types`."
         ]
 
     def _spot(self) -> list[str]:

@@ -86,8 +86,10 @@ def compare_types(types: Iterable[InstanceType], prices: Prices) -> list[Compare
     return sorted(found, key=cost)
 
 
-def find_cheaper(kind: InstanceType, prices: Prices, share: float) -> ComparedType | None:
-    """Return the type whose work is cheapest, if it costs at most ``share`` of that of ``kind``.
+def find_cheaper(
+    kind: InstanceType, prices: Prices, most: float
+) -> tuple[InstanceType, float] | None:
+    """Return the type whose work is cheapest, and what it costs: at most ``most`` of ``kind``.
 
     Only types with as much of AMX and at most twice as much count, so that the same number of nodes does.
     """
@@ -102,4 +104,4 @@ def find_cheaper(kind: InstanceType, prices: Prices, share: float) -> ComparedTy
     ]
     best, *_ = compare_types(similar, prices)
     cost = best.usd_per_pflops_hour
-    return best if cost is not None and cost <= share * work else None
+    return (best.type, cost / work) if cost is not None and cost <= most * work else None

@@ -94,7 +94,9 @@ def test_a_much_cheaper_type_has_as_much_amx_and_is_not_throttled() -> None:
     found = find_cheaper(INSTANCE_TYPES["r7iz.metal-16xl"], prices, 2 / 3)
 
     assert found is not None
-    assert found.type.name == "c8i.16xlarge"
+    assert found[0].name == "c8i.16xlarge"
+    (cost,) = compare_types([found[0]], prices)
+    assert cost.usd_per_pflops_hour == pytest.approx(51.23 * found[1], abs=0.01)
     assert find_cheaper(INSTANCE_TYPES["c7i.24xlarge"], prices, 2 / 3) is None
     assert find_cheaper(INSTANCE_TYPES["c6i.16xlarge"], prices, 2 / 3) is None
 

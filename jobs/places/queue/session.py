@@ -318,6 +318,7 @@ class JobSession:
             when=context.now.isoformat(timespec="seconds"),
             more={
                 **plan.details,
+                **({"results": str(plan.results)} if plan.results else {}),
                 **({"stage": plan.spec.storage.stage} if plan.spec.storage.stage else {}),
             },
         )

@@ -25,13 +25,12 @@ TASKS: dict[str, type[Task[Any]]] = {
 }
 SCORES = {name: title for task in TASKS.values() for name, title in task.scores.items()}
 """Display names of scores."""
-PLAIN_SCORES = ("mse", "perplexity")
-"""Those that are not percentages."""
+PLAIN_SCORES = {name: shown for task in TASKS.values() for name, shown in task.plain_scores.items()}
 
 
 def format_score(name: str, value: float, digits: int = 1) -> str:
-    """Return a score for display; those of numbers in any unit with three digits."""
-    return f"{value:.3g}" if name == "mse" else f"{value:.{digits}f}"
+    """Return a score for display."""
+    return format(value, PLAIN_SCORES.get(name) or f".{digits}f")
 
 
 def find_task(model: str, settings: Collection[str] = ()) -> type[TextTask[Any]]:

@@ -152,7 +152,6 @@ class Classify(TaughtTask[ClassifyOptions]):
             only = f"only the label {show(self.classes[0])}" if self.classes else "no labels"
             raise DatasetError(f"{data.train_source}: has {only}, and classification needs two")
         require_known(data, "label", found)
-        self.read_outputs(data.train)
         counts = Counter(label for record in data.train for label in record.labels).most_common()
         shown = [f"{show(label)} {count}" for label, count in counts[:MOST_COUNTS_SHOWN]]
         more = ["…"] * (len(counts) > len(shown))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -88,6 +88,7 @@ class Score(TaughtTask[ScoreOptions]):
     demo = ScoreOptions(data=str(Path(__file__).with_name("score.sample.csv")), **SMALL)
     help = "a number for each text or pair, or a reranker of passages"
     scores: ClassVar[Mapping[str, str]] = {"mse": "mean squared error", "ndcg_at_10": "NDCG@10"}
+    plain_scores: ClassVar[Mapping[str, str]] = {"mse": ".3g"}
     head = HEAD
     takes_pair = True
     pipeline_tag = "text-ranking"
@@ -139,17 +140,12 @@ class Score(TaughtTask[ScoreOptions]):
         )
         return Scored(tuple(texts), _number(f"{place}: column {label!r}", row.get(label)))
 
-    def read(self, note: Callable[[str], None]) -> Data:
-        data = super().read(note)
-        self.read_outputs(data.train)
-        return data
-
     def _records(self, *table: Any) -> Sequence[Any]:
         records = super()._records(*table)
         return flatten(records) if self.is_ranking else records
 
-    def open_teacher(self) -> Loaded:
-        loaded = super().open_teacher()
+    def open_teacher(self, context: TrainContext | None = None) -> Loaded:
+        loaded = super().open_teacher(context)
         if (count := loaded.model.num_labels) != 1:
             raise ModelError(
                 f"--teacher {self.options.teacher}: has {count} outputs, and a score is one",

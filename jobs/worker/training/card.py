@@ -156,11 +156,8 @@ def _scores(task: Task[Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, 
     intervals = find_intervals(task, figures)
     for name, value in figures["scores"].items():
         interval = "{:.2f} to {:.2f}".format(*intervals[name]) if name in intervals else ""
-        yield (
-            task.scores.get(name, name),
-            f"{value:.4g}" if name == "mse" else f"{value:.2f}",
-            interval,
-        )
+        shown = format(value, task.plain_scores.get(name) or ".2f")
+        yield task.scores.get(name, name), shown, interval
 
 
 def find_intervals(task: Task[Any], figures: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 from ..runtime.errors import first_line
 from ..runtime.output import save_json, state_folder
@@ -30,13 +32,12 @@ def push_model(context: TrainContext, target: str, step: int) -> dict[str, str]:
         return {}
     # The library raises its own types, those of its HTTP client, OSError, and ValueError.
     if error := sending.exception():
-        job = read_record().get("job")
-        folder = f"results/{job}/model" if job else context.output / "model"
+        folder = Path(read_record().get("more", {}).get("results", context.output), "model")
         # A refusal of the hub says all; other errors may only name the file.
         cause = None if hasattr(error, "response") else error.__cause__
         reasons = [first_line(each) for each in (error, cause) if each]
         why = f"the model was not pushed to {target}: {': '.join(reasons)}"
-        again = f"hf upload {repo} {folder} --private"
+        again = f"hf upload {repo} {shlex.quote(str(folder))} --private"
         context.events.warn(f"warning: {why}; to do it later: {again}")
         return {"push_error": f"{why}; to do it later: {again}"}
     context.events.note(f"the model is at {sending.result()}")

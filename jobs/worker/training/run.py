@@ -108,7 +108,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
 def _load(task: Task[Any], context: TrainContext) -> tuple[Data, Loaded]:
     note = context.events.note
     data = task.read(note)
-    task.check_evaluation(data)
+    task.check_data(data)
     if not data.has_unseen:
         note("no --eval: the figures are on the training data itself, not on unseen data")
     loaded = task.load(context, data)

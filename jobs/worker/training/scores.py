@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from scipy.stats import pearsonr, spearmanr
 from ..data.groups import Group
 from ..data.tokens import Longs
 
-_RANKED_TOGETHER = 256
+_SCORES = 1 << 24
+"""So many are in memory at a time."""
 _GAINS_TO = 10
 
 
@@ -32,22 +33,41 @@ def score_numbers(
     return {**figures, "mse": round(float(np.mean((truth - own) ** 2)), 6)}, rows
 
 
+class Ranked(NamedTuple):
+    """Each anchor's candidates: how many have a score of at least ``limits``, and the best one's number."""
+
+    limits: NDArray[np.float32]
+    places: Longs
+    best: Longs
+    highest: NDArray[np.float32]
+
+    def merge(self, other: Ranked) -> Ranked:
+        """Return the same with the candidates of both; among equally good ones, the first is the best."""
+        tie, lower = other.highest == self.highest, other.best < self.best
+        best = np.where((other.highest > self.highest) | tie & lower, other.best, self.best)
+        highest = np.maximum(self.highest, other.highest)
+        return Ranked(self.limits, self.places + other.places, best, highest)
+
+
 def rank_candidates(
-    anchors: NDArray[np.float32], candidates: NDArray[np.float32], rows: Longs, wanted: Longs
-) -> tuple[Longs, Longs]:
-    """Return the rank, from 1, of each pair's candidate for its anchor, and each anchor's best candidate.
+    anchors: NDArray[np.float32],
+    candidates: NDArray[np.float32],
+    wanted: Any = None,
+    limits: NDArray[np.float32] | None = None,
+) -> Ranked:
+    """Rank each anchor's ``wanted`` candidate, from 1, or count the candidates that reach its limit.
 
     Vectors have shape (texts, size). Among candidates with equal scores, the wanted one is the last.
     """
-    ranks = np.empty(len(rows), dtype=np.int64)
-    best = np.empty(len(anchors), dtype=np.int64)
-    for first in range(0, len(anchors), _RANKED_TOGETHER):
-        scores = anchors[first : first + _RANKED_TOGETHER] @ candidates.T
-        best[first : first + len(scores)] = scores.argmax(axis=1)
-        for pair in np.flatnonzero((rows >= first) & (rows < first + len(scores))):
-            own = scores[rows[pair] - first]
-            ranks[pair] = np.count_nonzero(own >= own[wanted[pair]])
-    return ranks, best
+    parts, size = [], max(1, _SCORES // len(candidates))
+    for first in range(0, len(anchors), size):
+        part = slice(first, first + size)
+        scores = anchors[part] @ candidates.T
+        rows, best = np.arange(len(scores)), scores.argmax(axis=1)
+        least = scores[rows, wanted[part]] if limits is None else limits[part]
+        places = np.count_nonzero(scores >= least[:, None], axis=1)
+        parts.append((least, places, best, scores[rows, best]))
+    return Ranked(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def score_rankings(

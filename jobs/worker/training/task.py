@@ -95,6 +95,8 @@ class Task(ABC, Generic[Own]):
     """What a report calls the figures of :meth:`evaluate`; those that are not here keep their names."""
     shares: ClassVar[Collection[str]] = ()
     """Those of the scores that are the percentage of records that are right."""
+    plain_scores: ClassVar[Mapping[str, str]] = {}
+    """Those that are not percentages, with their format if they are not shown with decimals."""
     pipeline_tag: ClassVar[str] = ""
     """The hub's name of the task, if transformers or sentence-transformers load its models."""
     Options: type[Own]
@@ -104,8 +106,8 @@ class Task(ABC, Generic[Own]):
     def __init__(self, options: Own) -> None:
         self.options = options
 
-    def check_evaluation(self, data: Data) -> None:
-        """Raise :class:`DatasetError` if the options ask for evaluations that the data do not allow."""
+    def check_data(self, data: Data) -> None:
+        """Raise :class:`DatasetError` if the options ask for what the data do not allow."""
         if self.options.asks_for_evaluations and not data.has_unseen:
             raise DatasetError(
                 "--eval-every and --patience need data that the model is not trained on",

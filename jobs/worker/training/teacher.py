@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..data.readers import read_table
+from ..data.readers import is_small, read_table
 from ..data.text_files import READERS
 from ..runtime.errors import DatasetError, ModelError, first_line
 from .options import Range, TextOptions, option
-from .task import Loaded
+from .task import Data, Loaded
 from .text_task import RowOptions, TableTask
 
 if TYPE_CHECKING:
@@ -92,11 +92,14 @@ class TaughtTask(TableTask[Own]):
         if name and self.options.teacher_file is None and not Path(name).expanduser().is_dir():
             self.open_teacher()
 
-    def read_outputs(self, records: Sequence[Any]) -> list[list[float]]:
-        """Return the teacher's outputs in its file, if it is one. Raises :class:`DatasetError`.
+    def check_data(self, data: Data) -> None:
+        super().check_data(data)
+        file = self.options.teacher_file
+        if file and is_small(str(file)):  # on the laptop, one in S3 is not
+            self.read_outputs(data.train)
 
-        A task's :meth:`read` also calls it, to check the file before anything is bought.
-        """
+    def read_outputs(self, records: Sequence[Any]) -> list[list[float]]:
+        """Return the teacher's outputs in its file, if it is one. Raises :class:`DatasetError`."""
         file = self.options.teacher_file
         if file is None:
             return []
@@ -118,8 +121,8 @@ class TaughtTask(TableTask[Own]):
         """Return the outputs in a row of the teacher's file. Raises ``KeyError`` or ``ValueError``."""
         raise NotImplementedError
 
-    def open_teacher(self) -> Loaded:
-        """Return the teacher. Raises :class:`ModelError`."""
+    def open_teacher(self, context: TrainContext | None = None) -> Loaded:
+        """Return the teacher; without a context, to check it. Raises :class:`ModelError`."""
         from .model import load_pretrained, require_length, settle_padding  # noqa: PLC0415
 
         name = str(self.options.teacher)
@@ -152,7 +155,7 @@ def ask_teacher(task: Any, context: TrainContext, records: Sequence[Any]) -> Tau
         outputs = np.array(given, np.float32).reshape(-1, task.width)
         return Taught(outputs, blake2b(outputs.tobytes(), digest_size=16).hexdigest())
     with context.phase("teacher"):
-        teacher = task.open_teacher()
+        teacher = task.open_teacher(context)
         samples = task.prepare(context, teacher, records)
         ground = "\0".join([digest_weights(teacher.model), *getattr(task, "classes", ())])
         key = f"{ground} {samples.digest()} {context.precision.dtype}"

@@ -243,7 +243,7 @@ class TableTask(TextTask[OwnTable]):
         places = [*filter(None, (self._data(), self.options.eval))]
         if all(map(is_small, (*places, *self.other_places))):
             data = self.read(lambda _: None)
-            self.check_evaluation(data)
+            self.check_data(data)
             return describe(data.train, data.eval if data.has_unseen else None)
         bad = list[DatasetError]() if self.options.skip_bad_records else None
         for place in filter(lambda each: Path(each).is_file(), places):

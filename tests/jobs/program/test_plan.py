@@ -104,7 +104,7 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert [node["name"] for node in kept["nodes"]] == ["node0", "node1", "node2"]
     assert kept["placement"]["omp_threads"] == 2
     known = {"files": 1, "bytes": 8, "env": ["A"], "folders": {}, "packages": None, "outputs": None}
-    assert kept["more"] == known
+    assert kept["more"] == {**known, "results": str(tmp_path / "out")}
     assert "b c" not in json.dumps(kept) + line + "".join(log)
     assert "torch==2.13.0" in kept["packages"]
     assert kept["ended"] >= kept["when"]

@@ -70,6 +70,17 @@ def test_malformed_urls_are_refused(url: str, message: str) -> None:
         check_inputs(ClassifyOptions(data=url, model="scratch"))
 
 
+def test_a_teacher_in_s3_is_checked_on_the_nodes(tmp_path: Path) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("text,label\none,a\ntwo,b\n")
+    options = ClassifyOptions(data=str(data), teacher="s3://my-data/scores.csv", model="scratch")
+    check_inputs(options)
+    assert staged_data(options) == (("s3://my-data/scores.csv", "data/teacher.csv"),)
+    data.write_text("text,label\none,a\ntwo\n")
+    with pytest.raises(UsageError, match="line 3: has 1 columns"):
+        check_inputs(options)
+
+
 @pytest.mark.parametrize("url", ["s3://my-data/v1.2", "s3://my-data/train.txt/", "s3://my-data"])
 def test_other_names_are_folders(url: str) -> None:
     check_inputs(ClassifyOptions(data=url, model="scratch"))

@@ -308,7 +308,8 @@ def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
     assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -bootstrap slurm -ppn 1 ")
     assert (kept["state"], kept["seconds"]) == ("succeeded", 7.5)
     assert kept["ended"] == "2027-01-15T08:00:07+00:00"
-    assert (kept["stack"], kept["more"]) == ("upstream", {"recipe": "fast"})
+    assert kept["more"] == {"recipe": "fast", "results": str(tmp_path)}
+    assert kept["stack"] == "upstream"
     assert kept["placement"]["shares"][2] == [{"cpus": [0, 1], "workers": [], "numa": 0}]
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from ...runtime.errors import ModelError
+
+if TYPE_CHECKING:
+    from ...training.state import TrainContext
 
 _SENTENCE_TRANSFORMERS: dict[str, Any] = {
     "modules.json": [
@@ -25,27 +28,39 @@ _SENTENCE_TRANSFORMERS: dict[str, Any] = {
 """Files with which sentence-transformers computes the same vectors."""
 
 
+Declared = dict[str, dict[str, Any]]
 _POOLING, _SETTINGS = "1_Pooling/config.json", "config_sentence_transformers.json"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
-def read_declared(model: Any) -> dict[str, dict[str, Any]]:
-    """Return what the files of a model of sentence-transformers say about pooling and prompts, by file."""
+def read_declared(model: str, context: TrainContext | None = None) -> Declared:
+    """Return what the files of a model of sentence-transformers say about pooling and prompts, by file.
+
+    Rank 0 reads them from a folder or the hub. ``model`` is "" for a new one.
+    """
+    from huggingface_hub import try_to_load_from_cache
     from transformers.utils import cached_file
 
-    found = {}
-    for name in (_POOLING, _SETTINGS):
-        path = model.name_or_path and cached_file(
-            model.name_or_path,
+    found: Declared = {}
+    for name in (_POOLING, _SETTINGS) if context is None or context.ranks.first else ():
+        path = model and cached_file(
+            model,
             name,
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
         )
         found[name] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    return found
+    if context is None:
+        return found
+    # The cache also knows which files a model lacks.
+    is_known = not model or Path(model).is_dir() or try_to_load_from_cache(model, _POOLING)
+    if not is_known:
+        context.events.note(f"model {model}: can't tell its pooling ({_POOLING}): mean is used")
+    shared: Declared = context.ranks.share(found)
+    return shared
 
 
-def find_pooling(declared: dict[str, dict[str, Any]]) -> str:
+def find_pooling(declared: Declared) -> str:
     """Return "mean" or "cls". Raises :class:`ModelError` for another pooling."""
     pooling = declared[_POOLING]
     old = [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value]
@@ -67,17 +82,21 @@ def pool(states: Tensor, mask: Tensor, pooling: str = "mean") -> Tensor:
 class BiEncoder(nn.Module):
     """Encodes the columns of a batch, each at its own width. Everything else is the encoder's.
 
-    ``prompts`` are those of sentence-transformers by name, in addition to the encoder's own.
+    ``prompts`` are those of sentence-transformers by name, in addition to the ``declared`` ones.
     """
 
-    def __init__(self, encoder: Any, max_length: int, prompts: Mapping[str, str]) -> None:
+    def __init__(
+        self, encoder: Any, max_length: int, prompts: Mapping[str, str], declared: Declared
+    ) -> None:
         super().__init__()
         self.encoder, self._max_length = encoder, max_length
-        self._declared = read_declared(encoder)
+        self._declared = declared
         if prompts:
             settings = self._declared[_SETTINGS]
             settings["prompts"] = {**settings.get("prompts", {}), **prompts}
         self.pooling = find_pooling(self._declared)
+        if own := getattr(encoder, "pooler", None):
+            own.requires_grad_(False)  # no vector depends on it
 
     def __getattr__(self, name: str) -> Any:
         if name == "encoder":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from ...data.tokens import Longs, TextSamples
 from ...runtime.output import save_json
 from ...training.batches import pad_inputs
 from ...training.evaluation import compute_together, in_order
-from ...training.scores import rank_candidates
+from ...training.scores import Ranked, rank_candidates
 from ...training.state import TrainContext
 from ...training.task import Loaded
 from .options import FOUND_AT
@@ -35,19 +36,54 @@ def digest_texts(texts: Sequence[str]) -> Longs:
     return np.frombuffer(b"".join(digests), dtype="<i8")
 
 
-def encode_together(
-    context: TrainContext, loaded: Loaded, samples: TextSamples, places: Longs
-) -> NDArray[np.float32]:
-    """Return the vectors of the texts at these places, computed by all ranks."""
+def _encode(
+    context: TrainContext,
+    loaded: Loaded,
+    samples: TextSamples,
+    places: Longs,
+    use: Callable[[Longs, NDArray[np.float32]], Any],
+) -> list[Any]:
+    """Return what ``use`` makes of the texts at some places, with their vectors, on all ranks."""
 
-    def encode(batches: Sequence[Longs]) -> Iterator[tuple[Longs, NDArray[np.float32]]]:
+    def encode(batches: Sequence[Longs]) -> Iterator[Any]:
         loaded.model.eval()
         with torch.inference_mode(), context.autocast():
             for chosen in batches:
                 rows = [samples[int(each)] for each in places[chosen]]
-                yield chosen, loaded.model.encode(**pad_inputs(rows, loaded.pad_token)).numpy()
+                yield use(chosen, loaded.model.encode(**pad_inputs(rows, loaded.pad_token)).numpy())
 
-    return in_order(compute_together(context.ranks, samples.lengths[places], encode))
+    return compute_together(context.ranks, samples.lengths[places], encode)
+
+
+def encode_together(
+    context: TrainContext, loaded: Loaded, samples: TextSamples, places: Longs
+) -> NDArray[np.float32]:
+    """Return the vectors of the texts at these places, computed by all ranks."""
+    return in_order(_encode(context, loaded, samples, places, lambda *part: part))
+
+
+def _search(
+    context: TrainContext,
+    loaded: Loaded,
+    samples: TextSamples,
+    places: Longs,
+    anchors: NDArray[np.float32],
+    known: Ranked,
+    first: int,
+) -> Ranked:
+    """Return what is known with the texts at these places, which are numbered from ``first``, as candidates.
+
+    Each rank compares its own batches. No rank has all vectors.
+    """
+    own = known._replace(places=np.zeros_like(known.places))
+
+    def compare(chosen: Longs, vectors: NDArray[np.float32]) -> None:
+        nonlocal own
+        found = rank_candidates(anchors, vectors, limits=known.limits)
+        own = own.merge(found._replace(best=first + chosen[found.best]))
+
+    _encode(context, loaded, samples, places, compare)
+    return reduce(Ranked.merge, context.ranks.gather(own), known)
 
 
 def evaluate(
@@ -60,23 +96,20 @@ def evaluate(
     """Return the figures of the groups of these texts; rank 0 also saves predictions."""
     firsts = samples.bounds[:-1]
     pairs = np.unique(np.stack([samples.numbers[firsts + place] for place in (0, 1)]), axis=1)
-    anchors, candidates = np.unique(pairs[0]), np.unique(np.delete(samples.numbers, firsts))
+    anchors, starts, rows = np.unique(pairs[0], return_index=True, return_inverse=True)
+    candidates = np.unique(np.delete(samples.numbers, firsts))
     vectors = encode_together(context, loaded, samples.parts, samples.first)
-    among, names = vectors[candidates], samples.first[candidates]
+    queries, names = vectors[pairs[0]], samples.first[candidates]
+    ranked = rank_candidates(queries, vectors[candidates], np.searchsorted(candidates, pairs[1]))
     more: Longs = np.zeros(0, dtype=np.int64)
     if corpus:
         _, distinct = np.unique(corpus.digests, return_index=True)
         known = np.isin(corpus.digests[distinct], digest_texts(texts)[names])
         more = distinct[~known]
-        among = np.concatenate([among, encode_together(context, loaded, corpus.samples, more)])
+        ranked = _search(context, loaded, corpus.samples, more, queries, ranked, len(names))
     if not context.ranks.first:
         return {}
-    rows = np.searchsorted(anchors, pairs[0])
-    places, best = rank_candidates(
-        vectors[anchors], among, rows, np.searchsorted(candidates, pairs[1])
-    )
-    reached = np.full(len(anchors), len(among))
-    np.minimum.at(reached, rows, places)
+    reached, best = np.minimum.reduceat(ranked.places, starts), ranked.best[starts]
     shown = [*texts]
 
     def text_of(candidate: int) -> str:
@@ -86,16 +119,16 @@ def evaluate(
         return corpus.texts[int(more[candidate - len(names)])]
 
     predictions = [
-        {"anchor": shown[samples.first[anchor]], "rank": int(place), "best": text_of(found)}
+        {"anchor": shown[samples.first[anchor]], "rank": int(place), "best": text_of(int(found))}
         for anchor, place, found in zip(anchors, reached, best, strict=True)
     ]
     save_json(context.output / "predictions.json", predictions)
     recall = {
-        f"recall_at_{most}": np.bincount(rows, places <= most) / np.bincount(rows)
+        f"recall_at_{most}": np.bincount(rows, ranked.places <= most) / np.bincount(rows)
         for most in FOUND_AT
     }
     scores = {**recall, "mrr": 1 / reached}
     return {
         **{name: round(100 * float(each.mean()), 3) for name, each in scores.items()},
-        "candidates": len(among),
+        "candidates": len(names) + len(more),
     }

@@ -20,7 +20,7 @@ from ...data.readers import read_table
 from ...data.records import require_text
 from ...data.table import Table, choose_column, read_records
 from ...runtime.errors import DatasetError, ModelError
-from ...training.options import NO_CACHE, SMALL
+from ...training.options import NO_CACHE, SCRATCH, SMALL
 from ...training.task import Data, Loaded
 from ...training.teacher import TaughtTask, load_student
 from ...training.text_task import Row
@@ -115,7 +115,7 @@ class Embed(TaughtTask[EmbedOptions]):
             raise ModelError(f"--matryoshka {given}: the vectors have {size} dimensions")
         # Saved with the tokenizer, so that `predict` cuts texts as training did.
         loaded.tokenizer.model_max_length = self.options.max_length
-        wrapped = self._wrap(loaded)
+        wrapped = self._wrap(loaded, context)
         if self._passages:
             self._corpus = self._encode_corpus(context, wrapped)
         return wrapped
@@ -129,16 +129,23 @@ class Embed(TaughtTask[EmbedOptions]):
         samples = self.encode_samples(context, loaded, [texts], range(len(texts)))
         return Corpus(texts, samples, digest_texts(texts))
 
-    def open_teacher(self) -> Loaded:
-        return self._wrap(super().open_teacher())
+    def download(self) -> None:
+        from .encoder import read_declared
 
-    def _wrap(self, loaded: Loaded) -> Loaded:
-        from .encoder import BiEncoder
+        super().download()
+        if self.options.model_name not in (None, SCRATCH):
+            read_declared(str(self.options.model_name))
 
-        options = self.options
+    def open_teacher(self, context: TrainContext | None = None) -> Loaded:
+        return self._wrap(super().open_teacher(context), context)
+
+    def _wrap(self, loaded: Loaded, context: TrainContext | None) -> Loaded:
+        from .encoder import BiEncoder, read_declared
+
+        options, declared = self.options, read_declared(loaded.model.name_or_path, context)
         named = {"query": options.query_prompt, "document": options.passage_prompt}
         prompts = {name: text for name, text in named.items() if text is not None}
-        return loaded._replace(model=BiEncoder(loaded.model, options.max_length, prompts))
+        return loaded._replace(model=BiEncoder(loaded.model, options.max_length, prompts, declared))
 
     def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[Group]) -> Grouped:
         import numpy as np
@@ -247,7 +254,7 @@ class Embed(TaughtTask[EmbedOptions]):
             [[row.text("text").strip()] for row in rows],
             loaded.tokenizer.model_max_length,
         )
-        pooling = find_pooling(read_declared(loaded.model))
+        pooling = find_pooling(read_declared(loaded.model.name_or_path))
         return [
             {"embedding": vector}
             for tokens, output in run_texts(loaded, texts, min(limit, MOST_TOKENS))

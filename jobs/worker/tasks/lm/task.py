@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 from math import exp, fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...data.records import refusal, require_text, skip_note
 from ...data.table import Table, choose_column
@@ -52,6 +52,7 @@ class Lm(TableTask[LmOptions]):
     Options = LmOptions
     demo = LmOptions(data=str(Path(__file__).with_name("lm.sample.txt")), max_length=32, **SMALL)
     help = "a causal language model, all of it or adapters (LoRA)"
+    plain_scores: ClassVar[Mapping[str, str]] = {"perplexity": ""}
     pipeline_tag = "text-generation"
     head = "CausalLM"
     other_columns = "completions"

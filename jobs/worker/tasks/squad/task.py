@@ -99,7 +99,7 @@ class Squad(TextTask[SquadOptions]):
             if not options.skip_bad_records:
                 require_short_questions(path, questions, options.max_length)
         if options.data is not None:
-            self.check_evaluation(Data((), options.data, (), options.eval or options.data))
+            self.check_data(Data((), options.data, (), options.eval or options.data))
         train, *unseen = known.values() or [()]
         return describe(train, unseen[0]) if unseen else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import torch
 
 from jobs.worker.data import readers
 from jobs.worker.data.mapped import Lazy
+from jobs.worker.fast.layers import freeze_layers
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.tasks.embed.encoder import BiEncoder, find_pooling, read_declared
 from jobs.worker.tasks.embed.negatives import add_negatives, mine
 from jobs.worker.tasks.embed.options import EmbedOptions
 from jobs.worker.tasks.embed.task import Embed
 from jobs.worker.tasks.predict import predict
 from jobs.worker.training import model as model_module
+from jobs.worker.training import scores
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, prepare
@@ -30,6 +34,7 @@ from jobs.worker.training.teacher import ask_teacher
 from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.forked_ranks import run_forked
 from tests.jobs.worker.threaded_ranks import run_threaded, session
+from tests.jobs.worker.training.test_hub import serve_hub
 
 RANK = """
 import sys, torch
@@ -122,14 +127,69 @@ def test_four_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
                 assert torch.allclose(each[name], gradient, rtol=0, atol=atol), name
 
 
-def test_ranks_of_candidates_with_ties_and_several_right_ones() -> None:
+def test_ranks_of_candidates_with_ties_and_several_right_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     anchors = np.array([[1, 0], [0, 1], [1, 1]], dtype=np.float32)
     candidates = np.array([[1, 0], [0, 1], [2, 0], [0.5, 0]], dtype=np.float32)
     rows, wanted = np.array([0, 0, 1, 2]), np.array([0, 3, 1, 0])
-    ranks, best = rank_candidates(anchors, candidates, rows, wanted)
-    # The last anchor has the same score for the first two candidates.
-    assert ranks.tolist() == [2, 3, 1, 3]
-    assert best.tolist() == [2, 1, 2]
+    for at_once in (1, 8, 1 << 20):
+        monkeypatch.setattr(scores, "_SCORES", at_once)
+        whole = rank_candidates(anchors[rows], candidates, wanted)
+        # The last anchor has the same score for the first two candidates.
+        assert whole.places.tolist() == [2, 3, 1, 3]
+        assert whole.best.tolist() == [2, 2, 1, 2]
+        parts = rank_candidates(anchors[rows], candidates[2:], limits=whole.limits)
+        parts = parts._replace(best=parts.best + 2)
+        for number, each in enumerate(candidates[:2]):
+            part = rank_candidates(anchors[rows], each[None], limits=whole.limits)
+            parts = parts.merge(part._replace(best=part.best + number))
+        twin = whole._replace(best=whole.best + 9)
+        assert (twin.merge(whole).best == whole.merge(twin).best).all(), "on any number of ranks"
+        assert parts.places.tolist() == whole.places.tolist()
+        assert parts.best.tolist() == whole.best.tolist()
+
+
+def test_any_number_of_ranks_finds_the_same_in_a_corpus(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", "pairs")
+    passages = [f"{SUBJECTS[n % 5]} falls again on day {n}" for n in range(90)]
+    (tmp_path / "more.txt").write_text(
+        "\n\n".join([*passages, *passages[:9], "frost falls on day 2"])
+    )
+    data, more = str(tmp_path / "rows.jsonl"), str(tmp_path / "more.txt")
+    task = Embed(EmbedOptions(data=data, corpus=more, token_cache="none", **SMALL))
+    read = task.read(lambda _: None)
+    (loaded,) = run_threaded(1, lambda ranks: task.load(session(task.options, ranks), read))
+
+    def work(ranks: Ranks) -> Any:
+        output = tmp_path / str(ranks.size)
+        output.mkdir(exist_ok=True)
+        context = session(task.options, ranks, output=output)
+        samples = task.prepare(context, loaded, read.train)
+        return task.evaluate(context, loaded, read.train, samples)
+
+    one, three = run_threaded(1, work)[0], run_threaded(3, work)
+    assert three == [one, {}, {}]
+    found = json.loads((tmp_path / "3/predictions.json").read_text())
+    assert found == json.loads((tmp_path / "1/predictions.json").read_text())
+
+    positives = {group.texts[1] for group in read.train}
+    texts = sorted({*positives, *passages})
+    assert one["candidates"] == len(texts)
+    assert "frost falls on day 2" in positives
+
+    def encode(texts: list[str]) -> Any:
+        with torch.inference_mode():
+            tokens = loaded.tokenizer(texts, padding=True, return_tensors="pt")
+            return loaded.model.encode(**{n: tokens[n] for n in ("input_ids", "attention_mask")})
+
+    for each in found:
+        similar = encode(texts) @ encode([each["anchor"]])[0]
+        assert texts[int(similar.argmax())] == each["best"]
+        right = {group.texts[1] for group in read.train if group.texts[0] == each["anchor"]}
+        limit = max(similar[texts.index(text)] for text in right)
+        assert each["rank"] == int((similar >= limit - 1e-6).sum())
+    assert any(each["best"] in passages for each in found)
 
 
 def train(folder: Path, **options: Any) -> dict[str, Any]:
@@ -206,6 +266,48 @@ def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path, pooling: dict[
     vectors = torch.tensor([each["embedding"] for each in own])
     found = theirs.encode(texts, convert_to_tensor=True)
     assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
+
+
+@pytest.mark.parametrize(("content", "pooling"), [({"pooling_mode": "cls"}, "cls"), ({}, "mean")])
+def test_rank_0_reads_the_pooling_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], pooling: str
+) -> None:
+    def read(said: StringIO) -> list[str]:
+        def work(ranks: Ranks) -> str:
+            context = session(Embed.demo, ranks, said if ranks.first else None)
+            return find_pooling(read_declared("open/model", context))
+
+        return run_threaded(2, work)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    asked, said = list[str](), StringIO()
+    with serve_hub() as hub:
+        url = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+        files = {"1_Pooling/config.json": json.dumps(content).encode()} if content else {}
+        hub.files["open/model"] = {"config.json": b"{}", **files}
+        answer = hub.answer
+
+        def record(path: str, token: str) -> Any:
+            asked.append(path)
+            return answer(path, token)
+
+        monkeypatch.setattr(hub, "answer", record)
+        assert read(said) == [pooling] * 2
+        count = asked.count("/open/model/resolve/main/1_Pooling/config.json")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
+        monkeypatch.setattr(model_module, "load_pretrained", lambda *_: None)
+        Embed(replace(Embed.demo, model="open/model")).download()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert read(said) == [pooling] * 2, "from the cache"
+    assert said.getvalue() == ""
+    assert count == 1 + bool(content), "by one rank: its size, and the file if there is one"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    assert read(said) == ["mean"] * 2
+    assert said.getvalue().count("can't tell its pooling (1_Pooling/config.json): mean is") == 1
 
 
 @pytest.mark.parametrize(
@@ -350,6 +452,17 @@ def test_prompts_shorter_vectors_and_a_larger_corpus(
     )
     right = scores.argmax(dim=1) == torch.tensor([subjects.index(row["label"]) for row in rows])
     assert right.float().mean() > 0.4, "by chance, 0.17"
+
+
+def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
+    from transformers import BertConfig, BertModel
+
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1}
+    config = BertConfig(vocab_size=9, intermediate_size=8, **shape)
+    encoder = BiEncoder(BertModel(config), 16, {}, read_declared(""))
+    freeze_layers(encoder, "1")
+    with pytest.raises(ModelError, match="--freeze-layers 2 leaves nothing to train"):
+        freeze_layers(encoder, "2")
 
 
 @pytest.mark.parametrize(

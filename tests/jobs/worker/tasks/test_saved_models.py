@@ -22,6 +22,7 @@ from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.digits import Digits
 from jobs.worker.tasks.predict import load_trained
+from jobs.worker.tasks.score import Score
 from jobs.worker.training.card import find_intervals
 from jobs.worker.training.options import BASE_MODEL
 from jobs.worker.training.run import train_task
@@ -165,9 +166,8 @@ def test_a_card_tells_the_hub_and_people_what_a_model_is(
     )
     assert str(root) not in card.text
     for title, score in found["scores"].items():
-        assert (
-            f"| {score:.4g} |" in card.text if title == "mse" else f"| {score:.2f} |" in card.text
-        )
+        shown = format(score, ".3g" if title == "mse" else ".2f")
+        assert f"| {shown} |" in card.text
     for text in (
         "`--max-steps 2`",
         "of step 2",
@@ -201,12 +201,12 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     record = {"nodes": [{"type": "r7iz.metal-16xl"}], "billed": True, "usd_per_hour": 3.6e6}
     Path("job.json").write_text(json.dumps(record))
 
-    def render() -> ModelCard:
+    def render(task: Any) -> ModelCard:
         with join("gloo", {}) as ranks:
-            context, task = session(options, ranks), Classify(options)
+            context = session(options, ranks)
             return ModelCard(render_card(context, task, Loaded(None), figures, "d1e5"))
 
-    card = render()
+    card = render(Classify(options))
     assert card.data.get("base_model") == "org/base"
     assert card.data.get("datasets") == ["org/data"]
     for text in (
@@ -224,12 +224,14 @@ def test_a_card_names_what_is_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(BASE_MODEL, "/home/me/secret/my-base")
     figures["data"] = "0.9 of secret/rows.csv.gz"
     figures["eval_data"] = "s3://secret/x/rows.parquet"
-    card = render()
+    card = render(Classify(options))
     assert "records of 0.9 of rows.csv.gz" in card.text
     assert "of rows.parquet:" in card.text
     assert card.data.get("base_model") is None
     assert "Trained from my-base on" in card.text
     assert "secret" not in card.text
+    figures["scores"] = {"mse": 0.01234}
+    assert "| mean squared error | 0.0123 |" in render(Score(Score.demo)).text
 
 
 def test_intervals_are_those_of_wilson_and_of_new_samples() -> None:

@@ -53,7 +53,7 @@ class Mirror:
             return 200, {"Content-Type": "application/json"}, _describe(repository, rest, files)
         content = files.get("/".join(rest[2:]))
         if content is None:
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""
         etag = f'"{hashlib.sha1(content).hexdigest()}"'
         return 200, {"ETag": etag, "X-Repo-Commit": COMMIT}, content
 

@@ -156,7 +156,7 @@ def test_a_refusal_is_a_warning_with_the_command_that_sends_it_later(
     assert f"warning: {found['push_error']}" in said.getvalue()
     assert not model.parent.with_name("output.state").exists()
 
-    Path("job.json").write_text('{"job": "digits-20261124-142501-k3f"}')
+    Path("job.json").write_text('{"more": {"results": "my models/a"}}')
     found, _ = send(model, target)
-    assert f"{again}results/digits-20261124-142501-k3f/model --private" in found["push_error"]
+    assert f"{again}'my models/a/model' --private" in found["push_error"]
     assert hub.files == {}

@@ -65,6 +65,7 @@ _TOGETHER = {
     "test_pinning.py": "two nodes",
     "test_remedies.py": "two nodes",
     "test_run.py": "two nodes",
+    "test_study.py": "two nodes",
     "test_trackers.py": "two nodes",
     "kubernetes": "kubernetes",
 }

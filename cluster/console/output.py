@@ -15,7 +15,7 @@ from infra.errors import UsageError
 
 # A command in backticks, or an spr-cluster command with its options.
 _COMMAND = re.compile(
-    r"`[^`]+`|spr-cluster (?:train )?[a-z][a-z-]*(?: \S+-\d{8}-\d{6}-\w+\b)*"
+    r"`[^`]+`|spr-cluster (?:(?:train|study|tune|scaling) )?[a-z][a-z-]*(?: \S+-\d{8}-\d{6}-\w+\b)*"
     r"(?: --[\w-]+(?: [^\s-]\S*)?)*"
 )
 _NO_BREAK = "\N{NO-BREAK SPACE}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jobs.cli.shared.project_options import CommandWords
 
 _JOBS = {
-    "train": Command("jobs.cli.train", "train on all nodes; with --tune, in many trials"),
+    "train": Command("jobs.cli.train", "train on all nodes"),
     "run": Command("jobs.cli.run", "run any program on all nodes"),
     "jobs": Command("jobs.cli.jobs", "list a cluster's jobs: queued, running, and ended"),
     "top": Command("jobs.cli.top", "watch nodes, ranks, and the queue live"),
@@ -99,6 +99,8 @@ def _render_commands() -> str:
     parts = []
     for group, commands in GROUPS.items():
         rows = [f"  {name:<11} {each.help}" for name, each in commands.items()]
+        if group == "jobs":
+            rows.insert(1, f"  {'study':<11} train many trials with other options: train --tune")
         parts.append("\n".join([f"{group}:", *rows]))
     return "\n\n".join(parts)
 

@@ -28,7 +28,7 @@ from jobs.cli.shared.job_options import (
     change_options,
     task_options,
 )
-from jobs.cli.shared.speed_table import as_rows, render_study
+from jobs.cli.shared.placement_table import as_rows, render_speeds
 from jobs.cli.shared.when_done import OnCluster, follow_to_end
 from jobs.experiments.placement_study import study_placement
 from jobs.places.kubernetes.manifests import Rendered, render
@@ -141,9 +141,8 @@ class TrainCommand(
         "ignore the result of `--tune placement`", section="placement", for_experts=True
     )
     tune: tuple[str, ...] = option(
-        "run a study: trials with these values, side by side, each on the cores of one rank; the best "
-        "model is the job's. VALUES are a list or a range: 8,16,32, or 1e-5..1e-3:log. `placement` and "
-        "`nodes` compare speeds instead; repeatable",
+        "train many trials side by side, each on one rank's cores, and keep the best model. VALUES: a list "
+        "(8,16,32) or a range (1e-5..1e-3:log). `placement` or `nodes` compares speeds instead; repeatable",
         (),
         repeats=True,
         metavar="NAME=VALUES",
@@ -277,8 +276,8 @@ def _read_tune(request: TrainCommand) -> dict[str, Domain]:
         if name in request.given or (name in PLACEMENT and getattr(request, name)):
             raise UsageError(f"{flag(name)}: --tune varies it", hint="omit one of the two")
     if request.resume is not None or request.recipe == "reference":
-        other = "--resume: a study" if request.resume is not None else "--recipe reference: it"
-        raise UsageError(f"{other} keeps its own options: omit --tune")
+        other = "--resume" if request.resume is not None else "--recipe reference"
+        raise UsageError(f"--tune: not with {other}, which has its own options")
     if request.on_hub:
         raise UsageError(
             "--push-to hub: not with --tune", hint="send the best model later: hf upload"
@@ -292,8 +291,10 @@ def _compare_speeds(request: TrainCommand, now: datetime) -> int:
         *("trials", "detach", "dry_run", "elastic", "retries", "bucket", "until_done", "max_time"),
         *("results", "push_to", "down_when_done", "on_finish"),
     )
+    # Those of spr-cluster.toml are for the job itself.
+    typed = {word.partition("=")[0] for word in request.words}
     for name in names:
-        if getattr(request, name):
+        if flag(name) in typed:
             raise UsageError(f"{flag(name)}: not with a study that compares speeds")
     if request.placement != "auto":
         raise UsageError("--placement reference: its numbers are fixed")
@@ -301,7 +302,7 @@ def _compare_speeds(request: TrainCommand, now: datetime) -> int:
     check_inputs(wanted.options)
     context = open_job_context(request, now)
     study = study_placement(context, wanted, _read_tune(request))
-    emit(request, lambda: render_study(study, context.cloud.usd_per_hour), as_rows(study))
+    emit(request, lambda: render_speeds(study, context.cloud.usd_per_hour), as_rows(study))
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Studies of several jobs: bench, tune, scaling."""
+"""Measurements that run jobs: bench, and studies of the speed."""

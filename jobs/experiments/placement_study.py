@@ -26,7 +26,7 @@ from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.training.options import TrainOptions
 from provision.facts import HostFacts
 
-MOST_TRIALS = 64
+MOST_SPEED_TRIALS = 64
 SECONDS, START_UP_S = 20, 30
 """Measured training of a trial, and its approximate start-up: ranks load the model, and read the data."""
 
@@ -75,7 +75,7 @@ def plan_trials(
 ) -> tuple[Trial, ...]:
     """Return every combination. What the study varies without values gets those that suit the nodes.
 
-    Raises :class:`UsageError` for more than :data:`MOST_TRIALS`, for more nodes than there are, and for
+    Raises :class:`UsageError` for more than :data:`MOST_SPEED_TRIALS`, for more nodes than there are, and for
     workers without oneCCL.
     """
     there, given = list(facts), training.spec.resources
@@ -102,9 +102,9 @@ def plan_trials(
     batch_sizes = tune["batch_size"].choices if "batch_size" in tune else ()
     sizes = tuple(map(int, batch_sizes)) or (training.options.batch_size,)
     trials = tuple(itertools.starmap(Trial, itertools.product(nodes, ppn, ccl_workers, sizes)))
-    if len(trials) > MOST_TRIALS:
+    if len(trials) > MOST_SPEED_TRIALS:
         raise UsageError(
-            f"--tune: {len(trials)} trials, expected at most {MOST_TRIALS}",
+            f"--tune: {len(trials)} trials, expected at most {MOST_SPEED_TRIALS}",
             hint="give shorter lists: the trials are all combinations of them",
         )
     return trials

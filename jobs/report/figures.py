@@ -250,6 +250,8 @@ def scores(run: Run) -> dict[str, float]:
 def epoch_seconds(run: Run) -> float | None:
     """Return the training time of one epoch at the run's speed."""
     # Until version 0.1, a sample was called a feature.
+    if run.trials:
+        return None
     samples = run.number("train_samples") or run.number("train_features")
     speed = run.number("samples_per_second")
     return samples / speed if samples and speed and speed > 0 else None
@@ -275,7 +277,12 @@ class Speedup(NamedTuple):
 
 def run_speeds(runs: Sequence[Run]) -> list[RunSpeed]:
     """Return the speed of each run."""
-    found = [(run.nodes, run.results.get("samples_per_second"), run.name) for run in runs]
+    # The speed of a study is that of one trial.
+    found = [
+        (run.nodes, run.results.get("samples_per_second"), run.name)
+        for run in runs
+        if not run.trials
+    ]
     return [
         RunSpeed(int(nodes), speed, str(name))
         for nodes_, speed_, name in found

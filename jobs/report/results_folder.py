@@ -160,6 +160,8 @@ class Run:
     @property
     def nodes(self) -> int | None:
         """Number of nodes."""
+        if self.trials:
+            return len({str(each.get("host")) for each in self.trials})
         named = _list(self.job.get("nodes"))
         return len({str(rank.get("hostname")) for rank in self.ranks}) or len(named) or None
 
@@ -181,9 +183,7 @@ class Run:
     @property
     def loss_curve(self) -> list[tuple[float, float]]:
         """Steps and losses; ``nan`` if a loss is not a number."""
-        pairs = (p for p in _list(self.results.get("loss_curve")) if isinstance(p, list))
-        read = [(as_number(p[0]), as_number(p[1])) for p in pairs if len(p) == 2]
-        return sorted((x, math.nan if y is None else y) for x, y in read if x is not None)
+        return read_pairs(self.results.get("loss_curve"))
 
     @property
     def evaluations(self) -> list[tuple[float, dict[str, float]]]:
@@ -248,6 +248,13 @@ def as_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e18 else None
+
+
+def read_pairs(value: object) -> list[tuple[float, float]]:
+    """Return pairs of numbers by the first; ``nan`` for a second that is not a number."""
+    pairs = (pair for pair in _list(value) if isinstance(pair, list) and len(pair) == 2)
+    read = [(as_number(x), as_number(y)) for x, y in pairs]
+    return sorted((x, math.nan if y is None else y) for x, y in read if x is not None)
 
 
 def _list(value: object) -> list[Any]:

@@ -32,7 +32,7 @@ from jobs.report.figures import (
     format_usd,
     time_unit,
 )
-from jobs.report.results_folder import PARTS, Run, as_number
+from jobs.report.results_folder import PARTS, Run, as_number, read_pairs
 from jobs.worker.tasks import PLAIN_SCORES, SCORES, format_score
 
 
@@ -122,7 +122,11 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
         unit = "" if name in PLAIN_SCORES else " %"
         yield Tile(SCORES.get(name, name), f"{format_score(name, value)}{unit}", of)
     if (speed := run.number("samples_per_second")) is not None:
-        yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
+        yield Tile(
+            "Training",
+            f"{speed:,.1f}",
+            "samples/s, one trial" if run.trials else "samples/s, all ranks",
+        )
     if (tokens := figures.tokens_per_second(run)) is not None:
         share = figures.padding_share(run)
         yield Tile("Tokens", f"{tokens:,.0f}", "tokens/s, excluding padding")
@@ -134,7 +138,7 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
         yield Tile("Epoch", format_duration(epoch), "training only")
     if cost is not None and cost.epoch is not None:
         yield Tile("Cost per epoch", format_usd(cost.epoch), cost.price.source)
-    elif "samples_per_second" in run.results:
+    elif "samples_per_second" in run.results and not run.trials:
         yield Tile("Cost per epoch", "–", "price unknown")
 
 
@@ -142,7 +146,7 @@ def warnings_of(run: Run) -> Iterator[str]:
     """Yield warnings about the validity of the figures."""
     if not run.results:
         yield "No results.json: this run did not finish, or its results are elsewhere."
-    elif run.results and not run.series:
+    elif not run.series and not run.trials:
         yield "No metrics/rank-N.jsonl: the steps of the ranks are unknown."
     unread = sum(series.unreadable for series in run.series)
     if unread:
@@ -310,9 +314,8 @@ def _trial_curves(run: Run) -> Section:
     title, lines = "Scores of the trials while training", []
     for each in run.trials:
         number = int(as_number(each.get("trial")) or 0)
-        pairs = [pair for pair in each.get("evaluations", ()) if len(pair) == 2]
-        known = [(as_number(x), as_number(y)) for x, y in pairs]
-        points = [ChartPoint(x, y) for x, y in known if x is not None and y is not None]
+        known = read_pairs(each.get("evaluations"))
+        points = [ChartPoint(x, y) for x, y in known if not math.isnan(y)]
         is_best = bool(each.get("best"))
         label = f"trial {number}, the best" if is_best else "other trials"
         lines.append(Line(label, points, int(is_best), "line" if is_best else "faint"))

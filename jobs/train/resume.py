@@ -18,13 +18,13 @@ from jobs.places.queue.history import list_jobs
 from jobs.places.queue.session import JobContext, JobSession, run_job
 from jobs.places.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack, spec_of
-from jobs.train.study import study_packages
-from jobs.train.trackers import find_hub_token, tracker_packages, tracker_variables
+from jobs.train.study import job_packages
+from jobs.train.trackers import find_hub_token, tracker_variables
 from jobs.train.train import name_variables, plan_options, read_results
 from jobs.worker.runtime.checkpoint_names import step_of
 from jobs.worker.spec import JobSpec, Resources
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.options import TrainOptions
+from jobs.worker.training.options import MAY_CHANGE, TrainOptions, flag
 
 # The record is the first run's: a resumed run may have other epochs.
 _FIRST_TOTAL = """# reading how many steps a job has
@@ -227,19 +227,23 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
         )
     options = options_again(record, request)
     stage = tuple((str(url), str(target)) for url, target in record.more.get("stage", ()))
-    # A study's plan stands before its options.
+    # A study's plan precedes its options.
     study = json.loads(record.argv[-2]) if "worker.study" in record.argv else {}
+    if study:
+        changed = sorted(set(request.changes or {}) & MAY_CHANGE)
+        if changed:
+            raise UsageError(f"{flag(changed[0])}: the trials of a study have the same options")
+        study["max_time_s"] = request.spec.ending.max_time_s
     spec = replace(
         request.spec,
         work=replace(spec_of(options).work, study=study),
         resources=Resources(nodes, replace(record.options, nproc_per_node=per_node)),
         storage=replace(request.spec.storage, stage=stage),
     )
-    packages = tracker_packages(options.report_to)
     return replace(
         plan_options(spec, options, offline=False),
         env=record.env,
-        packages=study_packages(packages) if study else packages,
+        packages=job_packages(options.report_to, study),
         variables=request.env,
         planned_nodes=planned if nodes < planned else 0,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from infra.errors import UsageError
 from infra.words import nearest
 from jobs.places.plan import PackageList
 from jobs.train.request import FILES, OTHER_FILES
+from jobs.train.trackers import tracker_packages
 from jobs.worker.study.plan import Domain, StudyPlan
 from jobs.worker.training.options import TrainOptions, defined_options, flag
 
@@ -22,22 +22,35 @@ PLACEMENT = ("nodes", "ppn", "ccl_workers")
 WORDS: Mapping[str, tuple[str, ...]] = {"placement": ("ppn", "ccl_workers"), "nodes": ("nodes",)}
 """Words for options of which the values that suit the nodes are tried."""
 # What decides which runs can be compared, and what the nodes or the study itself decide.
-_FIXED = frozenset(
-    {
-        *(*FILES, *OTHER_FILES, "output", "resume", "trial_seconds", "push_to", "report_to"),
-        *(
-            "metric",
-            "keep",
-            "eval_every",
-            "eval_fraction",
-            "token_cache",
-            "backend",
-            "checkpoint_every",
-        ),
-        *("keep_checkpoints", "model"),
-    }
-)
-_RANGE = re.compile(r"(?P<low>[^.].*?)\.\.(?P<high>.+?)(?P<log>:log)?")
+_FIXED = {
+    *FILES,
+    *OTHER_FILES,
+    "backend",
+    "checkpoint_every",
+    "dataset",
+    "digits",
+    "eval_every",
+    "eval_fraction",
+    "keep",
+    "keep_checkpoints",
+    "label_column",
+    "label_separator",
+    "metric",
+    "model",
+    "negative_column",
+    "objective",
+    "output",
+    "pair_column",
+    "push_to",
+    "report_to",
+    "resume",
+    "skip_bad_records",
+    "text_column",
+    "token_cache",
+    "train_on",
+    "trial_seconds",
+}
+_RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
 
 
 def parse_tune(words: Sequence[str], options: TrainOptions) -> dict[str, Domain]:
@@ -83,6 +96,8 @@ def _parse_domain(name: str, text: str, options: TrainOptions) -> Domain:
             f"--tune {name.replace('_', '-')}: `train {options.task}` has no such option to vary{near}"
         )
     _require_use(name, options)
+    if name == "seed" and getattr(options, "eval_fraction", None):
+        raise UsageError("--tune seed: it also chooses the rows of --eval-fraction; use --eval")
     kind, match = known[name], _RANGE.fullmatch(text)
     if kind in (int, float) and match:
         low, high = (_parse_value(name, match[end], kind, options) for end in ("low", "high"))
@@ -100,27 +115,21 @@ def _parse_domain(name: str, text: str, options: TrainOptions) -> Domain:
 def _require_use(name: str, options: TrainOptions) -> None:
     """Raise :class:`UsageError` if the option would have no effect without another one."""
     (needs,) = (e.metadata["needs"] for e in defined_options(type(options)) if e.name == name)
-    other, _, value = needs.removeprefix("--").partition(" ")
-    current = getattr(options, other.replace("-", "_"), None) if needs else True
-    if not current or (value and current != value):
+    if needs and not getattr(options, needs.removeprefix("--").replace("-", "_")):
         raise UsageError(f"--tune {name.replace('_', '-')} requires {needs}")
 
 
 def _parse_value(name: str, word: str, kind: type, options: TrainOptions) -> Any:
+    what = f"--tune {name.replace('_', '-')}"
     try:
-        if kind is bool:
-            value: Any = {"true": True, "false": False}[word]
-        else:
-            value = kind(word)
+        value: Any = {"true": True, "false": False}[word] if kind is bool else kind(word)
+    except (ValueError, KeyError):
+        expected = {int: "whole numbers", float: "numbers"}.get(kind, "true or false")
+        raise UsageError(f"{what}: {word!r}: expected {expected}") from None
+    try:
         replace(options, **{name: value})
-    except (ValueError, KeyError) as error:
-        why = str(error) if isinstance(error, ValueError) and flag(name) in str(error) else ""
-        expected = {int: "whole numbers", float: "numbers", bool: "true or false"}.get(
-            kind, "values"
-        )
-        raise UsageError(
-            f"--tune {name.replace('_', '-')}: {why or f'{word!r}: expected {expected}'}"
-        ) from None
+    except ValueError as error:
+        raise UsageError(f"{what}: {error}") from None
     return value
 
 
@@ -149,17 +158,18 @@ def plan_study(
         raise UsageError(f"--tune: `train {options.task}` has no score to compare trials by")
     if trials and trials > MOST_TRIALS:
         raise UsageError(f"--trials {trials} is out of range: 1 to {MOST_TRIALS}")
-    every = math.prod(len(each.choices) for each in tune.values())
+    every = StudyPlan(tune, 1).size
     if trials is None and every > MOST_TRIALS:
         raise UsageError(f"--tune: {every} combinations", hint=f"--trials N, at most {MOST_TRIALS}")
     most = trials or every or DEFAULT_TRIALS
-    return StudyPlan(tune, min(most, every) if every else most, max_time_s)
+    return StudyPlan(tune, min(most, every or most), max_time_s)
 
 
-def study_packages(report_to: PackageList | None) -> PackageList:
-    """Return Optuna, and the clients of trackers, to install beside the stack."""
-    if report_to is None:
+def job_packages(report_to: str, study: Mapping[str, Any]) -> PackageList | None:
+    """Return what to install beside the stack: the clients of trackers, and Optuna for a study."""
+    found = tracker_packages(report_to)
+    if not study:
+        return found
+    if found is None:
         return PackageList("--tune", (OPTUNA,), hint="they need an index of Python packages")
-    return replace(
-        report_to, source=f"--tune, {report_to.source}", lines=(OPTUNA, *report_to.lines)
-    )
+    return replace(found, source=f"--tune, {found.source}", lines=(OPTUNA, *found.lines))

@@ -21,8 +21,7 @@ from jobs.train.request import (
     require_able_stack,
     staged_data,
 )
-from jobs.train.study import study_packages
-from jobs.train.trackers import tracker_packages
+from jobs.train.study import job_packages
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.spec import JobSpec
@@ -64,7 +63,6 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     spec = replace(request.spec, storage=storage)
     plan = plan_options(spec, on_nodes, offline=not needs_hub(options))
     model = local_model(options)
-    packages = tracker_packages(options.report_to)
     return replace(
         plan,
         env={
@@ -73,7 +71,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
             **({BASE_MODEL: str(model.absolute())} if model else {}),
         },
         files=data_files(options),
-        packages=study_packages(packages) if spec.work.study else packages,
+        packages=job_packages(options.report_to, spec.work.study),
         variables=request.env,
         details={
             **plan.details,
@@ -108,7 +106,7 @@ def plan_options(spec: JobSpec, options: TrainOptions, *, offline: bool) -> JobP
         module="worker.study" if study else "worker.tasks",
         argv=(options.task, *study, options.to_json()),
         resumes=True,
-        backend=options.backend,
+        backend="gloo" if study else options.backend,
         title="Train",
         # An unreachable hub must not delay or fail a job that needs nothing from it.
         env={"HF_HUB_OFFLINE": "1"} if offline else {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -28,8 +29,8 @@ def test_a_study_uses_all_nodes_and_repeats_no_trial(two: LiveCluster, tmp_path:
     two.cli.run("train", "digits", "--resume", job, *TWO, "--results", str(tmp_path))
 
     log = (tmp_path / "job" / "log").read_text()
-    assert log.count(" of 6 have ended): accuracy ") == 6
-    assert " of 6 trials have ended before" in log
+    (before,) = re.findall(r"(\d) of 6 trials have ended before", log)
+    assert log.count(" of 6 have ended): accuracy ") == 6 - int(before) < 6
     results = json.loads((tmp_path / "results.json").read_text())
     assert sorted(each["options"]["learning_rate"] for each in results["trials"]) == [*RATES]
     assert {each["host"] for each in results["trials"]} == {*two.hostnames}
@@ -38,4 +39,4 @@ def test_a_study_uses_all_nodes_and_repeats_no_trial(two: LiveCluster, tmp_path:
     assert results["learning_rate"] == best["options"]["learning_rate"]
     assert (tmp_path / "model").is_dir()
     shown = two.cli.run("attach", job, *TWO, "--results", str(tmp_path)).stdout
-    assert f"the best of 6 trials: --learning-rate {results['learning_rate']}" in shown
+    assert f"the best trial: --learning-rate {results['learning_rate']}" in shown

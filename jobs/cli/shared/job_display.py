@@ -149,14 +149,18 @@ def render_result(result: dict[str, Any], folder: Path) -> str:
 def _render(result: dict[str, Any], folder: Path) -> str:
     if "smoke" in result:
         return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
-    hosts = len({rank["hostname"] for rank in result["ranks"]})
+    rows = result.get("trials") or result["ranks"]
+    hosts = len({row.get("host", row.get("hostname")) for row in rows})
+    size = (
+        counted(len(rows), "trial") if "trials" in result else f"world size {result['world_size']}"
+    )
     speed = [f"{result['samples_per_second']:.1f} samples/s"]
     # run_qa.py does not count tokens.
     if result["tokens_per_second"] is not None:
         speed.append(f"{result['tokens_per_second']:,.0f} tokens/s")
     return (
         f"{_render_study(result)}{_render_quality(result)}\n"
-        f"world size {result['world_size']} on {counted(hosts, 'host')}, "
+        f"{size} on {counted(hosts, 'host')}, "
         f"backend {result['backend']}, {result['dtype']}\n"
         f"{', '.join(speed)}, {result['seconds']['train']:.1f} s of training\n"
         f"model, predictions, and results.json: {folder}/"
@@ -170,7 +174,7 @@ def _render_study(result: dict[str, Any]) -> str:
     if best is None:
         return ""
     tried = " ".join(f"{flag(name)} {value}" for name, value in best["options"].items())
-    return f"the best of {counted(len(trials), 'trial')}: {tried}\n"
+    return f"the best trial: {tried}\n"
 
 
 def _render_quality(result: dict[str, Any]) -> str:

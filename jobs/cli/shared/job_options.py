@@ -1,8 +1,8 @@
-"""Options that several commands share: placement, queue, training, variables, and trials."""
+"""Options that several commands share: placement, queue, training, and variables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,7 +17,6 @@ from cluster.console.options import (
     positive_int,
     switch,
 )
-from cluster.console.parser import Parser, add_command
 from infra.errors import UsageError
 from infra.s3_url import check_prefixes
 from infra.words import parse_duration
@@ -236,10 +235,10 @@ def change_options(base: TrainOptions, given: Mapping[str, Any]) -> TrainOptions
         raise UsageError(str(error)) from None
 
 
-def task_options(task: str, without: Collection[str] = ()) -> Iterator[Option]:
+def task_options(task: str) -> Iterator[Option]:
     """Yield a task's training options, from the fields of its dataclass."""
     for each in defined_options(TASKS[task].Options):
-        if each.name in _HIDDEN or each.name in without:
+        if each.name in _HIDDEN:
             continue
         known, text = each.metadata, each.metadata["help"]
         how: dict[str, Any] = {"takes": 0, "const": True}
@@ -253,18 +252,3 @@ def task_options(task: str, without: Collection[str] = ()) -> Iterator[Option]:
         flags = (flag(each.name),)
         how |= {"needs": known["needs"], "for_experts": experts}
         yield Option(each.name, text, flags, section="training", **how)
-
-
-def add_tasks(
-    parser: Parser,
-    description: str,
-    examples: str,
-    run: Callable[[Any], int],
-    options: type[TaskRequest],
-    without: Collection[str] = (),
-) -> None:
-    """Add a subcommand for each task; ``{task}`` in the texts is its name."""
-    parser.expect("JOB", "jobs")
-    for task, each in TASKS.items():
-        about, more = (text.replace("{task}", task) for text in (description, examples))
-        add_command(parser, task, about, more, each.help, run, options, task_options(task, without))

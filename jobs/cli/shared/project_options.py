@@ -198,13 +198,9 @@ def _expand_job(
         if value not in TASKS:
             meant = nearest(value, TASKS) if isinstance(value, str) else ""
             raise UsageError(f"{at}: task = {value!r}: one of {', '.join(TASKS)}{meant}")
-        command = "train" if command == "run" else command
         options = parser_of(build_parser("train"), "train", value).options
         found = _Options(options, project, ("jobs", name)).render(table)
-        if command != "train":
-            known = file_options(parser_of(build_parser(command), command, value).options)
-            found = {flag: each for flag, each in found.items() if flag in known}
-        return [command, value, *typed], found
+        return ["train", value, *typed], found
     if command != "run":
         raise UsageError(f"{at}: [jobs.{name}] is a command", hint=f"spr-cluster run {name}")
     program = _split_command(value, at)

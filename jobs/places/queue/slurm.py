@@ -195,8 +195,8 @@ class SlurmLauncher:
     def submit(self, launch: Launch, paths: JobPaths, variables: Sequence[str] = ()) -> None:
         """Queue a job. It runs as soon as nodes are free, even if this process has ended by then.
 
-        Several runs may use one folder in turn, such as the trials of ``tune``. ``variables`` are the user's:
-        they come last, so that a job that is not submitted leaves none on the nodes.
+        Several runs may use one folder in turn, such as the trials of a placement study. ``variables`` are
+        the user's: they come last, so that a job that is not submitted leaves none on the nodes.
         """
         if variables:
             self.head.put(json.dumps([*variables]).encode(), f"{paths.root}/{SECRETS}.new")

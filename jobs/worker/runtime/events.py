@@ -13,7 +13,8 @@ rank that is silent, come from any rank.
             and the hosts' shares of the computing power
     evaluation  step, total, scores, metric and score (the one that chooses the best model), best (whether
             this is the best so far), best_score, best_step, seconds; the model was evaluated while training
-    checkpoint  step, name, seconds; one was written; in a study, after so many trials, with eta_seconds
+    checkpoint  step, name, seconds; one was written. In a study, step is the number of ended trials, and
+            there is eta_seconds
     stopped step, total, checkpoint (its name); after a SIGTERM, before exit code 143
     note    text
     trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) measured

@@ -7,9 +7,9 @@ output.state/study/
     best/        the output folder of the best trial
     new-7/       that of a trial that is about to replace it
 
-Each finished trial is followed by a checkpoint, ``output.state/checkpoints/step-N`` after N trials, with
-the journal and the best trial's output. It is copied, stored, and fetched as those of other jobs, so a study
-continues after the loss of any node without repeating a finished trial.
+Every minute, the end of a trial is followed by a checkpoint, ``output.state/checkpoints/step-N`` after N
+trials, with the journal and the best trial's output. It is copied, stored, and fetched as those of other
+jobs, so a study continues after the loss of any node.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import socket
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,22 @@ from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newes
 from ..runtime.errors import first_line
 from ..runtime.events import Events
 from ..runtime.output import RESULTS, save_json
+from ..tasks import format_score
 from ..training.options import TrainOptions, flag
-from .plan import STUDY, Domain, StudyPlan
+from .plan import BEGIN, STUDY, Domain, StudyPlan
 
 JOURNAL, BEST = "journal", "best"
 _KEPT = 2
 _FACTOR = 3
 """Of the trials that reach an evaluation, the best third goes on, at the first, third, ninth, and so on."""
+_DRAWS = 20
+"""A study ends if so many proposals are trials that have been made."""
+SAVE_S = 60.0
+"""Time between checkpoints: the copies of one take a while."""
+_LEAD_S = 60.0
+"""Before --max-time, the trials end, so that the best one becomes the job's."""
 _FAILURES = 3
-"""A study ends if so many trials, and none that still runs, fail before the first one succeeds."""
+"""A study ends if so many trials, and one on each rank, fail before the first one succeeds."""
 
 
 @dataclass
@@ -61,6 +69,7 @@ class Coordinator:
     _dismissed: int = 0
     _running: dict[int, Any] = field(default_factory=dict)
     _begin: float = field(default_factory=time.monotonic)
+    _saved_at: float | None = None
 
     def __post_init__(self) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -71,27 +80,33 @@ class Coordinator:
         self.folder.mkdir(parents=True, exist_ok=True)
         storage = JournalStorage(JournalFileBackend(str(self.folder / JOURNAL)))
         is_new = not (self.folder / JOURNAL).stat().st_size
-        # With constant_liar, a trial that still runs keeps its neighbors from the same place.
-        sampler = optuna.samplers.TPESampler(seed=self.options.seed, constant_liar=True)
-        pruner = optuna.pruners.SuccessiveHalvingPruner(1, _FACTOR)
+        pruner: Any = optuna.pruners.SuccessiveHalvingPruner(1, _FACTOR)
         self.study = optuna.create_study(
             storage=storage,
-            sampler=sampler,
-            pruner=pruner,
+            pruner=pruner if self._is_comparable() else optuna.pruners.NopPruner(),
             study_name="study",
             direction=self.direction,
             load_if_exists=True,
         )
+        # After a resume, others than it has proposed before.
+        seed = self.options.seed + len(self.study.get_trials(deepcopy=False))
+        # With constant_liar, a trial that still runs keeps its neighbors from the same place.
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         if is_new:
-            every = self.plan.combinations()
-            # Neighbors are alike: in their order, the worst may come first, and all later ones would go on.
+            every = self.plan.combinations() if self.plan.size <= self.plan.trials else []
+            # Neighbors are alike: if the worst come first, too many of the others continue.
             random.Random(self.options.seed).shuffle(every)
-            for each in every if len(every) <= self.plan.trials else ():
+            for each in every:
                 self.study.enqueue_trial(each)
         for trial in self._in_state("RUNNING"):
             # It was interrupted: the same options again.
             self.study.tell(trial.number, state=self._state("FAIL"))
             self.study.enqueue_trial(trial.params, user_attrs={"again": trial.number + 1})
+
+    def _is_comparable(self) -> bool:
+        """Return whether trials are equally far at the same evaluation."""
+        by_step = self.options.eval_every.isdecimal() and "batch_size" in self.plan.tune
+        return not by_step and not {"epochs", "max_steps"} & self.plan.tune.keys()
 
     @property
     def folder(self) -> Path:
@@ -115,27 +130,47 @@ class Coordinator:
         if is_full or self._is_hopeless(ended) or self._is_late(ended):
             self._dismissed += 1
             return {}
-        trial = self.study.ask()
-        options = {name: _suggest(trial, name, each) for name, each in self.plan.tune.items()}
-        self._running[trial.number] = trial
-        return {"number": trial.number, "options": options}
+        for _ in range(_DRAWS):
+            trial = self.study.ask()
+            options = {name: _suggest(trial, name, each) for name, each in self.plan.tune.items()}
+            if options not in [each.params for each in (*ended, *self._running.values())]:
+                self._running[trial.number] = trial
+                return {"number": trial.number, "options": options}
+            self.study.tell(trial, state=self._state("FAIL"))
+        self._dismissed += 1
+        return {}
 
     def _is_hopeless(self, ended: list[Any]) -> bool:
-        if self._running or len(ended) < _FAILURES:
+        if len(ended) < max(_FAILURES, self.ranks):
             return False
         return all(each.state == self._state("FAIL") for each in ended)
 
     def _is_late(self, ended: list[Any]) -> bool:
-        taken = [each.user_attrs["seconds"] for each in ended if each.value is not None]
+        complete, left = self._state("COMPLETE"), self._time_left()
+        longest = max((e.user_attrs["seconds"] for e in ended if e.state == complete), default=0.0)
+        if self._dismissed or left is None or longest < left:
+            return bool(self._dismissed)
         limit = self.plan.max_time_s
-        passed = time.monotonic() - self._begin
-        if not limit or not taken or passed + sum(taken) / len(taken) < limit:
-            return False
         self.events.note(f"no time for another trial before --max-time, {limit / 60:g} min")
         return True
 
-    def join(self, rank: int, host: str) -> tuple[str, str]:
-        """Take a rank's host; return that of this process, and Slurm's name of its node, "" without Slurm."""
+    def _time_left(self) -> float | None:
+        """Return the seconds until the study has to end by itself, before its limit; ``None`` without one."""
+        limit = self.plan.max_time_s
+        end = limit - min(_LEAD_S, limit / 4) - (time.time() - self._first_start())
+        return max(end, 0.0) if limit else None
+
+    def _first_start(self) -> float:
+        """Return when the job first started, in seconds since 1970; a restart's own start if unknown."""
+        with suppress(OSError, ValueError, KeyError):
+            return float(json.loads(Path(BEGIN).read_text())["first"])
+        return time.time() - (time.monotonic() - self._begin)
+
+    def join(self, rank: int, host: str) -> tuple[str, str, float | None]:
+        """Take a rank's host.
+
+        Returns that of this process, Slurm's name of its node, "" without Slurm, and the seconds left.
+        """
         self._hosts[rank] = host
         if len(self._hosts) == self.ranks:
             hosts = [self._hosts[rank] for rank in sorted(self._hosts)]
@@ -149,7 +184,7 @@ class Coordinator:
                 model=options.model_name,
                 versions={},
             )
-        return socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")
+        return socket.gethostname(), os.environ.get("SLURMD_NODENAME", ""), self._time_left()
 
     def is_over(self) -> bool:
         """Return whether every rank knows that nothing is left to do."""
@@ -163,7 +198,7 @@ class Coordinator:
 
     def metric(self, scores: Mapping[str, float]) -> str:
         """Return the name of the score that compares trials: ``--metric``, or the first one there is."""
-        return next(name for name in self._metrics if name in scores)
+        return next((name for name in self._metrics if name in scores), next(iter(scores)))
 
     def is_better(self, scores: Mapping[str, float]) -> bool:
         """Return whether a trial with these scores would be the best one so far."""
@@ -200,7 +235,8 @@ class Coordinator:
             )
         del self._running[number]
         self._announce(number)
-        self.save()
+        if self._saved_at is None or time.monotonic() - self._saved_at >= SAVE_S:
+            self.save()
 
     def _announce(self, number: int) -> None:
         trial = self.study.get_trials(deepcopy=False)[number]
@@ -210,7 +246,7 @@ class Coordinator:
             what = f"failed: {failure}"
         elif scores := attributes.get("scores"):
             metric = self.metric(scores)
-            what = f"{metric} {scores[metric]:.2f}"
+            what = f"{metric} {format_score(metric, scores[metric], 2)}"
             what += ", the best so far" if self.best().number == number else ""
         tried = " ".join(f"{flag(name)} {_shorten(value)}" for name, value in trial.params.items())
         self.events.note(
@@ -223,6 +259,8 @@ class Coordinator:
         begin, step = time.monotonic(), len(self.ended())
         folder = self.state / CHECKPOINTS
         target = folder / checkpoint_name(step)
+        if not step or target.exists():
+            return
         partial = target.with_name(f"{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -231,8 +269,8 @@ class Coordinator:
             # No links: tar, which may copy an older checkpoint now, takes a new link for a changed file.
             shutil.copytree(self.folder / BEST, partial / BEST)
         (partial / LAST).write_text(json.dumps({"trials": step}))
-        shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
+        self._saved_at = time.monotonic()
         for old in sorted((each for each in folder.iterdir() if step_of(each) >= 0), key=step_of)[
             :-_KEPT
         ]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+BEGIN = "begin.json"
+"""In a job's folder on the head: when it first started."""
 STUDY = "study"
 """In the state folder of a job: the study's journal, and the output of its best trial."""
 
@@ -34,6 +37,11 @@ class StudyPlan:
     tune: Mapping[str, Domain]
     trials: int
     max_time_s: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """The number of all combinations; 0 if an option has a range."""
+        return math.prod(len(each.choices) for each in self.tune.values())
 
     def combinations(self) -> list[dict[str, Any]]:
         """Return all combinations of the choices; none if an option has a range."""

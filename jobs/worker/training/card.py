@@ -26,8 +26,7 @@ Z, DRAWS = 1.96, 10_000
 _PLACES = frozenset(
     {
         *("output", "model", "data", "eval", "token_cache", "backend", "resume"),
-        "report_to",
-        "push_to",
+        *("checkpoint_every", "report_to", "push_to"),
     }
 )
 """Options that are on the card in other words, or that have nothing to do with the model."""
@@ -211,7 +210,9 @@ def _facts(
     machine = ", ".join([*sorted(kinds), *processor[:1]])
     size, hosts = facts["world_size"], len(set(context.hosts)) or 1
     yield "Hardware", f"{size} rank{'s' * (size > 1)} on {hosts} × {machine}; {facts['dtype']}"
-    usd = record.get("usd_per_hour") if record.get("billed") else None
+    # A trial of a study shares its node.
+    is_whole = record.get("billed") and "worker.study" not in record.get("argv", ())
+    usd = record.get("usd_per_hour") if is_whole else None
     cost = f", about ${usd * hosts * seconds / 3600:.2f} at on-demand prices" if usd else ""
     yield "Time", f"{seconds / 60:.1f} minutes{cost}"
     yield "Versions", ", ".join(f"{name} {each}" for name, each in facts["versions"].items())

@@ -15,9 +15,9 @@ from .batches import Indices, Schedule, TrainingRun, batches, steps_per_epoch
 from .optimizer_step import prepare, take_step
 from .options import TrainOptions
 
-WARM_UPS, COMPILING = 2, 6
-"""Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads; and how many of them if
-layers are compiled, for each kind of batch."""
+WARM_UPS, COMPILED_WARM_UPS = 2, 6
+"""Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads; more if layers are
+compiled, because each shape of batch compiles."""
 GAUGED = 2
 """Steps whose duration determines how many steps are measured."""
 _FEWEST, _MOST = 5, 2000
@@ -47,7 +47,7 @@ def enough_for_trial(
 def measure_speed(run: TrainingRun, seconds: float, records: int) -> TrialSpeed:
     """Train for about ``seconds`` on all ranks and return the speed; the model is useless afterward.
 
-    It ends after ``--max-steps`` at the latest. Layers are compiled if they would be in the real run, with
+    It measures at most ``--max-steps`` steps. Layers are compiled if they would be in the real run, with
     all of its ``records``.
     """
     context, samples = run.context, run.samples
@@ -56,7 +56,7 @@ def measure_speed(run: TrainingRun, seconds: float, records: int) -> TrialSpeed:
         records, options.batch_size, ranks.size
     )
     model, optimizer = prepare(run, steps)
-    warm_ups = COMPILING if count_compiled(run.loaded.model) else WARM_UPS
+    warm_ups = COMPILED_WARM_UPS if count_compiled(run.loaded.model) else WARM_UPS
 
     def take(steps: Iterable[Indices]) -> tuple[int, float]:
         count, begin = 0, time.perf_counter()

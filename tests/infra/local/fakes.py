@@ -299,6 +299,7 @@ class Endpoint:
         application.open_region("us-east-1")
         outer, self.application = self.application, application
         try:
+            self.clients.labels = {}  # of an earlier test
             yield FakeCloud(folder, podman, self, application)
         finally:
             self.application = outer

@@ -220,9 +220,15 @@ _WITHOUT_EFFECT = (
         (f"{_PLACEMENT} --ppn 2", "--ppn: --tune varies it"),
         ("--tune ccl-workers=1,2 --ccl-workers 1", "--ccl-workers: --tune varies it"),
         ("--tune batch-size=8,16 --batch-size 8", "--batch-size: --tune varies it"),
-        ("--tune learning-rate=1e-5,1e-4 --resume", "--resume: a study keeps its own options"),
-        (f"{_PLACEMENT} --resume squad-1", "--resume: a study keeps its own options"),
-        (f"{_PLACEMENT} --recipe reference", "--recipe reference: it keeps its own options"),
+        (
+            "--tune learning-rate=1e-5,1e-4 --resume",
+            "--tune: not with --resume, which has its own options",
+        ),
+        (f"{_PLACEMENT} --resume squad-1", "--tune: not with --resume, which has its own options"),
+        (
+            f"{_PLACEMENT} --recipe reference",
+            "--tune: not with --recipe reference, which has its own options",
+        ),
         (
             "--tune epochs=1,2 --push-to hub:a/b --env HF_TOKEN=hf_x",
             "--push-to hub: not with --tune",

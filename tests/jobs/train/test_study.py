@@ -105,6 +105,8 @@ def test_what_a_study_varies(words: str, expected: dict[str, Domain]) -> None:
             "ppn=1 batch-size=8..32",
             " batch-size: a study of the speed needs a list, such as 8,16,32",
         ),
+        ("objective=regression", " objective: `train classify` has no such option to vary"),
+        ("text-column=a,b", " text-column: `train classify` has no such option to vary"),
         ("distill-alpha=0.1,0.5", " distill-alpha requires --teacher"),
         ("epochs=1 placement", ": --ppn changes the speed, --epochs what is learned"),
     ],

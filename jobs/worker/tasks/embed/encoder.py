@@ -34,9 +34,10 @@ _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 def read_declared(model: str, context: TrainContext | None = None) -> Declared:
-    """Return what the files of a model of sentence-transformers say about pooling and prompts, by file.
+    """Return the pooling and prompts that a sentence-transformers model declares, by file.
 
-    Rank 0 reads them from a folder or the hub. ``model`` is "" for a new one.
+    With a context, rank 0 reads and shares them. ``model`` is a folder, a name on the hub, or "" for a new
+    one. Raises :class:`ModelError`.
     """
     from huggingface_hub import try_to_load_from_cache
     from transformers.utils import cached_file
@@ -49,13 +50,16 @@ def read_declared(model: str, context: TrainContext | None = None) -> Declared:
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
         )
-        found[name] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+        try:
+            found[name] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+        except ValueError as error:
+            raise ModelError(f"model {model}: {name} is not JSON: {error}") from None
     if context is None:
         return found
     # The cache also knows which files a model lacks.
     is_known = not model or Path(model).is_dir() or try_to_load_from_cache(model, _POOLING)
     if not is_known:
-        context.events.note(f"model {model}: can't tell its pooling ({_POOLING}): mean is used")
+        context.events.note(f"model {model}: {_POOLING} can't be read; using mean pooling")
     shared: Declared = context.ranks.share(found)
     return shared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,33 @@ def test_a_trial_ends_early_unless_it_is_in_the_best_third_so_far(state: Path) -
     assert pruned == [False, False, True, True, False, False, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("epochs", DigitsOptions()),
+        ("max_steps", DigitsOptions()),
+        ("batch_size", DigitsOptions(eval_every="5")),
+    ],
+)
+def test_no_trial_ends_early_where_evaluations_mean_different_things(
+    state: Path, name: str, options: TrainOptions
+) -> None:
+    study = make(state, {name: Domain(tuple(range(1, 10)))}, 9, options)
+    for accuracy in range(9, 0, -1):
+        assert not study.report(study.ask()["number"], 1, {"accuracy": float(accuracy)})
+
+
+def test_no_trial_is_made_twice(state: Path) -> None:
+    layers = {"batch_size": Domain(low=1, high=3)}
+    tried = []
+    study = make(state, layers, 20)
+    while trial := study.ask():
+        tried.append(trial["options"]["batch_size"])
+        end(study, trial["number"], scores={"accuracy": 1.0})
+    assert sorted(tried) == [1, 2, 3]
+    assert len(study.results()["trials"]) == 3
+
+
 def test_a_pruned_trial_is_no_result_and_frees_its_place(state: Path) -> None:
     study = make(state, trials=2)
     end(study, study.ask()["number"])
@@ -166,12 +194,37 @@ def test_three_failures_before_any_success_end_it(
 def test_no_trial_begins_that_would_end_after_the_limit(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = Coordinator(StudyPlan(RATES, 9, 60.0), DigitsOptions(), state, Events())
+    study = Coordinator(StudyPlan(RATES, 9, 120.0), DigitsOptions(), state, Events())
+    # A quarter of the limit is for the end.
+    _, _, left = study.join(0, "a")
+    assert left == pytest.approx(90, abs=5)
     end(study, study.ask()["number"], scores={"accuracy": 1.0}, seconds=50.0)
+    study.report(study.ask()["number"], 1, {"accuracy": 0.0})
+    end(study, 1, seconds=100.0)  # one that was pruned does not count
+    end(study, study.ask()["number"], scores={"accuracy": 1.0}, seconds=95.0)
+    assert study.ask() == study.ask() == {}
+    said = capsys.readouterr().out
+    assert said.count("no time for another trial before --max-time, 2 min") == 1
+
+
+def test_a_restart_has_the_rest_of_the_time(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "begin.json").write_text(json.dumps({"first": time.time() - 3000}))
+    study = Coordinator(StudyPlan(RATES, 9, 3600.0), DigitsOptions(), state, Events())
+    assert study.join(0, "a")[2] == pytest.approx(540, abs=5)
+    assert make(tmp_path / "b").join(0, "a")[2] is None
+
+
+def test_with_several_ranks_each_may_fail_once(state: Path) -> None:
+    study = make(state, trials=50, ranks=5)
+    numbers = [study.ask()["number"] for _ in range(6)]
+    for number in numbers[:4]:
+        end(study, number, failure="no memory")
     assert study.ask()
-    end(study, 1, scores={"accuracy": 1.0}, seconds=80.0)
-    assert study.ask() == {}
-    assert "no time for another trial before --max-time, 1 min" in capsys.readouterr().out
+    end(study, numbers[4], failure="no memory")
+    assert study.ask() == {}, "though one still runs"
 
 
 def test_it_is_over_when_every_rank_knows(state: Path) -> None:
@@ -190,6 +243,7 @@ def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
     run(study, 10.0, 30.0)
     interrupted = study.ask()
     run(study, 20.0)
+    study.save()
 
     assert restore(state)
     again = make(state, SIZES, 6)
@@ -204,6 +258,26 @@ def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
     assert len({json.dumps(each) for each in every}) == 6
 
 
+def test_a_resumed_study_proposes_others(state: Path) -> None:
+    study = make(state)
+    before = run(study, 1.0, 2.0)
+    study.save()
+    assert restore(state)
+    after = run(make(state), 3.0, 4.0)
+    assert not [each for each in after if each in before]
+
+
+def test_the_first_end_of_a_trial_is_saved_and_then_one_a_minute(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, folder = make(state), state / "checkpoints"
+    run(study, 10.0, 20.0)
+    assert [each.name for each in folder.iterdir()] == ["step-000001"]
+    monkeypatch.setattr("jobs.worker.study.coordinator.SAVE_S", 0.0)
+    run(study, 30.0)
+    assert (folder / "step-000003").exists()
+
+
 def test_without_a_checkpoint_there_is_nothing_to_restore(state: Path) -> None:
     make(state)
     (state / "checkpoints" / "step-000001.partial").mkdir(parents=True)
@@ -212,7 +286,10 @@ def test_without_a_checkpoint_there_is_nothing_to_restore(state: Path) -> None:
 
 def test_two_checkpoints_are_kept_each_with_the_best_output(state: Path) -> None:
     study = make(state)
-    run(study, 10.0, 20.0, 15.0)
+    for accuracy in (10.0, 20.0, 15.0):
+        run(study, accuracy)
+        study.save()
+        study.save()
     folder = state / "checkpoints"
     assert sorted(each.name for each in folder.iterdir()) == ["step-000002", "step-000003"]
     for each in folder.iterdir():

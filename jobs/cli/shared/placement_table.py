@@ -10,7 +10,7 @@ from cluster.console.display import format_table
 from jobs.experiments.placement_study import PlacementStudy, Trial
 
 
-def render_study(study: PlacementStudy, usd_per_hour: float | None) -> str:
+def render_speeds(study: PlacementStudy, usd_per_hour: float | None) -> str:
     """Render the trials, fastest first, and what is kept. ``usd_per_hour`` is a node's price."""
     return "\n".join(_lines(study, usd_per_hour))
 

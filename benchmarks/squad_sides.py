@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +32,6 @@ from benchmarks.squad_data import (
     longest,
     new_model,
 )
-from benchmarks.step_profile import StepProfile, profile_steps
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
@@ -62,16 +60,11 @@ class Round(NamedTuple):
     teraflop: float
     seconds: float
     memory_gb: float
-    profile: StepProfile | None = None
-    """Of a second training on the same features, if asked for."""
 
 
 def parse_round(line: str) -> Round:
     """Return the round of a side's answer."""
-    content = json.loads(line)
-    if content["profile"]:
-        content["profile"] = StepProfile.parse(content["profile"])
-    return Round(**content)
+    return Round(**json.loads(line))
 
 
 class Side(Protocol):
@@ -143,9 +136,6 @@ def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> 
         operations = sum(map(SHAPES[args.shape].operations, sizes))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         answer = Round(len(chosen), sum(sizes), operations / 1e12, seconds, round(memory, 3))
-        if args.profile:
-            size = 2 if args.dtype == "bf16" else 4
-            answer = answer._replace(profile=profile_steps(partial(side.train, chosen), size))
         print(json.dumps(answer._asdict()), flush=True)
 
 
@@ -159,7 +149,6 @@ def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--run-qa", type=Path, help="transformers' own script, one more side")
     parser.add_argument("--attention-dropout", choices=("on", "off"), default="off")
-    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
 
 
 def side_arguments(args: argparse.Namespace) -> list[str]:
@@ -178,7 +167,7 @@ def side_arguments(args: argparse.Namespace) -> list[str]:
     ]
     argv += [f"--encoder={args.encoder}"] if args.encoder else []
     argv += [f"--run-qa={args.run_qa.absolute()}"] if args.run_qa else []
-    return argv + (["--profile"] if args.profile else [])
+    return argv
 
 
 def main() -> None:

@@ -113,6 +113,9 @@ def _authorize(request: SshRequest, file: str) -> int:
 
 
 def run(request: SshRequest) -> int:
+    plain = request.authorize or request.setup or request.remove_setup
+    if plain and (request.command or request.has_set("node")):
+        raise UsageError("--setup, --remove-setup, and --authorize take no node and no command")
     if request.authorize:
         return _authorize(request, request.authorize)
     if request.setup or request.remove_setup:

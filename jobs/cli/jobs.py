@@ -14,7 +14,7 @@ from cluster.console.output import emit, printable, say, wrap
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
-from infra.errors import NoClusterError
+from infra.errors import NoClusterError, UsageError
 from infra.s3_url import parse_s3_url
 from infra.words import counted, parse_duration, spoken_time
 from jobs.cli.shared.chosen_job import (
@@ -136,6 +136,8 @@ def add_parser(parent: Parser) -> None:
 def run_jobs(request: JobsRequest) -> int:
     if is_stored(request.job):
         return _list_stored(request)
+    if request.job and request.all:
+        raise UsageError("JOB and --all can't be used together")
     try:
         launcher, now = open_launcher(request), utc_now()
     except NoClusterError as error:

@@ -89,6 +89,10 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         f"r8i.metal-96xl?{_TYPES}",
     ),
     ("ssh --json", "unknown option '--json'" + f.help_of("ssh")),
+    (
+        "ssh node1 --setup",
+        "--setup, --remove-setup, and --authorize take no node and no command",
+    ),
     ("ssh node1 --nme x", "unknown option '--nme'; did you mean --name?" + f.help_of("ssh")),
     (
         "up --instance-type ,",

@@ -216,6 +216,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--price and --instance-type can't be used together",
     ),
     ("report . --instance-type x", re.compile("the table has no price of 'x'.*", re.DOTALL)),
+    ("jobs squad-1 --all", "JOB and --all can't be used together"),
     # Sent to the hub
     *(
         (

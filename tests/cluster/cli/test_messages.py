@@ -90,7 +90,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("ssh --json", "unknown option '--json'" + f.help_of("ssh")),
     (
-        "ssh node1 --setup",
+        "ssh --setup node1",
         "--setup, --remove-setup, and --authorize take no node and no command",
     ),
     ("ssh node1 --nme x", "unknown option '--nme'; did you mean --name?" + f.help_of("ssh")),

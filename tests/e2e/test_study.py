@@ -17,14 +17,14 @@ RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 def test_a_study_uses_all_nodes_and_repeats_no_trial(two: LiveCluster, tmp_path: Path) -> None:
     tune = f"--tune=learning-rate={','.join(map(str, RATES))}"
-    options = (*TWO, "--ppn=1", "--epochs=20", "--results", str(tmp_path))
+    options = (*TWO, "--ppn=1", "--epochs=40", "--digits=4096", "--results", str(tmp_path))
     job = two.cli.json("study", "digits", *options, tune, "--detach")["job"]
 
     until = time.monotonic() + 180
     while not (state := two.cli.json("jobs", job, *TWO))["checkpoint"]:
         assert state["state"] in ("queued", "running"), state
         assert time.monotonic() < until
-        time.sleep(0.5)
+        time.sleep(0.2)
     two.cli.run("cancel", job, *TWO)
     two.cli.run("train", "digits", "--resume", job, *TWO, "--results", str(tmp_path))
 

@@ -85,15 +85,41 @@ def main() -> int:
             return 1
         program, folder, environ, cpus = json.loads(_OFFER.read_text(encoding="utf-8"))
         _OFFER.unlink()
+        hang_up = _HangUp()  # before the rank can know this process
         session.write(str(os.getpid()))
         session.flush()
         os.sched_setaffinity(0, cpus)
-        code = _run(program, folder, {**environ, "TERM": os.environ.get("TERM", "dumb")})
+        environ["TERM"] = os.environ.get("TERM", "dumb")
+        code = _run(program, folder, environ, hang_up)
         _EXIT.write_text(str(code), encoding="utf-8")
     return code
 
 
-def _run(program: Sequence[str], folder: str, environ: Mapping[str, str]) -> int:
+class _HangUp:
+    """Passes SIGHUP and SIGTERM on to the program, also one that comes before its start."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asked = False
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, self._hang_up)
+
+    def begin(self, child: subprocess.Popen[bytes]) -> None:
+        """Take the program, which has just started."""
+        self._child = child
+        signal.signal(signal.SIGALRM, lambda *_: child.kill())
+        if self._asked:
+            self._hang_up()
+
+    def _hang_up(self, *_: object) -> None:
+        self._asked = True
+        if self._child is not None:
+            # Interactive shells ignore SIGTERM.
+            self._child.send_signal(signal.SIGHUP)
+            signal.alarm(_STOP_S)
+
+
+def _run(program: Sequence[str], folder: str, environ: Mapping[str, str], hang_up: _HangUp) -> int:
     # Ctrl-C is the program's; there is no shell to continue it after Ctrl-Z.
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
@@ -103,15 +129,7 @@ def _run(program: Sequence[str], folder: str, environ: Mapping[str, str]) -> int
     except OSError as error:
         print(f"{program[0]} can't be run: {error.strerror}", file=sys.stderr)
         return 127
-
-    def hang_up(_number: int, _frame: object) -> None:
-        # Interactive shells ignore SIGTERM.
-        child.send_signal(signal.SIGHUP)
-        signal.alarm(_STOP_S)
-
-    signal.signal(signal.SIGALRM, lambda *_: child.kill())
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, hang_up)
+    hang_up.begin(child)
     code = child.wait()
     return 128 - code if code < 0 else code
 

@@ -39,7 +39,7 @@ VERDICT_SECONDS = 5.0
 """Time for rank 0 to notice a closed connection and to tell the others."""
 _LAST_WORDS_SECONDS = 5.0
 """Time to print the reason. On a node that is cut off, nobody reads the output, and printing may block."""
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS, _MEET_SECONDS = 5.0, 30.0
 
 
 class Lost(NamedTuple):
@@ -125,6 +125,12 @@ class Heartbeat:
         """Watch the other ranks as they connect. A single rank needs no thread."""
         if self._identity.size > 1:
             self._thread.start()
+
+    def meet(self) -> None:
+        """Wait, for a limited time, until rank 0 would notice the loss of this rank."""
+        until = time.monotonic() + _MEET_SECONDS
+        while not self._links and time.monotonic() < until:
+            time.sleep(BEAT_SECONDS / 20)
 
     def stop(self, *, goodbye: bool) -> None:
         """Stop watching. Without a ``goodbye``, the others take this rank's end for a failure."""

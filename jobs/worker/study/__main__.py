@@ -35,7 +35,7 @@ from ..runtime.output import prepare_output, state_folder
 from ..runtime.process import STOPPED, choose_interface, leave, read_identity
 from ..tasks import TASKS
 from .plan import STUDY, StudyPlan
-from .trials import PAUSE_S, Remote, Stop, TrialRunner
+from .trials import CONNECT_S, PAUSE_S, Remote, Stop, TrialRunner
 
 if TYPE_CHECKING:
     from .coordinator import Coordinator
@@ -86,6 +86,7 @@ def main() -> int:
         state = state_folder(Path(shared.output))
         runner = TrialRunner(identity.rank, shared, Remote(*address, stop), stop, state)
         if identity.rank:
+            heartbeat.meet()
             runner.join()
             runner.run_all()
             code = STOPPED if stop.requested else 0
@@ -132,7 +133,10 @@ def lead(plan: StudyPlan, runner: TrialRunner, ranks: int, events: Events, *, re
     with serving(coordinator, remote.address, remote.port):
         runner.join()
         runner.run_all()
+        until = time.monotonic() + CONNECT_S
         while not stop.requested and not remote.call("is_over"):
+            if len(coordinator.hosts) < ranks and time.monotonic() > until:
+                raise OSError(f"only {len(coordinator.hosts)} of {ranks} ranks have come")
             time.sleep(PAUSE_S)
     if not stop.requested:
         return coordinator.finish(Path(options.output))

@@ -65,7 +65,8 @@ class Coordinator:
     state: Path
     events: Events
     ranks: int = 1
-    _hosts: dict[int, str] = field(default_factory=dict)
+    hosts: dict[int, str] = field(default_factory=dict)
+    """The hosts of the ranks that have come."""
     _dismissed: int = 0
     _running: dict[int, Any] = field(default_factory=dict)
     _begin: float = field(default_factory=time.monotonic)
@@ -171,9 +172,9 @@ class Coordinator:
 
         Returns that of this process, Slurm's name of its node, "" without Slurm, and the seconds left.
         """
-        self._hosts[rank] = host
-        if len(self._hosts) == self.ranks:
-            hosts = [self._hosts[rank] for rank in sorted(self._hosts)]
+        self.hosts[rank] = host
+        if len(self.hosts) == self.ranks:
+            hosts = [self.hosts[rank] for rank in sorted(self.hosts)]
             options = self.options
             self.events.emit(
                 "start",

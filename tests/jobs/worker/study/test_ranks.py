@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,12 +25,21 @@ REPOSITORY = Path(__file__).parents[4]
 PLAN = StudyPlan({"batch_size": Domain((16, 9999, 20, 24, 32, 48))}, 6)
 
 
+def find_two_ports() -> int:
+    """The second of two neighboring free ports: the first is the heartbeat's."""
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1] + 1
+            second.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no two free ports")
+
+
 @contextmanager
 def ranks(folder: Path, *more: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks in a job's folder, as mpirun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_two_ports()
     options = DigitsOptions(digits=64, epochs=2, report_to="none").to_json()
     argv = [sys.executable, "-m", "worker.study", "digits", json.dumps(asdict(PLAN)), options]
     shared = {
@@ -94,6 +103,19 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not list((tmp_path / "trials").glob("*/*"))
     again = [line for line in said[0].splitlines() if "trials have ended before" in line]
     assert again
+
+
+def test_a_killed_rank_ends_the_study(tmp_path: Path) -> None:
+    with ranks(tmp_path) as running:
+        assert running[0].stdout
+        for line in running[0].stdout:
+            if '"start"' in line:  # both ranks have met
+                break
+        running[1].kill()
+        said = running[0].communicate(timeout=60)[0]
+    assert running[0].returncode == 1
+    assert "lost contact with rank 1" in said
+    assert '"lost_peer": true' in said
 
 
 @pytest.mark.parametrize("name", ["PMI_FD", "MASTER_ADDR", "SPR_PLANNED_RANKS", "SPR_MARK"])

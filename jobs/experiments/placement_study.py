@@ -1,6 +1,6 @@
 """A study of the speed: short trials with other numbers of nodes, ranks, and oneCCL workers, one by one.
 
-Each trial is a job of its own that trains as the real one would, on all cores of its nodes.
+Each trial is a job that trains as the real one would, on all cores of its nodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``python -m worker.study TASK PLAN OPTIONS [--resume]``: one rank of a study.
 
 PLAN is a :class:`.plan.StudyPlan` as JSON; OPTIONS are those that all trials share. Every rank runs one trial
-after another, each in a process of its own on the rank's cores, as a training run with one rank. Rank 0
+after another, each in its own process on the rank's cores, as a training run with one rank. Rank 0
 serves the :class:`.coordinator.Coordinator` to all of them over XML-RPC. Then the best trial's output becomes
 that of the job.
 
@@ -51,7 +51,7 @@ class _Server(SimpleXMLRPCServer):
 
 @contextmanager
 def serving(coordinator: Coordinator, address: str, port: int) -> Iterator[None]:
-    """Serve the coordinator in a thread of its own: a context manager."""
+    """Serve the coordinator in its own thread: a context manager."""
 
     def call(text: Any) -> str:
         method, *arguments = json.loads(str(text))

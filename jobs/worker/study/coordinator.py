@@ -30,19 +30,22 @@ from typing import Any
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
-from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newest, step_of
+from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newest
 from ..runtime.errors import first_line
 from ..runtime.events import Events
 from ..runtime.output import RESULTS, save_json
+from ..supervisor.launch import BEGIN
 from ..tasks import format_score
+from ..training.checkpoints import prune
 from ..training.options import TrainOptions, flag
-from .plan import BEGIN, STUDY, Domain, StudyPlan
+from .plan import STUDY, Domain, StudyPlan
 
 JOURNAL, BEST = "journal", "best"
 _KEPT = 2
 _FACTOR = 3
-"""Of the trials that reach an evaluation, the best third goes on, at the first, third, ninth, and so on."""
+"""Of the trials that reach an evaluation, the best third continues, at the first, third, ninth, and so on."""
 _DRAWS = 20
 """A study ends if so many proposals are trials that have been made."""
 SAVE_S = 60.0
@@ -75,8 +78,8 @@ class Coordinator:
     def __post_init__(self) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        names = [self.options.metric] if self.options.metric else list(self.options.metrics)
-        self._metrics: list[str] = [name for name in names if name]
+        wanted = self.options.metric
+        self._metrics = [wanted] if wanted else list(self.options.metrics)
         self.direction = f"{self.options.metrics[self._metrics[0]]}imize"
         self.folder.mkdir(parents=True, exist_ok=True)
         storage = JournalStorage(JournalFileBackend(str(self.folder / JOURNAL)))
@@ -99,9 +102,9 @@ class Coordinator:
             random.Random(self.options.seed).shuffle(every)
             for each in every:
                 self.study.enqueue_trial(each)
-        for trial in self._in_state("RUNNING"):
+        for trial in self._in_state(TrialState.RUNNING):
             # It was interrupted: the same options again.
-            self.study.tell(trial.number, state=self._state("FAIL"))
+            self.study.tell(trial.number, state=TrialState.FAIL)
             self.study.enqueue_trial(trial.params, user_attrs={"again": trial.number + 1})
 
     def _is_comparable(self) -> bool:
@@ -113,22 +116,19 @@ class Coordinator:
     def folder(self) -> Path:
         return self.state / STUDY
 
-    def _state(self, name: str) -> Any:
-        return optuna.trial.TrialState[name]
-
-    def _in_state(self, *names: str) -> list[Any]:
-        return self.study.get_trials(deepcopy=False, states=tuple(map(self._state, names)))
+    def _in_state(self, *states: TrialState) -> list[Any]:
+        return self.study.get_trials(deepcopy=False, states=states)
 
     def ended(self) -> list[Any]:
         """Return the trials that have ended by themselves or were pruned."""
-        every = self._in_state("COMPLETE", "PRUNED", "FAIL")
+        every = self._in_state(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         return [each for each in every if "seconds" in each.user_attrs]
 
     def ask(self) -> dict[str, Any]:
         """Return the next trial: its ``number`` and ``options``; without any, nothing is left to do."""
         ended = self.ended()
         is_full = len(ended) + len(self._running) >= self.plan.trials
-        if is_full or self._is_hopeless(ended) or self._is_late(ended):
+        if is_full or self._is_hopeless(ended) or self._is_late():
             self._dismissed += 1
             return {}
         for _ in range(_DRAWS):
@@ -137,20 +137,22 @@ class Coordinator:
             if options not in [each.params for each in (*ended, *self._running.values())]:
                 self._running[trial.number] = trial
                 return {"number": trial.number, "options": options}
-            self.study.tell(trial, state=self._state("FAIL"))
+            self.study.tell(trial, state=TrialState.FAIL)
         self._dismissed += 1
         return {}
 
     def _is_hopeless(self, ended: list[Any]) -> bool:
         if len(ended) < max(_FAILURES, self.ranks):
             return False
-        return all(each.state == self._state("FAIL") for each in ended)
+        return all(each.state == TrialState.FAIL for each in ended)
 
-    def _is_late(self, ended: list[Any]) -> bool:
-        complete, left = self._state("COMPLETE"), self._time_left()
-        longest = max((e.user_attrs["seconds"] for e in ended if e.state == complete), default=0.0)
-        if self._dismissed or left is None or longest < left:
-            return bool(self._dismissed)
+    def _is_late(self) -> bool:
+        if self._dismissed:
+            return True  # as another rank was told
+        left, complete = self._time_left(), self._in_state(TrialState.COMPLETE)
+        longest = max((each.user_attrs["seconds"] for each in complete), default=0.0)
+        if left is None or longest < left:
+            return False
         limit = self.plan.max_time_s
         self.events.note(f"no time for another trial before --max-time, {limit / 60:g} min")
         return True
@@ -212,7 +214,7 @@ class Coordinator:
 
     def best(self) -> Any:
         """Return the best trial, of equal ones the first to end; ``None`` if none has succeeded."""
-        every = sorted(self._in_state("COMPLETE"), key=lambda each: each.datetime_complete)
+        every = sorted(self._in_state(TrialState.COMPLETE), key=lambda each: each.datetime_complete)
         return max(every, key=lambda each: self._sign * each.value, default=None)
 
     def tell(self, number: int, outcome: Mapping[str, Any]) -> None:
@@ -232,7 +234,7 @@ class Coordinator:
             self.study.tell(trial, scores[self.metric(scores)])
         else:
             self.study.tell(
-                trial, state=self._state("FAIL" if outcome.get("failure") else "PRUNED")
+                trial, state=TrialState.FAIL if outcome.get("failure") else TrialState.PRUNED
             )
         del self._running[number]
         self._announce(number)
@@ -272,10 +274,7 @@ class Coordinator:
         (partial / LAST).write_text(json.dumps({"trials": step}))
         partial.rename(target)
         self._saved_at = time.monotonic()
-        for old in sorted((each for each in folder.iterdir() if step_of(each) >= 0), key=step_of)[
-            :-_KEPT
-        ]:
-            shutil.rmtree(old, ignore_errors=True)
+        prune(self.state.with_suffix(""), _KEPT)
         seconds = round(time.monotonic() - begin, 3)
         taken = [each.user_attrs["seconds"] for each in self.ended()]
         left = sum(taken) / len(taken) * (self.plan.trials - step) / self.ranks

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-BEGIN = "begin.json"
-"""In a job's folder on the head: when it first started."""
 STUDY = "study"
 """In the state folder of a job: the study's journal, and the output of its best trial."""
 

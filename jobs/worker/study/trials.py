@@ -1,4 +1,4 @@
-"""The trials of one rank: each in a process of its own on the rank's cores, followed by its output."""
+"""The trials of one rank: each in its own process on the rank's cores, followed by its output."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Remote:
 
 @dataclass
 class TrialRunner:
-    """Runs trials in processes of their own."""
+    """Runs trials, each in its own process."""
 
     rank: int
     options: Any

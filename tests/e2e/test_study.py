@@ -20,7 +20,8 @@ def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
 ) -> None:
     # One trial takes half an hour, so that the study can't end before it is canceled.
     tune = f"--tune=epochs={','.join(map(str, (*SHORT, ENDLESS)))}"
-    job = two.cli.json("study", "digits", *TWO, "--ppn=1", tune, "--detach")["job"]
+    first = ("--detach", "--results", str(tmp_path / "first"))
+    job = two.cli.json("study", "digits", *TWO, "--ppn=1", tune, *first)["job"]
     until = time.monotonic() + 180
     while not (state := two.cli.json("jobs", job, *TWO))["checkpoint"]:
         assert state["state"] in ("queued", "running"), state
@@ -28,13 +29,14 @@ def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
         time.sleep(0.2)
     two.cli.run("cancel", job, *TWO)
 
+    folder = tmp_path / "second"
     shown = two.cli.run(
-        *("train", "digits", "--resume", job, *TWO, "--max-time=1m", "--results", str(tmp_path))
+        *("train", "digits", "--resume", job, *TWO, "--max-time=1m", "--results", str(folder))
     )
 
-    log = (tmp_path / "job" / "log").read_text()
+    log = (folder / "job" / "log").read_text()
     (before,) = map(int, re.findall(r"(\d) of 5 trials have ended before", log))
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text())
     tried = [each["options"]["epochs"] for each in results["trials"]]
     assert len({*tried}) == len(tried) == before + log.count(" of 5 have ended): accuracy ")
     assert 1 <= before <= len(tried)
@@ -43,5 +45,5 @@ def test_a_canceled_study_continues_without_repeating_a_trial_and_ends_in_time(
     (best,) = (each for each in results["trials"] if each["best"])
     assert results["accuracy"] == max(each["scores"]["accuracy"] for each in results["trials"])
     assert results["epochs"] == best["options"]["epochs"]
-    assert (tmp_path / "model").is_dir()
+    assert (folder / "model").is_dir()
     assert f"the best trial: --epochs {results['epochs']}" in shown.stdout

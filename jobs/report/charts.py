@@ -40,6 +40,14 @@ class Band:
     color: int = 1
 
 
+class NamedAxis(NamedTuple):
+    """A vertical axis, and the text of its lowest and highest value."""
+
+    name: str
+    low: str
+    high: str
+
+
 @dataclass(frozen=True)
 class LineChart:
     """Lines over a common x axis. ``note`` explains how to read the chart."""
@@ -53,6 +61,8 @@ class LineChart:
     bands: Sequence[Band] = ()
     whole_x: bool = False
     """Ticks of the x axis are whole numbers."""
+    named_axes: Sequence[NamedAxis] = ()
+    """Vertical axes at x = 0, 1, … instead of both others; y is from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,8 @@ def format_tick(value: float, step: float) -> str:
 
 def axes(chart: LineChart) -> tuple[Axis, Axis]:
     """Return x and y axes that contain the whole chart, from 0 if close to it."""
+    if chart.named_axes:
+        return Axis(0.0, max(1.0, len(chart.named_axes) - 1.0), ()), Axis(0.0, 1.0, ())
     drawn = [*(line.points for line in chart.lines)]
     drawn += [points for band in chart.bands for points in (band.low, band.high)]
     xs = [p.x for points in drawn for p in points if math.isfinite(p.y)]
@@ -243,7 +255,7 @@ def _frame(chart: Chart, kind: str, height: int, content: str) -> str:
 
 def _lines(chart: LineChart) -> Iterator[str]:
     x, y = axes(chart)
-    yield from _grid(x, y)
+    yield from _named_axes(chart.named_axes) if chart.named_axes else _grid(x, y)
     yield (
         f'<svg class="data" width="100%" height="100%" viewBox="0 0 {_WIDE} {_HIGH}" '
         'preserveAspectRatio="none">'
@@ -272,6 +284,21 @@ def _grid(x: Axis, y: Axis) -> Iterator[str]:
         yield f'<text class="middle" x="{place}" y="{_HEIGHT + 20}">{text}</text>'
     base = _percent(1 - y.at(0.0))
     yield f'<line class="axis" x1="0" x2="100%" y1="{base}" y2="{base}"/>'
+
+
+def _named_axes(axes: Sequence[NamedAxis]) -> Iterator[str]:
+    """Draw vertical axes with their names below, in two rows so that neighbors have space."""
+    for number, axis in enumerate(axes):
+        place = _percent(number / max(1, len(axes) - 1))
+        yield f'<line class="axis" x1="{place}" x2="{place}" y1="0" y2="100%"/>'
+        side = ("start", "middle", "end")[(number > 0) + (0 < number == len(axes) - 1)]
+        rows = (
+            (-8, axis.high),
+            (_HEIGHT + 16, axis.low),
+            (_HEIGHT + 31 + 14 * (number % 2), axis.name),
+        )
+        for y, text in rows:
+            yield f'<text class="{side}" x="{place}" y="{y}">{escape(text)}</text>'
 
 
 def _path(points: Sequence[ChartPoint], x: Axis, y: Axis) -> str:

@@ -9,12 +9,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from infra.errors import UsageError
 from jobs.report.charts import BarChart, LineChart, render_svg
+from jobs.report.content import Report, Table
 from jobs.report.figures import Cost, format_duration, format_usd, published_costs
-from jobs.report.sections import Report, Table
 from jobs.worker.runtime.output import new_file
 
 PAGE = "report.html"
-_WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide"}
+_WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide", "trial-options": "wide"}
 
 
 def write_page(report: Report, page: Path) -> None:

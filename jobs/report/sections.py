@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -14,7 +13,6 @@ from jobs.report.charts import (
     Band,
     Bar,
     BarChart,
-    Chart,
     ChartPoint,
     Line,
     LineChart,
@@ -23,6 +21,7 @@ from jobs.report.charts import (
     smooth,
     thin,
 )
+from jobs.report.content import Report, Section, Table, Tile
 from jobs.report.figures import (
     Cost,
     StepShare,
@@ -32,55 +31,9 @@ from jobs.report.figures import (
     format_usd,
     time_unit,
 )
-from jobs.report.results_folder import PARTS, Run, as_number, read_pairs
+from jobs.report.results_folder import PARTS, Run, as_number
+from jobs.report.trials import trial_sections
 from jobs.worker.tasks import PLAIN_SCORES, SCORES, format_score
-
-
-@dataclass(frozen=True)
-class Table:
-    """A header and rows of cells; ``numeric`` cells are right-aligned."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: bool = True
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the page. Without a chart, ``missing`` says why."""
-
-    name: str
-    title: str
-    chart: Chart | None
-    table: Table | None = None
-    missing: str = ""
-    remarks: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A key figure at the top of the page."""
-
-    label: str
-    value: str
-    remark: str = ""
-
-
-@dataclass(frozen=True)
-class Report:
-    """Everything that the page shows."""
-
-    title: str
-    subtitle: str
-    tiles: Sequence[Tile]
-    warnings: Sequence[str]
-    sections: Sequence[Section]
-    facts: Sequence[tuple[str, str]]
-    placement: Table | None
-    confusion: Table | None
-    """The confusion matrix."""
-    cost: Cost | None = None
-
 
 _FACTS = {
     "model": "model",
@@ -267,7 +220,7 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         tiles=list(tiles_of(run, cost)),
         warnings=list(warnings_of(run)),
         sections=[
-            *([_trials(run), _trial_curves(run)] if run.trials else []),
+            *trial_sections(run),
             _loss(run),
             _learning_rate(run),
             *([_evaluations(run)] if run.evaluations else []),
@@ -282,55 +235,6 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         confusion=confusion_of(run),
         cost=cost,
     )
-
-
-def _trials(run: Run) -> Section:
-    metric = run.text("metric") or ""
-    title, name = "Trials of the study", SCORES.get(metric, metric)
-    rows, points = [], []
-    options = list(dict.fromkeys(key for each in run.trials for key in _part(each, "options")))
-    for each in run.trials:
-        number = int(as_number(each.get("trial")) or 0)
-        score = as_number(_part(each, "scores").get(metric))
-        if score is not None:
-            points.append(ChartPoint(number, score))
-        said = str(each.get("failure") or each.get("state"))
-        shown = said if score is None else format_score(metric, score, 2)
-        tried = [format_fact(_part(each, "options").get(key)) for key in options]
-        seconds = as_number(each.get("seconds"))
-        took = "" if seconds is None else format_duration(seconds)
-        rows.append((f"{number}{' (best)' if each.get('best') else ''}", shown, *tried, took))
-    lines = [Line(name, points, 1, "dots")]
-    chart = drawable(LineChart("trials", title, "", "trial", name, lines, whole_x=True))
-    shares = {key: n for key, v in _part(run.results, "importance").items() if (n := as_number(v))}
-    parts = ", ".join(f"{key} {share:.0%}" for key, share in shares.items())
-    remarks = [f"Share of the differences that each option explains: {parts}."] if parts else []
-    header = ("trial", name, *options, "time")
-    missing = "" if chart else "No trial has a score."
-    return Section("trials", title, chart, Table(header, rows), missing, remarks)
-
-
-def _trial_curves(run: Run) -> Section:
-    title, lines = "Scores of the trials while training", []
-    for each in run.trials:
-        number = int(as_number(each.get("trial")) or 0)
-        known = read_pairs(each.get("evaluations"))
-        points = [ChartPoint(x, y) for x, y in known if not math.isnan(y)]
-        is_best = bool(each.get("best"))
-        label = f"trial {number}, the best" if is_best else "other trials"
-        lines.append(Line(label, points, int(is_best), "line" if is_best else "faint"))
-    lines.sort(key=lambda line: line.color)
-    note = "Trials that were not in the best third ended early."
-    chart = drawable(
-        LineChart("trial-scores", title, note, "evaluation", "score", lines, whole_x=True)
-    )
-    return Section("trial-scores", title, chart, None, "" if chart else "No trial was evaluated.")
-
-
-def _part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return an object inside another; empty for anything else."""
-    found = content.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _loss(run: Run) -> Section:

@@ -13,10 +13,11 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import nearest
 from jobs.report.comparison import compare
+from jobs.report.content import Report
 from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import PAGE, write_page
 from jobs.report.results_folder import find_folder, read_run
-from jobs.report.sections import Report, build_report
+from jobs.report.sections import build_report
 
 _EXAMPLES = """\
   spr-cluster report                            the newest in ./results

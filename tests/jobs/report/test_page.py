@@ -13,10 +13,11 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.report.charts import LineChart
+from jobs.report.content import Report
 from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import render_page, write_page
 from jobs.report.results_folder import read_run
-from jobs.report.sections import Report, build_report
+from jobs.report.sections import build_report
 from jobs.worker.tasks import TASKS
 from tests.jobs.report.sample_runs import make_folder, make_row
 
@@ -149,6 +150,37 @@ def test_a_study_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
         "Share of the differences that each option explains: epochs 80%, seed 20%."
     ]
     assert "no &lt;memory&gt;" in render_page(report_of(folder))
+
+
+def test_a_study_shows_its_trials_as_lines_through_their_options(tmp_path: Path) -> None:
+    tried = [(1e-5, "<b>", 70.0), (1e-4, "auto", 90.0), (1e-3, "auto", 80.0)]
+    rows = [
+        {
+            "trial": number,
+            "options": {"learning_rate": rate, "dtype": dtype},
+            "scores": {"f1": score},
+            "best": score == 90.0,
+        }
+        for number, (rate, dtype, score) in enumerate(tried, 1)
+    ]
+    rows.append({"trial": 4, "options": {"learning_rate": 5.0}, "state": "pruned"})
+    folder = make_folder(tmp_path / "run", metric="f1", trials=rows)
+
+    options = report_of(folder).sections[2]
+
+    assert options.name == "trial-options"
+    assert isinstance(options.chart, LineChart)
+    assert options.chart.named_axes == [
+        ("learning_rate", "1e-05", "0.001"),
+        ("dtype", "<b>", "auto"),
+        ("F1", "70", "90"),
+    ]
+    *others, best = options.chart.lines
+    assert best.label == "trial 2, the best"
+    assert [round(point.y, 6) for point in best.points] == [0.5, 1, 1]
+    assert [[point.y for point in line.points] for line in others] == [[0, 0, 0], [1, 1, 0.5]]
+    page = render_page(report_of(folder))
+    assert "&lt;b&gt;</text>" in page
 
 
 def test_a_study_without_scores_has_no_chart_and_other_runs_no_study(tmp_path: Path) -> None:

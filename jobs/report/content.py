@@ -1,0 +1,55 @@
+"""What the report's page shows, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.report.charts import Chart
+from jobs.report.figures import Cost
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header and rows of cells; ``numeric`` cells are right-aligned."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page. Without a chart, ``missing`` says why."""
+
+    name: str
+    title: str
+    chart: Chart | None
+    table: Table | None = None
+    missing: str = ""
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A key figure at the top of the page."""
+
+    label: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the page shows."""
+
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+    facts: Sequence[tuple[str, str]]
+    placement: Table | None
+    confusion: Table | None
+    """The confusion matrix."""
+    cost: Cost | None = None

@@ -197,7 +197,7 @@ def require_steps_left(step: int, total: str, record: JobRecord, options: TrainO
     before = options_of(record)
     if not total.strip().isdecimal() or before.max_steps is not None:
         return
-    steps = int(total) // before.epochs * options.epochs
+    steps = int(total) // max(before.epochs, 1) * options.epochs
     steps = min(steps, options.max_steps or steps)
     if step > steps:
         raise UsageError(
@@ -243,7 +243,7 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     return replace(
         plan_options(spec, options, offline=False),
         env=record.env,
-        packages=job_packages(options.report_to, study),
+        packages=job_packages(options, study),
         variables=request.env,
         planned_nodes=planned if nodes < planned else 0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from infra.errors import UsageError
@@ -16,6 +17,7 @@ from jobs.worker.study.plan import Domain, StudyPlan
 from jobs.worker.training.options import TrainOptions, defined_options, flag
 
 OPTUNA = "optuna>=4.2,<5"
+OPENVINO = ("openvino>=2026.3,<2027", "nncf>=3.3,<4")
 DEFAULT_TRIALS, MOST_TRIALS = 20, 1000
 PLACEMENT = ("nodes", "ppn", "ccl_workers")
 """What changes how fast a job is, but not what it learns."""
@@ -165,11 +167,14 @@ def plan_study(
     return StudyPlan(tune, min(most, every or most), max_time_s)
 
 
-def job_packages(report_to: str, study: Mapping[str, Any]) -> PackageList | None:
-    """Return what to install beside the stack: the clients of trackers, and Optuna for a study."""
-    found = tracker_packages(report_to)
-    if not study:
+def job_packages(options: TrainOptions, study: Mapping[str, Any]) -> PackageList | None:
+    """Return what to install beside the stack: the clients of trackers, and what options need."""
+    needs: dict[str, tuple[str, ...]] = {"--tune": (OPTUNA,)} if study else {}
+    needs |= {"--export": OPENVINO} if getattr(options, "export", None) else {}
+    found = tracker_packages(options.report_to)
+    if not needs:
         return found
+    lines = tuple(chain.from_iterable(needs.values()))
     if found is None:
-        return PackageList("--tune", (OPTUNA,), hint="they need an index of Python packages")
-    return replace(found, source=f"--tune, {found.source}", lines=(OPTUNA, *found.lines))
+        return PackageList(", ".join(needs), lines, hint="they need an index of Python packages")
+    return replace(found, source=", ".join([*needs, found.source]), lines=(*lines, *found.lines))

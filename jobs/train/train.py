@@ -71,7 +71,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
             **({BASE_MODEL: str(model.absolute())} if model else {}),
         },
         files=data_files(options),
-        packages=job_packages(options.report_to, spec.work.study),
+        packages=job_packages(options, spec.work.study),
         variables=request.env,
         details={
             **plan.details,

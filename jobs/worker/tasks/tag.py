@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..data.records import require_text, show
 from ..runtime.errors import DatasetError
-from ..training.options import SMALL
+from ..training.options import SMALL, EncoderOptions
 from ..training.task import Data, Loaded, Samples
 from ..training.text_task import (
     Row,
@@ -37,7 +37,7 @@ _MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I", 
 
 
 @dataclass(frozen=True)
-class TagOptions(TableOptions):
+class TagOptions(TableOptions, EncoderOptions):
     """One training run of a tagger. A text is a row of words."""
 
     task = "tag"

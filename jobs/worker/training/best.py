@@ -26,7 +26,7 @@ from .state import (
     set_random_state,
     share_tensors,
 )
-from .task import Samples
+from .task import Loaded, Samples
 
 MOST_SHARE = 0.1
 """By default, evaluation takes at most this share of the training time."""
@@ -54,11 +54,24 @@ class Unseen:
 
 
 class Final(NamedTuple):
-    """An evaluation after the last step: its figures, and this rank's files and events."""
+    """An evaluation: its figures, and this rank's files and events."""
 
     figures: dict[str, Any]
     files: Mapping[str, bytes]
     events: Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def evaluate_quietly(run: TrainingRun, loaded: Loaded, unseen: Unseen) -> Final:
+    """Evaluate a model without leaving predictions in the output folder, or remarks in the log."""
+    context = run.context
+    said: list[tuple[str, Mapping[str, Any]]] = []
+    with TemporaryDirectory() as name:
+        folder, events = Path(name), Events(context.ranks.rank, StringIO())
+        events.observe = lambda *event: said.append(event)
+        quiet = replace(context, output=folder, events=events)
+        found = run.task.evaluate(quiet, loaded, unseen.records, unseen.samples)
+        files = {each.name: each.read_bytes() for each in folder.iterdir()}
+    return Final(found, files, said)
 
 
 @dataclass
@@ -143,20 +156,13 @@ class Evaluator:
 
     def _measure(self, context: TrainContext, *, is_final: bool) -> dict[str, float]:
         loaded, random = self.run.loaded, random_state()
-        said: list[tuple[str, Mapping[str, Any]]] = []
-        with TemporaryDirectory() as name:
-            # Predictions and remarks are those of the final evaluation.
-            folder, events = Path(name), Events(context.ranks.rank, StringIO())
-            events.observe = lambda *event: said.append(event)
-            quiet = replace(context, output=folder, events=events)
-            loaded.model.eval()
-            found = self.run.task.evaluate(quiet, loaded, self.unseen.records, self.unseen.samples)
-            if is_final:
-                files = {each.name: each.read_bytes() for each in folder.iterdir()}
-                self.final = Final(found, files, said)
+        loaded.model.eval()
+        final = evaluate_quietly(self.run, loaded, self.unseen)
+        if is_final:
+            self.final = final
         loaded.model.train()
         set_random_state(random)
-        scores: dict[str, float] = context.ranks.share(pick_scores(found))
+        scores: dict[str, float] = context.ranks.share(pick_scores(final.figures))
         return scores
 
     def evaluate_model(self, progress: TrainingProgress) -> dict[str, Any]:

@@ -38,6 +38,8 @@ ANY_RUN = frozenset(
         "trial_seconds",
         "report_to",
         "push_to",
+        "export",
+        "max_loss",
     }
 )
 """Options that do not affect what is learned."""
@@ -113,7 +115,9 @@ class TrainOptions:
     """The scores by which the best model can be chosen, the default first: "max" or "min" is best."""
 
     output: str = option("output", "folder for the model and the results", metavar="DIR")
-    epochs: int = option(2, "passes over the training data", within=Range(1, 10_000))
+    epochs: int = option(
+        2, "passes over the training data; 0 only evaluates --model", within=Range(0, 10_000)
+    )
     batch_size: int = option(16, "features per step and rank", within=Range(1, 4096))
     learning_rate: float | None = option(
         None,
@@ -311,6 +315,24 @@ class TextOptions(TrainOptions):
     @property
     def model_name(self) -> str | None:
         return self.model
+
+
+@dataclass(frozen=True)
+class EncoderOptions(TextOptions):
+    """One training run of an encoder."""
+
+    export: str | None = option(
+        None,
+        "also write the trained model for OpenVINO, in int8 if that keeps --max-loss",
+        choices=("int8", "bf16"),
+        kind=str,
+    )
+    max_loss: float = option(
+        0.5,
+        "points of the score that the exported model may lose, with certainty",
+        within=Range(0, 100),
+        needs="--export",
+    )
 
 
 def defined_options(options: type[TrainOptions]) -> list[Field[Any]]:

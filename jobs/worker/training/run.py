@@ -17,7 +17,7 @@ from ..fast.compilation import count_compiled, plain_layers
 from ..fast.embedding import restore_words
 from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
-from ..runtime.errors import TrainingError, first_line
+from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures, replacing
 from .batches import Schedule, TrainingRun, batches, plan_schedule
@@ -25,10 +25,11 @@ from .best import Unseen, pick_scores, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .card import render_card
 from .checkpoints import Checkpoint, CheckpointTimer, identify
+from .export import export_model, require_packages
 from .hub import push_model
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
-from .options import TextOptions, TrainOptions
+from .options import EncoderOptions, TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Data, Loaded, Task
 from .teacher import ask_teacher
@@ -68,6 +69,9 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     torch.manual_seed(options.seed)
     if options.ipex:
         load_ipex()  # now: a missing extension must fail early
+    exports = isinstance(options, EncoderOptions) and options.export is not None
+    if exports:
+        require_packages()
     with context.phase("load"):
         data, loaded = _load(task, context)
     gc.freeze()
@@ -97,6 +101,9 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     with context.phase("evaluate"):
         scores = loop.evaluator.evaluate_model(loop.progress)
     figures = {**scores, "scores": pick_scores(scores), **_describe(loop, data)}
+    if exports:
+        with context.phase("export"):
+            figures["export"] = export_model(run, loop.evaluator.unseen)
     if ranks.first:
         _write_card(run, figures)
     if not options.push_to:
@@ -119,6 +126,11 @@ def _load(task: Task[Any], context: TrainContext) -> tuple[Data, Loaded]:
     if loaded.new_weights:
         others = ", ".join(loaded.other_classes)
         why = f" (it has other classes: {shorten(others, 80)})" if others else ""
+        if not context.options.epochs:
+            raise ModelError(
+                f"--epochs 0: the model has no trained {', '.join(loaded.new_weights)}{why}",
+                hint="evaluate a model that was trained on data with the same classes",
+            )
         note(f"new weights, not from the model: {', '.join(loaded.new_weights)}{why}")
     return data, loaded
 
@@ -142,8 +154,7 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
         "evaluations": trained.evaluations,
         "model_step": trained.model_step,
         "resumed_after": [step for step, _ in trained.resumed],
-        "samples_per_second": round(trained.samples / trained.seconds, 3),
-        "tokens_per_second": round(trained.tokens / trained.seconds, 1),
+        **_speed(trained),
         "batch_size_per_rank": options.batch_size,
         "epochs": options.epochs,
         "learning_rate": options.highest_rate(ranks),
@@ -157,6 +168,15 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
         "data_digest": loop.checkpoint.identity.features,
         "eval_data": data.eval_source,
         "task": run.task.name,
+    }
+
+
+def _speed(trained: TrainingProgress) -> dict[str, float]:
+    if not trained.step:
+        return {}
+    return {
+        "samples_per_second": round(trained.samples / trained.seconds, 3),
+        "tokens_per_second": round(trained.tokens / trained.seconds, 1),
     }
 
 
@@ -201,7 +221,7 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
 
 def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
     total, options = schedule.total, context.options
-    if total < FEW_STEPS and options.max_steps is None:
+    if 0 < total < FEW_STEPS and options.max_steps is None:
         enough = min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
         context.events.note(
             f"{total} {'steps are' if total > 1 else 'step is'} few to learn from (less than {FEW_STEPS}): "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..data.readers import is_small, read_table
 from ..data.text_files import READERS
 from ..runtime.errors import DatasetError, ModelError, first_line
-from .options import Range, TextOptions, option
+from .options import EncoderOptions, Range, TextOptions, option
 from .task import Data, Loaded
 from .text_task import RowOptions, TableTask
 
@@ -32,7 +32,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class TeacherOptions(RowOptions):
+class TeacherOptions(RowOptions, EncoderOptions):
     """Distillation. Raises ``ValueError`` for options that don't fit together."""
 
     teacher: str | None = option(

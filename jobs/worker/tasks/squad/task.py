@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...data.care import describe
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
-from ...training.options import SMALL, Range, TextOptions, is_url, option
+from ...training.options import SMALL, EncoderOptions, Range, is_url, option
 from ...training.task import Data, Loaded
 from ...training.text_task import Row, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
@@ -36,7 +36,7 @@ SAMPLE = Path(__file__).with_name("sample.json")
 
 
 @dataclass(frozen=True)
-class SquadOptions(TextOptions):
+class SquadOptions(EncoderOptions):
     """One training run. A sample is one feature, see :mod:`.features`."""
 
     task = "squad"

@@ -1,0 +1,281 @@
+"""A trained model for OpenVINO, in int8 if that keeps a promise, measured beside the original.
+
+It is in ``openvino/`` of the model's folder, where optimum-intel and sentence-transformers look for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import math
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..data.tokens import Longs
+from ..runtime.errors import TrainingError, first_line
+from .batches import TrainingRun, pad_inputs
+from .best import Final, Unseen, evaluate_quietly, pick_scores
+from .card import Z
+from .evaluation import plan_batches
+from .options import EncoderOptions
+
+PLACE = "openvino/openvino_model.xml"
+"""In the model's folder."""
+INT8, PARTLY, BF16 = "int8", "int8 except the first and last layer", "bf16"
+CALIBRATED = 300
+"""Training samples from which the ranges of activations are known."""
+MEASURED, SINGLE = 512, 64
+"""Evaluation samples whose speed is measured in batches, and one by one."""
+
+Inputs = dict[str, torch.Tensor]
+
+
+class Speed(NamedTuple):
+    """Rows per second in batches, and percentiles of the milliseconds of a single row, on one rank."""
+
+    rows_per_second: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of the model. ``loss`` is that of the score against the original, in points, at most
+    ``loss_at_most`` with a probability of 97.5 %."""
+
+    form: str
+    score: float
+    loss: float
+    loss_at_most: float
+    speed: Speed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for ``results.json``."""
+        losses = {name: round(getattr(self, name), 3) for name in ("loss", "loss_at_most")}
+        return {"form": self.form, "score": self.score, **losses, **self.speed._asdict()}
+
+
+class Compiled(torch.nn.Module):
+    """Stands in for a transformers model, and computes with OpenVINO. All else is the model's."""
+
+    def __init__(self, model: Any, names: Sequence[str], graph: Any) -> None:
+        super().__init__()
+        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1}
+        compiled = _openvino().Core().compile_model(graph, "CPU", settings)
+        self._request, self._names = compiled.create_infer_request(), names
+        self._model = [model]  # in a list, it is no part of this module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._model[0], name)
+
+    def forward(self, **inputs: torch.Tensor) -> Any:
+        """Return the model's output, whose tensors are float32."""
+        from transformers.utils import ModelOutput  # noqa: PLC0415 - reads variables when imported
+
+        found = self._request.infer({name: each.numpy() for name, each in inputs.items()})
+        tensors = [torch.from_numpy(found[place].copy()) for place in range(len(self._names))]
+        return ModelOutput(dict(zip(self._names, tensors, strict=True)))
+
+
+def export_model(run: TrainingRun, unseen: Unseen) -> dict[str, Any]:
+    """Write the first form that keeps the promise of ``--max-loss``, from ``--export`` on.
+
+    Returns all forms that were tried, with their speeds and scores, for ``results.json``. The last one, in
+    bf16, is written in any case, with a warning. All ranks call it together.
+    """
+    context, options = run.context, _options(run)
+    ranks, note, model = context.ranks, context.events.note, run.loaded.model
+    before = evaluate_quietly(run, run.loaded, unseen)
+    batches = list(_inputs(run, unseen.samples, MEASURED))
+    single = list(_inputs(run, unseen.samples, SINGLE, together=1))
+    with torch.inference_mode(), context.autocast():
+        speed = _measure(_inner(model), batches, single)
+    metric, score = ranks.share(_pick_score(run, before) if ranks.first else None)
+    forms = [Form(f"PyTorch, {context.precision.dtype}", score, 0.0, 0.0, speed)]
+    for name, names, graph in _convert(run):
+        compiled = Compiled(_inner(model), names, graph)
+        after = evaluate_quietly(run, run.loaded._replace(model=_replace(model, compiled)), unseen)
+        speed = _measure(compiled, batches, single)
+        if ranks.first:
+            lost = score - pick_scores(after.figures)[metric]
+            at_most = lost + (_uncertainty(before, after, lost) if run.task.shares else 0.0)
+            forms.append(Form(name, score - lost, lost, at_most, speed))
+        forms = ranks.share(forms)
+        note(_describe(forms[-1], forms[0], metric))
+        if forms[-1].loss_at_most <= options.max_loss:
+            break
+    if ranks.first:
+        target = context.output / "model" / PLACE
+        target.parent.mkdir(exist_ok=True)
+        _openvino().save_model(graph, target, compress_to_fp16=False)
+    if forms[-1].loss_at_most > options.max_loss:
+        note(
+            f"warning: no form keeps --max-loss {options.max_loss:g} with certainty; {PLACE} has "
+            f"{forms[-1].form}. More evaluation data give narrower intervals"
+        )
+    return {"metric": metric, "max_loss": options.max_loss, "forms": [e.as_dict() for e in forms]}
+
+
+def require_packages() -> None:
+    """Raise :class:`TrainingError` if a package is missing: not after hours of training."""
+    if missing := [name for name in ("openvino", "nncf") if find_spec(name) is None]:
+        raise TrainingError(
+            f"--export needs the package {missing[0]}",
+            hint="add openvino and nncf to the packages of your stack or image",
+        )
+
+
+def _options(run: TrainingRun) -> EncoderOptions:
+    options = run.context.options
+    assert isinstance(options, EncoderOptions)
+    return options
+
+
+def _pick_score(run: TrainingRun, final: Final) -> tuple[str, float]:
+    """Return ``--metric``, or a share of records, of which the interval is known best."""
+    scores, wanted = pick_scores(final.figures), run.context.options.metric
+    names = [wanted] if wanted else (*run.task.shares, *run.context.options.metrics, *scores)
+    name = next(each for each in names if each in scores)
+    return name, scores[name]
+
+
+def _openvino() -> Any:
+    # Both packages would send data about their use to a third party.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino  # noqa: PLC0415 - an optional package
+
+    return openvino
+
+
+def _inner(model: Any) -> Any:
+    """Return transformers' model: that of `train embed` is inside another."""
+    return model.encoder if hasattr(model, "encode") else model
+
+
+def _replace(model: Any, compiled: Compiled) -> Any:
+    if not hasattr(model, "encode"):
+        return compiled
+    twin = copy.copy(model)
+    twin._modules = {**model._modules, "encoder": compiled}
+    return twin
+
+
+def _inputs(
+    run: TrainingRun, samples: Any, count: int, together: int | None = None
+) -> Iterator[Inputs]:
+    """Yield the inputs of random samples in batches of similar length, or of ``together``."""
+    parts = getattr(samples, "parts", samples)  # groups are several texts
+    rng = np.random.default_rng(run.context.options.seed)
+    chosen: Longs = rng.permutation(len(parts))[:count]
+    batches = plan_batches(parts.lengths[chosen], fewest=1)
+    if together:
+        batches = np.split(np.arange(len(chosen)), range(together, len(chosen), together))
+    for batch in batches:
+        rows = [parts[int(each)] for each in chosen[batch]]
+        yield pad_inputs(rows, run.loaded.pad_token)
+
+
+def _convert(run: TrainingRun) -> Iterator[tuple[str, list[str], Any]]:
+    """Yield the forms to try: their names, those of their outputs, and OpenVINO's graphs."""
+    model, wanted = _inner(run.loaded.model), _options(run).export
+    samples = list(_inputs(run, run.samples, CALIBRATED))
+    openvino = _openvino()
+    with torch.inference_mode(), redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tracing
+        names = list(model(**samples[0]).keys())
+        try:
+            graph = openvino.convert_model(model, example_input=samples[0])
+        except Exception as error:  # of the library's many types
+            raise TrainingError(
+                f"--export: OpenVINO can't convert this model: {first_line(error)}",
+                hint="the trained model is in the output; omit --export",
+            ) from error
+    if wanted == INT8:
+        yield INT8, names, _quantize(graph, samples, ())
+        yield PARTLY, names, _quantize(graph, samples, _outer_layers(model))
+    yield BF16, names, graph
+
+
+def _outer_layers(model: Any) -> tuple[str, ...]:
+    """Return patterns of the names that OpenVINO gives to parts of the first and last layer."""
+    lists = [
+        (name, len(each))
+        for name, each in model.named_modules()
+        if isinstance(each, torch.nn.ModuleList)
+    ]
+    name, count = max(lists, key=lambda each: each[1], default=("", 0))
+    return tuple(rf".*{re.escape(name)}\.{place}[./].*" for place in (0, count - 1))
+
+
+def _quantize(graph: Any, samples: Sequence[Inputs], omitted: Sequence[str]) -> Any:
+    import nncf  # noqa: PLC0415 - an optional package
+
+    nncf.set_log_level(logging.ERROR)
+    arrays = [{name: each.numpy() for name, each in batch.items()} for batch in samples]
+    with redirect_stdout(io.StringIO()):  # progress bars
+        return nncf.quantize(
+            graph,
+            nncf.Dataset(arrays),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=len(arrays),
+            ignored_scope=nncf.IgnoredScope(patterns=list(omitted), validate=False),
+        )
+
+
+def _measure(
+    model: Callable[..., Any], batches: Sequence[Inputs], single: Sequence[Inputs]
+) -> Speed:
+    def run(inputs: Inputs) -> float:
+        begin = time.perf_counter()
+        model(**inputs)
+        return time.perf_counter() - begin
+
+    for inputs in (*batches, *single[:2]):
+        run(inputs)  # prepares kernels
+    seconds = min(sum(map(run, batches)) for _ in range(3))
+    rows = sum(len(each["input_ids"]) for each in batches)
+    each = 1000 * np.array([run(inputs) for inputs in single for _ in range(3)])
+    low, high = np.percentile(each, (50, 99))
+    return Speed(round(rows / seconds, 1), round(float(low), 2), round(float(high), 2))
+
+
+def _uncertainty(before: Final, after: Final, loss: float) -> float:
+    """Return half the paired interval of 95 % of a loss, in points.
+
+    A record with the same prediction has the same score; that of another changes by at most 100 points.
+    """
+    known, found = (_predictions(each) for each in (before, after))
+    count = len(known)
+    share = sum(one != other for one, other in zip(known, found, strict=True)) / count
+    return Z * 100 * math.sqrt(max(share - (loss / 100) ** 2, 1 / count) / count)
+
+
+def _predictions(final: Final) -> list[Any]:
+    """Return the predictions for each record, without probabilities."""
+    found = json.loads(final.files["predictions.json"])
+    return [*found.values()] if isinstance(found, dict) else found
+
+
+def _describe(form: Form, original: Form, metric: str) -> str:
+    gain = form.speed.rows_per_second / original.speed.rows_per_second
+    return (
+        f"export, {form.form}: {gain:.2f} times the rows per second ({form.speed.rows_per_second:,.0f}), "
+        f"{metric} {form.score:.2f} ({-form.loss:+.2f}, with 97.5 % certainty at most "
+        f"{form.loss_at_most:.2f} lower)"
+    )

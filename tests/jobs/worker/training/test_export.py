@@ -1,0 +1,176 @@
+"""A trained model for OpenVINO, and the promise about its score."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from jobs.train.study import job_packages
+from jobs.worker.runtime.errors import TrainingError
+from jobs.worker.runtime.events import parse_event
+from jobs.worker.tasks import TASKS
+from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.training import export
+from jobs.worker.training.best import Final
+from jobs.worker.training.export import _openvino, _uncertainty, require_packages
+from tests.jobs.worker.forked_ranks import Ran, run_forked
+
+TEXTS = {"good": "an excellent and charming read", "bad": "a dull story without any point"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("train", "eval"):
+        rows = [
+            {"text": f"{text} {name} {number}", "label": label}
+            for number in range(40)
+            for label, text in TEXTS.items()
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {name: str(folder / f"{name}.jsonl") for name in ("train", "eval")}
+
+
+def options(output: Path, task: str, **more: Any) -> Any:
+    fixed = {"backend": "gloo", "token_cache": "none", "report_to": "none", "dtype": "fp32"}
+    return replace(TASKS[task].demo, output=str(output), **{**fixed, "export": "int8", **more})
+
+
+def notes_of(ran: Ran) -> list[str]:
+    events = filter(None, map(parse_event, ran.texts[0].splitlines()))
+    return [each["text"] for each in events if each["event"] == "note"]
+
+
+def export_of(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((output / "results.json").read_text())["export"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """A classifier that two ranks have trained and exported."""
+    output = tmp_path_factory.mktemp("trained")
+    chosen = options(
+        output, "classify", data=data["train"], eval=data["eval"], epochs=20, max_loss=10.0
+    )
+    (ran,) = run_forked([(chosen, {})])
+    return output, ran
+
+
+def test_a_trained_model_is_exported_in_int8_with_its_score_and_speed(
+    trained: tuple[Path, Ran],
+) -> None:
+    output, ran = trained
+
+    assert ran.codes == [0, 0], ran.texts
+    found = export_of(output)
+    original, int8 = found["forms"]
+    assert (found["metric"], found["max_loss"]) == ("accuracy", 10.0)
+    assert (original["form"], int8["form"]) == ("PyTorch, fp32", "int8")
+    assert original["score"] == 100.0
+    assert int8["score"] > 90
+    assert int8["loss"] == pytest.approx(100 - int8["score"], abs=0.001)
+    assert int8["loss"] < int8["loss_at_most"] <= 10
+    assert all(form["rows_per_second"] > 0 for form in found["forms"])
+    assert all(0 < form["p50_ms"] <= form["p99_ms"] for form in found["forms"])
+    card = (output / "model" / "README.md").read_text()
+    assert "| int8 | " in card
+    assert any(text.startswith("export, int8: ") for text in notes_of(ran))
+
+
+def test_openvino_alone_loads_it_and_finds_the_classes(trained: tuple[Path, Ran]) -> None:
+    openvino = _openvino()
+    folder = trained[0] / "model"
+    graph = openvino.Core().read_model(folder / "openvino" / "openvino_model.xml")
+
+    assert any(node.get_type_name() == "FakeQuantize" for node in graph.get_ops())
+    compiled = openvino.compile_model(graph, "CPU")
+    tokens = AutoTokenizer.from_pretrained(folder)([*TEXTS.values()], padding=True)
+    inputs = {name: np.array(tokens[name]) for name in ("input_ids", "attention_mask")}
+    classes = json.loads((folder / "config.json").read_text())["id2label"]
+    best = compiled(inputs)[0].argmax(axis=1)
+    assert [classes[str(each)] for each in best] == [*TEXTS]
+
+
+def test_a_promise_that_no_form_keeps_is_said(
+    trained: tuple[Path, Ran], data: dict[str, str], tmp_path: Path
+) -> None:
+    """Also: no training, and the model that is evaluated is the given one."""
+    model = {"model": str(trained[0] / "model"), "epochs": 0, "max_loss": 0.0}
+    chosen = options(tmp_path, "classify", data=data["train"], eval=data["eval"], **model)
+
+    (ran,) = run_forked([(chosen, {"ranks": 1})])
+
+    assert ran.codes == [0], ran.texts
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert (result["accuracy"], result["loss_curve"]) == (100.0, [])
+    assert "samples_per_second" not in result
+    forms = [form["form"] for form in result["export"]["forms"]]
+    assert forms == ["PyTorch, fp32", "int8", "int8 except the first and last layer", "bf16"]
+    (warning,) = (text for text in notes_of(ran) if text.startswith("warning: no form"))
+    assert "--max-loss 0" in warning
+
+
+def test_a_model_for_other_classes_is_not_only_evaluated(
+    trained: tuple[Path, Ran], tmp_path: Path
+) -> None:
+    rows = [{"text": text, "label": label} for label, text in (("a", "one"), ("b", "two"))]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = options(
+        tmp_path / "output",
+        "classify",
+        model=str(trained[0] / "model"),
+        data=str(tmp_path / "other.jsonl"),
+        epochs=0,
+    )
+
+    (ran,) = run_forked([(other, {"ranks": 1})])
+
+    assert ran.codes == [1]
+    assert "--epochs 0: the model has no trained classifier.bias" in ran.texts[0]
+
+
+@pytest.mark.parametrize("task", ["squad", "embed", "score", "tag"])
+def test_each_task_with_an_encoder_exports(task: str, tmp_path: Path) -> None:
+    (ran,) = run_forked([(options(tmp_path, task, epochs=1, max_loss=100.0), {"ranks": 1})])
+
+    assert ran.codes == [0], ran.texts
+    _, int8 = export_of(tmp_path)["forms"]
+    assert int8["form"] == "int8"
+    assert (tmp_path / "model" / "openvino" / "openvino_model.bin").stat().st_size > 0
+
+
+def test_a_loss_is_as_certain_as_the_changed_predictions_allow() -> None:
+    def final(right: int) -> Final:
+        rows = [number < right for number in range(1000)]
+        return Final({}, {"predictions.json": json.dumps(rows).encode()}, ())
+
+    # Ten of a thousand changed: a loss of one point, and 1.96 x 100 x sqrt((0.01 - 0.0001) / 1000).
+    assert _uncertainty(final(900), final(890), 1.0) == pytest.approx(0.617, abs=0.001)
+    assert _uncertainty(final(900), final(900), 0.0) == pytest.approx(0.196, abs=0.001)
+
+
+def test_a_missing_package_is_found_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_packages()
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "nncf" else name)
+    with pytest.raises(TrainingError, match="--export needs the package nncf"):
+        require_packages()
+
+
+def test_the_nodes_install_what_the_export_needs() -> None:
+    exported, plain = ClassifyOptions(data="x", export="int8", report_to="none"), ClassifyOptions()
+    packages = job_packages(exported, {})
+    assert packages
+    assert packages.source == "--export"
+    assert [line.partition(">")[0] for line in packages.lines] == ["openvino", "nncf"]
+    both = job_packages(exported, {"trials": 3})
+    assert both
+    assert both.source == "--tune, --export"
+    assert len(both.lines) == 3
+    assert job_packages(replace(plain, report_to="none"), {}) is None

@@ -102,7 +102,7 @@ _EXPORTED = """
 |---|---|---|---|---|---|
 {rows}
 
-optimum-intel and sentence-transformers (`backend="openvino"`) load it from the model's folder."""
+optimum-intel (`subfolder="openvino"`) and sentence-transformers (`backend="openvino"`) load it."""
 
 
 def render_card(

@@ -98,7 +98,7 @@ def predict_file(
 
     for path, block in missing.items():
         asked = [row for _, row in block]
-        found = _predict_together(ranks, asked, partial(_predict, task, loaded), tell)
+        found = _predict_together(ranks, asked, partial(predict_rows, task, loaded), tell)
         bad = [DatasetError(each) for each in found if isinstance(each, str)]
         if bad and not options.skip_bad_records:
             raise refusal(bad)
@@ -245,15 +245,16 @@ def _predict_together(
     return [every[n] for n in range(len(rows))]
 
 
-def _predict(
+def predict_rows(
     task: type[TextTask[Any]], loaded: Loaded, rows: Sequence[Row]
 ) -> Sequence[Values | str]:
+    """Return each row's prediction, or why it has none."""
     try:
         return task.predict(loaded, rows)
     except DatasetError as error:
         if len(rows) == 1:
             return [error.message]
-        return [_predict(task, loaded, [row])[0] for row in rows]
+        return [predict_rows(task, loaded, [row])[0] for row in rows]
 
 
 _to_json = partial(json.dumps, ensure_ascii=False, default=str)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from .best import Final, Unseen, evaluate_quietly, pick_scores
 from .card import Z
 from .evaluation import plan_batches
 from .options import EncoderOptions
+from .task import Loaded
 
 PLACE = "openvino/openvino_model.xml"
 """In the model's folder."""
@@ -154,6 +156,14 @@ def _pick_score(run: TrainingRun, final: Final) -> tuple[str, float]:
     return name, scores[name]
 
 
+def use_exported(folder: Path, loaded: Loaded) -> Loaded:
+    """Return a trained model that computes with the form in its folder."""
+    openvino, model = _openvino(), _inner(loaded.model)
+    graph = openvino.Core().read_model(folder / PLACE)
+    names = [each.get_any_name() for each in graph.outputs]
+    return loaded._replace(model=_replace(loaded.model, Compiled(model, names, graph)))
+
+
 def _openvino() -> Any:
     # Both packages would send data about their use to a third party.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
@@ -205,6 +215,8 @@ def _convert(run: TrainingRun) -> Iterator[tuple[str, list[str], Any]]:
                 f"--export: OpenVINO can't convert this model: {first_line(error)}",
                 hint="the trained model is in the output; omit --export",
             ) from error
+    for port, name in zip(graph.outputs, names, strict=True):
+        port.get_tensor().set_names({name})
     if wanted == INT8:
         yield INT8, names, _quantize(graph, samples, ())
         yield PARTLY, names, _quantize(graph, samples, _outer_layers(model))

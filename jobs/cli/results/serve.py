@@ -1,0 +1,145 @@
+"""``spr-cluster serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.console.options import Request, argument, option, positive_int
+from cluster.console.output import say
+from cluster.console.parser import Parser, add_command
+from infra.errors import MissingExtraError, UsageError
+from infra.files import read_text
+from jobs.train.predict import (
+    can_answer_here,
+    check_model,
+    find_model,
+    has_adapters,
+    silence_libraries,
+)
+from jobs.train.request import expand_home
+
+_EXAMPLES = """\
+  spr-cluster serve                               the newest in ./results
+  spr-cluster serve classify-20261124-142501-k3f --port 9000
+  spr-cluster serve ./model --host 0.0.0.0 --token-file token
+  curl localhost:8000/predict -d '{"rows": [{"text": "an excellent read"}]}'
+"""
+_PACKAGES = ("starlette", "uvicorn")
+_STOP_SECONDS, _MOST_HEADERS = 30, 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeRequest(Request):
+    """The options of `serve`."""
+
+    model: str | None = argument(
+        "model or results folder, or job below ./results (default: the newest there)",
+        None,
+        metavar="DIR|JOB",
+    )
+    host: str = option("address to listen on", "127.0.0.1", metavar="ADDRESS")
+    port: int = option("port to listen on; 0: any", 8000, parse=int, metavar="N")
+    token_file: str | None = option(
+        "file with the token that clients must send; any address but this machine's own needs one",
+        metavar="FILE",
+    )
+    threads: int | None = option(
+        "cores for the model (default: all)", parse=positive_int, metavar="N"
+    )
+
+
+def add_parser(parent: Parser) -> None:
+    add_command(
+        parent,
+        "serve",
+        "Serve a trained model over HTTP on this machine, for trying it and for use inside a network: there\n"
+        "are no users or limits per client. Requests that arrive together share a batch. A model that\n"
+        "`train --export` wrote for OpenVINO is used in that form. /predict takes rows, /v1/embeddings and\n"
+        "/v1/rerank what the clients of OpenAI and Cohere send, /health and /metrics tell its state.",
+        _EXAMPLES,
+        run=run,
+        options=ServeRequest,
+    )
+
+
+def run(request: ServeRequest) -> int:
+    token = _read_token(request)
+    _require_packages()
+    model = find_model(request.model, say)
+    if model is None:
+        raise UsageError(
+            f"no model {request.model or 'in results/'}", hint="`fetch` brings one here"
+        )
+    check_model(model)
+    silence_libraries(offline=not has_adapters(model))
+    serve(model, _listen(request), token, request.threads)
+    return 0
+
+
+def serve(model: Path, listener: socket.socket, token: str | None, threads: int | None) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests that have begun are answered."""
+    import uvicorn  # noqa: PLC0415 - an optional package
+
+    from jobs.serve.app import App  # noqa: PLC0415
+    from jobs.serve.worker import Worker  # noqa: PLC0415
+
+    name = model.parent.name if model.name == "model" else model.name
+    app = App(lambda: Worker(model, threads), name, token).build()
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=_STOP_SECONDS,
+        h11_max_incomplete_event_size=_MOST_HEADERS,
+    )
+    host, port = listener.getsockname()[:2]
+    say(f"{name}: http://{host}:{port} (Ctrl-C ends it)")
+    with suppress(KeyboardInterrupt):  # it raises the signal again that has ended it
+        uvicorn.Server(config).run(sockets=[listener])
+    say("stopped")
+
+
+def _read_token(request: ServeRequest) -> str | None:
+    if request.token_file is None:
+        if not _is_loopback(request.host):
+            raise UsageError(
+                f"--host {request.host} needs --token-file: others could use the model",
+                hint="head -c 24 /dev/urandom | base64 > token",
+            )
+        return None
+    path = expand_home(request.token_file)
+    token = read_text(path).strip()
+    if not token or len(token.split()) > 1 or not token.isascii():
+        raise UsageError(f"--token-file {path}: expected one word")
+    if path.stat().st_mode & 0o077:
+        say(f"warning: other users of this machine can read {path}: chmod 600 {path}")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _require_packages() -> None:
+    if not can_answer_here():
+        raise MissingExtraError("`serve` needs PyTorch and transformers on this machine", "job")
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise MissingExtraError(f"`serve` needs {missing[0]}", "serve")
+
+
+def _listen(request: ServeRequest) -> socket.socket:
+    """Return a socket that listens: a port in use is an error before the model is loaded."""
+    family = socket.AF_INET6 if ":" in request.host else socket.AF_INET
+    try:
+        return socket.create_server((request.host, request.port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"can't listen on {request.host}:{request.port}: {why}") from None

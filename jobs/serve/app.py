@@ -1,0 +1,263 @@
+"""The server's routes: health, metrics, predictions, and the APIs of OpenAI's and Cohere's clients."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import json
+import struct
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from jobs.serve.worker import FullError, LostError, Model, Worker
+
+MOST_BYTES, MOST_ROWS = 8 << 20, 2048
+"""Of a request."""
+BODY_SECONDS = 30.0
+"""How long a client may take to send a request."""
+_OPEN = ("/health",)
+"""Paths that need no token."""
+_STEPS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+Json = dict[str, Any]
+
+
+class App:
+    """The server's state and routes. ``name`` is what the APIs call the model."""
+
+    def __init__(self, worker: Callable[[], Worker], name: str, token: str | None = None) -> None:
+        self._make, self._name, self._token = worker, name, token
+        self._worker: Worker | None = None
+        self._model: Model | None = None
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._seconds: Counter[float] = Counter()
+        self._total, self._rows = 0.0, 0
+
+    def build(self) -> Starlette:
+        """Return the application."""
+        posts = {
+            "/predict": self._predict,
+            "/v1/embeddings": self._embed,
+            "/v1/rerank": self._rerank,
+        }
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+                Route("/v1/models", self._models),
+                *(Route(path, self._post(each), methods=["POST"]) for path, each in posts.items()),
+            ],
+            exception_handlers={HTTPException: _explain},
+            lifespan=self._run,
+        )
+
+    @asynccontextmanager
+    async def _run(self, _: Starlette) -> AsyncIterator[None]:
+        worker = self._worker = self._make()
+        tasks = [asyncio.create_task(worker.work()), asyncio.create_task(self._wait_for(worker))]
+        try:
+            yield
+        finally:
+            for each in tasks:
+                each.cancel()
+                with suppress(asyncio.CancelledError):
+                    await each
+
+    async def _wait_for(self, worker: Worker) -> None:
+        while self._model is None:
+            try:
+                self._model = await worker.describe()
+            except LostError:
+                await asyncio.sleep(1)
+
+    def _post(self, answer: Callable[[Worker, Json], Awaitable[Any]]) -> Any:
+        async def handle(request: Request) -> Response:
+            begin, code = time.monotonic(), 200
+            try:
+                self._authorize(request)
+                content = await _read_json(request)
+                return JSONResponse(await answer(self._ready(), content))
+            except HTTPException as error:
+                code = error.status_code
+                raise
+            except FullError:
+                code = 429
+                raise HTTPException(
+                    429, "too many rows are waiting", {"Retry-After": "1"}
+                ) from None
+            except LostError:
+                code = 503
+                raise HTTPException(
+                    503, "the model is starting again", {"Retry-After": "5"}
+                ) from None
+            finally:
+                self._count(request.url.path, code, time.monotonic() - begin)
+
+        return handle
+
+    def _count(self, path: str, code: int, seconds: float) -> None:
+        self._requests[path, code] += 1
+        self._total += seconds
+        self._seconds.update(step for step in _STEPS if seconds <= step)
+
+    def _authorize(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise HTTPException(401, "wrong or missing token: Authorization: Bearer TOKEN")
+
+    def _ready(self) -> Worker:
+        if self._model is None or self._worker is None:
+            raise HTTPException(503, "the model is loading", {"Retry-After": "5"})
+        return self._worker
+
+    async def _ask(self, worker: Worker, rows: list[Mapping[str, Any]]) -> list[Json]:
+        """Return the predictions. Raises ``HTTPException`` for the first row that can't be used."""
+        if not rows or len(rows) > MOST_ROWS:
+            raise HTTPException(400, f"expected 1 to {MOST_ROWS} rows, not {len(rows)}")
+        found = await worker.ask(rows)
+        for each in found:
+            if isinstance(each, str):
+                raise HTTPException(400, each)
+        self._rows += len(found)
+        return [each for each in found if isinstance(each, dict)]
+
+    async def _health(self, _: Request) -> Response:
+        if self._model is None:
+            return JSONResponse({"status": "loading"}, 503, {"Retry-After": "5"})
+        return JSONResponse({"status": "ok", "model": self._name, "task": self._model.task})
+
+    async def _models(self, request: Request) -> Response:
+        self._authorize(request)
+        data = [{"id": self._name, "object": "model", "owned_by": "spr-cluster"}]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def _metrics(self, request: Request) -> Response:
+        self._authorize(request)
+        worker, count = self._worker, sum(self._requests.values())
+        lines = ["# TYPE spr_requests_total counter"]
+        lines += [
+            f'spr_requests_total{{path="{path}",code="{code}"}} {number}'
+            for (path, code), number in sorted(self._requests.items())
+        ]
+        lines += ["# TYPE spr_request_seconds histogram"]
+        lines += [f'spr_request_seconds_bucket{{le="{s}"}} {self._seconds[s]}' for s in _STEPS]
+        lines += [
+            f'spr_request_seconds_bucket{{le="+Inf"}} {count}',
+            f"spr_request_seconds_sum {self._total:.6f}",
+            f"spr_request_seconds_count {count}",
+            "# TYPE spr_rows_total counter",
+            f"spr_rows_total {self._rows}",
+            "# TYPE spr_rows_waiting gauge",
+            f"spr_rows_waiting {worker.waiting if worker else 0}",
+            "# TYPE spr_model_restarts_total counter",
+            f"spr_model_restarts_total {worker.restarts if worker else 0}",
+        ]
+        return PlainTextResponse("\n".join(lines) + "\n")
+
+    async def _predict(self, worker: Worker, content: Json) -> Json:
+        rows = content.get("rows")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            example = json.dumps({"rows": [dict.fromkeys(self._inputs, "…")]}, ensure_ascii=False)
+            raise HTTPException(400, f"expected {example}")
+        return {"predictions": await self._ask(worker, rows)}
+
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        return self._model.inputs if self._model else ()
+
+    async def _embed(self, worker: Worker, content: Json) -> Json:
+        """https://platform.openai.com/docs/api-reference/embeddings/create"""
+        self._require("embed")
+        given, form = content.get("input"), content.get("encoding_format", "float")
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise HTTPException(400, "input: expected a text, or a list of texts")
+        if form not in ("float", "base64"):
+            raise HTTPException(400, "encoding_format: expected float or base64")
+        found = await self._ask(worker, [{"text": text} for text in texts])
+        vectors = [each["embedding"] for each in found]
+        if form == "base64":
+            packed = (struct.pack(f"<{len(each)}f", *each) for each in vectors)
+            vectors = [base64.b64encode(each).decode() for each in packed]
+        data = [
+            {"object": "embedding", "index": place, "embedding": each}
+            for place, each in enumerate(vectors)
+        ]
+        return {"object": "list", "model": self._name, "data": data}
+
+    async def _rerank(self, worker: Worker, content: Json) -> Json:
+        """https://docs.cohere.com/reference/rerank"""
+        self._require("score")
+        query, documents = content.get("query"), content.get("documents")
+        texts = [
+            each.get("text") if isinstance(each, dict) else each
+            for each in (documents if isinstance(documents, list) else [None])
+        ]
+        if not all(isinstance(text, str) for text in (query, *texts)):
+            raise HTTPException(400, "expected a query, and documents: a list of texts")
+        most = content.get("top_n") or len(texts)
+        if not isinstance(most, int):
+            raise HTTPException(400, "top_n: expected a number")
+        found = await self._ask(worker, [{"text": query, "pair": text} for text in texts])
+        scores = [each["score"] for each in found]
+        best = sorted(range(len(scores)), key=lambda place: -scores[place])[:most]
+        shown = bool(content.get("return_documents"))
+        results = [
+            {
+                "index": place,
+                "relevance_score": scores[place],
+                **({"document": {"text": texts[place]}} if shown else {}),
+            }
+            for place in best
+        ]
+        return {"model": self._name, "results": results}
+
+    def _require(self, task: str) -> None:
+        if self._model and self._model.task != task:
+            raise HTTPException(
+                404, f"this is a model of `train {self._model.task}`, not `{task}`: use /predict"
+            )
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"more than {MOST_BYTES >> 20} MiB")
+    return bytes(body)
+
+
+async def _read_json(request: Request) -> Json:
+    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
+        raise HTTPException(413, f"more than {MOST_BYTES >> 20} MiB")
+    try:
+        body = await asyncio.wait_for(_read(request), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"the request took more than {BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the client has left") from None
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise HTTPException(400, "expected a JSON object")
+    return found
+
+
+async def _explain(_: Request, error: Exception) -> Response:
+    """Return an error in the form that OpenAI's clients know."""
+    assert isinstance(error, HTTPException)
+    content = {"error": {"message": error.detail, "code": error.status_code}}
+    return JSONResponse(content, error.status_code, error.headers)

@@ -1,0 +1,172 @@
+"""The server's routes, with a model that is only played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from jobs.serve import app as routes
+from jobs.serve.app import App
+from jobs.serve.worker import Answer, FullError, LostError, Model
+
+
+class Played:
+    """A model whose predictions a function makes; ``error`` is raised instead."""
+
+    waiting, restarts = 3, 2
+
+    def __init__(self, task: str, answer: Callable[[Mapping[str, Any]], Answer]) -> None:
+        self.task, self.answer, self.error, self.is_loaded = task, answer, None, True
+        self.asked: list[Sequence[Mapping[str, Any]]] = []
+
+    async def describe(self) -> Model:
+        if not self.is_loaded:
+            await asyncio.sleep(3600)
+        return Model(self.task, ("text",))
+
+    async def work(self) -> None:
+        await asyncio.sleep(3600)
+
+    async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        if self.error:
+            raise self.error
+        self.asked.append(rows)
+        return [self.answer(row) for row in rows]
+
+
+@contextmanager
+def serving(model: Played, token: str | None = None) -> Iterator[TestClient]:
+    made: Any = lambda: model  # noqa: E731
+    with TestClient(App(made, "mine", token).build(), raise_server_exceptions=False) as client:
+        if model.is_loaded:
+            for _ in range(100):
+                if client.get("/health").status_code == 200:
+                    break
+        yield client
+
+
+@pytest.fixture
+def classifier() -> Iterator[tuple[TestClient, Played]]:
+    model = Played("classify", lambda row: "no text" if "text" not in row else {"labels": {"a": 1}})
+    with serving(model) as client:
+        yield client, model
+
+
+def test_rows_are_predicted(classifier: tuple[TestClient, Played]) -> None:
+    client, model = classifier
+    answer = client.post("/predict", json={"rows": [{"text": "one"}, {"text": "two"}]})
+    assert answer.json() == {"predictions": [{"labels": {"a": 1}}] * 2}
+    assert model.asked == [[{"text": "one"}, {"text": "two"}]]
+    assert client.get("/health").json() == {"status": "ok", "model": "mine", "task": "classify"}
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (b"{", 400, "the body is not JSON"),
+        (b"[" * 100_000, 400, "the body is not JSON"),
+        (b"[]", 400, "expected a JSON object"),
+        (b"{}", 400, 'expected {"rows": [{"text": "…"}]}'),
+        (b'{"rows": [1]}', 400, 'expected {"rows": [{"text": "…"}]}'),
+        (b'{"rows": []}', 400, "expected 1 to 2048 rows, not 0"),
+        (b'{"rows": [{"text": "a"}, {}]}', 400, "no text"),
+        (b'{"rows": "' + b"x" * (9 << 20) + b'"}', 413, "more than 8 MiB"),
+    ],
+)
+def test_what_can_not_be_used_is_said(
+    classifier: tuple[TestClient, Played], content: bytes, code: int, message: str
+) -> None:
+    answer = classifier[0].post("/predict", content=content)
+    assert answer.json() == {"error": {"message": message, "code": code}}
+    assert answer.status_code == code
+
+
+def test_a_large_body_without_a_length_is_refused(classifier: tuple[TestClient, Played]) -> None:
+    parts = (b"x" * (1 << 20) for _ in range(20))
+    assert classifier[0].post("/predict", content=parts).status_code == 413
+
+
+def test_a_full_queue_and_a_lost_model_are_temporary(
+    classifier: tuple[TestClient, Played],
+) -> None:
+    client, model = classifier
+    for error, code in ((FullError(), 429), (LostError(), 503)):
+        model.error = error  # type: ignore[assignment]
+        answer = client.post("/predict", json={"rows": [{"text": "one"}]})
+        assert answer.status_code == code
+        assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_model_that_is_loading_is_not_ready() -> None:
+    model = Played("classify", lambda _: {})
+    model.is_loaded = False
+    with serving(model) as client:
+        assert client.get("/health").status_code == 503
+        answer = client.post("/predict", json={"rows": [{"text": "one"}]})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+def test_a_slow_client_does_not_hold_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_: Any) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+    monkeypatch.setattr(routes, "_read", never)
+    monkeypatch.setattr(routes, "BODY_SECONDS", 0.05)
+    with serving(Played("classify", lambda _: {})) as client:
+        assert client.post("/predict", content=b"{}").status_code == 408
+
+
+def test_a_token_is_required_everywhere_but_for_the_health() -> None:
+    model = Played("classify", lambda _: {"labels": {}})
+    with serving(model, "secret") as client:
+        for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer sécret"}):
+            sent = {name.encode(): value.encode() for name, value in given.items()}
+            assert client.post("/predict", json={"rows": [{}]}, headers=sent).status_code == 401
+            assert client.get("/metrics", headers=sent).status_code == 401
+            assert client.get("/v1/models", headers=sent).status_code == 401
+        assert model.asked == []
+        right = {"Authorization": "Bearer secret"}
+        assert client.post("/predict", json={"rows": [{}]}, headers=right).status_code == 200
+        assert client.get("/v1/models", headers=right).json()["data"][0]["id"] == "mine"
+
+
+def test_documents_are_ranked() -> None:
+    model = Played("score", lambda row: {"score": float(len(row["pair"]))})
+    with serving(model) as client:
+        asked = {"query": "q", "documents": ["a", {"text": "ccc"}, "bb"], "top_n": 2}
+        found = client.post("/v1/rerank", json={**asked, "return_documents": True}).json()
+        assert found["results"] == [
+            {"index": 1, "relevance_score": 3.0, "document": {"text": "ccc"}},
+            {"index": 2, "relevance_score": 2.0, "document": {"text": "bb"}},
+        ]
+        assert [each["query"] if "query" in each else each["text"] for each in model.asked[0]] == [
+            "q"
+        ] * 3
+        for bad in ({"query": "q"}, {"documents": ["a"]}, {**asked, "top_n": "two"}):
+            assert client.post("/v1/rerank", json=bad).status_code == 400
+        wrong = client.post("/v1/embeddings", json={"input": "a"})
+        assert wrong.status_code == 404
+        assert "train score" in wrong.json()["error"]["message"]
+
+
+def test_the_metrics_count_requests_rows_and_times(classifier: tuple[TestClient, Played]) -> None:
+    client, _ = classifier
+    client.post("/predict", json={"rows": [{"text": "one"}, {"text": "two"}]})
+    client.post("/predict", content=b"{")
+    lines = client.get("/metrics").text.splitlines()
+    for line in (
+        'spr_requests_total{path="/predict",code="200"} 1',
+        'spr_requests_total{path="/predict",code="400"} 1',
+        'spr_request_seconds_bucket{le="+Inf"} 2',
+        "spr_request_seconds_count 2",
+        "spr_rows_total 2",
+        "spr_rows_waiting 3",
+        "spr_model_restarts_total 2",
+    ):
+        assert line in lines

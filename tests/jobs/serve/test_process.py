@@ -1,0 +1,110 @@
+"""`serve` as a process: a real model, OpenAI's client, a killed model, and a clean stop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from jobs.worker.tasks import TASKS
+from jobs.worker.tasks.predict import predict
+from tests.jobs.worker.forked_ranks import run_forked
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of `train embed`, also for OpenVINO."""
+    output = tmp_path_factory.mktemp("embed")
+    fixed = {"backend": "gloo", "token_cache": "none", "report_to": "none", "dtype": "fp32"}
+    options = replace(TASKS["embed"].demo, output=str(output), epochs=1, **fixed)
+    exported = replace(options, export="int8", max_loss=100.0)  # type: ignore[call-arg]
+    (ran,) = run_forked([(exported, {"ranks": 1})])
+    assert ran.codes == [0], ran.texts
+    return output / "model"
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    words = [sys.executable, "-m", "jobs", "serve", str(model), "--port", "0", "--threads", "1"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        found = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
+        assert found
+        _wait_until_ready(found[0])
+        yield process, found[0]
+        process.kill()
+
+
+def _wait_until_ready(url: str) -> None:
+    until = time.monotonic() + 120
+    while httpx.get(f"{url}/health").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def _model_of(process: subprocess.Popen[str]) -> int:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (found,) = [
+        int(each)
+        for each in children
+        if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()
+    ]
+    return found
+
+
+def test_openai_gets_the_vectors_of_the_exported_model(
+    model: Path, server: tuple[subprocess.Popen[str], str]
+) -> None:
+    client = openai.OpenAI(base_url=f"{server[1]}/v1", api_key="none")
+    texts = ["an excellent read", "a dull story"]
+
+    found = client.embeddings.create(model="any", input=texts)
+
+    vectors = [each.embedding for each in found.data]
+    # int8 rounds: near the original, and not the same.
+    original = [each["embedding"] for each in predict(model, [{"text": each} for each in texts])]
+    for one, other in zip(vectors, original, strict=True):
+        assert sum(a * b for a, b in zip(one, other, strict=True)) == pytest.approx(1, abs=0.02)
+        assert one != pytest.approx(other, abs=1e-6)
+    with pytest.raises(openai.BadRequestError, match="expected a text"):
+        client.embeddings.create(model="any", input=[[1, 2]])
+
+
+def test_the_model_starts_again_if_it_is_killed(
+    server: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, url = server
+    before = _model_of(process)
+    os.kill(before, signal.SIGKILL)
+    codes = []
+    for _ in range(100):
+        answer = httpx.post(f"{url}/predict", json={"rows": [{"text": "a"}]}, timeout=60)
+        codes.append(answer.status_code)
+        if answer.status_code == 200:
+            break
+        time.sleep(0.1)
+    assert {*codes[:-1]} <= {503}
+    assert codes[-1] == 200
+    assert _model_of(process) != before
+
+
+def test_sigterm_ends_it_and_the_process_of_the_model(
+    server: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, _ = server
+    model = _model_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert not Path(f"/proc/{model}").exists()
+    assert process.stderr
+    assert "stopped" in process.stderr.read()

@@ -13,7 +13,7 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from jobs.cli import _STUDIES, COMMANDS
+from jobs.cli import COMMANDS, SHORT_FORMS
 from tests.cloud.faults import parse_faults
 from tests.jobs.cli.test_commands_page import parsers_of
 
@@ -160,7 +160,8 @@ def unknown_in(command: str) -> Iterator[str]:
     words = command.split(" -- ")[0].split()
     ours = words[:1] == ["spr-cluster"]
     words = words[1:] if ours else words
-    words = ["train", *words[1:]] if ours and {*words[:1]} & _STUDIES.keys() else words
+    if ours and words[:1] and words[0] in SHORT_FORMS:
+        words = [SHORT_FORMS[words[0]][0], *words[1:]]
     words = words[1:] if words[:1] == ["config"] and words[1:2] and words[1] in COMMANDS else words
     progs = (" ".join(["spr-cluster", *words[:n]]) for n in (3, 2, 1))
     parser = next((PARSERS[prog] for prog in progs if prog in PARSERS), None)

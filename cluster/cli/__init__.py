@@ -22,7 +22,6 @@ GROUPS: dict[str, dict[str, Command]] = {
         "gc": Command("cluster.cli.list", "find forgotten clusters and remove them"),
         "events": Command("cluster.cli.events", "show what was done to a cluster, and why"),
         "types": Command("cluster.cli.types", "compare instance types by what the same work costs"),
-        "doctor": Command("cluster.cli.doctor", "check whether `up` would succeed, for free"),
         "iam-policy": Command("cluster.cli.iam_policy", "print the least IAM policy required"),
         "local": Command("cluster.cli.local", "manage the embedded cloud on this machine"),
     },

@@ -1,48 +1,24 @@
-"""``spr-cluster doctor``."""
+"""``spr-cluster up --check``, or ``doctor``: whether `up` would succeed, at no cost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cluster.cli.chosen_cluster import open_chosen_cloud, open_context
-from cluster.cli.spec_options import SpecRequest, read_change, spec_options
+from cluster.cli.spec_options import SpecRequest, read_change
 from cluster.cli.verify import describe_failures, render_results
 from cluster.console.display import make_progress
 from cluster.console.output import emit, wrap
-from cluster.console.parser import Parser, add_command
 from cluster.lifecycle.doctor import Examination, examine
 from cluster.verify.results import Verdict, worst
 from infra.ec2.cluster_record import merge_options
 from infra.errors import SprError
 from provision.stacks.load import DEFAULT_STACK
 
-_EXAMPLES = """\
-  spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --market spot
-"""
 # A documentation address, in place of the ones that `up` looks up.
 _SOME_CIDRS = ("192.0.2.1/32",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorRequest(SpecRequest):
-    """The options of `doctor`."""
-
-
-def add_parser(parent: Parser) -> None:
-    add_command(
-        parent,
-        "doctor",
-        "Check whether `up` with the same options would succeed: account, region, quota, network,\n"
-        "routes, permissions, image, tag policies, outgoing connections to port 22, and the purchase in\n"
-        "each zone. Buys and changes nothing. The exit code is 1 if a check failed, else 0.",
-        _EXAMPLES,
-        run=run,
-        options=DoctorRequest,
-        more=spec_options(),
-    )
-
-
-def run(request: DoctorRequest) -> int:
+def check(request: SpecRequest) -> int:
+    """Examine the account and the machine, and print what was found."""
     change = read_change(request)
     progress = make_progress()
     cloud = open_chosen_cloud(request, change.name, progress=progress, must_exist=False)

@@ -19,6 +19,7 @@ from cluster.cli.chosen_cluster import (
     open_context,
     record_failure,
 )
+from cluster.cli.doctor import check
 from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import AccessRequest, SpecRequest, read_change, spec_options
 from cluster.console.display import make_progress
@@ -50,6 +51,7 @@ from provision.stacks.load import load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4 --dry-run      plan and price; changes nothing
+  spr-cluster up --nodes 4 --check        would it succeed? (also `doctor`)
   spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --yes
   spr-cluster up --nodes 4 --market spot-or-on-demand --max-price 3
   spr-cluster up --nodes 8                grow (or shrink) an existing cluster
@@ -74,6 +76,10 @@ class RepairRequest(ClusterRequest, AccessRequest):
 class UpRequest(SpecRequest, RepairRequest):
     """The options of `up`."""
 
+    check: bool = switch(
+        "only check whether this would succeed: account, quota, permissions, network, image, and the "
+        "purchase in each zone; buy and change nothing"
+    )
     wait_for_capacity: str | None = option(
         "if EC2 lacks capacity, try again for this time, such as 2h, without cost", metavar="TIME"
     )
@@ -103,6 +109,8 @@ def add_parser(parent: Parser) -> None:
 
 
 def run(request: UpRequest) -> int:
+    if request.check:
+        return check(request)
     change, wait = read_change(request), request.wait_for_capacity
     limit = parse_duration(wait, "--wait-for-capacity") if wait else None
     ctx = _open(request, change.name, must_exist=False)

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -75,8 +75,18 @@ _FORMER = {
     "k8s": "train TASK --to kubernetes-yaml",
     "render": "train TASK --to kubernetes-yaml, or --to slurm-script",
 }
-_STUDIES = {"study": (), "tune": ("--tune=placement",), "scaling": ("--tune=nodes",)}
-"""Short forms of `train`, and the options that they add."""
+SHORT_FORMS: Mapping[str, tuple[str, ...]] = {
+    "study": ("train",),
+    "tune": ("train", "--tune=placement"),
+    "scaling": ("train", "--tune=nodes"),
+    "doctor": ("up", "--check"),
+}
+"""Names of a command with options."""
+_SHOWN = {
+    "jobs": (1, "study", "train many trials with other options: train --tune"),
+    "upkeep": (4, "doctor", "check whether `up` would succeed, for free: up --check"),
+}
+"""Short forms that `--help` lists, by group, and their places there."""
 _VALUE = re.compile(r"(--env[= ][^=]+)=.*", re.DOTALL)
 _DESCRIPTION = """\
 Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
@@ -100,8 +110,9 @@ def _render_commands() -> str:
     parts = []
     for group, commands in GROUPS.items():
         rows = [f"  {name:<11} {each.help}" for name, each in commands.items()]
-        if group == "jobs":
-            rows.insert(1, f"  {'study':<11} train many trials with other options: train --tune")
+        place, name, text = _SHOWN.get(group, (0, "", ""))
+        if name:
+            rows.insert(place, f"  {name:<11} {text}")
         parts.append("\n".join([f"{group}:", *rows]))
     return "\n\n".join(parts)
 
@@ -200,20 +211,21 @@ def invoke(words: Sequence[str], sink: Callable[[object], None] | None = None) -
     Returns its exit code. Prints its result, unless a ``sink`` takes what ``--json`` would print.
     Raises :class:`SprError`; other exceptions are bugs, or a closed pipe.
     """
-    is_study = words[0] in _STUDIES
-    if is_study:
-        words = ["train", *words[1:], *_STUDIES[words[0]]]
+    name = words[0]
+    if name in SHORT_FORMS:
+        command, *more = SHORT_FORMS[name]
+        words = [command, *words[1:], *more]
     found = _add_project(words)
     with found.explaining():
         # A hint may repeat the words, but never a variable's value.
-        more: dict[str, Any] = {"words": (*_without_values(words),)}
-        more |= {"sink": sink, "json": True} if sink is not None else {}
-        command, request = build_parser(found.words[0]).parse(found.words, **more)
-        if is_study and not request.tune:
-            raise UsageError("a study needs --tune NAME=VALUES", hint=f"{command.prog} --help")
+        extra: dict[str, Any] = {"words": (*_without_values(words),)}
+        extra |= {"sink": sink, "json": True} if sink is not None else {}
+        parser, request = build_parser(found.words[0]).parse(found.words, **extra)
+        if name == "study" and not request.tune:
+            raise UsageError("a study needs --tune NAME=VALUES", hint=f"{parser.prog} --help")
         API_TIME.on_offset = say
         try:
-            return command.run(request)
+            return parser.run(request)
         except Exception as error:
             translated = _translate(error)
             if translated is None or translated is error:
@@ -236,7 +248,7 @@ def _add_project(words: Sequence[str]) -> CommandWords:
             raise UsageError(f"{name!r} is now spr-cluster {_FORMER[name]}")
     if words[0] not in COMMANDS:
         near = [_SYNONYMS[words[0]]] if words[0] in _SYNONYMS else []
-        near = near or difflib.get_close_matches(words[0], [*COMMANDS, *_STUDIES], n=1)
+        near = near or difflib.get_close_matches(words[0], [*COMMANDS, *SHORT_FORMS], n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         build_parser().error(f"unknown command {words[0]!r}{meant}")
     options = import_module("jobs.cli.shared.project_options")

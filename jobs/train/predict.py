@@ -100,7 +100,10 @@ def can_answer_here() -> bool:
 
 
 def find_model(
-    model: str | None, log: Callable[[str], None], root: Path = Path("results")
+    model: str | None,
+    log: Callable[[str], None],
+    root: Path = Path("results"),
+    option: str = "--model ",
 ) -> Path | None:
     """Return the local folder of a model, given a folder or job; by default the newest in ``results/``.
 
@@ -126,11 +129,11 @@ def find_model(
                 if _is_model(place):
                     return place
             raise UsageError(
-                f"--model {model}: no config.json in {folder} or {folder / 'model'}",
+                f"{option}{model}: no config.json in {folder} or {folder / 'model'}",
                 hint="give a folder that `spr-cluster train` or `spr-cluster fetch` has filled",
             )
     if "/" in model or model.startswith((".", "~")):
-        raise UsageError(f"--model {model}: no such folder")
+        raise UsageError(f"{option}{model}: no such folder")
     return None
 
 

@@ -33,6 +33,12 @@ _PACKAGES = ("starlette", "uvicorn")
 _STOP_SECONDS, _MOST_HEADERS = 30, 64 << 10
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError(f"{text!r}: expected a number from 0 to 65535")
+    return int(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(Request):
     """The options of `serve`."""
@@ -43,7 +49,7 @@ class ServeRequest(Request):
         metavar="DIR|JOB",
     )
     host: str = option("address to listen on", "127.0.0.1", metavar="ADDRESS")
-    port: int = option("port to listen on; 0: any", 8000, parse=int, metavar="N")
+    port: int = option("port to listen on; 0: any", 8000, parse=_port, metavar="N")
     token_file: str | None = option(
         "file with the token that clients must send; any address but this machine's own needs one",
         metavar="FILE",
@@ -70,14 +76,15 @@ def add_parser(parent: Parser) -> None:
 def run(request: ServeRequest) -> int:
     token = _read_token(request)
     _require_packages()
-    model = find_model(request.model, say)
-    if model is None:
-        raise UsageError(
-            f"no model {request.model or 'in results/'}", hint="`fetch` brings one here"
-        )
-    check_model(model)
-    silence_libraries(offline=not has_adapters(model))
-    serve(model, _listen(request), token, request.threads)
+    with _listen(request) as listener:
+        model = find_model(request.model, say, option="")
+        if model is None:
+            name = request.model
+            missing = f"results/{name}: no such folder" if name else "no model in results/"
+            raise UsageError(missing, hint="`spr-cluster fetch JOB` brings a job's model here")
+        check_model(model)
+        silence_libraries(offline=not has_adapters(model))
+        serve(model, listener, token, request.threads)
     return 0
 
 
@@ -140,6 +147,6 @@ def _listen(request: ServeRequest) -> socket.socket:
     family = socket.AF_INET6 if ":" in request.host else socket.AF_INET
     try:
         return socket.create_server((request.host, request.port), family=family, backlog=512)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise UsageError(f"can't listen on {request.host}:{request.port}: {why}") from None

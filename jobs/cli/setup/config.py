@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.chosen_cluster import CLOUD_NAMES
-from cluster.cli.doctor import DoctorRequest
 from cluster.cli.spec_options import read_change
 from cluster.cli.up import UpRequest
 from cluster.console.options import REST, JsonRequest, Option, Request, argument, switch
@@ -133,7 +132,7 @@ def _default_of(name: str, request: Request) -> Any:
     if isinstance(request, TaskRequest):
         return getattr(TASKS[request.task].Options(), name, None)
     fits = name in OPTIONS and name != "bake" and OPTIONS[name].const is None
-    if fits and isinstance(request, UpRequest | DoctorRequest):
+    if fits and isinstance(request, UpRequest):
         return ClusterOptions.model_fields[name].default
     return None
 

@@ -29,7 +29,7 @@ from .export import export_model, require_packages
 from .hub import push_model
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
-from .options import EncoderOptions, TextOptions, TrainOptions
+from .options import SCRATCH, EncoderOptions, TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Data, Loaded, Task
 from .teacher import ask_teacher
@@ -119,6 +119,8 @@ def _load(task: Task[Any], context: TrainContext) -> tuple[Data, Loaded]:
     if not data.has_unseen:
         note("no --eval: the figures are on the training data itself, not on unseen data")
     loaded = task.load(context, data)
+    if not context.options.epochs and context.options.model_name in (None, SCRATCH):
+        raise ModelError("--epochs 0 needs a trained model", hint="--model names its folder")
     if isinstance(context.options, TextOptions):
         freeze_layers(loaded.model, context.options.freeze_layers)
     if data.columns:

@@ -129,7 +129,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
     (lambda: submit(Training("squda")), "invalid choice: 'squda'"),
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
-    (lambda: submit(Training("squad", epochs=0)), "--epochs 0 is out of range: 1 to 10000"),
+    (lambda: submit(Training("squad", epochs=20000)), "--epochs 20000 is out of range: 0 to 10000"),
     (lambda: submit(Training("squad"), epoch=3), "unknown option '--epoch'; did you mean --epochs"),
     (
         lambda: submit(Run("ls", dry_run=True)),
@@ -307,11 +307,11 @@ def test_it_works_in_a_thread(line: CommandLine, head: Head) -> None:
         try:
             cluster = Cluster.find()
             found.append(cluster.job("squad-1").wait()["state"])
-            cluster.submit(Training("squad", epochs=0))
+            cluster.submit(Training("squad", epochs=20000))
         except SprError as error:
             found.append(error.message)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == ["succeeded", "--epochs 0 is out of range: 1 to 10000"]
+    assert found == ["succeeded", "--epochs 20000 is out of range: 0 to 10000"]

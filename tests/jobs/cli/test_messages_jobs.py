@@ -54,7 +54,23 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("train squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
     ("train squad --eval .", ".: can't be read: Is a directory"),
-    ("train squad --epochs 0", "--epochs 0 is out of range: 1 to 10000"),
+    # A server
+    (
+        "serve --host 0.0.0.0",
+        "--host 0.0.0.0 needs --token-file: others could use the model"
+        "\n  → head -c 24 /dev/urandom | base64 > token",
+    ),
+    ("serve ./nowhere", "./nowhere: no such folder"),
+    (
+        "serve classify-1",
+        "results/classify-1: no such folder\n  → `spr-cluster fetch JOB` brings a job's model here",
+    ),
+    ("serve --token-file nowhere", "nowhere: can't be read: No such file or directory"),
+    (
+        "serve --port 70000",
+        "argument --port: '70000': expected a number from 0 to 65535" + f.help_of("serve"),
+    ),
+    ("train squad --epochs 20000", "--epochs 20000 is out of range: 0 to 10000"),
     ("train squad --batch-size 5000", "--batch-size 5000 is out of range: 1 to 4096"),
     ("train squad --learning-rate nan", "--learning-rate nan is out of range: 1e-08 to 1"),
     ("train squad --warmup-ratio 2", "--warmup-ratio 2.0 is out of range: 0 to 1"),

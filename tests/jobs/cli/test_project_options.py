@@ -359,7 +359,7 @@ JOB: list[tuple[str, str]] = [
     ('command = "a \'b"', "command = "),
     ("command = [1]", "command = [1]"),
     ("task = 'squad'\nepoch = 3", "unknown key 'epoch' in [jobs.a]; did you mean epochs?"),
-    ("task = 'squad'\nepochs = 0", "epochs: --epochs 0 is out of range"),
+    ("task = 'squad'\nepochs = 20000", "epochs: --epochs 20000 is out of range"),
     ("task = 'squad'\nepochs = 'x'", "epochs: argument --epochs"),
     ("task = 'squad'\ndtype = 'bf61'", "dtype: argument --dtype"),
     ("task = 'squad'\nresume = true", "unknown key 'resume'"),

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("embed")
     fixed = {"backend": "gloo", "token_cache": "none", "report_to": "none", "dtype": "fp32"}
     options = replace(TASKS["embed"].demo, output=str(output), epochs=1, **fixed)
-    exported = replace(options, export="int8", max_loss=100.0)  # type: ignore[call-arg]
+    exported = replace(options, export="int8", max_loss=100.0)
     (ran,) = run_forked([(exported, {"ranks": 1})])
     assert ran.codes == [0], ran.texts
     return output / "model"

@@ -43,7 +43,7 @@ def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
         target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
 
     done = subprocess.run(
-        [sys.executable, "-m", "worker.tasks", "squad", '{"epochs": 0}'],
+        [sys.executable, "-m", "worker.tasks", "squad", '{"epochs": 20000}'],
         cwd=tmp_path / "code",
         env={"PYTHONPATH": str(tmp_path / "code")},
         capture_output=True,
@@ -51,7 +51,7 @@ def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
         timeout=120,
     )
 
-    assert "ValueError: --epochs 0 is out of range: 1 to 10000" in done.stderr
+    assert "ValueError: --epochs 20000 is out of range: 0 to 10000" in done.stderr
     assert (tmp_path / "code/worker/tasks/squad/sample.json").is_file()
 
 

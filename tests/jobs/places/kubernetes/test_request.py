@@ -70,7 +70,7 @@ def test_every_option_of_the_training_is_offered() -> None:
         ("--namespace a/b", "--namespace 'a/b': expected lower-case letters"),
         ("--job-name Bert", "--job-name 'Bert': expected lower-case letters"),
         ("--image x@@\n", "--image"),
-        ("--epochs 0", "--epochs 0 is out of range"),
+        ("--epochs 20000", "--epochs 20000 is out of range"),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_in_one_line(

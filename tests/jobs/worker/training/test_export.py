@@ -132,8 +132,12 @@ def test_a_model_for_other_classes_is_not_only_evaluated(
 
     (ran,) = run_forked([(other, {"ranks": 1})])
 
-    assert ran.codes == [1]
+    new = replace(other, model="scratch", output=str(tmp_path / "new"))
+    (scratch,) = run_forked([(new, {"ranks": 1})])
+
+    assert (ran.codes, scratch.codes) == ([1], [1])
     assert "--epochs 0: the model has no trained classifier.bias" in ran.texts[0]
+    assert "--epochs 0 needs a trained model" in scratch.texts[0]
 
 
 @pytest.mark.parametrize("task", ["squad", "embed", "score", "tag"])

@@ -54,7 +54,7 @@ def test_the_options_reach_the_ranks(options: SquadOptions) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"epochs": 0}, "--epochs 0 is out of range: 1 to 10000"),
+        ({"epochs": 20000}, "--epochs 20000 is out of range: 0 to 10000"),
         ({"batch_size": -1}, "--batch-size -1 is out of range: 1 to 4096"),
         ({"learning_rate": math.nan}, "--learning-rate nan is out of range: 1e-08 to 1"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0 is out of range: 1e-08 to 1"),

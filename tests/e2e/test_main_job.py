@@ -175,8 +175,10 @@ def test_other_tasks_train_on_all_nodes(
     cluster: LiveCluster, tmp_path: Path, task: str, score: str
 ) -> None:
     argv = ("train", task, "--demo", "--epochs=15", "--dtype=fp32", "--results", str(tmp_path))
-    result = cluster.cli.json(*argv)
+    result = cluster.cli.json(*argv, "--export=int8", "--max-loss=100")
     assert result["scores"][score] > 60
+    assert [form["form"] for form in result["export"]["forms"]] == ["PyTorch, fp32", "int8"]
+    assert (tmp_path / "model" / "openvino" / "openvino_model.xml").is_file()
     assert (result["world_size"], result["task"]) == (3, task)
     assert (tmp_path / "model" / "config.json").is_file()
 

@@ -154,16 +154,31 @@ def _render(result: dict[str, Any], folder: Path) -> str:
     size = (
         counted(len(rows), "trial") if "trials" in result else f"world size {result['world_size']}"
     )
-    speed = [f"{result['samples_per_second']:.1f} samples/s"]
-    # run_qa.py does not count tokens.
-    if result["tokens_per_second"] is not None:
-        speed.append(f"{result['tokens_per_second']:,.0f} tokens/s")
+    speed = []
+    # A run that only evaluates has no speed, and run_qa.py does not count tokens.
+    for unit, digits in (("samples", 1), ("tokens", 0)):
+        if (value := result.get(f"{unit}_per_second")) is not None:
+            speed.append(f"{value:,.{digits}f} {unit}/s")
+    speed.append(f"{result['seconds']['train']:.1f} s of training")
     return (
         f"{_render_study(result)}{_render_quality(result)}\n"
         f"{size} on {counted(hosts, 'host')}, "
         f"backend {result['backend']}, {result['dtype']}\n"
-        f"{', '.join(speed)}, {result['seconds']['train']:.1f} s of training\n"
+        f"{', '.join(speed)}\n"
+        f"{_render_export(result.get('export'))}"
         f"model, predictions, and results.json: {folder}/"
+    )
+
+
+def _render_export(export: dict[str, Any] | None) -> str:
+    """Return a line about the model for OpenVINO; "" without one."""
+    if not export:
+        return ""
+    original, *_, chosen = export["forms"]
+    gain = chosen["rows_per_second"] / original["rows_per_second"]
+    return (
+        f"for OpenVINO: {chosen['form']}, {gain:.2f} times the rows per second of {original['form']}, "
+        f"{export['metric']} {-chosen['loss']:+.2f}\n"
     )
 
 

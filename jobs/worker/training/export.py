@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import math
+import os
 import re
 import sys
 import time
@@ -167,6 +168,8 @@ def use_exported(folder: Path, loaded: Loaded) -> Loaded:
 def _openvino() -> Any:
     # Both packages would send data about their use to a third party.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    # oneTBB would load hwloc with another malloc than that of LD_PRELOAD, and the process would abort.
+    os.environ.setdefault("TBB_ENABLE_SANITIZERS", "1")
     import openvino  # noqa: PLC0415 - an optional package
 
     return openvino

@@ -169,6 +169,30 @@ def test_the_result_in_a_few_lines() -> None:
     assert text.endswith("results/squad-1/")
 
 
+def test_a_run_that_only_evaluates_and_exports_has_no_speed_of_training() -> None:
+    forms = [
+        {"form": "PyTorch, bf16", "loss": 0.0, "rows_per_second": 200.0},
+        {"form": "int8", "loss": 0.25, "rows_per_second": 500.0},
+    ]
+    result = {
+        "scores": {"accuracy": 91.0},
+        "ranks": [{"hostname": "a"}],
+        "world_size": 1,
+        "backend": "gloo",
+        "dtype": "bf16",
+        "seconds": {"train": 0.0},
+        "export": {"metric": "accuracy", "forms": forms},
+    }
+
+    text = render_result(result, Path("results/classify-1"))
+
+    assert "\n0.0 s of training\n" in text
+    assert (
+        "\nfor OpenVINO: int8, 2.50 times the rows per second of PyTorch, bf16, accuracy -0.25\n"
+        in text
+    )
+
+
 def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

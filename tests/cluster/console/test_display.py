@@ -176,6 +176,7 @@ def test_a_run_that_only_evaluates_and_exports_has_no_speed_of_training() -> Non
     ]
     result = {
         "scores": {"accuracy": 91.0},
+        "eval_records": 10,
         "ranks": [{"hostname": "a"}],
         "world_size": 1,
         "backend": "gloo",

@@ -203,10 +203,23 @@ def render(found: Sequence[JobSummary], now: datetime, expires: datetime | None 
 
 
 def _table(found: Sequence[JobSummary], now: datetime) -> str:
-    header = ("JOB", "OWNER", "STATE", "NODES", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")
+    header = (
+        "JOB",
+        "OWNER",
+        "STATE",
+        "NODES",
+        "BEGAN",
+        "TOOK",
+        "ON DISK",
+        "MODEL",
+        "CHECKPOINT",
+        "ELEMENTS",
+    )
     rows = [header, *(_row(job, now) for job in found)]
     if not any(job.owner for job in found):
         rows = [(row[0], *row[2:]) for row in rows]
+    if not any(job.progress for job in found):
+        rows = [row[:-1] for row in rows]
     return format_table(rows, ("ON DISK", "NODES", "TOOK"))
 
 
@@ -223,6 +236,7 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, ...]:
         "-" if job.size_kib is None else f"{job.size_kib / 1024:,.1f} MiB",
         "yes" if job.has_model else "-",
         job.checkpoint or "-",
+        job.progress or "-",
     )
 
 

@@ -22,6 +22,7 @@ _LINES = {
     "start": "{world_size} ranks on {hosts}; backend {backend}, {dtype}",
     "note": "{text}",
     "restarted": "attempt {attempt}, on {nodes}",
+    "elements": "{done} of {total} done, {failed} failed",
     "resumed": "resuming after step {step} of {total}",
     "stopped": "stopped after step {step} of {total}, saved as checkpoint {checkpoint}",
 }
@@ -55,6 +56,8 @@ class JobDisplay:
         elif kind == "state":
             if hasattr(self._progress, "console"):
                 self._progress.note(printable(event["text"]))
+        elif kind == "elements":
+            self._progress.note(render_event(event))
         elif kind == "step":
             self._step(event)
         elif text := render_event(event):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from infra.wait import wait_until
-from jobs.worker.program.__main__ import program_environment, rank_variables
+from jobs.worker.program.environment import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import MARK, parse_event, prefix_of
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan

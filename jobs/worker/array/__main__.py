@@ -57,8 +57,10 @@ def lead(runner: ElementRunner, *, resume: bool) -> int:
     coordinator.save()
     if not is_done:
         return STOPPED
-    coordinator.require_success()
-    return 0
+    message, hint = coordinator.find_failure()
+    if message:
+        rank.events.error(message, hint, rank=None)  # not this rank's failure
+    return 1 if message else 0
 
 
 if __name__ == "__main__":

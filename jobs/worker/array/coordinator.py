@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..runtime.errors import WorkerError
 from ..runtime.events import Events
 from ..runtime.output import LOGS, RESULTS, save_json, state_folder
 from ..runtime.pinning import format_cpus
@@ -90,7 +89,10 @@ class ArrayCoordinator:
     """The node that gets what has ended on this one; "" for none."""
     hosts: dict[int, str] = field(default_factory=dict)
     _dismissed: int = 0
-    _running: set[int] = field(default_factory=set)  # type: ignore[type-arg,unused-ignore]
+    _working: set[int] = field(default_factory=set)
+    """The ranks that have an element; it ends before they ask for another, but its files may still come."""
+    _running: set[int] = field(default_factory=set)
+    """The elements that have begun, and whose end is not reported yet."""
     _begin: float = field(default_factory=time.monotonic)
     _reported_at: float = 0.0
 
@@ -110,11 +112,14 @@ class ArrayCoordinator:
             return self.second, False
         return os.environ.get("SLURMD_NODENAME", "") or socket.gethostname(), True
 
-    def ask(self) -> int | None:
+    def ask(self, rank: int) -> int | None:
         """Return the next element; ``None`` if nothing is left for this rank to do."""
-        if not self._left or 0 < self.plan.limit <= len(self._running):
+        is_full = 0 < self.plan.limit <= len(self._working - {rank})
+        if is_full or not self._left:
+            self._working.discard(rank)
             self._dismissed += 1
             return None
+        self._working.add(rank)
         self._running.add(self._left[0])
         return self._left.pop(0)
 
@@ -161,19 +166,18 @@ class ArrayCoordinator:
 
     def save(self) -> None:
         """Write ``results.json``."""
-        self._report()
         ends = [self.ended[index] for index in sorted(self.ended)]
         seconds = {"total": round(time.monotonic() - self._begin, 3)}
         results = {"elements": ends, "failed": self.failed, "seconds": seconds}
         save_json(self.folder / OUTPUT / RESULTS, results)
 
-    def require_success(self) -> None:
-        """Raise :class:`WorkerError` if an element has failed."""
+    def find_failure(self) -> tuple[str, str]:
+        """Return which elements have failed, and the remedy; "" for none."""
         if not (failed := self.failed):
-            return
+            return "", ""
         named = ", ".join(map(str, failed[:_NAMED])) + (", …" if len(failed) > _NAMED else "")
         again = f"{self.plan.source}:" if self.plan.source else ""
-        raise WorkerError(
+        return (
             f"{len(failed)} of {len(self.plan.elements)} elements failed: {named}",
-            hint=f"to run only these again: the same command with --array {again}{format_cpus(failed)}",
+            f"to run only these again: the same command with --array {again}{format_cpus(failed)}",
         )

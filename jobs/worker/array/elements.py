@@ -110,7 +110,7 @@ class ElementRunner:
         """Run elements until none is left, or this process is to stop."""
         with Delivery(self.rank) as delivery:
             while not self.rank.stop.requested:
-                index = self.rank.remote.call("ask")
+                index = self.rank.remote.call("ask", self.rank.identity.rank)
                 if index is None:
                     return
                 if end := self._run(index):

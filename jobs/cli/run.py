@@ -120,8 +120,8 @@ class RunCommand(DryRunRequest, QueueRequest, PlacementRequest, ResultsRequest, 
         **_PROGRAM,
     )
     array: str | None = option(
-        "run it once per index or CSV row, each on one rank's cores: 1-100, 1-100%8 (at most 8 at a time), "
-        "3,17, FILE.csv (its columns are variables), or FILE.csv:3,17",
+        "run it once per element, each on one rank's cores: 1-100, 1-100%8 (at most 8 at a time), 3,17, "
+        "FILE.csv (a row's columns are variables), or FILE.csv:3,17",
         metavar="ELEMENTS",
         **_PROGRAM,
     )
@@ -143,7 +143,8 @@ def add_parser(parent: Parser) -> None:
         "lists; only what changed is sent. Every rank has torch's RANK, WORLD_SIZE, LOCAL_RANK,\n"
         "MASTER_ADDR, and MASTER_PORT. What it writes to the folder $SPR_OUTPUT is fetched; that of\n"
         "each worker goes to a folder named after the node. New and changed files in the working folder\n"
-        "are fetched to work/NODE.",
+        "are fetched to work/NODE. With --array, the elements take turns on the ranks: each has\n"
+        "$SPR_ARRAY_INDEX, and its own $SPR_OUTPUT and log.",
         _EXAMPLES,
         run=run,
         options=RunCommand,

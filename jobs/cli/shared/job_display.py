@@ -57,7 +57,7 @@ class JobDisplay:
             if hasattr(self._progress, "console"):
                 self._progress.note(printable(event["text"]))
         elif kind == "elements":
-            self._progress.note(render_event(event))
+            self._note(event["done"] / event["total"], render_event(event))
         elif kind == "step":
             self._step(event)
         elif text := render_event(event):
@@ -65,8 +65,10 @@ class JobDisplay:
 
     def _step(self, event: dict[str, Any]) -> None:
         done, total = event["step"], event["total"]
-        text = render_step(event, self._cost() if self._cost else None)
-        if hasattr(self._progress, "console") or self._is_due(done / total):
+        self._note(done / total, render_step(event, self._cost() if self._cost else None))
+
+    def _note(self, share: float, text: str) -> None:
+        if hasattr(self._progress, "console") or self._is_due(share):
             self._progress.note(text)
 
     def _is_due(self, share: float) -> bool:

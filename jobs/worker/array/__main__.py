@@ -1,8 +1,8 @@
 """``python -m worker.array --folder F --output output [options]``: one rank of an array.
 
-``array.json`` has the :class:`.plan.ArrayPlan`. Every rank runs one element after another, each in its own
-process on the rank's cores. Rank 0 serves the :class:`.coordinator.ArrayCoordinator` to all of them. An
-element that fails ends no other one, but then the array fails as well. Runs on Python 3.8.
+``data/array.json`` has the :class:`.plan.ArrayPlan`. Every rank runs one element after another, each in its
+own process on the rank's cores. Rank 0 serves the :class:`.coordinator.ArrayCoordinator` to all of them. A
+failed element does not end the others, but the array then fails. Runs on Python 3.8.
 """
 
 from __future__ import annotations

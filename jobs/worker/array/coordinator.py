@@ -28,7 +28,6 @@ from ..supervisor.launch import LAUNCH
 from ..supervisor.nodes import order_nodes
 from .plan import ELEMENTS, END, LOG, OUTPUT, ArrayPlan
 
-_REPORT_S = 1.0
 _COPY_S = 1800.0
 _NAMED = 5
 
@@ -94,7 +93,6 @@ class ArrayCoordinator:
     _running: set[int] = field(default_factory=set)
     """The elements that have begun, and whose end is not reported yet."""
     _begin: float = field(default_factory=time.monotonic)
-    _reported_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.ended = {
@@ -136,8 +134,7 @@ class ArrayCoordinator:
         if end["exit_code"]:
             where = f"{end['seconds']:.0f} s on {end['host']}, see logs/element-{index}.log"
             self.events.note(f"element {index} failed: {end['message']} ({where})")
-        if time.monotonic() - self._reported_at >= _REPORT_S or self.is_over():
-            self._report()
+        self._report()
 
     def _publish(self, index: int) -> None:
         """Add an element's files to the results, as links: they may be large."""
@@ -156,7 +153,6 @@ class ArrayCoordinator:
         os.link(box / LOG, log)
 
     def _report(self) -> None:
-        self._reported_at = time.monotonic()
         known = {"done": len(self.ended), "failed": len(self.failed)}
         self.events.emit("elements", **known, total=len(self.plan.elements))
 

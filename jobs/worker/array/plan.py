@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ARRAY = "array.json"
+ARRAY = "data/array.json"
 """In a job's folder on every node: its :class:`ArrayPlan`."""
 INDEX = "SPR_ARRAY_INDEX"
 ELEMENTS = Path("elements")

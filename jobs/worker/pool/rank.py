@@ -80,7 +80,11 @@ class PoolRank:
         """Work as a rank other than 0."""
         self._heartbeat.meet()
         work()
-        return STOPPED if self.stop.requested else 0
+        if not self.stop.requested:
+            return 0
+        # Hydra kills the others when one ends with this code, and rank 0 has to save what is known.
+        self._heartbeat.stay()
+        return STOPPED
 
     def lead(self, coordinator: Any, work: Callable[[], object]) -> bool:
         """Work as rank 0, and serve the coordinator to the others; return whether all work was done."""

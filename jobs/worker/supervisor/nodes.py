@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..array.plan import ARRAY
 from ..runtime.checkpoint_names import checkpoint_name, step_of
 from ..runtime.cores import CoreShare
 from .commands import SlurmJob, ask, succeeds
@@ -25,7 +24,7 @@ from .watch import announce
 
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
-PARTS = f"code data model work site packages {SECRETS} {ARRAY} job.json {LAUNCH} run.sh"
+PARTS = f"code data model work site packages {SECRETS} job.json {LAUNCH} run.sh"
 """The parts of a job's folder that a node needs, if they exist."""
 PACK = (
     f"tar -cPf - $(ls -d {PARTS} 2>/dev/null) "

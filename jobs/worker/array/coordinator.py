@@ -132,7 +132,7 @@ class ArrayCoordinator:
         self.ended[index] = dict(end)
         self._running.discard(index)
         if end["exit_code"]:
-            where = f"{end['seconds']:.0f} s on {end['host']}, see logs/element-{index}.log"
+            where = f"{end['seconds']:.0f} s on {end['host']}; see `logs --element {index}`"
             self.events.note(f"element {index} failed: {end['message']} ({where})")
         self._report()
 

@@ -91,7 +91,8 @@ class Delivery:
             what = f"element {names[0]} can't be copied to {self.to}"
             if self._is_first:
                 raise OSError(what)
-            self.rank.events.warn(f"warning: {what}; it is only on {socket.gethostname()}")
+            self.rank.events.warn(f"warning: {what}; elements are only on {socket.gethostname()}")
+            self.to = ""
         for end in ends:
             self.rank.remote.call("tell", end)
 

@@ -209,6 +209,15 @@ def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None
         )
 
 
+@pytest.mark.parametrize("more", ["--rank=0", "--follow", "--since=5m"])
+def test_the_log_of_an_element_is_shown_as_it_is(line: CommandLine, head: Head, more: str) -> None:
+    result = line.run("logs", "--element=3", more)
+    assert (result.code, result.message.splitlines()[0]) == (
+        2,
+        "--element can't be used with --rank, --since, or --follow",
+    )
+
+
 @pytest.mark.parametrize(
     "words", ["train squad --detach --demo", "train digits --detach", "run --detach -- hostname"]
 )

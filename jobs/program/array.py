@@ -45,7 +45,7 @@ def read_array(text: str, folder: Path, program: tuple[str, ...]) -> ArrayPlan:
         raise UsageError(
             f"--array {text}: {len(elements):,} elements, expected 1 to {MOST_ELEMENTS:,}"
         )
-    return ArrayPlan(program, elements, int(match["limit"] or 0), match["file"] or "")
+    return ArrayPlan(program, elements, int(match["limit"] or 0), text)
 
 
 def parse_indexes(text: str) -> list[int]:

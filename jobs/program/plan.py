@@ -263,8 +263,10 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         argv.append(f"--environment={SECRETS}")
     if request.is_interactive:
         argv.append("--terminal")
+    command = request.spec.work.program
     if request.array:
         files[ARRAY] = request.array.render()
+        command = ("--array", request.array.asked, "--", *command)
     return JobPlan(
         kind=request.kind,
         module="worker.array" if request.array else "worker.program",
@@ -279,7 +281,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         sends=str(request.files) if request.files.files else "",
         env={"SPR_BACKEND": backend},
         results=request.results,
-        command=request.spec.work.program,
+        command=command,
         details={
             "files": len(request.files.files),
             "bytes": request.files.size,

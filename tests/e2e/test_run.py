@@ -420,7 +420,9 @@ def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
 
 # The last elements wait for the test on their node. Each run of an element is a line, and the third fails.
 _ELEMENT = """\
-while [ $SPR_ARRAY_INDEX -gt 4 ] && [ ! -e $GO ]; do sleep 0.1; done
+if [ $SPR_ARRAY_INDEX -gt 4 ]; then
+  touch $GO-begun; until [ -e $GO ]; do sleep 0.1; done
+fi
 echo $SPR_ARRAY_INDEX >> $GO-ran; echo $name > $SPR_OUTPUT/own; [ $SPR_ARRAY_INDEX != 3 ]
 """
 
@@ -446,8 +448,9 @@ def test_an_array_ends_each_element_once_though_a_rank_dies(
     two.cli.run("fetch", job, *TWO, "--results=early")
     early = {path.parent.name for path in (tmp_path / "early").rglob("own")}
     assert early == {"1", "2", "3", "4"}
-    ssh_two(two, "node1", "kill -KILL $(pgrep -f '^[^ ]*python[^ ]* -m worker.array')")
-    ssh_two(two, "node0", f"ssh node1 touch {go}; touch {go}")
+    kill = "kill -KILL $(pgrep -f '^[^ ]*python[^ ]* -m worker.array')"
+    ssh_two(two, "node1", f"until [ -e {go}-begun ]; do sleep 0.1; done; {kill}; touch {go}")
+    ssh_two(two, "node0", f"touch {go}")
     two.cli.run("wait", job, *TWO, check=1)
 
     shown = two.cli.run("jobs", *TWO).stdout
@@ -465,5 +468,5 @@ def test_an_array_ends_each_element_once_though_a_rank_dies(
     logs = {path.name for path in (tmp_path / "out/job/logs").iterdir()}
     assert logs == {f"element-{n}.log" for n in range(1, 9)}
     assert '"event": "restarted", "attempt": 2' in (tmp_path / "out/job/log").read_text()
-    ran = ssh_two(two, "node0", f"cat {go}-ran; ssh node1 cat {go}-ran").split()
+    ran = ssh_two(two, "node0", f"cat {go}-ran; ssh node1 cat {go}-ran; true").split()
     assert sorted(ran) == [str(n) for n in range(1, 9)]

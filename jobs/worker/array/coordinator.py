@@ -89,7 +89,7 @@ class ArrayCoordinator:
     hosts: dict[int, str] = field(default_factory=dict)
     _dismissed: int = 0
     _working: set[int] = field(default_factory=set)
-    """The ranks that have an element; it ends before they ask for another, but its files may still come."""
+    """The ranks that run an element, or are about to ask for the next one."""
     _running: set[int] = field(default_factory=set)
     """The elements that have begun, and whose end is not reported yet."""
     _begin: float = field(default_factory=time.monotonic)
@@ -172,8 +172,8 @@ class ArrayCoordinator:
         if not (failed := self.failed):
             return "", ""
         named = ", ".join(map(str, failed[:_NAMED])) + (", …" if len(failed) > _NAMED else "")
-        again = f"{self.plan.source}:" if self.plan.source else ""
+        again = self.plan.source + format_cpus(failed)
         return (
             f"{len(failed)} of {len(self.plan.elements)} elements failed: {named}",
-            f"to run only these again: the same command with --array {again}{format_cpus(failed)}",
+            f"to run only these again: the same command with --array {again}",
         )

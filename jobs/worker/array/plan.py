@@ -25,13 +25,19 @@ OUTPUT, LOG, END = "output", "log", "end.json"
 class ArrayPlan:
     """A program, and its elements' variables by their indexes, of which ``limit`` run at a time; 0 for all.
 
-    ``source`` is the name of the file whose rows are the elements.
+    ``asked`` is the option's value, such as ``1-100%8`` or ``runs.csv:3,17``.
     """
 
     program: tuple[str, ...]
     elements: Mapping[int, Mapping[str, str]]
     limit: int = 0
-    source: str = ""
+    asked: str = ""
+
+    @property
+    def source(self) -> str:
+        """What precedes the numbers of rows, such as ``runs.csv:``; "" without a file."""
+        name, suffix, _ = self.asked.partition(".csv")
+        return f"{name}{suffix}:" if suffix else ""
 
     def render(self) -> bytes:
         """Return the plan as JSON."""

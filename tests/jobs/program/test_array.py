@@ -30,7 +30,7 @@ PROGRAM = ("python", "work.py")
 def test_indexes_are_those_of_slurm(text: str, found: list[int]) -> None:
     assert parse_indexes(text) == found
     plan = read_array(f"{text}%2", Path(), PROGRAM)
-    assert plan == ArrayPlan(PROGRAM, {index: {} for index in found}, 2)
+    assert plan == ArrayPlan(PROGRAM, {index: {} for index in found}, 2, f"{text}%2")
     assert read_array(text, Path(), PROGRAM).limit == 0
     assert parse_array(plan.render().decode()) == plan
 
@@ -43,7 +43,7 @@ def test_rows_of_a_file_are_variables(tmp_path: Path) -> None:
         2: {"lr": "2e-4", "name": "é"},
         3: {"lr": "3e-4", "name": ""},
     }
-    assert (plan.limit, plan.source) == (8, "my runs.csv")
+    assert (plan.limit, plan.source) == (8, "my runs.csv:")
     assert [*read_array("my runs.csv:1,3%1", tmp_path, PROGRAM).elements] == [1, 3]
     assert parse_array(plan.render().decode()) == plan
 
@@ -105,6 +105,8 @@ def test_the_plan_is_sent_and_ranks_run_the_array(
     assert json.loads(sent)["program"] == ["hostname", "-f"]
     assert parse_array(sent.decode()).elements == {1: {}, 2: {}, 3: {}}
     assert plan.details["elements"] == 3
+    # Not that of the program alone, by which the job's time would be estimated.
+    assert plan.command == ("--array", "1-3%2", "--", "hostname", "-f")
 
 
 @pytest.mark.parametrize(

@@ -205,8 +205,17 @@ def test_an_element_is_alone_and_has_its_variables(tmp_path: Path) -> None:
     wait_until(lambda: not Path("/proc", (output / "left").read_text().strip()).exists(), [])
 
 
+def test_a_second_node_that_is_gone_costs_one_warning(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "sleep 0.1; touch $SPR_OUTPUT/own", indexes(5))
+    nodes[1].rename(tmp_path / "gone")
+    codes, (said,) = nodes.run(0)
+    assert codes == [0], said
+    assert said.count("can't be copied to node1; elements are only on node0") == 1
+    assert len([*nodes[0].glob("output/elements/*/own")]) == 5
+
+
 def test_a_missing_program_and_a_killed_one_fail(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, "kill -9 $$", indexes(1), source="runs.csv")
+    nodes = Nodes(tmp_path, "kill -9 $$", indexes(1), asked="runs.csv:1%8")
     codes, (said, _) = nodes.run(0, 1)
     assert codes == [1, 0], said
     (end,) = nodes.results(0)["elements"]
@@ -230,7 +239,7 @@ def test_short_elements_cost_little(tmp_path: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert codes == [0, 0], said
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used < 100 * 0.1
+    assert used < 100 * 0.05
 
 
 @pytest.mark.parametrize("module", ["worker.array.__main__", "worker.study.__main__"])

@@ -95,10 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code and not asked:
         said = "" if args.terminal else last_words(output, identity.rank)
         why = _ABORTED if code == 128 + signal.SIGABRT else _explain_import(said)
-        text, lost_peer = (
-            f"{describe_end(name, code)}{': ' if said else ''}{said}",
-            _PEER.search(said),
-        )
+        text = f"{describe_end(name, code)}{': ' if said else ''}{said}"
+        lost_peer = _PEER.search(said)
         events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
     return code
 

@@ -48,7 +48,7 @@ from jobs.train.request import TrainRequest, check_inputs, spec_of
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import apply_tuned, read_results
 from jobs.train.tuned import TuningKey, TuningResult, read_tuned, render_tuned
-from jobs.worker.program.__main__ import program_environment
+from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.output import Metrics

@@ -83,6 +83,9 @@ class LogsRequest(JobRequest):
         "continue until the job ends; Ctrl-C ends only this command", flags=("-f", "--follow")
     )
     rank: int | None = option("the log of this rank, from 0", parse=int, metavar="R")
+    element: int | None = option(
+        "the log of this element of an array, or trial of a study", parse=int, metavar="N"
+    )
     since: str | None = option(
         "only the last part, such as 10m, based on event timestamps; programs of `run` have none",
         metavar="TIME",
@@ -203,10 +206,23 @@ def render(found: Sequence[JobSummary], now: datetime, expires: datetime | None 
 
 
 def _table(found: Sequence[JobSummary], now: datetime) -> str:
-    header = ("JOB", "OWNER", "STATE", "NODES", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")
+    header = (
+        "JOB",
+        "OWNER",
+        "STATE",
+        "NODES",
+        "BEGAN",
+        "TOOK",
+        "ON DISK",
+        "MODEL",
+        "CHECKPOINT",
+        "ELEMENTS",
+    )
     rows = [header, *(_row(job, now) for job in found)]
     if not any(job.owner for job in found):
         rows = [(row[0], *row[2:]) for row in rows]
+    if not any(job.progress for job in found):
+        rows = [row[:-1] for row in rows]
     return format_table(rows, ("ON DISK", "NODES", "TOOK"))
 
 
@@ -223,6 +239,7 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, ...]:
         "-" if job.size_kib is None else f"{job.size_kib / 1024:,.1f} MiB",
         "yes" if job.has_model else "-",
         job.checkpoint or "-",
+        job.progress or "-",
     )
 
 
@@ -238,11 +255,18 @@ def _describe(job: JobSummary, now: datetime, expires: datetime | None) -> str:
 
 
 def run_logs(request: LogsRequest) -> int:
+    if request.element is not None and (
+        request.rank is not None or request.follow or request.since
+    ):
+        raise UsageError("--element can't be used with --rank, --since, or --follow")
     since = parse_duration(request.since, "--since") if request.since else None
     launcher = open_launcher(request)
     found = choose_shown(launcher.list_jobs(), request.job, launcher.place)
     show = request.sink or _show_line
     printer = LogPrinter(found.job, show, utc_now() - since if since else None)
+    if request.element is not None:
+        launcher.read_element(found, printer.take, request.element)
+        return 0
     launcher.read_log(found, printer.take, request.rank, follow=request.follow)
     if request.rank and not printer.has_shown:
         yet = " so far" if found.is_active else ""

@@ -35,6 +35,7 @@ from jobs.places.plan import PackageList
 from jobs.places.queue.job_output import Event
 from jobs.places.queue.session import JobContext, run_job
 from jobs.places.record import JobRecord
+from jobs.program.array import read_array
 from jobs.program.folder import SentFolders, choose_folders, describe_left_out, read_urls
 from jobs.program.packages import find_packages
 from jobs.program.plan import (
@@ -55,6 +56,7 @@ _EXAMPLES = """\
   spr-cluster run --nodes 2 --ppn 2 -- python my_script.py --epochs 3
   spr-cluster run --env HF_TOKEN --data-dir data -- python src/main.py
   spr-cluster run --data s3://my-data/images -- python train.py images
+  spr-cluster run --array 1-100%8 -- python work.py --seed '$SPR_ARRAY_INDEX'
   spr-cluster run --pty -- ipython            on this terminal, on one node
   spr-cluster run finetune                    a job in spr-cluster.toml
   spr-cluster run finetune -- --epochs 5      with more arguments
@@ -117,6 +119,12 @@ class RunCommand(DryRunRequest, QueueRequest, PlacementRequest, ResultsRequest, 
         "run it on this terminal, on one node: a shell, pdb, or IPython; it ends with the connection",
         **_PROGRAM,
     )
+    array: str | None = option(
+        "run it once per element, each on one rank's cores: 1-100, 1-100%8 (at most 8 at a time), 3,17, "
+        "FILE.csv (a row's columns are variables), or FILE.csv:3,17",
+        metavar="ELEMENTS",
+        **_PROGRAM,
+    )
     large_files: bool = switch("allow more than 256 MiB besides the data", **_PROGRAM)
     backend: str = option(
         "communication backend of the ranks; ccl reserves cores (default: the stack's)",
@@ -135,7 +143,8 @@ def add_parser(parent: Parser) -> None:
         "lists; only what changed is sent. Every rank has torch's RANK, WORLD_SIZE, LOCAL_RANK,\n"
         "MASTER_ADDR, and MASTER_PORT. What it writes to the folder $SPR_OUTPUT is fetched; that of\n"
         "each worker goes to a folder named after the node. New and changed files in the working folder\n"
-        "are fetched to work/NODE.",
+        "are fetched to work/NODE. With --array, the elements take turns on the ranks: each has\n"
+        "$SPR_ARRAY_INDEX, and its own $SPR_OUTPUT and log.",
         _EXAMPLES,
         run=run,
         options=RunCommand,
@@ -197,11 +206,15 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
     for name, words in (("program", request.program), ("--files", request.files)):
         if "" in words:
             raise UsageError(f"{name}: a word is empty")
+    if request.array is not None:
+        refuse_array(request)
     if request.pty:
         refuse_pty(request)
     variables = request.read_variables()
     check_results(results)
     here, folder = Path.cwd(), request.folder
+    given = request.array
+    array = None if given is None else read_array(given, here, request.program)
     data = [each for each in request.data_dir if not is_url(each)]
     if not has_rsync() and not data and folder is None:
         say("rsync is not installed here: only the command's script and --files are sent")
@@ -233,8 +246,9 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
         subfolder=sent.subfolder,
         results=results,
         env=variables,
-        backend=request.backend,
+        backend="gloo" if array else request.backend,
         is_interactive=request.pty,
+        array=array,
     )
 
 
@@ -260,6 +274,14 @@ def _read_packages(
         say("--own-torch: without the stack's oneCCL and IPEX, and its tested match with mpirun")
         packages = replace(packages, own_torch=True)
     return packages
+
+
+def refuse_array(request: RunCommand) -> None:
+    """Raise :class:`UsageError` for options that have no effect on elements of an array."""
+    given = {"--pty": request.pty, "--output-dir": bool(request.output_dir)}
+    given |= {"--backend": request.backend != "auto"}
+    if refused := [flag for flag, is_given in given.items() if is_given]:
+        raise UsageError(f"--array runs separate programs: omit {' and '.join(refused)}")
 
 
 def refuse_pty(request: RunCommand) -> None:

@@ -116,6 +116,8 @@ class JobSummary(JobEnd):
     has_model: bool = False
     checkpoint: str | None = None
     unfinished: bool = False
+    progress: str = ""
+    """How many elements of an array have ended."""
     expected_end: datetime | None = None
     """When a job that trains will have made its last step, at its latest speed."""
 

@@ -14,6 +14,7 @@ from infra.files import check_file, read_text
 from infra.words import counted, format_size
 from jobs.places.plan import JobFolder, JobPlan, PackageList
 from jobs.program.pyproject import OwnPackage
+from jobs.worker.array.plan import ARRAY, ArrayPlan
 from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
@@ -179,6 +180,17 @@ class ProgramRequest:
     kind: str = "run"
     is_interactive: bool = False
     """Whether the program runs on the user's terminal."""
+    array: ArrayPlan | None = None
+    """The elements that run instead of one program in all ranks."""
+
+
+def is_variable_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name))
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether the placement and the launcher set this variable."""
+    return bool(_RESERVED.fullmatch(name))
 
 
 def check_variables(words: Sequence[str]) -> tuple[str, ...]:
@@ -198,7 +210,7 @@ def check_variables(words: Sequence[str]) -> tuple[str, ...]:
         if not match:
             name = word.partition("=")[0]  # the rest may be a secret
             raise UsageError(f"--env {name}: expected NAME=VALUE, or NAME")
-        if _RESERVED.fullmatch(match[1]):
+        if is_reserved(match[1]):
             raise UsageError(
                 f"--env {match[1]}: the placement sets it for each rank",
                 hint="--nodes, --ppn, --placement, and --ccl-workers control it",
@@ -251,11 +263,16 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         argv.append(f"--environment={SECRETS}")
     if request.is_interactive:
         argv.append("--terminal")
+    command = request.spec.work.program
+    if request.array:
+        files[ARRAY] = request.array.render()
+        command = ("--array", request.array.asked, "--", *command)
     return JobPlan(
         kind=request.kind,
-        module="worker.program",
+        module="worker.array" if request.array else "worker.program",
         spec=request.spec,
-        argv=(*argv, "--", *request.spec.work.program),
+        argv=tuple(argv) if request.array else (*argv, "--", *request.spec.work.program),
+        resumes=bool(request.array),
         backend=backend,
         files=files,
         variables=request.env,
@@ -264,7 +281,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         sends=str(request.files) if request.files.files else "",
         env={"SPR_BACKEND": backend},
         results=request.results,
-        command=request.spec.work.program,
+        command=command,
         details={
             "files": len(request.files.files),
             "bytes": request.files.size,
@@ -272,6 +289,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
             "folders": {each.target: Path(each.store).name for each in request.folders},
             "outputs": request.outputs,
             "env": [word.partition("=")[0] for word in request.env],
+            **({"elements": len(request.array.elements)} if request.array else {}),
         },
         gather_output=True,
         is_interactive=request.is_interactive,

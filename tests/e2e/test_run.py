@@ -416,3 +416,57 @@ def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
     smoke = two.cli.run(*reference, "--smoke", "--results", str(tmp_path / "smoke"))
     assert "smoke run of the published recipe: the script finished" in smoke.stdout
     assert read(tmp_path / "smoke/model/all_results.json")["world"] == 1
+
+
+# The last elements wait for the test on their node. Each run of an element is a line, and the third fails.
+_ELEMENT = """\
+if [ $SPR_ARRAY_INDEX -gt 4 ]; then
+  touch $GO-begun; until [ -e $GO ]; do sleep 0.1; done
+fi
+echo $SPR_ARRAY_INDEX >> $GO-ran; echo $name > $SPR_OUTPUT/own; [ $SPR_ARRAY_INDEX != 3 ]
+"""
+
+
+def test_an_array_ends_each_element_once_though_a_rank_dies(
+    two: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "element.sh").write_text(_ELEMENT)
+    (tmp_path / "runs.csv").write_text("name\n" + "".join(f"row {n}\n" for n in range(1, 9)))
+    go = f"/tmp/go-{secrets.token_hex(4)}"
+    more = ("--name", NAME, "--retries=1", f"--env=GO={go}", "--results=out", "--detach")
+    words = ("--array=runs.csv", "--json", "--", "sh", "element.sh")
+    job = json.loads(two.cli.run("run", *more, *words).stdout)["job"]
+
+    def wait_for(progress: str) -> None:
+        until = time.monotonic() + 120
+        while (state := two.cli.json("jobs", job, *TWO))["progress"] != progress:
+            assert time.monotonic() < until, state
+            time.sleep(0.2)
+
+    wait_for("4 of 8 done, 1 failed")
+    two.cli.run("fetch", job, *TWO, "--results=early")
+    early = {path.parent.name for path in (tmp_path / "early").rglob("own")}
+    assert early == {"1", "2", "3", "4"}
+    kill = "kill -KILL $(pgrep -f '^[^ ]*python[^ ]* -m worker.array')"
+    ssh_two(two, "node1", f"until [ -e {go}-begun ]; do sleep 0.1; done; {kill}; touch {go}")
+    ssh_two(two, "node0", f"touch {go}")
+    two.cli.run("wait", job, *TWO, check=1)
+
+    shown = two.cli.run("jobs", *TWO).stdout
+    (line,) = (line for line in shown.splitlines() if line.startswith(f"{job} "))
+    assert "failed (1)" in line
+    assert "8 of 8 done, 1 failed" in line
+    assert f"{job}: 1 of 8 elements failed: 3" in shown
+    two.cli.run("fetch", job, *TWO, "--results=out")
+    results = read(tmp_path / "out/results.json")
+    assert [each["element"] for each in results["elements"]] == [*range(1, 9)]
+    assert results["failed"] == [3]
+    found = sorted((tmp_path / "out").rglob("own"))
+    assert [path.read_text() for path in found] == [f"row {n}\n" for n in range(1, 9)]
+    assert {path.parent.parent.name for path in found} == {"elements"}
+    logs = {path.name for path in (tmp_path / "out/job/logs").iterdir()}
+    assert logs == {f"element-{n}.log" for n in range(1, 9)}
+    assert '"event": "restarted", "attempt": 2' in (tmp_path / "out/job/log").read_text()
+    ran = ssh_two(two, "node0", f"cat {go}-ran; ssh node1 cat {go}-ran; true").split()
+    assert sorted(ran) == [str(n) for n in range(1, 9)]

@@ -22,6 +22,7 @@ _LINES = {
     "start": "{world_size} ranks on {hosts}; backend {backend}, {dtype}",
     "note": "{text}",
     "restarted": "attempt {attempt}, on {nodes}",
+    "elements": "{done} of {total} done, {failed} failed",
     "resumed": "resuming after step {step} of {total}",
     "stopped": "stopped after step {step} of {total}, saved as checkpoint {checkpoint}",
 }
@@ -55,6 +56,8 @@ class JobDisplay:
         elif kind == "state":
             if hasattr(self._progress, "console"):
                 self._progress.note(printable(event["text"]))
+        elif kind == "elements":
+            self._note(event["done"] / event["total"], render_event(event))
         elif kind == "step":
             self._step(event)
         elif text := render_event(event):
@@ -62,8 +65,10 @@ class JobDisplay:
 
     def _step(self, event: dict[str, Any]) -> None:
         done, total = event["step"], event["total"]
-        text = render_step(event, self._cost() if self._cost else None)
-        if hasattr(self._progress, "console") or self._is_due(done / total):
+        self._note(done / total, render_step(event, self._cost() if self._cost else None))
+
+    def _note(self, share: float, text: str) -> None:
+        if hasattr(self._progress, "console") or self._is_due(share):
             self._progress.note(text)
 
     def _is_due(self, share: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from jobs.places.launcher import (
     parse_end,
 )
 from jobs.places.plan import JobPaths
+from jobs.worker.array.plan import ELEMENTS, LOG
 from jobs.worker.runtime.output import LOGS
 from jobs.worker.storage.ownership import STATE
 from jobs.worker.supervisor import listing, log_reader
@@ -171,6 +173,22 @@ def read_log(
         head.run(earlier, timeout_s=None, on_text=on_text)
     program = send(log_reader, *what).render("reading a log", node)
     head.run(program, timeout_s=None, on_text=on_text)
+
+
+def read_element(head: Host, job: JobSummary, on_text: TextSink, number: int) -> None:
+    """Print the log of an array's element or a study's trial, from a node that has it.
+
+    Raises :class:`UsageError` if none has.
+    """
+    logs = f"{STATE}/{LOGS}"
+    names = f"{logs}/element-{number}.log {logs}/trial-{number}.log {ELEMENTS}/{number}/{LOG}"
+    find = f"cd {JobPaths(job.job).root} && for f in {names}; do [ ! -e $f ] || exec cat $f; done; exit 3"
+    for node in job.nodes:
+        ssh = shlex.join(["ssh", "-n", "-o", "ConnectTimeout=10", node, find])
+        script = f"# reading a log of one element\n{ssh}"
+        if head.run(script, timeout_s=None, on_text=on_text, check=False).exit_code == 0:
+            return
+    raise UsageError(f"--element {number}: job {job.job} has no such element or trial with a log")
 
 
 def find_node(job: JobSummary, rank: int) -> str:

@@ -21,7 +21,7 @@ from provision.install import explain_mpi_failure
 Event = dict[str, Any]
 _KEPT_LOG_LINES = 200
 # The caller gets the last event of each kind; there are thousands of steps.
-_NOT_KEPT = {"step", "phase"}
+_NOT_KEPT = {"step", "phase", "elements"}
 
 
 @dataclass

@@ -66,6 +66,10 @@ class QueueLauncher:
         finally:
             self.head.close()
 
+    def read_element(self, job: JobSummary, on_text: TextSink, number: int) -> None:
+        """Print the log of an element or trial so far. Raises :class:`UsageError` if there is none."""
+        history.read_element(self.head, job, on_text, number)
+
     def cancel(self, job: JobSummary, on_log: TextSink, *, now: bool) -> tuple[str, ...]:
         """End a job on all nodes; unless ``now``, one that trains saves a checkpoint first.
 

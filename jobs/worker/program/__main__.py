@@ -15,22 +15,29 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ..runtime.errors import PlacementError, WorkerError
+from ..runtime.errors import WorkerError
 from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
-from ..runtime.output import COPIER, keep_log, last_words, state_folder
+from ..runtime.output import COPIER, keep_log, last_words
 from ..runtime.pinning import take_place
-from ..runtime.process import SENDERS, leave, read_identity, read_local_place, read_words
+from ..runtime.process import leave, read_identity, read_words
+from .environment import (
+    add_packages,
+    describe_end,
+    make_parser,
+    program_environment,
+    requested_threads,
+    start_output,
+)
 from .terminal import wait_for_session
 
 _NO_PROGRAM = 127
 _POLL_S = 0.1
-_IMPORTS = Path(__file__).resolve().parent / "imports"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 GRACE_S = 30.0
 """Time for processes that the programs left running; mpirun would wait for them forever."""
@@ -51,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         identity = read_identity(os.environ)
         events = Events(identity.rank, mark=mark)
         # Without torch, which may bind this thread to a CPU, and the program would inherit that.
-        take_place(os.environ, _requested_threads)
+        take_place(os.environ, requested_threads)
         own = read_words(Path(args.environment)) if args.environment else []
         environ = program_environment(os.environ, str(Path.cwd() / args.output), own)
         # For the reports of `speed_up`.
         environ[MARK] = mark
         add_packages(environ, args.packages, args.imports.split(":"))
         output = Path(environ["SPR_OUTPUT"])
-        _start(output)
+        start_output(output)
         if not args.terminal:
             keep_log(output, identity.rank, append=True)
         if args.output_dir:
@@ -88,72 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code and not asked:
         said = "" if args.terminal else last_words(output, identity.rank)
         why = _ABORTED if code == 128 + signal.SIGABRT else _explain_import(said)
-        text, lost_peer = f"{_describe(name, code)}{': ' if said else ''}{said}", _PEER.search(said)
+        text = f"{describe_end(name, code)}{': ' if said else ''}{said}"
+        lost_peer = _PEER.search(said)
         events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
     return code
-
-
-def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return this rank's ``env://`` variables for torch, derived from its launcher's.
-
-    https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
-    Raises :class:`BackendError` if the launcher's are incomplete.
-    """
-    identity, local = read_identity(environ), read_local_place(environ)
-    return {
-        "RANK": str(identity.rank),
-        "WORLD_SIZE": str(identity.size),
-        "LOCAL_RANK": str(local.rank),
-        "LOCAL_WORLD_SIZE": str(local.size),
-    }
-
-
-def program_environment(
-    environ: Mapping[str, str], output: str, own: Sequence[str]
-) -> dict[str, str]:
-    """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence."""
-    # The path to this code must not hide the program's own modules.
-    kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
-    ranks = rank_variables(environ)
-    detected = {
-        "GROUP_RANK": str(int(ranks["RANK"]) // int(ranks["LOCAL_WORLD_SIZE"])),
-        # Without a GPU and this, Hugging Face's Trainer and Accelerate train alone in every rank.
-        "ACCELERATE_USE_CPU": "true",
-        # Lightning reads torch's variables if torchrun seems to have set them, else Slurm's.
-        "TORCHELASTIC_RUN_ID": Path(output).parent.name,
-    }
-    if ranks["LOCAL_WORLD_SIZE"] == "1" and {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
-        # The defaults of torchrun's own arguments, for a program that it starts on every node.
-        detected |= {
-            "PET_NNODES": ranks["WORLD_SIZE"],
-            "PET_NODE_RANK": ranks["RANK"],
-            "PET_MASTER_ADDR": environ["MASTER_ADDR"],
-            "PET_MASTER_PORT": environ["MASTER_PORT"],
-        }
-    chosen = dict(word.split("=", 1) for word in own)
-    return {**detected, **kept, **ranks, "SPR_OUTPUT": output, **chosen}
-
-
-def add_packages(environ: dict[str, str], packages: str, imports: Sequence[str]) -> None:
-    """Add a job's own packages, if it has them, and its import folders before the stack's.
-
-    After them comes the folder of ``spr_cluster``.
-    """
-    here = Path.cwd()
-    folders = [str(here / each) for each in (*imports, packages) if each and (here / each).is_dir()]
-    before = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
-    environ["PYTHONPATH"] = ":".join([*before, *folders, str(_IMPORTS)])
-    bins = [f"{here / each}/bin" for each in ("site", packages) if (here / each / "bin").is_dir()]
-    environ["PATH"] = ":".join([*bins, environ.get("PATH", "")])
-
-
-def _start(output: Path) -> None:
-    """Create the output folder and, before any program runs, the mark that tells its files from ours."""
-    mark = state_folder(output) / "started"
-    for folder in (output, mark.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        mark.touch(exist_ok=False)
 
 
 def link_output(link: Path, output: Path) -> None:
@@ -239,12 +184,6 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _describe(name: str, code: int) -> str:
-    if code > 128:
-        return f"{name} was ended by signal {code - 128}{SENDERS.get(code - 128, '')}"
-    return f"{name} ended with exit code {code}"
-
-
 def _explain_import(said: str) -> str | None:
     """Return a hint for a module that is missing because it is in a project's ``src`` folder."""
     module = re.match(r"ModuleNotFoundError: No module named '(\w+)", said)
@@ -254,26 +193,13 @@ def _explain_import(said: str) -> str | None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="program", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--folder", required=True, help="the program's working folder")
-    parser.add_argument("--output", required=True, help="the folder that SPR_OUTPUT names")
-    parser.add_argument("--packages", default="packages", help="folder of the job's own packages")
-    parser.add_argument("--imports", default="", help="folders to import from, separated by colons")
+    parser = make_parser("program")
     parser.add_argument(
         "--output-dir", help="a folder of the program, made a link to the output folder"
     )
-    parser.add_argument("--environment", help="a JSON list of the user's NAME=VALUE")
     parser.add_argument("--terminal", action="store_true", help="run it in the user's SSH session")
     parser.add_argument("program", nargs="+", help="after --: the program and its arguments")
     return parser.parse_args(argv)
-
-
-def _requested_threads() -> int:
-    """Return the number of threads for OpenMP."""
-    try:
-        return int(os.environ["OMP_NUM_THREADS"])
-    except (KeyError, ValueError) as error:
-        raise PlacementError(f"OMP_NUM_THREADS is not set to a number: {error}") from error
 
 
 if __name__ == "__main__":

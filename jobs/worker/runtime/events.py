@@ -20,6 +20,7 @@ rank that is silent, come from any rank.
     trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) measured
     result  the content of results.json
     running a program of `run` starts
+    elements done, failed, total; how many elements of an array have ended
     error   message, hint, rank, host, lost_peer (true if this rank only saw the effect of another
             rank's failure)
 
@@ -216,6 +217,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "trial": {"samples_per_second": _is_number, "steps": _is_count, "seconds": _is_number},
     "result": {},
     "running": {},
+    "elements": {"done": _is_count, "failed": _is_count, "total": _is_count},
     "restarted": {"attempt": _is_count, "nodes": _are_texts},
     "error": {"message": _is_text},
 }

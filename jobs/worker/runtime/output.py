@@ -140,11 +140,16 @@ def last_words(output: Path, rank: int) -> str:
         while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))) and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.1)
-        with _log_of(output, rank).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            text = file.read().decode(errors="replace")
+        return last_line(_log_of(output, rank))
     except OSError:
         return ""
+
+
+def last_line(log: Path) -> str:
+    """Return a log's last line, preferably one that names a Python exception. Raises ``OSError``."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        text = file.read().decode(errors="replace")
     printed = [_RANK.sub("", line) for line in text.splitlines() if not line.startswith(PREFIX)]
     lines = [line for line in printed if line.strip()][-20:]
     indented = [line.startswith("  ") for line in lines]

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
 from optuna.storages import JournalStorage
@@ -62,6 +62,8 @@ class Coordinator:
 
     Only one thread may use it.
     """
+
+    SERVED: ClassVar = ("ask", "report", "is_better", "tell", "is_over", "join")
 
     plan: StudyPlan
     options: TrainOptions

@@ -2,102 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Timer
 from typing import IO, Any
-from xmlrpc.client import ServerProxy, Transport
 
+from ..pool.rank import child_environment, die_with_parent, send_below
+from ..pool.remote import Remote
+from ..pool.stop import Stop
 from ..runtime.errors import TrainingError
-from ..runtime.events import MARK, parse_event
+from ..runtime.events import parse_event
 from ..runtime.output import RESULTS, state_folder
-from ..runtime.process import PLANNED, STOPPED
-from ..training.best import pick_scores
+from ..training.task import pick_scores
 from .plan import STUDY
 
-CONNECT_S, SOON_S, PAUSE_S = 120.0, 5.0, 0.2
 _TRIALS = Path("trials")
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_OF_MPIRUN = ("PMI_", "HYD", "I_MPI_", "MASTER_", PLANNED, MARK)
-_SSH = ("ssh", "-o", "ConnectTimeout=10")
-
-
-@dataclass
-class Stop:
-    """Whether SIGTERM has come or the study's time is over, and the trial that either ends."""
-
-    requested: bool = False
-    expired: bool = False
-    process: subprocess.Popen[str] | None = None
-
-    def on_signal(self, *_: object) -> None:
-        self.requested = True
-        self.kill()
-
-    def expire_after(self, seconds: float) -> None:
-        """End the trials when so much time has passed."""
-        timer = Timer(seconds, self._expire)
-        timer.daemon = True
-        timer.start()
-
-    def _expire(self) -> None:
-        self.expired = True
-        self.kill()
-
-    def kill(self) -> None:
-        """End the trial. It would only save a checkpoint that nothing needs."""
-        if self.process is not None:
-            self.process.kill()
-
-    def comes(self) -> bool:
-        """Return whether SIGTERM has come, or comes soon: others may get it first."""
-        until = time.monotonic() + SOON_S
-        while not self.requested and time.monotonic() < until:
-            time.sleep(PAUSE_S)
-        return self.requested
-
-
-class _OneTry(Transport):
-    """Sends no request a second time: the first may have been answered."""
-
-    def request(self, host: Any, handler: str, request_body: Any, verbose: bool = False) -> Any:
-        return self.single_request(host, handler, request_body, verbose)
-
-
-@dataclass
-class Remote:
-    """The coordinator, from any rank."""
-
-    address: str
-    port: int
-    stop: Stop
-    _until: float = field(default_factory=lambda: time.monotonic() + CONNECT_S)
-    """When a rank 0 that does not answer is no longer only starting."""
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method. Raises ``OSError`` if rank 0 does not answer."""
-        text = json.dumps([method, *arguments])
-        while True:
-            try:
-                proxy = ServerProxy(f"http://{self.address}:{self.port}", transport=_OneTry())
-                answer = json.loads(str(proxy.call(text)))
-            except ConnectionRefusedError:
-                if self.stop.requested or time.monotonic() > self._until:
-                    raise
-                time.sleep(PAUSE_S)
-            else:
-                self._until = 0.0
-                return answer
 
 
 @dataclass
@@ -132,6 +58,10 @@ class TrialRunner:
         if left is not None:
             self.stop.expire_after(left)
 
+    def join_and_run(self) -> None:
+        self.join()
+        self.run_all()
+
     def run_all(self) -> None:
         """Run trials until none is left, or this process is to stop."""
         while not self.stop.requested:
@@ -159,9 +89,7 @@ class TrialRunner:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8", errors="replace") as lines:
             process = self._start(options)
-            self.stop.process = process
-            if self.stop.requested or self.stop.expired:
-                self.stop.kill()
+            self.stop.watch(process)
             with process:
                 assert process.stdout is not None
                 failure, is_pruned = self._follow(number, process, process.stdout, lines)
@@ -171,9 +99,7 @@ class TrialRunner:
             return known
         results = self._output(number) / RESULTS
         if process.returncode or not results.exists():
-            # By its own handler, or before it had one.
-            by_signal = process.returncode in (STOPPED, -signal.SIGTERM) and self.stop.comes()
-            if by_signal or self.stop.requested or self.stop.expired:
+            if self.stop.has_ended(process.returncode):
                 return None
             why = failure or f"exit code {process.returncode}, see logs/{log.name}"
             return {**known, "failure": why}
@@ -190,8 +116,8 @@ class TrialRunner:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**trial_environment(os.environ), **offline},
-            preexec_fn=_die_with_parent,
+            env={**child_environment(os.environ), **offline},
+            preexec_fn=die_with_parent,
         )
 
     def _follow(
@@ -220,19 +146,5 @@ class TrialRunner:
             output.rename(target)
             return
         take = f"mkdir -p {target} && tar -C {target} -xf -"
-        script = f"set -o pipefail; tar -C {output} -cf - . | {' '.join(_SSH)} {self._to} '{take}'"
-        code = subprocess.run(
-            ["bash", "-c", script], stdin=subprocess.DEVNULL, check=False
-        ).returncode
-        if code:
+        if code := send_below(output, ["."], self._to, take):
             raise TrainingError(f"{output.name} can't be copied to {self._to}: exit code {code}")
-
-
-def trial_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a trial: this rank's, for a run with one rank on the same cores."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(_OF_MPIRUN)}
-    return {**kept, "PMI_RANK": "0", "PMI_SIZE": "1"}
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

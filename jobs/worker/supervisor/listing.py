@@ -8,6 +8,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from ..runtime.checkpoint_names import CHECKPOINTS, newest
 from ..runtime.events import mark_of, prefix_of
@@ -48,20 +49,35 @@ def disk_kib(folder: Path) -> int:
     return blocks // 2
 
 
-def expected_end(folder: Path) -> float | None:
-    """Return when training ends according to the last estimate in the log, in seconds since 1970."""
+def last_events(folder: Path) -> list[dict[str, Any]]:
+    """Return the job's last events."""
     prefix = prefix_of(mark_of(folder.name))
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError):
         with (folder / "log").open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
             lines = log.read().decode(errors="replace").split("\n")[:-1]
-        own = [json.loads(line[len(prefix) :]) for line in lines if line.startswith(prefix)]
+        return [json.loads(line[len(prefix) :]) for line in lines if line.startswith(prefix)]
+    return []
+
+
+def expected_end(own: list[dict[str, Any]]) -> float | None:
+    """Return when training ends according to the last estimate, in seconds since 1970."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         # After its last step, a job evaluates: for how long is unknown.
         if own and own[-1]["event"] in ("step", "checkpoint"):
             for event in reversed(own):
                 if "eta_seconds" in event:
                     return float(event["at"]) + float(event["eta_seconds"])
     return None
+
+
+def describe_progress(own: list[dict[str, Any]]) -> str:
+    """Return how many elements of an array have ended, such as ``37 of 100 done, 2 failed``."""
+    with contextlib.suppress(KeyError, TypeError):
+        for event in reversed(own):
+            if event["event"] == "elements":
+                return "{done} of {total} done, {failed} failed".format_map(event)
+    return ""
 
 
 def is_coming(folder: Path) -> bool:
@@ -77,7 +93,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
     """Return one job's fields."""
     output = folder / "output"
     script = folder / "run.sh"
-    record = read(folder / "job.json")
+    record, events = read(folder / "job.json"), last_events(folder)
     return {
         "job": folder.name,
         "command": str(record.get("command", "")),
@@ -91,7 +107,8 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
         "has_model": any((output / "model").glob("*config.json")),  # or that of adapters
         "unfinished": record.get("resumable") is True and not (output / "results.json").exists(),
         "checkpoint": newest(folder.glob(f"output.state/{CHECKPOINTS}/*")) or None,
-        "expected_end": expected_end(folder) if queue and folder.name in queue else None,
+        "expected_end": expected_end(events) if queue and folder.name in queue else None,
+        "progress": describe_progress(events),
         "size_kib": disk_kib(folder),
     }
 

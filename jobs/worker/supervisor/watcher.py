@@ -130,6 +130,7 @@ class Watcher:
         if self._process.poll() is not None:
             return True
         self._stop_if_leaving()
+        self._note_lost_node()
         now, failed = time.monotonic(), self.log.failed_at
         if self.stopping and self._forwarded_at is None:
             self._forwarded_at = now
@@ -152,6 +153,12 @@ class Watcher:
             text = f"{self.leaving['message']}; saving a checkpoint and stopping"
             announce(event="note", text=text)
             self.stop()
+
+    def _note_lost_node(self) -> None:
+        """Notice that mpirun lost a node and has killed the ranks: under Slurm, it may then wait forever."""
+        log = self.log
+        if log.lost and log.failed_at is None and not measure_ranks(mark_folder(self.launch)):
+            log.failed_at = time.monotonic()
 
     def _warn_idle(self, idle: IdleWatch, silent: float) -> None:
         job, node = Path(self.launch.folder).name, self.job.nodes[0]

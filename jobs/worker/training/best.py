@@ -26,7 +26,7 @@ from .state import (
     set_random_state,
     share_tensors,
 )
-from .task import Loaded, Samples
+from .task import Loaded, Samples, pick_scores
 
 MOST_SHARE = 0.1
 """By default, evaluation takes at most this share of the training time."""
@@ -34,13 +34,6 @@ COST = 1 / 3
 """A token's cost in evaluation, as a share of that in training, which also has a backward pass."""
 
 Scores = Mapping[str, float]
-
-
-def pick_scores(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores among the figures of :meth:`.Task.evaluate`."""
-    floats = {name: score for name, score in figures.items() if isinstance(score, float)}
-    found: dict[str, float] = figures.get("scores", floats)
-    return found
 
 
 @dataclass(frozen=True)

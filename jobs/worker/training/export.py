@@ -28,11 +28,11 @@ import torch
 from ..data.tokens import Longs
 from ..runtime.errors import TrainingError, first_line
 from .batches import TrainingRun, pad_inputs
-from .best import Final, Unseen, evaluate_quietly, pick_scores
+from .best import Final, Unseen, evaluate_quietly
 from .card import Z
 from .evaluation import plan_batches
 from .options import EncoderOptions
-from .task import Loaded
+from .task import Loaded, pick_scores
 
 PLACE = "openvino/openvino_model.xml"
 """In the model's folder."""

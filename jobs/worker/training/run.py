@@ -21,7 +21,7 @@ from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures, replacing
 from .batches import Schedule, TrainingRun, batches, plan_schedule
-from .best import Unseen, pick_scores, plan_evaluation
+from .best import Unseen, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .card import render_card
 from .checkpoints import Checkpoint, CheckpointTimer, identify
@@ -31,7 +31,7 @@ from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
 from .options import SCRATCH, EncoderOptions, TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
-from .task import Data, Loaded, Task
+from .task import Data, Loaded, Task, pick_scores
 from .teacher import ask_teacher
 from .trial import enough_for_trial, measure_speed
 

@@ -163,3 +163,10 @@ class Task(ABC, Generic[Own]):
         self, context: TrainContext, loaded: Loaded, records: Sequence[Any], samples: Any
     ) -> dict[str, Any]:
         """Return the trained model's figures, for ``results.json``; all ranks call it together."""
+
+
+def pick_scores(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores among the figures of :meth:`Task.evaluate`."""
+    floats = {name: score for name, score in figures.items() if isinstance(score, float)}
+    found: dict[str, float] = figures.get("scores", floats)
+    return found

@@ -184,12 +184,14 @@ def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
     restarted = event(event="restarted", attempt=2, nodes=["node0", "node2"])
     shown = event(event="step", step=1, total=4, eta_seconds=3, shares={"a": 1}, **step)
     head.earlier = ["of the first attempt"]
-    read(line, "text", event(event="note", text="hello"), restarted, shown)
+    array = event(event="elements", done=37, failed=2, total=100)
+    read(line, "text", event(event="note", text="hello"), restarted, shown, array)
     text = line.must("logs").out.splitlines()
     assert text[:4] == ["of the first attempt", "text", "hello", "attempt 2, on node0, node2"]
     assert text[4].endswith(
         "step 1/4  epoch 1.00  loss 0.500  2.0 samples/s  9 tokens/s  3.0 s left"
     )
+    assert text[5:] == ["37 of 100 done, 2 failed"]
 
 
 def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
@@ -207,6 +209,15 @@ def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None
             2,
             f"--rank {rank}: job squad-1 has the ranks 0 to 1",
         )
+
+
+@pytest.mark.parametrize("more", ["--rank=0", "--follow", "--since=5m"])
+def test_the_log_of_an_element_is_shown_as_it_is(line: CommandLine, head: Head, more: str) -> None:
+    result = line.run("logs", "--element=3", more)
+    assert (result.code, result.message.splitlines()[0]) == (
+        2,
+        "--element can't be used with --rank, --since, or --follow",
+    )
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def test_unknown_lines_are_skipped() -> None:
         "host": None,
         "message": None,
         "deadline": False,
+        "progress": "",
         "expected_end": None,
         "waits_for": "",
         "owner": "",
@@ -295,3 +296,18 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
     with (folder / "log").open("a") as log:
         log.write(render_event({"event": "phase", "name": "evaluate", "at": 2001}, mark) + "\n")
     assert list_jobs(head)[0].expected_end is None
+
+
+def test_an_array_is_one_row_with_its_last_progress(head: ThisMachine) -> None:
+    folder, mark = make_job(head.home, "run-1", begin=BEGUN), mark_of("run-1")
+    known = [{"event": "elements", "done": n, "failed": n // 2, "total": 100} for n in (1, 37)]
+    lines = [*(render_event(each, mark) for each in known), "text"]
+    (folder / "log").write_text("\n".join(lines) + "\n")
+    make_job(head.home, "run-2")
+    found = list_jobs(head)
+    assert [job.progress for job in found] == ["37 of 100 done, 18 failed", ""]
+    shown = render(found, datetime.fromtimestamp(2000, timezone.utc)).splitlines()
+    assert shown[0].split()[-1] == "ELEMENTS"
+    assert shown[1].endswith(" 37 of 100 done, 18 failed")
+    assert len(shown) == 3
+    assert "ELEMENTS" not in render(found[1:], datetime.fromtimestamp(2000, timezone.utc))

@@ -12,7 +12,7 @@ import pytest
 from infra.errors import UsageError
 from jobs.places.launcher import JobSummary
 from jobs.places.plan import JobPaths
-from jobs.places.queue.history import find_node, list_jobs, read_log
+from jobs.places.queue.history import find_node, list_jobs, read_element, read_log
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 
 AT = datetime(2026, 7, 31, tzinfo=timezone.utc)
@@ -102,3 +102,20 @@ def test_ranks_are_on_the_jobs_nodes_in_their_order() -> None:
             find_node(JOB, rank)
     with pytest.raises(UsageError, match="job squad-1 has not started yet: it is queued"):
         find_node(replace(JOB, state="queued", nodes=()), 0)
+
+
+def test_the_log_of_an_element_comes_from_a_node_that_has_it(head: ThisMachine) -> None:
+    job = replace(JOB, nodes=("node2", "node1"))
+    first = head.connect("node2") / "spr-jobs/squad-1/output.state/logs"
+    second = head.connect("node1") / "spr-jobs/squad-1"
+    first.mkdir(parents=True)
+    (second / "elements/7").mkdir(parents=True)
+    (first / "element-3.log").write_text("of element 3\n")
+    (first / "trial-4.log").write_text("of trial 4\n")
+    (second / "elements/7/log").write_text("still running\n")
+    for number, text in ((3, "of element 3"), (4, "of trial 4"), (7, "still running")):
+        lines: list[str] = []
+        read_element(head, job, lines.append, number)
+        assert lines == [text]
+    with pytest.raises(UsageError, match="--element 8: job squad-1 has no such element or trial"):
+        read_element(head, job, lines.append, 8)

@@ -353,6 +353,17 @@ def test_mpirun_that_can_not_start_its_ranks_is_ended(head: ThisMachine) -> None
     assert (end.state, end.exit_code, lines[0]) == ("failed", 137, said)
 
 
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_mpirun_that_lost_a_node_and_its_ranks_is_ended(head: ThisMachine, has_ranks: bool) -> None:
+    """What a program prints ends no job: its ranks are there."""
+    said = "[mpiexec@node0] Error: Downstream from host node1 exited abnormally"
+    spin = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"
+    rank = f"export PMI_RANK=0; exec sh -c \"{spin}; echo '{said}'; sleep 3\"".replace("$", "\\$")
+    end, lines, _ = follow(head, submit(head, rank if has_ranks else f"echo '{said}'; sleep 300"))
+    assert lines[0] == said
+    assert (end.state, end.exit_code) == (("succeeded", 0) if has_ranks else ("failed", 137))
+
+
 # Cancelling
 
 # A program that needs a moment for its checkpoint.

@@ -14,7 +14,7 @@ from jobs.worker.fast import compilation, own_model
 from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
 from jobs.worker.fast.own_trainer import Trimmed
 from jobs.worker.fast.speed_up import speed_up
-from jobs.worker.program.__main__ import add_packages, program_environment
+from jobs.worker.program.environment import add_packages, program_environment
 from jobs.worker.runtime.events import MARK, parse_event
 from jobs.worker.runtime.output import state_folder
 from tests.harness.forked import Forked

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from infra.wait import wait_until
-from jobs.worker.program.__main__ import program_environment, rank_variables
+from jobs.worker.program.environment import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import MARK, parse_event, prefix_of
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
@@ -303,7 +303,7 @@ def test_torchrun_in_every_rank_starts_one_group() -> None:
 def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:
     listing = (
         "import sys, worker.program.__main__, worker.supervisor.__main__, worker.supervisor.listing; "
-        "import worker.supervisor.log_reader; "
+        "import worker.supervisor.log_reader, worker.array.__main__; "
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'worker'))"
     )
     sources = subprocess.run(

@@ -3,70 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from jobs.worker.pool.rank import child_environment
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.study.plan import Domain, StudyPlan
-from jobs.worker.study.trials import trial_environment
 from jobs.worker.tasks.digits import DigitsOptions
+from tests.jobs.worker.started_ranks import started_ranks
 
-REPOSITORY = Path(__file__).parents[4]
 PLAN = StudyPlan({"batch_size": Domain((16, 9999, 20, 24, 32, 48))}, 6)
 
 
-def find_two_ports() -> int:
-    """The second of two neighboring free ports: the first is the heartbeat's."""
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second, suppress(OSError):
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1] + 1
-            second.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no two free ports")
-
-
-@contextmanager
-def ranks(folder: Path, *more: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two ranks in a job's folder, as mpirun starts them."""
-    port = find_two_ports()
+def ranks(folder: Path, *more: str) -> AbstractContextManager[list[subprocess.Popen[str]]]:
+    """Two ranks in a job's folder."""
     options = DigitsOptions(digits=64, epochs=2, report_to="none").to_json()
-    argv = [sys.executable, "-m", "worker.study", "digits", json.dumps(asdict(PLAN)), options]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY / "jobs"),
-        "PMI_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    running = [
-        subprocess.Popen(
-            [*argv, *more],
-            cwd=folder,
-            env={**shared, "PMI_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
+    argv = ["worker.study", "digits", json.dumps(asdict(PLAN)), options, *more]
+    return started_ranks([folder, folder], argv)
 
 
 def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -121,7 +80,7 @@ def test_a_killed_rank_ends_the_study(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["PMI_FD", "MASTER_ADDR", "SPR_PLANNED_RANKS", "SPR_MARK"])
 def test_a_trial_is_no_rank_of_the_job(name: str) -> None:
     environ = {name: "x", "PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "A": "b"}
-    assert trial_environment(environ) == {
+    assert child_environment(environ) == {
         "PMI_RANK": "0",
         "PMI_SIZE": "1",
         "MPI_LOCALRANKID": "1",

@@ -1,0 +1,178 @@
+"""The elements of one rank: each in its own process, with its own output and log. Runs on Python 3.8."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from ..pool.rank import PoolRank, child_environment, die_with_parent, send_below
+from ..program.environment import add_packages, describe_end, program_environment
+from ..runtime.output import last_line, save_json
+from .coordinator import render_take
+from .plan import ELEMENTS, END, INDEX, LOG, OUTPUT, ArrayPlan
+
+_NO_PROGRAM = 127
+_LONE = ("LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1")
+
+
+def end_group(process: Any, number: int = signal.SIGTERM) -> None:
+    """Send a signal to an element and all processes that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+@dataclass
+class Delivery:
+    """Sends ended elements to another node and reports them, while the next one runs.
+
+    Those that end while others are sent are sent together: a connection takes longer than a short element.
+    """
+
+    rank: PoolRank
+    error: BaseException | None = None
+    to: str = ""
+    _is_first: bool = False
+    """Whether the other node is that of rank 0, which must have them."""
+    _waiting: queue.Queue[Any] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Delivery:
+        self.to, self._is_first = self.rank.remote.call(
+            "join", self.rank.identity.rank, socket.gethostname()
+        )
+        if self._is_first:  # what this node published as the first one of an earlier attempt
+            shutil.rmtree(Path(OUTPUT) / ELEMENTS, ignore_errors=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._waiting.put(None)
+        self._thread.join()
+        if self.error and kind is None:
+            raise self.error
+
+    def put(self, end: Mapping[str, Any]) -> None:
+        """Deliver an ended element. Raises the error of an earlier delivery."""
+        if self.error:
+            raise self.error
+        self._waiting.put(end)
+
+    def _run(self) -> None:
+        is_last = False
+        try:
+            while not is_last:
+                batch = [self._waiting.get()]
+                while not self._waiting.empty():
+                    batch.append(self._waiting.get())
+                is_last = batch[-1] is None
+                self._deliver([end for end in batch if end is not None])
+        except Exception as error:  # raised in the main thread
+            self.error = error
+
+    def _deliver(self, ends: Sequence[Mapping[str, Any]]) -> None:
+        names = [str(end["element"]) for end in ends]
+        take = render_take(Path.cwd(), f"from-{self.rank.identity.rank}")
+        if names and self.to and send_below(ELEMENTS, names, self.to, take):
+            what = f"element {names[0]} can't be copied to {self.to}"
+            if self._is_first:
+                raise OSError(what)
+            self.rank.events.warn(f"warning: {what}; elements are only on {socket.gethostname()}")
+            self.to = ""
+        for end in ends:
+            self.rank.remote.call("tell", end)
+
+
+@dataclass
+class ElementRunner:
+    """Runs elements, one by one, in the job's folder."""
+
+    rank: PoolRank
+    plan: ArrayPlan
+    args: argparse.Namespace
+    own: Sequence[str]
+    """The user's ``NAME=VALUE`` words."""
+
+    def run_all(self) -> None:
+        """Run elements until none is left, or this process is to stop."""
+        with Delivery(self.rank) as delivery:
+            while not self.rank.stop.requested:
+                index = self.rank.remote.call("ask", self.rank.identity.rank)
+                if index is None:
+                    return
+                if end := self._run(index):
+                    delivery.put(end)
+
+    def _run(self, index: int) -> dict[str, Any] | None:
+        """Run one element; return its end, ``None`` if it was interrupted."""
+        box = ELEMENTS / str(index)
+        shutil.rmtree(box, ignore_errors=True)
+        (box / OUTPUT).mkdir(parents=True)
+        begin = time.monotonic()
+        with (box / LOG).open("wb") as log:
+            code, message = self._call(index, log)
+        if code is None:
+            return None
+        end = {
+            "element": index,
+            "variables": self.plan.elements[index],
+            "host": socket.gethostname(),
+            "seconds": round(time.monotonic() - begin, 3),
+            "exit_code": code,
+        }
+        if code:
+            said = last_line(box / LOG)
+            end["message"] = message + (f": {said}" if said else "")
+        save_json(box / END, end)
+        return end
+
+    def _call(self, index: int, log: Any) -> tuple[int | None, str]:
+        """Return the program's exit code, as a shell would, and its end in words."""
+        environ, words = self.prepare(index)
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=self.args.folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            return _NO_PROGRAM, f"{words[0]} can't be run: {error.strerror}"
+        stop = self.rank.stop
+        stop.watch(process)
+        code = process.wait()
+        stop.process = None
+        end_group(process, signal.SIGKILL)  # what it left running
+        if code and stop.has_ended(code):
+            return None, ""
+        code = code if code >= 0 else 128 - code
+        return code, describe_end(words[0], code)
+
+    def prepare(self, index: int) -> tuple[dict[str, str], list[str]]:
+        """Return an element's environment, and its program's words with the values of its variables."""
+        output = str(Path.cwd() / ELEMENTS / str(index) / OUTPUT)
+        variables = {**self.plan.elements[index], INDEX: str(index)}
+        own = [*_LONE, *self.own, *(f"{name}={value}" for name, value in variables.items())]
+        environ = program_environment(child_environment(os.environ), output, own)
+        add_packages(environ, self.args.packages, self.args.imports.split(":"))
+        known = {**variables, "SPR_OUTPUT": environ["SPR_OUTPUT"]}
+        pattern = re.compile(rf"\$({'|'.join(known)})\b")
+        return environ, [pattern.sub(lambda m: known[m[1]], word) for word in self.plan.program]

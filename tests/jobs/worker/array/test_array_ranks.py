@@ -1,0 +1,252 @@
+"""Two real ranks of an array, each on a node of its own: a folder, which the stand-in for ssh maps."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.worker.array.plan import ARRAY, ArrayPlan
+from jobs.worker.runtime.events import parse_event
+from tests.jobs.worker.started_ranks import REPOSITORY, started_ranks
+
+ARGV = ("worker.array", "--folder=work", "--output=output")
+# A node is a folder of the test's; one that is gone has none.
+_SSH = """#!/bin/bash
+node=${@: -2:1}; [ -d {root}/$node ] || exit 255
+exec sh -c "$(sed 's#{root}/node[0-9]#{root}/'$node'#g' <<< "${@: -1}")"
+"""
+_HOSTS = "import os, socket\nsocket.gethostname = lambda: os.environ['SLURMD_NODENAME']\n"
+# Every run of an element that ends is one line; each tenth one fails. All wait for elements on another node,
+# and the last 40 for those of a third one, which comes with the second attempt.
+_WORK = """touch {root}/on-$SLURMD_NODENAME
+until [ $(ls {root}/on-* | wc -l) -ge $((SPR_ARRAY_INDEX > 60 ? 3 : 2)) ]; do sleep 0.02; done
+echo $SPR_ARRAY_INDEX >> {root}/ran; echo $SPR_ARRAY_INDEX > $SPR_OUTPUT/own
+[ $((SPR_ARRAY_INDEX % 10)) != 0 ] || { echo 'ValueError: no tenth one'; exit 3; }
+"""
+
+
+class Nodes:
+    """Folders as nodes, with an array's plan on each."""
+
+    def __init__(
+        self, root: Path, script: str, elements: Mapping[int, Mapping[str, str]], **more: Any
+    ) -> None:
+        self.root = root
+        words = ("sh", "-c", script.replace("{root}", str(root)), *more.pop("words", ()))
+        self.plan = ArrayPlan(words, elements, **more)
+        (root / "bin").mkdir()
+        (root / "bin/ssh").write_text(_SSH.replace("{root}", str(root)))
+        (root / "bin/ssh").chmod(0o755)
+        (root / "bin/sitecustomize.py").write_text(_HOSTS)
+        for name in ("node0", "node1", "node2"):
+            for folder in ("work", "data"):
+                (root / name / folder).mkdir(parents=True)
+            (root / name / ARRAY).write_bytes(self.plan.render())
+            launch = {"head": "node0", "pinning": {"node0": [], "node1": [], "node2": []}}
+            (root / name / "launch.json").write_text(json.dumps(launch))
+
+    def __getitem__(self, node: int) -> Path:
+        return self.root / f"node{node}"
+
+    @contextmanager
+    def ranks(self, *nodes: int, resume: bool = False) -> Iterator[list[subprocess.Popen[str]]]:
+        path = f"{self.root}/bin:{os.environ['PATH']}"
+        code = f"{self.root}/bin:{REPOSITORY / 'jobs'}"
+        own = [
+            {"SLURMD_NODENAME": f"node{node}", "PATH": path, "PYTHONPATH": code} for node in nodes
+        ]
+        argv = [*ARGV, *(["--resume"] if resume else [])]
+        with started_ranks([self[node] for node in nodes], argv, own) as running:
+            yield running
+
+    def run(self, *nodes: int, resume: bool = False) -> tuple[list[int], list[str]]:
+        """Run to the end; return the exit codes and what the ranks printed."""
+        with self.ranks(*nodes, resume=resume) as running:
+            said = [process.communicate(timeout=120)[0] for process in running]
+            return [process.returncode for process in running], said
+
+    def ran(self) -> Counter[int]:
+        return Counter(map(int, (self.root / "ran").read_text().split()))
+
+    def reported(self, node: int) -> set[int]:
+        """The elements whose end a node has published."""
+        logs = (self[node] / "output.state/logs").glob("element-*.log")
+        return {int(path.stem.partition("-")[2]) for path in logs}
+
+    def have_run(self) -> set[int]:
+        """The nodes whose elements rank 0 has published, on the first node."""
+        ends = (self[0] / f"elements/{index}/end.json" for index in self.reported(0))
+        return {int(json.loads(each.read_text())["host"][-1]) for each in ends}
+
+    def results(self, node: int) -> Any:
+        return json.loads((self[node] / "output/results.json").read_text())
+
+
+def indexes(count: int) -> dict[int, dict[str, str]]:
+    return {index: {} for index in range(1, count + 1)}
+
+
+def wait_until(condition: Callable[[], object], running: Sequence[subprocess.Popen[str]]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        assert [process.poll() for process in running] == [None] * len(running)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_each_of_100_elements_ends_once_though_a_node_dies(tmp_path: Path, lost: int) -> None:
+    nodes = Nodes(tmp_path, _WORK, indexes(100))
+    with nodes.ranks(0, 1) as running:
+        wait_until(lambda: len(nodes.reported(0)) >= 30 and nodes.have_run() == {0, 1}, running)
+        running[lost].kill()
+        said = running[1 - lost].communicate(timeout=60)[0]
+    assert running[1 - lost].returncode == 1
+    assert '"lost_peer": true' in said
+    before = nodes.reported(0)
+    assert 30 <= len(before) <= 60
+    nodes[lost].rename(tmp_path / "gone")
+
+    # The new first node has nothing yet.
+    first, other = (2, 1) if lost == 0 else (0, 2)
+    codes, (said, _) = nodes.run(first, other, resume=True)
+
+    assert codes[0] == 1
+    results = nodes.results(first)
+    assert [each["element"] for each in results["elements"]] == [*range(1, 101)]
+    assert results["failed"] == [*range(10, 101, 10)]
+    assert all(each["exit_code"] == 3 for each in results["elements"] if each["element"] % 10 == 0)
+    assert {each["host"] for each in results["elements"]} == {"node0", "node1", "node2"}
+    ran = nodes.ran()
+    assert {*ran} == {*range(1, 101)}
+    assert {index for index in before if ran[index] != 1} == set()
+    for index in range(1, 101):
+        assert (nodes[first] / f"output/elements/{index}/own").read_text() == f"{index}\n"
+    events = [event for line in said.splitlines() if (event := parse_event(line))]
+    (error,) = (event for event in events if event["event"] == "error")
+    assert error["message"] == "10 of 100 elements failed: 10, 20, 30, 40, 50, …"
+    assert error["hint"].endswith(" the same command with --array 10,20,30,40,50,60,70,80,90,100")
+    last = [event for event in events if event["event"] == "elements"][-1]
+    assert (last["done"], last["failed"], last["total"]) == (100, 10, 100)
+    assert "element 100 failed: sh ended with exit code 3: ValueError: no tenth one" in said
+
+
+def test_sigterm_reaches_the_elements_and_interrupted_ones_run_again(tmp_path: Path) -> None:
+    script = """[ ! -e {root}/again ] || exit 0
+    [ $SPR_ARRAY_INDEX != 1 ] || { touch $SPR_OUTPUT/own; exit 0; }
+    trap 'echo saved > {root}/saved-$SPR_ARRAY_INDEX; exit 143' TERM
+    touch {root}/started-$SPR_ARRAY_INDEX; sleep 60 & wait"""
+    nodes = Nodes(tmp_path, script, indexes(5))
+    with nodes.ranks(0, 1) as running:
+        wait_until(lambda: len([*tmp_path.glob("started-*")]) == 2, running)
+        running[1].send_signal(signal.SIGTERM)
+        wait_until(lambda: len([*tmp_path.glob("saved-*")]) == 1, running)
+        # With mpirun, its end would kill rank 0, which has to save what is known.
+        time.sleep(0.5)
+        assert running[1].poll() is None
+        running[0].send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=60)[0] for process in running]
+    assert [process.returncode for process in running] == [143, 143], said
+    saved = {path.name.partition("-")[2] for path in tmp_path.glob("saved-*")}
+    assert saved == {path.name.partition("-")[2] for path in tmp_path.glob("started-*")}
+    assert [each["element"] for each in nodes.results(0)["elements"]] == [1]
+    (tmp_path / "again").touch()
+    codes, (text, _) = nodes.run(1, 0, resume=True)
+    assert codes == [0, 0]
+    assert "1 of 5 elements have ended before" in text
+    assert [each["element"] for each in nodes.results(1)["elements"]] == [1, 2, 3, 4, 5]
+    # The results move to the new first node: the files of both would be fetched.
+    assert (nodes[1] / "output/elements/1/own").exists()
+    assert not (nodes[0] / "output/elements").exists()
+
+
+def test_no_more_run_at_the_same_time_than_the_limit(tmp_path: Path) -> None:
+    nodes = Nodes(
+        tmp_path, "mkdir {root}/lock && sleep 0.05 && rmdir {root}/lock", indexes(8), limit=1
+    )
+    codes, said = nodes.run(0, 1)
+    assert codes == [0, 0], said
+    assert len(nodes.results(0)["elements"]) == 8
+
+
+def test_an_element_is_alone_and_has_its_variables(tmp_path: Path) -> None:
+    script = """sleep 300 & echo $! > $SPR_OUTPUT/left
+    env > $SPR_OUTPUT/env; echo "$*" > $SPR_OUTPUT/words; pwd; echo to stderr >&2"""
+    words = ("--", "--rate=$lr", "$SPR_ARRAY_INDEX", "$lr2", "$SPR_OUTPUT/x", "$HOME")
+    nodes = Nodes(tmp_path, script, {7: {"lr": "1e-4", "seed": "a b"}}, words=words)
+    codes, said = nodes.run(0, 1)
+    assert codes == [0, 0], said
+    output = nodes[0] / "output/elements/7"
+    found = dict(
+        line.split("=", 1) for line in (output / "env").read_text().splitlines() if "=" in line
+    )
+    wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    wanted |= {"SPR_ARRAY_INDEX": "7", "lr": "1e-4", "seed": "a b", "PMI_SIZE": "1"}
+    assert {name: found.get(name) for name in wanted} == wanted
+    assert not {"MASTER_PORT", "MASTER_ADDR"} & found.keys()
+    place = found["SPR_OUTPUT"]
+    assert (output / "words").read_text() == f"--rate=1e-4 7 $lr2 {place}/x $HOME\n"
+    log = (nodes[0] / "output.state/logs/element-7.log").read_text()
+    assert log in [f"{nodes[node]}/work\nto stderr\n" for node in (0, 1)]
+    (end,) = nodes.results(0)["elements"]
+    assert end["variables"] == {"lr": "1e-4", "seed": "a b"}
+    assert (end["exit_code"], end["host"] in ("node0", "node1")) == (0, True)
+    # What it left running is killed.
+    wait_until(lambda: not Path("/proc", (output / "left").read_text().strip()).exists(), [])
+
+
+def test_a_second_node_that_is_gone_costs_one_warning(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "sleep 0.1; touch $SPR_OUTPUT/own", indexes(5))
+    nodes[1].rename(tmp_path / "gone")
+    codes, (said,) = nodes.run(0)
+    assert codes == [0], said
+    assert said.count("can't be copied to node1; elements are only on node0") == 1
+    assert len([*nodes[0].glob("output/elements/*/own")]) == 5
+
+
+def test_a_missing_program_and_a_killed_one_fail(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "kill -9 $$", indexes(1), asked="runs.csv:1%8")
+    codes, (said, _) = nodes.run(0, 1)
+    assert codes == [1, 0], said
+    (end,) = nodes.results(0)["elements"]
+    assert (end["exit_code"], end["message"].split(",")[0]) == (137, "sh was ended by signal 9")
+    assert "the same command with --array runs.csv:1" in said
+    for node in range(3):
+        (nodes[node] / ARRAY).write_bytes(ArrayPlan(("no-such",), indexes(2)).render())
+    codes, (said, _) = nodes.run(0, 1)
+    (end,) = (each for each in nodes.results(0)["elements"] if each["element"] == 2)
+    assert (end["exit_code"], end["message"]) == (
+        127,
+        "no-such can't be run: No such file or directory",
+    )
+
+
+def test_short_elements_cost_little(tmp_path: Path) -> None:
+    """In CPU seconds of both ranks and their children, which other processes can't change much."""
+    nodes = Nodes(tmp_path, ":", indexes(100))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    codes, said = nodes.run(0, 1)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert codes == [0, 0], said
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < 100 * 0.05
+
+
+@pytest.mark.parametrize("module", ["worker.array.__main__", "worker.study.__main__"])
+def test_a_rank_that_only_starts_others_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print(*{{'torch', 'optuna'}} & {{*sys.modules}})"
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY / "jobs")}
+    argv = [sys.executable, "-c", code]
+    assert subprocess.run(argv, env=environ, capture_output=True, check=True).stdout == b"\n"

@@ -11,9 +11,9 @@ Block Public Access, or port 22 blocked.
 Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought
 again or terminated, and `up` continues when it is repaired. `down` in another account changes nothing. No key
 is lost before the last `down`, which leaves nothing, counted in the cloud itself. In every third run, the
-nodes are held to the last, which an --until-done job moves as far as a random --max-cost allows: no machine
-with a timer or a second guard may outlive the latest end, and the hours of those with a timer may cost no
-more than --max-cost.
+nodes are held to the last, which a job with a limit moves as far as a random --budget allows: no machine
+with a timer or a second guard may outlive the latest end, and the bill of those that end by themselves may
+be no more than --budget, by a meter of its own (tests/cloud/meter.py).
 `--seed 7 --only 13` repeats one run.
 """
 
@@ -118,7 +118,7 @@ def make_request(dice: random.Random) -> dict[str, Any]:
     request["second_guard"] = dice.random() < 0.3
     request["bake"] = dice.choice(["head", "none"])
     hours = dice.uniform(_LONGEST.total_seconds() / 3600, 24)
-    request["max_cost"] = round(usd_per_hour(request) * hours + 0.01, 2)
+    request["budget"] = round(usd_per_hour(request) * hours + 0.01, 2)
     return request
 
 
@@ -131,12 +131,12 @@ def usd_per_hour(request: Mapping[str, Any]) -> float:
 
 
 def run_priced_up(ctx: Context, given: Mapping[str, Any]) -> None:
-    """Do what `up --max-cost` does where machines have a price."""
+    """Do what `up --budget` does where machines have a price."""
     run_limited_up(ctx, given, lambda record, old: limit_record(record, old, usd_per_hour(given)))
 
 
-def run_until_done(ctx: Context, _: Mapping[str, Any]) -> None:
-    """Move the latest end as `train --until-done` does, and try to move it further."""
+def run_limited_job(ctx: Context, _: Mapping[str, Any]) -> None:
+    """Move the latest end as a job with --budget does, and try to move it further."""
     record = describe_inventory(ctx.clients.ec2, NAME, ("security_groups",)).record
     assert record
     assert record.bound
@@ -145,7 +145,7 @@ def run_until_done(ctx: Context, _: Mapping[str, Any]) -> None:
         raise_latest(ctx, NAME, record.bound + timedelta(seconds=1))
     except UsageError:
         return
-    raise AssertionError("--max-cost did not limit it")
+    raise AssertionError("--budget did not limit it")
 
 
 def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[str, Any]:
@@ -204,9 +204,9 @@ def outlive(cloud: CloudProcess, home: Path, request: dict[str, Any], *, is_up: 
     """Let the time pass with all nodes held to the last; return what lived longer or cost more."""
     ec2, wrong = cloud.connect().ec2, []
     if is_up:
-        moved = run_in_process(cloud, home, run_until_done)
+        moved = run_in_process(cloud, home, run_limited_job)
         # A throttled call may have stopped it halfway, which must not cost more either.
-        wrong = [f"until done: {moved.error}"] if moved.code == BROKEN else []
+        wrong = [f"limited job: {moved.error}"] if moved.code == BROKEN else []
     record = describe_inventory(ec2, NAME, ("security_groups",)).record
     if record is None:
         return wrong
@@ -220,7 +220,7 @@ def outlive(cloud: CloudProcess, home: Path, request: dict[str, Any], *, is_up: 
     late = [i.id for i in found.alive if i.id in lives or request["second_guard"]]
     late += [id_ for id_, life in lives.items() if life[-1] > record.latest.timestamp() + 60]
     hours = sum(life[-1] - life[0] for life in lives.values() if len(life) > 1) / 3600
-    usd, most = hours * usd_per_hour(request) / request["nodes"], request["max_cost"]
+    usd, most = hours * usd_per_hour(request) / request["nodes"], request["budget"]
     checks = {
         f"outlived the latest end: {late}": bool(late),
         f"${usd:.2f} for at most ${most:.2f}": usd > most,

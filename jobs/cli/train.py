@@ -288,7 +288,7 @@ def _read_tune(request: TrainCommand) -> dict[str, Domain]:
 def _compare_speeds(request: TrainCommand, now: datetime) -> int:
     """Run a study of the placement."""
     names = (
-        *("trials", "detach", "dry_run", "elastic", "retries", "bucket", "until_done", "max_time"),
+        *("trials", "detach", "dry_run", "elastic", "retries", "bucket", "max_time", "budget"),
         *("results", "push_to", "down_when_done", "on_finish"),
     )
     # Those of spr-cluster.toml are for the job itself.
@@ -458,8 +458,7 @@ def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     least = request.elastic or 0
     work = spec_of(options).work
     if request.tune and not is_placement(tune := _read_tune(request)):
-        limit = request.max_time.total_seconds() if request.max_time else 0.0
-        work = replace(work, study=asdict(plan_study(tune, request.trials, options, limit)))
+        work = replace(work, study=asdict(plan_study(tune, request.trials, options)))
     return TrainRequest(
         request.spec(work, resources, retries=RETRIES, least_nodes=least),
         request.results_folder(request.task, now),

@@ -27,8 +27,9 @@ from infra.project_file import read_project_file
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
+from jobs.cli.shared.job_limit import find_limit, keep_limit
 from jobs.cli.shared.job_options import QueueRequest
-from jobs.cli.shared.when_done import OnCluster, keep_nodes, require_limit
+from jobs.cli.shared.when_done import OnCluster
 from jobs.places.bucket import list_stored
 from jobs.places.launcher import NAME, choose_job
 from jobs.places.plan import RECORD
@@ -146,9 +147,9 @@ def open_job_context(
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
     queued = request if isinstance(request, QueueRequest) else None
-    limit = require_limit(ctx) if queued and queued.until_done else None
+    limit = find_limit(ctx, queued, cluster, prices) if queued else None
     if limit:
-        cluster = replace(cluster, expires=limit.ends)
+        cluster = replace(cluster, expires=limit.ends(None))
     context = JobContext(
         cluster=cluster,
         stack=load_stack(cluster.stack, locked=False),
@@ -159,8 +160,8 @@ def open_job_context(
         on_event=display.event,
         on_log=display.log,
         ssh_config=ctx.files.ssh_config,
-        find_expiry=(lambda: limit.ends) if limit else ctx.find_expiry,
-        keep_nodes=lambda: keep_nodes(ctx, limit, info, len(cluster.nodes), display.log),
+        find_expiry=(lambda: limit.ends(None)) if limit else ctx.find_expiry,
+        keep_limit=lambda spec: keep_limit(ctx, limit, spec, display.log),
         detach=bool(queued and queued.detach),
     )
     on_cluster(ctx, context)

@@ -43,7 +43,7 @@ from jobs.places.queue.job_output import (
 )
 from jobs.places.queue.slurm import SlurmLauncher, build_launch, render_command
 from jobs.places.record import CloudInfo, JobRecord, claim_results, release_results
-from jobs.worker.spec import PlacementOptions
+from jobs.worker.spec import JobSpec, PlacementOptions
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
@@ -73,8 +73,8 @@ class JobContext:
     outcome: Outcome = field(default_factory=Outcome)
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
-    keep_nodes: Callable[[], None] = lambda: None
-    """Moves the nodes' end for a job that may run until it is done; called just before its submission."""
+    keep_limit: Callable[[JobSpec], JobSpec] = lambda spec: spec
+    """Sets the job's time limit, and moves the nodes' end for it; called just before its submission."""
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
 
@@ -385,7 +385,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         )
         context.progress.note(session.paths.job_id)
         session.show_estimate(plan)
-        context.keep_nodes()
+        plan = replace(plan, spec=context.keep_limit(plan.spec))
         record = session.start(plan)
         if plan.spec.ending.down_when_done:
             context.on_log(

@@ -176,9 +176,9 @@ def test_nothing_moves_the_end_beyond_its_limit(simulated_cloud: SimulatedCloud)
     bound = {"spr-cluster:bound": tags.render_time(begin + HOUR)}
     label_instances(simulated_cloud.ec2, [group.id], bound)
 
-    with pytest.raises(UsageError, match="later than --max-hours or --max-cost allow"):
+    with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
         raise_latest(simulated_cloud.ctx, NAME, begin + 1.1 * HOUR)
-    with pytest.raises(UsageError, match="later than --max-hours or --max-cost allow"):
+    with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
         run(simulated_cloud, HOUR)
     assert raise_latest(simulated_cloud.ctx, NAME, begin + HOUR).latest == begin + HOUR
 

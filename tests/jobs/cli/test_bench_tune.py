@@ -214,7 +214,7 @@ _WITHOUT_EFFECT = (
     [
         *(
             (f"{_PLACEMENT} {each}", f"{each.split()[0]}: not with a study that compares speeds")
-            for each in (*_WITHOUT_EFFECT.split(","), "--until-done")
+            for each in (*_WITHOUT_EFFECT.split(","), "--budget 12")
         ),
         (f"{_PLACEMENT} --placement reference", "--placement reference: its numbers are fixed"),
         (f"{_PLACEMENT} --ppn 2", "--ppn: --tune varies it"),

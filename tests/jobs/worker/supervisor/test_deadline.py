@@ -18,7 +18,7 @@ _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
 
 
 @pytest.mark.parametrize(
-    ("text", "until_done", "expected"),
+    ("text", "is_limited", "expected"),
     [
         ("1000 9000 1800\n", False, 1000),
         ("1000 9000 1800\n", True, 7200),
@@ -28,8 +28,8 @@ _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
         ("no timer", False, None),
     ],
 )
-def test_the_deadline_of_a_job(text: str, until_done: bool, expected: float | None) -> None:
-    assert parse_deadline(text, until_done=until_done) == expected
+def test_the_deadline_of_a_job(text: str, is_limited: bool, expected: float | None) -> None:
+    assert parse_deadline(text, is_limited=is_limited) == expected
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,12 @@ def test_the_highest_price_of_a_node_has_its_disk_and_address_and_spots_maximum(
     assert most() == pytest.approx(6.5472 + disk + ADDRESS_USD)
     assert most(private=True, volume_gib=200) == pytest.approx(6.5472 + 2 * disk)
     assert most("m7i.metal-24xl", METAL) == most()
-    spot = {"market": "spot", "max_price": 2.0}
+    spot: dict[str, Any] = {"market": "spot", "max_price": 2.0}
     assert most(**spot) == pytest.approx(2 + disk + ADDRESS_USD)
     assert most(market="spot") == most(max_price=2.0) == most()
     assert most(on_demand=True, **spot) == most()
     assert most(market="spot", max_price=9.0) == pytest.approx(9 + disk + ADDRESS_USD)
-    mixed = {"market": "spot-or-on-demand"}
+    mixed: dict[str, Any] = {"market": "spot-or-on-demand"}
     assert most(max_price=2.0, **mixed) == most()
     assert most(max_price=9.0, **mixed) > 9
     assert prices.most(("x1.large",), options()) is None

@@ -14,7 +14,7 @@ from typing import Any
 
 from infra.ec2 import tags
 from infra.errors import SprError, UsageError
-from infra.lifetime import Lifetime
+from infra.lifetime import AFTER, Lifetime
 from infra.spec import (
     LONGEST_TTL,
     OPTIONS,
@@ -215,15 +215,18 @@ def limit_record(
 ) -> ClusterRecord:
     """Return a record with its ``bound`` by --max-time and --budget, for all of the cluster's life.
 
-    A cluster that had more nodes keeps the price of those. Raises :class:`UsageError` naming the time to
-    live that fits, if it may already run longer.
+    A cluster that had more nodes keeps the price of those. Of a budget, a second guard keeps the time that it
+    waits. Raises :class:`UsageError` naming the time to live that fits, if it may already run longer.
     """
+    reserve = AFTER if record.options["second_guard"] else timedelta()
     budget, longest = record.options["budget"], record.options["max_time"] or LONGEST_TTL
     if usd_per_hour and old and old.created == record.created and old.bound:
         lived = old.bound - old.created
         if old.options["budget"] and lived < (old.options["max_time"] or LONGEST_TTL) - _SECOND:
-            usd_per_hour = max(usd_per_hour, old.options["budget"] / (lived / _HOUR))
-    paid = min(budget / usd_per_hour, LONGEST_TTL / _HOUR) * _HOUR if budget else LONGEST_TTL
+            usd_per_hour = max(usd_per_hour, old.options["budget"] / ((lived + reserve) / _HOUR))
+    paid = LONGEST_TTL
+    if budget:
+        paid = min(budget / usd_per_hour, LONGEST_TTL / _HOUR) * _HOUR - reserve
     time = timedelta(seconds=int(min(longest, paid).total_seconds()))
     bound, grace = record.created + time, record.options["grace"]
     if record.latest > bound:

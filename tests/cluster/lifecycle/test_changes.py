@@ -274,7 +274,9 @@ def test_a_budget_is_not_spent_a_second_time_unasked(simulated_cloud: SimulatedC
     simulated_cloud.end(ids(simulated_cloud)[0])
     simulated_cloud.clock.sleep(3600)
 
-    with pytest.raises(UsageError, match=r"have ended, and their --budget of \$100 with them") as no:
+    with pytest.raises(
+        UsageError, match=r"have ended, and their --budget of \$100 with them"
+    ) as no:
         simulated_cloud.plan_input()
 
     assert "up --budget 100 --name bert" in str(no.value.hint)

@@ -10,8 +10,8 @@ from cluster.lifecycle.deadline import extend, raise_latest
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import label_instances
-from infra.ec2.termination_schedule import AFTER
 from infra.errors import HostsError, SprError, UsageError
+from infra.lifetime import AFTER
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 
 HOUR = timedelta(hours=1)

@@ -253,6 +253,8 @@ def test_a_time_of_another_zone_is_written_in_utc() -> None:
         ({"max_time": 5 * HOUR, "budget": 30}, 3.0, 5),
         ({"max_time": 12 * HOUR, "budget": 30}, 3.0, 10),
         ({"budget": 30_000}, 3.0, 720),
+        ({"budget": 30, "second_guard": True}, 3.0, 10 - 1 / 6),
+        ({"max_time": 5 * HOUR, "second_guard": True}, 0.0, 5),
     ],
 )
 def test_the_first_limit_bounds_the_life_from_creation(
@@ -280,3 +282,6 @@ def test_a_cluster_that_was_larger_keeps_the_limit_of_its_price() -> None:
 
     assert limit_record(record, large, 3.0).bound == large.bound
     assert limit_record(record, limit_record(record, None, 3.0), 12.0).bound == large.bound
+    _, guarded = make(ttl=HOUR, budget=30, second_guard=True)
+    once = limit_record(guarded, None, 12.0)
+    assert limit_record(guarded, once, 3.0).bound == once.bound

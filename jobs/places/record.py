@@ -26,7 +26,7 @@ from provision.host import Host
 class CloudInfo:
     """The cloud of a job's nodes; ``billed`` says whether they cost money.
 
-    ``usd_per_hour`` is one node's on-demand price, if it is known for the region.
+    ``usd_per_hour`` is one node's price on demand, with its disk and address, if it is known for the region.
     """
 
     cloud: str = ""

@@ -183,7 +183,7 @@ class HourlyPrice:
 class Cost:
     """Cost in US dollars of one epoch (training only) and of the whole run.
 
-    Both exclude the nodes' startup and idle time, disks, and traffic.
+    Both exclude the nodes' startup and idle time, and traffic.
     """
 
     price: HourlyPrice
@@ -212,7 +212,7 @@ def find_price(
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
     if types and not instance_type and (recorded := run.price):
         usd, source = recorded
-        return HourlyPrice(usd * len(types), f"{each}, on demand, {source}")
+        return HourlyPrice(usd * len(types), f"{each}, on demand with disk and address, {source}")
     listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
     known = [usd for usd in listed if usd is not None]
     if not types or len(known) < len(types):

@@ -14,6 +14,7 @@ from cluster.console.options import argument
 from cluster.console.output import say
 from cluster.context import Context
 from cluster.local_files import remembered_cloud, utc_now
+from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.caller import short_owner
 from infra.aws.clients import connect
@@ -142,7 +143,7 @@ def open_job_context(
     cloud, cluster = ctx.cloud, ctx.find_cluster()
     types = (node.instance.instance_type for node in cluster.nodes)
     prices = look_up_prices(cloud, ctx.clients, types, now)
-    info = describe_cloud(cloud, prices, cluster.head.instance.instance_type)
+    info = describe_cloud(cloud, prices, cluster)
     info = replace(info, owner=short_owner(ctx.clients.caller.owner))
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
@@ -161,17 +162,17 @@ def open_job_context(
         on_log=display.log,
         ssh_config=ctx.files.ssh_config,
         find_expiry=(lambda: limit.ends(None)) if limit else ctx.find_expiry,
-        keep_limit=lambda spec: keep_limit(ctx, limit, spec, display.log),
+        keep_limit=lambda spec, least_s: keep_limit(ctx, limit, spec, least_s, display.log),
         detach=bool(queued and queued.detach),
     )
     on_cluster(ctx, context)
     return context
 
 
-def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInfo:
-    """Return the cloud with a type's price, if it is known for the region."""
+def describe_cloud(cloud: Cloud, prices: Prices, cluster: Cluster) -> CloudInfo:
+    """Return the cloud with the price of the cluster's nodes, if it is known for the region."""
     info = CloudInfo(cloud.name, cloud.region, cloud.billed)
-    price = prices.machines.get(instance_type)
+    price = prices.listed((cluster.head.instance.instance_type,), cluster.options)
     if price is None or not price.is_here:
         return info
     return replace(info, usd_per_hour=price.usd, price_source=price.source)

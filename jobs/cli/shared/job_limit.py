@@ -24,7 +24,7 @@ from jobs.worker.supervisor.deadline import SAVE_S
 _SAVE = timedelta(seconds=SAVE_S)
 _HOUR = timedelta(hours=1)
 # EC2 bills at least a minute: https://aws.amazon.com/ec2/pricing/on-demand/
-_LEAST = timedelta(minutes=1) + _SAVE
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,18 @@ class JobLimit:
         """Return when the job is stopped, if it still runs, because its nodes end."""
         return max(self.record.expires, self.latest(used) - self._grace)
 
-    def check(self, used: int | None) -> None:
-        """Raise :class:`UsageError` if the budget pays for no work."""
-        if self.budget and self.price and self.paid(used) < _LEAST:
-            count = used or self.nodes
-            usd = self.price.usd * count * (_LEAST / _HOUR)
+    def check(self, used: int | None, least_s: float = 0.0) -> None:
+        """Raise :class:`UsageError` if the budget pays for no work; reading the data takes ``least_s``."""
+        least = max(_MINUTE, timedelta(seconds=least_s)) + _SAVE
+        if self.budget and self.price and self.paid(used) < least:
+            count, reads = used or self.nodes, least > _MINUTE + _SAVE
+            usd = self.price.usd * count * (least / _HOUR)
+            what = (
+                "what it took to read the data" if reads else "a minute, which EC2 bills at least"
+            )
             raise UsageError(
-                f"--budget {self.budget:g}: the shortest job on {counted(count, 'node')} costs ${usd:.2f}: a "
-                "minute, which EC2 bills at least, and two to save a checkpoint"
+                f"--budget {self.budget:g}: the shortest job on {counted(count, 'node')} costs ${usd:.2f}: "
+                f"{what}, and two minutes to save a checkpoint"
             )
 
     def describe(self, used: int | None, *, billed: bool) -> str:
@@ -129,14 +133,18 @@ def find_limit(
 
 
 def keep_limit(
-    ctx: Context, limit: JobLimit | None, spec: JobSpec, log: Callable[[str], None]
+    ctx: Context,
+    limit: JobLimit | None,
+    spec: JobSpec,
+    least_s: float,
+    log: Callable[[str], None],
 ) -> JobSpec:
     """Move the end of the nodes as far as the job may; return the job with its limit in time."""
     if limit is None:
         return spec
     limit = replace(limit, now=ctx.now())
     used = spec.resources.nodes
-    limit.check(used)
+    limit.check(used, least_s)
     raise_latest(ctx, ctx.name, limit.latest(used))
     log(limit.describe(used, billed=ctx.cloud.billed))
     seconds = limit.time(used).total_seconds()

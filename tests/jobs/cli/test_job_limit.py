@@ -85,6 +85,9 @@ def test_a_budget_pays_for_the_least_that_is_billed() -> None:
         UsageError, match=r"^--budget 0.19: the shortest job on 4 nodes costs \$0.20: a"
     ):
         limit(budget=0.19).check(None)
+    limit(budget=4.0).check(None, 58 * 60 - 1)
+    with pytest.raises(UsageError, match=r"costs \$4.07: what it took to read the data, and two"):
+        limit(budget=4.0).check(None, 59 * 60)
 
 
 def options(**changes: Any) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_a_checkpoint_that_is_only_on_the_nodes_keeps_the_cluster(
         result.message
     )
     assert result.message.endswith(
-        "→ cluster spr stays, and its 2 machines cost $13.09 an hour on demand; to remove it: "
+        "→ cluster spr stays, and its 2 machines cost $13.13 an hour on demand; to remove it: "
         "spr-cluster down --name spr"
     )
     assert removed == []
@@ -248,7 +248,7 @@ def test_a_full_disk_at_home_keeps_the_cluster(
         f"the results of job {job_id} could not be written to here: No space left on device",
         f"  → to try again: spr-cluster fetch {job_id} --name spr --results here",
         "  → --on-finish was not run: the results are not here",
-        "  → cluster spr stays, and its 2 machines cost $13.09 an hour on demand; to remove it: "
+        "  → cluster spr stays, and its 2 machines cost $13.13 an hour on demand; to remove it: "
         "spr-cluster down --name spr",
     ]
     assert removed == []
@@ -334,7 +334,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
     assert result.code == 130
     assert "continues without this command" in result.err
     assert (
-        "cluster spr stays, and its 2 machines cost $13.09 an hour on demand\n"
+        "cluster spr stays, and its 2 machines cost $13.13 an hour on demand\n"
         "  to remove it at the job's end: spr-cluster attach --on-finish 'touch said' --down-when-done "
         "--name spr\n"
     ) in result.err
@@ -458,7 +458,9 @@ def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     before = find_record(line)
     refused = line.run("run", "--budget", "0.1", "--", "hostname")
     assert refused.code == 2
-    assert "--budget 0.1: the shortest job on 2 nodes costs $0.66: a minute" in refused.message
+    assert (
+        "--budget 0.1: the shortest job on 2 nodes costs $0.66: a minute, which" in refused.message
+    )
     assert (find_record(line), launches) == (before, [])
 
     done = line.must("run", "--max-time", "9h", "--results", "kept", "--", "hostname")

@@ -103,9 +103,9 @@ def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_ta
     assert len(log) == 1
     open_session(context).show_estimate(plan)
 
-    assert log[2] == "the same command took 12 min in squad-2"
+    assert log[2] == "the same command took 16 min in the median of 2 jobs, 12 min to 20 min"
     warned = "".join(log[3:])
-    assert ("the job would end at about 14:37 UTC, after that" in warned) is is_late
+    assert ("the job would end at about 14:41 UTC, after that" in warned) is is_late
     assert ("spr-cluster extend 1h" in warned) is is_late
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from infra.cost.spending import Spending
 from infra.errors import UsageError
 from jobs.worker.supervisor.attempt import CANCELLED, FAILED, SUCCEEDED, describe
 
@@ -118,6 +119,21 @@ class JobSummary(JobEnd):
     unfinished: bool = False
     expected_end: datetime | None = None
     """When a job that trains will have made its last step, at its latest speed."""
+    usd_per_hour: float | None = None
+    """The price of its nodes on demand."""
+    first: datetime | None = None
+    """When it first started."""
+    budget: float = 0.0
+    max_time_s: float = 0.0
+    """Its limits; 0 for none."""
+
+    def spending(self, now: datetime) -> Spending:
+        """Return what it costs, at the price on demand, with its restarts."""
+        end = (now if self.is_active else self.ended) or now
+        began = self.first or self.began
+        took = max(0.0, (end - began).total_seconds()) if began else 0.0
+        left = max(0.0, (self.expected_end - now).total_seconds()) if self.expected_end else None
+        return Spending(took, left, self.usd_per_hour, self.budget, self.max_time_s)
 
     @property
     def is_active(self) -> bool:

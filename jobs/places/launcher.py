@@ -39,6 +39,8 @@ class JobEnd:
     message: str | None = None
     deadline: bool = False
     """Whether it was stopped because its nodes were about to shut down."""
+    first: datetime | None = None
+    """When its first attempt began."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields for ``--json``."""
@@ -56,6 +58,13 @@ class JobEnd:
         if self.began is None or self.ended is None:
             return None
         return round((self.ended - self.began).total_seconds(), 3)
+
+    @property
+    def earlier_s(self) -> float:
+        """What passed between the beginnings of the first attempt and the last."""
+        if self.first is None or self.began is None:
+            return 0.0
+        return round(max(0.0, (self.began - self.first).total_seconds()), 3)
 
 
 @dataclass
@@ -121,8 +130,6 @@ class JobSummary(JobEnd):
     """When a job that trains will have made its last step, at its latest speed."""
     usd_per_hour: float | None = None
     """The price of its nodes on demand."""
-    first: datetime | None = None
-    """When it first started."""
     budget: float = 0.0
     max_time_s: float = 0.0
     """Its limits; 0 for none."""

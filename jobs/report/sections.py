@@ -32,6 +32,7 @@ from jobs.report.figures import (
     format_usd,
     time_unit,
 )
+from jobs.report.receipt import Receipt, make_receipt
 from jobs.report.results_folder import PARTS, Run, as_number, read_pairs
 from jobs.worker.tasks import PLAIN_SCORES, SCORES, format_score
 
@@ -80,6 +81,7 @@ class Report:
     confusion: Table | None
     """The confusion matrix."""
     cost: Cost | None = None
+    receipt: Receipt | None = None
 
 
 _FACTS = {
@@ -281,6 +283,7 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         placement=placement_of(run),
         confusion=confusion_of(run),
         cost=cost,
+        receipt=make_receipt(run, cost.price if cost else None),
     )
 
 

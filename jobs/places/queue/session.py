@@ -112,6 +112,8 @@ class JobSession:
     context: JobContext
     launcher: SlurmLauncher
     paths: JobPaths
+    boot_s: float = 0.0
+    """The time from the launch of the head, if this is the first job there."""
     _facts: dict[str, HostFacts] = field(default_factory=dict)
 
     @property
@@ -289,10 +291,14 @@ class JobSession:
             context.on_log(f"{counted(len(used), 'node')} for ${usd:.2f} an hour on demand")
         if plan.spec.recovery.resumed_job:
             return Expected()
+        listed = list_jobs(self.head)
+        if not listed:
+            launched = cluster.head.instance.launch_time
+            self.boot_s = max(0.0, (context.now - launched).total_seconds())
         asked = shlex.join(_argv(plan)), len(used)
         done = {
             job.job: job.seconds
-            for job in list_jobs(self.head)
+            for job in listed
             if (job.command, len(job.nodes)) == asked and job.state == SUCCEEDED and job.seconds
         }
         expected = find_expected(*asked, used[0].instance.instance_type, done)
@@ -327,6 +333,7 @@ class JobSession:
             packages=stack.python_packages,
             bucket=plan.spec.storage.bucket or "",
             when=context.now.isoformat(timespec="seconds"),
+            boot_s=self.boot_s,
             more={
                 **plan.details,
                 **({"results": str(plan.results)} if plan.results else {}),

@@ -51,10 +51,12 @@ class Deadline:
         """
         limit = self.first + self.max_time_s
         if self.max_time_s and time.time() > limit:
-            minutes = f"{self.max_time_s / 60:g} min"
-            message = f"it took longer than --max-time, {minutes}"
+            message = f"it took longer than --max-time, {self.max_time_s / 60:g} min"
             if self.budget:
-                message = f"its nodes have cost --budget, ${self.budget:g}, after {minutes}"
+                minutes = f"{self.max_time_s / 60:.1f} min"
+                message = (
+                    f"--budget ${self.budget:g} pays for no more than {minutes} and a checkpoint"
+                )
             return {"message": message, "limit": True, "until": limit + SAVE_S}
         at = self.expires
         if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):

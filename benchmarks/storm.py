@@ -10,10 +10,10 @@ Block Public Access, or port 22 blocked.
 
 Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought
 again or terminated, and `up` continues when it is repaired. `down` in another account changes nothing. No key
-is lost before the last `down`, which leaves nothing, counted in the cloud itself. In every third run, the
-nodes are held to the last, which an --until-done job moves as far as a random --max-cost allows: no machine
-with a timer or a second guard may outlive the latest end, and the hours of those with a timer may cost no
-more than --max-cost.
+is lost before the last `down`, which leaves nothing, counted in the cloud itself. In two of three runs, the
+nodes are held to the last, which a job with a limit moves as far as a random --budget allows: no machine
+with a timer or a second guard may outlive the latest end, and the bill of those that end by themselves may
+be no more than --budget, by a meter of its own (tests/cloud/meter.py).
 `--seed 7 --only 13` repeats one run.
 """
 
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,10 @@ from cluster.lifecycle.deadline import raise_latest
 from infra.cost.prices import table_prices
 from infra.ec2.cluster_record import limit_record
 from infra.ec2.inventory import describe_inventory
-from infra.ec2.termination_schedule import AFTER
 from infra.errors import UsageError
 from infra.iam.policy import build_policy, render_policy
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, TABLE_REGION
+from infra.lifetime import AFTER
 from infra.spec import ClusterOptions
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
@@ -78,6 +79,8 @@ NETWORKS = (
 )
 SEEN = NETWORKS[:2]
 OTHER_ACCOUNT = "210987654321"
+_LISTED = 1.1
+"""The prices of the faults profile `unkind`, compared to the table's."""
 _LONGEST = ClusterOptions().ttl + ClusterOptions().grace
 
 
@@ -115,28 +118,35 @@ def make_request(dice: random.Random) -> dict[str, Any]:
         request["instance_types"] = TYPES
     if dice.random() < 0.3:
         request["market"] = dice.choice(["spot", "spot-or-on-demand"])
+        request["max_price"] = dice.choice([None, 4.0])
     request["second_guard"] = dice.random() < 0.3
     request["bake"] = dice.choice(["head", "none"])
     hours = dice.uniform(_LONGEST.total_seconds() / 3600, 24)
-    request["max_cost"] = round(usd_per_hour(request) * hours + 0.01, 2)
+    request["budget"] = round(usd_per_hour(request) * hours + 0.01, 2)
     return request
 
 
 def usd_per_hour(request: Mapping[str, Any]) -> float:
-    """Return the highest price of a cluster's nodes."""
+    """Return the highest price of a cluster's nodes, from the cloud's price list."""
     types = request.get("instance_types", (DEFAULT_INSTANCE_TYPE,))
-    node = table_prices(TABLE_REGION, types).highest(types, ClusterOptions().volume_gib)
+    table = table_prices(TABLE_REGION, types)
+    listed = [
+        {name: replace(price, usd=price.usd * _LISTED) for name, price in prices.items()}
+        for prices in (table.machines, table.gp3)
+    ]
+    prices = replace(table, machines=listed[0], gp3=listed[1])
+    node = prices.most(types, {**ClusterOptions().model_dump(), **request})
     assert node
     return node.usd * int(request["nodes"])
 
 
 def run_priced_up(ctx: Context, given: Mapping[str, Any]) -> None:
-    """Do what `up --max-cost` does where machines have a price."""
+    """Do what `up --budget` does where machines have a price."""
     run_limited_up(ctx, given, lambda record, old: limit_record(record, old, usd_per_hour(given)))
 
 
-def run_until_done(ctx: Context, _: Mapping[str, Any]) -> None:
-    """Move the latest end as `train --until-done` does, and try to move it further."""
+def run_limited_job(ctx: Context, _: Mapping[str, Any]) -> None:
+    """Move the latest end as a job with --budget does, and try to move it further."""
     record = describe_inventory(ctx.clients.ec2, NAME, ("security_groups",)).record
     assert record
     assert record.bound
@@ -145,7 +155,7 @@ def run_until_done(ctx: Context, _: Mapping[str, Any]) -> None:
         raise_latest(ctx, NAME, record.bound + timedelta(seconds=1))
     except UsageError:
         return
-    raise AssertionError("--max-cost did not limit it")
+    raise AssertionError("--budget did not limit it")
 
 
 def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[str, Any]:
@@ -160,13 +170,14 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     start = time.monotonic()
     up = run_in_process(cloud, home, run_priced_up, request)
     calls = sum(cloud.calls().values())
-    wrong = []
+    wrong, spent = [], 0.0
     if up.code == BROKEN or up.was_killed or (up.code != DONE and not up.error.strip()):
         wrong.append(f"up: {up.code}: {up.error}")
     if network:
         wrong += continue_after(cloud, home, network, faults, request, up)
-    if number % 3 == 0:
-        wrong += outlive(cloud, home, request, is_up=up.code == DONE)
+    if number % 3 != 1:
+        late, spent = outlive(cloud, home, request, is_up=up.code == DONE)
+        wrong += late
     wrong += visit_from_elsewhere(cloud, home, faults)
     down = run_in_process(cloud, home, run_down)
     if down.code != DONE:
@@ -178,7 +189,14 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     reason = up.error.splitlines()[0] if up.error else ""
     result = {"number": number, "ok": up.code == DONE, "reason": reason, "calls": calls}
     seconds = time.monotonic() - start
-    return {**result, "network": network, "seconds": seconds, "wrong": wrong, "faults": faults}
+    return {
+        **result,
+        "network": network,
+        "seconds": seconds,
+        "wrong": wrong,
+        "faults": faults,
+        "spent": spent,
+    }
 
 
 def continue_after(
@@ -200,16 +218,21 @@ def continue_after(
     return [text for text, is_wrong in checks.items() if is_wrong]
 
 
-def outlive(cloud: CloudProcess, home: Path, request: dict[str, Any], *, is_up: bool) -> list[str]:
-    """Let the time pass with all nodes held to the last; return what lived longer or cost more."""
+def outlive(
+    cloud: CloudProcess, home: Path, request: dict[str, Any], *, is_up: bool
+) -> tuple[list[str], float]:
+    """Let the time pass with all nodes held to the last.
+
+    Return what lived longer or cost more, and the share of the budget that was spent.
+    """
     ec2, wrong = cloud.connect().ec2, []
     if is_up:
-        moved = run_in_process(cloud, home, run_until_done)
+        moved = run_in_process(cloud, home, run_limited_job)
         # A throttled call may have stopped it halfway, which must not cost more either.
-        wrong = [f"until done: {moved.error}"] if moved.code == BROKEN else []
+        wrong = [f"limited job: {moved.error}"] if moved.code == BROKEN else []
     record = describe_inventory(ec2, NAME, ("security_groups",)).record
     if record is None:
-        return wrong
+        return wrong, 0.0
     cloud.ask("lives")
     # In two steps, so that ends are exact: the timers' and the second guard's.
     for end in (record.latest, record.latest + AFTER):
@@ -219,13 +242,14 @@ def outlive(cloud: CloudProcess, home: Path, request: dict[str, Any], *, is_up: 
     # A machine that never boots has no timer.
     late = [i.id for i in found.alive if i.id in lives or request["second_guard"]]
     late += [id_ for id_, life in lives.items() if life[-1] > record.latest.timestamp() + 60]
-    hours = sum(life[-1] - life[0] for life in lives.values() if len(life) > 1) / 3600
-    usd, most = hours * usd_per_hour(request) / request["nodes"], request["max_cost"]
+    alive = {machine.id for machine in found.alive}
+    usd = sum(usd for id_, usd in cloud.ask("bill").items() if id_ not in alive)
+    most = request["budget"]
     checks = {
         f"outlived the latest end: {late}": bool(late),
         f"${usd:.2f} for at most ${most:.2f}": usd > most,
     }
-    return wrong + [text for text, is_wrong in checks.items() if is_wrong]
+    return wrong + [text for text, is_wrong in checks.items() if is_wrong], usd / most
 
 
 def visit_from_elsewhere(cloud: CloudProcess, home: Path, faults: str) -> list[str]:
@@ -288,6 +312,7 @@ def report(seed: int, results: list[dict[str, Any]]) -> None:
         seed=seed,
         runs=len(results),
         verified=sum(result["ok"] for result in results),
+        budget_spent_percent=100 * max(result["spent"] for result in results),
         closed_networks=sum(bool(result["network"]) for result in results),
         clear_failures=sum(not result["ok"] and not result["wrong"] for result in results),
         slowest={key: slowest[key] for key in ("number", "seconds", "calls")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.local_files import nearest_cluster, utc_now
 from infra.ec2 import tags
@@ -13,6 +13,7 @@ from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import describe_inventory
 from infra.errors import NoClusterError, SprError, UsageError
 from infra.plan.planner import is_connected, rank_instances
+from infra.spec import ClusterOptions
 from infra.words import counted, spoken_day
 from provision.host import Host
 from provision.install import proxy_environment
@@ -83,6 +84,8 @@ class Cluster:
     """The S3 URL below which its nodes may write; "" for none."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for what its nodes install and run, such as the proxy's."""
+    options: Mapping[str, Any] = field(default_factory=lambda: ClusterOptions().model_dump())
+    """The recorded options of `up`."""
 
     @property
     def flags(self) -> str:
@@ -207,4 +210,4 @@ def find_cluster(
     proxy = record.options.get("proxy") or ""
     near = [word for node in nodes for word in (node.name, node.private_ip)]
     environment = proxy_environment(proxy, ec2.meta.region_name, near)
-    return Cluster(name, nodes, wanted, place, record.expires, bucket, environment)
+    return Cluster(name, nodes, wanted, place, record.expires, bucket, environment, record.options)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
+AFTER = timedelta(minutes=10)
+"""How long the second guard waits after a machine's deadline."""
+
 
 @dataclass(frozen=True)
 class Lifetime:

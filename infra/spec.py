@@ -139,19 +139,20 @@ class ClusterOptions(BaseModel):
             write=render_duration,
         ),
     ] = Field(default=timedelta(minutes=30), ge=timedelta(0), le=timedelta(hours=24))
-    max_hours: Annotated[
-        float | None,
+    max_time: Annotated[
+        timedelta | None,
         ClusterOption(
-            "jobs with --until-done may extend the cluster's life to this many hours",
-            "HOURS",
-            "hours, above 0 and at most 720",
-            write="{:g}".format,
+            "jobs with --max-time or --budget may extend the cluster's life to this time",
+            "DURATION",
+            "from 1m to 30d",
+            parse=lambda text: parse_duration(text, "--max-time"),
+            write=render_duration,
         ),
-    ] = Field(default=None, gt=0, le=720)
-    max_cost: Annotated[
+    ] = Field(default=None, ge=timedelta(minutes=1), le=LONGEST_TTL)
+    budget: Annotated[
         float | None,
         ClusterOption(
-            "and to this many US dollars, for all nodes at on-demand prices",
+            "and to this many US dollars, for all nodes at their highest price",
             "USD",
             "US dollars, above 0 and at most 1000000",
             write="{:.10g}".format,

@@ -78,9 +78,9 @@ class Proposal:
 
     def _usd_until(self, end: datetime) -> float:
         """Return the most that the nodes can cost from now until ``end``; requires a known price."""
-        assert self.price
-        hours = (end - self.ctx.now()).total_seconds() / 3600
-        return self._capped(self.price).usd * max(0.0, hours)
+        most = find_most(self.plan_input, self.plan) if self.ctx.cloud.billed else Price(0.0, "")
+        assert most
+        return most.usd * max(0.0, (end - self.ctx.now()).total_seconds() / 3600)
 
     @property
     def price(self) -> Price | None:
@@ -110,15 +110,6 @@ class Proposal:
         """Whether AWS bills loading the disks; that price is not looked up."""
         rate = self.plan_input.spec.volume_init_rate
         return bool(self.ctx.cloud.billed and self.plan.buys and rate)
-
-    def _capped(self, price: Price) -> Price:
-        """Return the price, reduced to the user's maximum for spot machines."""
-        spec = self.plan_input.spec
-        if not spec.max_price or spec.on_demand_allowed or not self.ctx.cloud.billed:
-            return price
-        prices, names = self.plan_input.prices, list(self._machines) or spec.instance_types
-        most = max(known.usd for name in names if (known := prices.machines.get(name)))
-        return replace(price, usd=price.usd - spec.nodes * max(0.0, most - spec.max_price))
 
     @property
     def spot_usd(self) -> dict[str, float]:
@@ -254,7 +245,7 @@ class Proposal:
         if record.bound:
             options = record.options
             flags = [
-                OPTIONS[key].flag for key in ("max_hours", "max_cost") if options[key] is not None
+                OPTIONS[key].flag for key in ("max_time", "budget") if options[key] is not None
             ]
             text += (
                 f"; at most ${self.usd_at_most:.2f} in all if jobs extend it, until "
@@ -340,8 +331,10 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
         usd, left = plan.price.usd, plan_input.record.latest - ctx.now()
         most = f"at most ${usd * left.total_seconds() / 3600:.2f}"
         notes.append(f"Free here. On AWS: about ${usd:.2f} an hour, {most} ({plan.price.source}).")
-    if plan_input.record.options["max_hours"] or plan_input.record.options["max_cost"]:
-        plan_input = replace(plan_input, record=_limit(ctx, plan_input, plan))
+    if plan_input.record.options["budget"] and not ctx.cloud.billed:
+        notes.append("--budget counts the price on AWS.")
+    if plan_input.record.options["max_time"] or plan_input.record.options["budget"]:
+        plan_input = replace(plan_input, record=_limit(plan_input, plan))
         plan = plan_up(plan_input)
     asks = plan.buys and ctx.cloud.billed and is_standard(plan_input.spec.instance_types)
     why, spot = list[str](), plan_input.spec.spot
@@ -349,18 +342,28 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     return Proposal(ctx, plan_input, plan, offers, held, "".join(why), notes)
 
 
-def _limit(ctx: Context, plan_input: PlanInput, plan: Plan) -> ClusterRecord:
+def _limit(plan_input: PlanInput, plan: Plan) -> ClusterRecord:
     """Return the record with how far jobs may move the end. Raises :class:`UsageError` if it is later."""
-    record, price = plan_input.record, Price(0.0, "")
-    if ctx.cloud.billed and record.options["max_cost"]:
-        if plan.price is None or not plan.price.is_here or plan_input.spec.volume_init_rate:
-            raise UsageError(
-                "--max-cost: the price of these nodes is unknown, so it can't be kept",
-                hint="use --max-hours; --volume-init-rate has no known price",
-            )
-        price = plan.price
+    record, most = plan_input.record, find_most(plan_input, plan)
+    if record.options["budget"] and (
+        most is None or not most.is_here or plan_input.spec.volume_init_rate
+    ):
+        raise UsageError(
+            "--budget: the price of these nodes is unknown, so it can't be kept",
+            hint="use --max-time; --volume-init-rate has no known price",
+        )
     group = plan_input.group
-    return limit_record(record, parse_record(group.tags) if group else None, price.usd)
+    old = parse_record(group.tags) if group else None
+    return limit_record(record, old, most.usd if most else 0.0)
+
+
+def find_most(plan_input: PlanInput, plan: Plan) -> Price | None:
+    """Return the most that the whole cluster can cost per hour, if the prices are known."""
+    spec, kept = plan_input.spec, plan.keep
+    types = (kept[0].instance_type,) if kept else spec.instance_types
+    on_demand = not all(machine.spot_request for machine in kept)
+    node = plan_input.prices.most(types, plan_input.record.options, on_demand=on_demand)
+    return node and replace(node, usd=node.usd * spec.nodes)
 
 
 def _find_prices(ctx: Context, plan: Plan, offers: Sequence[Offer]) -> Prices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cluster.cli.chosen_cluster import open_cloud
 from cluster.console.display import format_table, make_progress
@@ -14,14 +15,22 @@ from cluster.local_files import utc_now
 from cluster.overview import look_up_prices
 from infra.aws.clients import connect, has_credentials
 from infra.aws.cloud import MissingCredentialsError, NoRegionError
-from infra.cost.compared_types import ComparedType, choose_types, compare_types
+from infra.cost.compared_types import (
+    ComparedType,
+    MeasuredJob,
+    choose_types,
+    compare_types,
+)
 from infra.cost.prices import Prices, table_prices, with_spot
-from infra.instance_types import TABLE_REGION
+from infra.errors import UsageError
+from infra.files import read_object
+from infra.instance_types import INSTANCE_TYPES, TABLE_REGION
 
 _EXAMPLES = """\
   spr-cluster types
   spr-cluster types c7i m7i.metal-24xl --all
   spr-cluster types --region eu-west-1 --json
+  spr-cluster types c7i m7i --for results/squad-20260731-142501-k3f
 """
 _SHOWN = 25
 _COLUMNS = (
@@ -34,6 +43,12 @@ _BASIS = (
     "work. EC2 slows flex types down under continuous load. BOOT is the longest expected, and billed."
 )
 
+_BASIS_OF_JOB = (
+    "The time includes the longest expected boot. Measured is the job's own type. In projections, "
+    "computing takes as much longer as the AMX peak is lower, and everything else as long. Prices are on "
+    "demand, without disks."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TypesRequest(JsonRequest):
@@ -43,6 +58,11 @@ class TypesRequest(JsonRequest):
         "types or families, such as c7i (default: from 64 vCPUs)", (), takes="*", metavar="TYPE"
     )
     region: str | None = option("AWS region (default: AWS_REGION, else your AWS configuration)")
+    for_: str | None = option(
+        "what a finished job would take and cost on as many nodes: its results folder",
+        flags=("--for",),
+        metavar="DIR",
+    )
     all: bool = switch(f"list all sizes, not only the {_SHOWN} cheapest for their work")
 
 
@@ -58,20 +78,45 @@ def add_parser(parent: Parser) -> None:
     )
 
 
+def read_job(folder: Path) -> MeasuredJob:
+    """Return the job of a results folder. Raises :class:`UsageError` if it was not measured on AWS."""
+    receipt = read_object(folder / "results.json").get("receipt")
+    record = read_object(folder / "job/job.json")
+    nodes = record.get("nodes") or [{}]
+    kind = INSTANCE_TYPES.get(nodes[0].get("type", ""))
+    if not receipt or record.get("cloud") != "aws" or not kind or not kind.amx_tflops:
+        raise UsageError(
+            f"--for {folder}: expected the results of a training job on AWS, with a receipt, on a type "
+            "with AMX",
+            hint="spr-cluster fetch JOB writes the receipt into results.json",
+        )
+    seconds = {name: part["seconds"] for name, part in receipt["parts"].items()}
+    seconds.pop("boot and installation", None)
+    computing = seconds.pop("computing", 0.0)
+    return MeasuredJob(kind, len(nodes), computing, sum(seconds.values()))
+
+
 def run(request: TypesRequest) -> int:
+    job = read_job(Path(request.for_)) if request.for_ else None
     chosen = choose_types(request.names, every=request.all)
+    if job and job.type not in chosen:
+        chosen = (job.type, *chosen)
     prices = _look_up(request.region, [each.name for each in chosen])
     found = compare_types(chosen, prices)
     shown = found if request.all or request.names else found[:_SHOWN]
+    shown += [each for each in found if job and each.type == job.type and each not in shown]
     sources = dict.fromkeys(each.price.source for each in found if each.price)
     known = f"Prices in {prices.region}: {'; '.join(sources) or 'unknown'}"
-    lines = [_render(shown)]
+    lines = [_render(shown, job)]
     if hidden := len(found) - len(shown):
         lines.append(f"{hidden} dearer types: --all")
-    lines += [_BASIS, f"{known} ({prices.problem})." if prices.problem else f"{known}."]
+    lines += [
+        _BASIS_OF_JOB if job else _BASIS,
+        f"{known} ({prices.problem})." if prices.problem else f"{known}.",
+    ]
     result = {
         "region": prices.region,
-        "types": [each.as_dict() for each in found],
+        "types": [{**each.as_dict(), **(job.as_dict(each) if job else {})} for each in found],
         "price_problem": prices.problem or None,
     }
     emit(request, wrap("\n".join(lines)), result)
@@ -92,16 +137,25 @@ def _look_up(region: str | None, names: Sequence[str]) -> Prices:
         return with_spot(look_up_prices(cloud, clients, names, now), clients.ec2, now)
 
 
-def _render(found: Sequence[ComparedType]) -> str:
+def _render(found: Sequence[ComparedType], job: MeasuredJob | None) -> str:
+    if job:
+        rows = [(each.type.name, job.as_dict(each)) for each in found]
+        rows.sort(key=lambda row: row[1]["job_usd"] or float("inf"))
+        cells = [
+            (name, f"{row['job_minutes']:.0f} min", _usd(row["job_usd"]), row["job_basis"])
+            for name, row in rows
+        ]
+        return format_table([("TYPE", "TIME", "COST", "BASIS"), *cells], ("TIME", "COST"))
     return format_table(
         [_COLUMNS, *(_row(each) for each in found)], ("$ TO BOOT", "NETWORK", "SPOT", "MEMORY")
     )
 
 
-def _row(each: ComparedType) -> tuple[str, ...]:
-    def usd(value: float | None, digits: int = 2) -> str:
-        return "?" if value is None else f"${value:.{digits}f}"
+def _usd(value: float | None) -> str:
+    return "?" if value is None else f"${value:.2f}"
 
+
+def _row(each: ComparedType) -> tuple[str, ...]:
     kind = each.type
     return (
         f"{kind.name}{' (throttled)' if kind.is_flex else ''}",
@@ -109,9 +163,9 @@ def _row(each: ComparedType) -> tuple[str, ...]:
         f"{kind.memory_gib:g} GiB",
         "-" if kind.gbit is None else f"{kind.gbit:g} Gbit/s",
         f"{kind.amx_tflops:.0f}",
-        usd(each.price.usd if each.price else None),
-        usd(each.spot),
-        usd(each.usd_per_pflops_hour),
+        _usd(each.price.usd if each.price else None),
+        _usd(each.spot),
+        _usd(each.usd_per_pflops_hour),
         f"{kind.boot_minutes} min",
-        usd(each.usd_to_boot),
+        _usd(each.usd_to_boot),
     )

@@ -86,7 +86,7 @@ def extend(
 def raise_latest(ctx: Context, cluster: str, latest: datetime) -> ClusterRecord:
     """Let jobs keep a cluster's nodes until ``latest``; its time to live stays. Never shortens it.
 
-    Raises :class:`UsageError` if that is more than --max-hours or --max-cost allow.
+    Raises :class:`UsageError` if that is more than `up --max-time` or `--budget` allows.
     """
     nodes, found, old = _find(ctx, cluster, lambda _: None)
     latest = latest.replace(microsecond=0)
@@ -102,7 +102,11 @@ def describe_lifetime(record: ClusterRecord, now: datetime) -> str:
         return text
     until = spoken_day(record.latest, now.astimezone(timezone.utc).date())
     grace = record.options["grace"]
-    jobs = " or an --until-done job runs" if record.latest > record.expires + grace else ""
+    jobs = (
+        " or a job with --max-time or --budget runs"
+        if record.latest > record.expires + grace
+        else ""
+    )
     return f"{text}, or up to {until} while results wait for `fetch`{jobs}"
 
 
@@ -127,9 +131,9 @@ def _change(
     assert found.group
     if record.bound and record.latest > record.bound:
         raise UsageError(
-            f"the nodes could run until {spoken_time(record.latest, ctx.now())}, later than --max-hours "
-            f"or --max-cost allow: {spoken_time(record.bound, ctx.now())}",
-            hint=f"a higher limit: spr-cluster up --max-hours N --max-cost USD {ctx.flags}",
+            f"the nodes could run until {spoken_time(record.latest, ctx.now())}, later than --max-time "
+            f"or --budget allows: {spoken_time(record.bound, ctx.now())}",
+            hint=f"a higher limit: spr-cluster up --max-time DURATION --budget USD {ctx.flags}",
         )
     record = replace(record, generation=record.generation + 1)
     open_host = ctx.host_opener()

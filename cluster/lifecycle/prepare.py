@@ -75,6 +75,8 @@ def prepare(
     else:
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
     spec = merge_options(cluster, cidrs, change.given, record, defaults, caller)
+    new = new_record(spec, ctx.now(), record, has_machines=bool(found.alive))
+    _require_new_budget(ctx, change, record, new)
     ctx.clients.labels = dict(spec.labels)
     check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
     _check_existing(ctx, spec, found, record)
@@ -83,7 +85,7 @@ def prepare(
     notices = describe_spot_notices(ctx.clients.ec2, workers)
     plan_input = PlanInput(
         spec=spec,
-        record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
+        record=new,
         found=found,
         recipe=_recipe(ctx, spec.stack),
         public_key=public_key,
@@ -101,6 +103,23 @@ def prepare(
     cached = describe_cached_images(ctx.clients.ec2, plan_input.software, spec.volume_gib)
     fitting = tuple(image for image in cached if image.holds(plan_input.software, packages))
     return replace(plan_input, cached=fitting)
+
+
+def _require_new_budget(
+    ctx: Context, change: ClusterChange, old: ClusterRecord | None, new: ClusterRecord
+) -> None:
+    """Check that a cluster whose machines have ended does not get its --budget a second time unasked."""
+    if (
+        old
+        and old.options["budget"]
+        and old.created != new.created
+        and "budget" not in change.given
+    ):
+        usd = old.options["budget"]
+        raise UsageError(
+            f"the machines of cluster {ctx.name!r} have ended, and their --budget of ${usd:.10g} with them",
+            hint=f"for the new machines: spr-cluster up --budget {usd:.10g} {ctx.flags}",
+        )
 
 
 def _recipe(ctx: Context, stack: str) -> str:

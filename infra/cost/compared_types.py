@@ -52,6 +52,29 @@ class ComparedType:
         }
 
 
+@dataclass(frozen=True)
+class MeasuredJob:
+    """A finished job on some nodes of a type: its seconds of computing, and the others without the boot."""
+
+    type: InstanceType
+    nodes: int
+    computing_s: float
+    other_s: float
+
+    def as_dict(self, each: ComparedType) -> dict[str, Any]:
+        """Return what the job takes and costs on a type, with its longest expected boot."""
+        own, peak = self.type.amx_tflops or 0.0, each.type.amx_tflops or 0.0
+        slower = own / peak if peak else float("nan")
+        minutes = each.type.boot_minutes + (self.computing_s * slower + self.other_s) / 60
+        usd = each.price and each.price.usd * self.nodes * minutes / 60
+        basis = "measured" if each.type.name == self.type.name else "projection"
+        return {
+            "job_minutes": round(minutes, 1),
+            "job_usd": usd and round(usd, 2),
+            "job_basis": basis,
+        }
+
+
 def choose_types(names: Sequence[str], *, every: bool) -> tuple[InstanceType, ...]:
     """Return the types of some families or names; of all families without names.
 

@@ -128,6 +128,27 @@ class Prices:
         known = [price for price in prices if price]
         return max(known, key=lambda p: p.usd) if known and len(known) == len(prices) else None
 
+    def listed(self, types: Sequence[str], options: Mapping[str, Any]) -> Price | None:
+        """Return the hourly price of a node with a cluster's options on demand, if all prices are known."""
+        disk = {"iops": options["volume_iops"], "mibps": options["volume_throughput"]}
+        return self.highest(types, options["volume_gib"], **disk, public=not options["private"])
+
+    def most(
+        self, types: Sequence[str], options: Mapping[str, Any], *, on_demand: bool = False
+    ) -> Price | None:
+        """Return the most that a node with a cluster's options can cost per hour, if prices are known.
+
+        With ``on_demand``, the cluster has machines that are not on spot, whatever its options say now.
+        """
+        node = self.listed(types, options)
+        if node is None or options["market"] == "on-demand" or options["max_price"] is None:
+            return node
+        machine = max(self.machines[name].usd for name in types if name in self.types)
+        spot = node.usd - machine + options["max_price"]
+        if on_demand or options["market"] != "spot":
+            spot = max(spot, node.usd)
+        return replace(node, usd=spot)
+
     def market(self, instance_type: str, zone: str, *, spot: bool) -> float | None:
         """Return this region's hourly price of a type in a market, if known."""
         if spot:

@@ -6,7 +6,6 @@ size, types, stack, and deadline.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -15,7 +14,7 @@ from typing import Any
 
 from infra.ec2 import tags
 from infra.errors import SprError, UsageError
-from infra.lifetime import Lifetime
+from infra.lifetime import AFTER, Lifetime
 from infra.spec import (
     LONGEST_TTL,
     OPTIONS,
@@ -33,6 +32,7 @@ _BOUND = f"{_PREFIX}bound"
 _GRACE = f"{_PREFIX}grace"
 GENERATION = f"{_PREFIX}generation"
 _JUST_NOW = timedelta(minutes=10)
+_SECOND, _HOUR = timedelta(seconds=1), timedelta(hours=1)
 _RECORDED = {key: option for key, option in OPTIONS.items() if option.tag is not None}
 
 
@@ -41,7 +41,7 @@ class ClusterRecord:
     """``options`` holds the fields of :class:`ClusterOptions` that have a tag.
 
     From ``expires`` on, nodes shut down unless something on them is nowhere else; at ``latest``, they do
-    in any case. ``bound`` is how far jobs may move ``latest``, by --max-hours and --max-cost.
+    in any case. ``bound`` is how far jobs may move ``latest``, by --max-time and --budget.
     ``generation`` counts changes to the cluster, so that ``up`` can reject an outdated plan.
     """
 
@@ -213,28 +213,32 @@ def _pick_lifetime(options: Mapping[str, Any], spec: ClusterSpec) -> dict[str, t
 def limit_record(
     record: ClusterRecord, old: ClusterRecord | None, usd_per_hour: float
 ) -> ClusterRecord:
-    """Return a record with its ``bound`` by --max-hours and --max-cost, for all of the cluster's life.
+    """Return a record with its ``bound`` by --max-time and --budget, for all of the cluster's life.
 
-    A cluster that had more nodes keeps the price of those. Raises :class:`UsageError` naming the time to
-    live that fits, if it may already run longer.
+    A cluster that had more nodes keeps the price of those. Of a budget, a second guard keeps the time that it
+    waits. Raises :class:`UsageError` naming the time to live that fits, if it may already run longer.
     """
-    max_hours, max_cost = record.options["max_hours"], record.options["max_cost"]
+    reserve = AFTER if record.options["second_guard"] else timedelta()
+    budget, longest = record.options["budget"], record.options["max_time"] or LONGEST_TTL
     if usd_per_hour and old and old.created == record.created and old.bound:
-        lived, cost = (old.bound - old.created).total_seconds() / 3600, old.options["max_cost"]
-        by_hours = min(old.options["max_hours"] or math.inf, LONGEST_TTL.total_seconds() / 3600)
-        if cost and lived < by_hours - 0.001:
-            usd_per_hour = max(usd_per_hour, cost / lived)
-    by_cost = max_cost / usd_per_hour if max_cost and usd_per_hour else None
-    most = LONGEST_TTL.total_seconds() / 3600
-    hours = min(most, max_hours or most, by_cost if by_cost is not None else most)
-    seconds = timedelta(seconds=int(hours * 3600))
-    bound, grace = record.created + seconds, record.options["grace"]
+        lived = old.bound - old.created
+        if old.options["budget"] and lived < (old.options["max_time"] or LONGEST_TTL) - _SECOND:
+            usd_per_hour = max(usd_per_hour, old.options["budget"] / ((lived + reserve) / _HOUR))
+    paid = LONGEST_TTL
+    if budget:
+        paid = min(budget / usd_per_hour, LONGEST_TTL / _HOUR) * _HOUR - reserve
+    time = timedelta(seconds=int(min(longest, paid).total_seconds()))
+    bound, grace = record.created + time, record.options["grace"]
     if record.latest > bound:
-        option = f"--max-cost {max_cost:.10g}" if by_cost == hours else f"--max-hours {hours:g}"
-        fits = int((seconds - grace) / timedelta(minutes=1))
+        option = (
+            f"--budget {budget:.10g}"
+            if paid < longest
+            else f"--max-time {render_duration(longest)}"
+        )
+        fits = int((time - grace) / timedelta(minutes=1))
         raise UsageError(
             f"{option}: the nodes may run {render_duration(record.latest - record.created)} with the grace "
-            f"period, which is longer than {spoken_duration(hours * 3600)}",
+            f"period, which is longer than {spoken_duration(time.total_seconds())}",
             hint=f"what fits: --ttl {render_duration(timedelta(minutes=fits))} with --grace "
             f"{render_duration(grace)}"
             if fits >= 1

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
@@ -23,9 +23,9 @@ from infra.aws.clients import DENIED, Clients, error_code, is_passing, retry, un
 from infra.aws.roles import delete_role, make_role
 from infra.ec2 import tags
 from infra.ec2.inventory import Inventory, SecondGuard, describe_inventory
+from infra.lifetime import AFTER
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
 
-AFTER = timedelta(minutes=10)
 """The time from a machine's deadline to its termination by the scheduler."""
 # https://aws.amazon.com/eventbridge/pricing/ ; IAM and schedule groups are free.
 COST = "free: one of 14 million free invocations a month for each node"

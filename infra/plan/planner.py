@@ -16,9 +16,9 @@ from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import Inventory
 from infra.ec2.key_pair import fingerprint
 from infra.ec2.network import SecurityGroup
-from infra.ec2.termination_schedule import AFTER
 from infra.errors import SprError
 from infra.instance_types import is_metal
+from infra.lifetime import AFTER
 from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.ownership import check_owner, split_groups
 from infra.spec import ClusterSpec

@@ -29,6 +29,7 @@ from jobs.places.queue.launcher import QueueLauncher
 from jobs.places.queue.session import attach
 from jobs.places.queue.slurm import END_S
 from jobs.places.record import claim_results
+from jobs.report.receipt import add_receipt
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
 _ATTACH_EXAMPLES = """\
@@ -102,6 +103,7 @@ def _attach(request: AttachRequest, on_cluster: OnCluster) -> int:
     results = choose_results(request.results, found.job)
     claim_results(results, found.job)
     end = attach(context, found.job, results)
+    add_receipt(results)
 
     def render() -> str:
         file = results / "results.json"

@@ -149,13 +149,17 @@ def run_jobs(request: JobsRequest) -> int:
     if request.job:
         job = choose_job(found, request.job, launcher.place)
         folder = JobPaths(job.job).root
-        result: Mapping[str, object] = {**launcher.where, **job.as_dict(), "folder": folder}
+        result: Mapping[str, object] = {**launcher.where, **_as_dict(job, now), "folder": folder}
         text = f"{render([job], now, launcher.expires)}\nits files are in {folder} on node0"
     else:
-        result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
+        result = {**launcher.where, "jobs": [_as_dict(job, now) for job in found]}
         text = _render_list(launcher, found, now, every=request.all)
     emit(request, wrap(text), result)
     return 0
+
+
+def _as_dict(job: JobSummary, now: datetime) -> dict[str, object]:
+    return {**job.as_dict(), **job.spending(now).as_dict()}
 
 
 def _list_stored(request: JobsRequest) -> int:
@@ -201,8 +205,12 @@ def newest(found: Sequence[JobSummary]) -> Sequence[JobSummary]:
 
 def render(found: Sequence[JobSummary], now: datetime, expires: datetime | None = None) -> str:
     """Render the jobs as a table, followed by the causes of failures and the expected ends."""
-    causes = [f"{job.job}: {why}" for job in found if (why := _describe(job, now, expires))]
-    return "\n".join([_table(found, now), *causes])
+    lines = [_table(found, now)]
+    for job in found:
+        cost = job.spending(now).describe() if job.state == RUNNING or len(found) == 1 else ""
+        if text := "; ".join(filter(None, (_describe(job, now, expires), cost))):
+            lines.append(f"{job.job}: {text}")
+    return "\n".join(lines)
 
 
 def _table(found: Sequence[JobSummary], now: datetime) -> str:

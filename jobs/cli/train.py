@@ -43,6 +43,7 @@ from jobs.reference.plan import (
     plan_reference,
     train_reference,
 )
+from jobs.report.receipt import add_receipt
 from jobs.train.elsewhere import plan_for_script, plan_in_pods, plan_reference_in_pods
 from jobs.train.request import (
     TrainRequest,
@@ -288,7 +289,7 @@ def _read_tune(request: TrainCommand) -> dict[str, Domain]:
 def _compare_speeds(request: TrainCommand, now: datetime) -> int:
     """Run a study of the placement."""
     names = (
-        *("trials", "detach", "dry_run", "elastic", "retries", "bucket", "until_done", "max_time"),
+        *("trials", "detach", "dry_run", "elastic", "retries", "bucket", "max_time", "budget"),
         *("results", "push_to", "down_when_done", "on_finish"),
     )
     # Those of spr-cluster.toml are for the job itself.
@@ -312,6 +313,7 @@ def _run(request: TrainCommand, now: datetime, on_cluster: OnCluster) -> int:
     context = open_job_context(request, now, show_cost=True, on_cluster=on_cluster)
     work = follow_stack(request, work, context.stack, now)
     result, folder = _train(context, work)
+    result = {**result, **add_receipt(folder)}
     if not request.json:
         print(render_result(result, folder), flush=True)
     pushed = push(target, folder, read_job_id(folder), context.progress, context.cluster.flags)
@@ -458,8 +460,7 @@ def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     least = request.elastic or 0
     work = spec_of(options).work
     if request.tune and not is_placement(tune := _read_tune(request)):
-        limit = request.max_time.total_seconds() if request.max_time else 0.0
-        work = replace(work, study=asdict(plan_study(tune, request.trials, options, limit)))
+        work = replace(work, study=asdict(plan_study(tune, request.trials, options)))
     return TrainRequest(
         request.spec(work, resources, retries=RETRIES, least_nodes=least),
         request.results_folder(request.task, now),

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from infra.cost.spending import Spending
 from infra.errors import UsageError
 from jobs.worker.supervisor.attempt import CANCELLED, FAILED, SUCCEEDED, describe
 
@@ -38,6 +39,8 @@ class JobEnd:
     message: str | None = None
     deadline: bool = False
     """Whether it was stopped because its nodes were about to shut down."""
+    first: datetime | None = None
+    """When its first attempt began."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields for ``--json``."""
@@ -55,6 +58,13 @@ class JobEnd:
         if self.began is None or self.ended is None:
             return None
         return round((self.ended - self.began).total_seconds(), 3)
+
+    @property
+    def earlier_s(self) -> float:
+        """What passed between the beginnings of the first attempt and the last."""
+        if self.first is None or self.began is None:
+            return 0.0
+        return round(max(0.0, (self.began - self.first).total_seconds()), 3)
 
 
 @dataclass
@@ -120,6 +130,19 @@ class JobSummary(JobEnd):
     """How many elements of an array have ended."""
     expected_end: datetime | None = None
     """When a job that trains will have made its last step, at its latest speed."""
+    usd_per_hour: float | None = None
+    """The price of its nodes on demand."""
+    budget: float = 0.0
+    max_time_s: float = 0.0
+    """Its limits; 0 for none."""
+
+    def spending(self, now: datetime) -> Spending:
+        """Return what it costs, at the price on demand, with its restarts."""
+        end = (now if self.is_active else self.ended) or now
+        began = self.first or self.began
+        took = max(0.0, (end - began).total_seconds()) if began else 0.0
+        left = max(0.0, (self.expected_end - now).total_seconds()) if self.expected_end else None
+        return Spending(took, left, self.usd_per_hour, self.budget, self.max_time_s)
 
     @property
     def is_active(self) -> bool:

@@ -26,7 +26,7 @@ from provision.host import Host
 class CloudInfo:
     """The cloud of a job's nodes; ``billed`` says whether they cost money.
 
-    ``usd_per_hour`` is one node's on-demand price, if it is known for the region.
+    ``usd_per_hour`` is one node's price on demand, with its disk and address, if it is known for the region.
     """
 
     cloud: str = ""
@@ -42,11 +42,14 @@ class CloudInfo:
 class JobRecord:
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
-    Times are ISO 8601 in UTC; ``when`` is the submission, ``seconds`` is how long the job ran. Until the
+    Times are ISO 8601 in UTC; ``when`` is the submission. Until the
     job ends, ``ended``, ``seconds``, and ``exit_code`` are ``None``, and ``state`` is empty. ``nodes`` and
     ``placement`` are those it may use and, once it has ended, those it used; it starts on ``nnodes`` of
     them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
+    ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
+    began. ``boot_s`` is the time from the head's launch to the submission of the first job there; 0 for later
+    jobs.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``more`` holds further fields of this kind of job.
     """
@@ -74,10 +77,12 @@ class JobRecord:
     when: str
     ended: str | None = None
     seconds: float | None = None
+    earlier_s: float = 0.0
     exit_code: int | None = None
     state: str = ""
     bucket: str = ""
     owner: str = ""
+    boot_s: float = 0.0
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def ended_as(self, end: JobEnd) -> JobRecord:
@@ -91,6 +96,7 @@ class JobRecord:
             placement=replace(self.placement, shares=used),
             ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
             seconds=end.seconds,
+            earlier_s=end.earlier_s,
             exit_code=end.exit_code,
             state=end.state,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jobs.report.charts import Chart
 from jobs.report.figures import Cost
+from jobs.report.receipt import Receipt
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,4 @@ class Report:
     confusion: Table | None
     """The confusion matrix."""
     cost: Cost | None = None
+    receipt: Receipt | None = None

@@ -97,14 +97,15 @@ def run_shares(run: Run) -> list[StepShare]:
         return []
     shares: dict[str, float] = {}
     for name, seconds in phases.items():
-        for part in _split(name, seconds, run.series):
+        for part in split_phase(name, seconds, run.series):
             shares[part.name] = shares.get(part.name, 0.0) + part.seconds
     rest = run.seconds.get("total", 0.0) - sum(phases.values())
     shares[OTHER] = shares.get(OTHER, 0.0) + max(0.0, rest)
     return [StepShare(name, seconds) for name, seconds in shares.items()]
 
 
-def _split(phase: str, seconds: float, series: Sequence[RankMetrics]) -> list[StepShare]:
+def split_phase(phase: str, seconds: float, series: Sequence[RankMetrics]) -> list[StepShare]:
+    """Split training by the parts of its steps; another phase is one part."""
     known = [each for each in series if len(each)]
     if phase != "train" or not known:
         return [StepShare(_PHASES.get(phase, phase), seconds)]
@@ -183,7 +184,7 @@ class HourlyPrice:
 class Cost:
     """Cost in US dollars of one epoch (training only) and of the whole run.
 
-    Both exclude the nodes' startup and idle time, disks, and traffic.
+    Both exclude the nodes' startup and idle time, and traffic.
     """
 
     price: HourlyPrice
@@ -212,7 +213,7 @@ def find_price(
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
     if types and not instance_type and (recorded := run.price):
         usd, source = recorded
-        return HourlyPrice(usd * len(types), f"{each}, on demand, {source}")
+        return HourlyPrice(usd * len(types), f"{each}, on demand with disk and address, {source}")
     listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
     known = [usd for usd in listed if usd is not None]
     if not types or len(known) < len(types):

@@ -38,6 +38,7 @@ def render_page(report: Report) -> str:
     return environment.get_template("page.html").render(
         report=report,
         costs=Table(("", "time", "cost"), _costs(report.cost)),
+        receipt=Table(("", "time", "cost"), report.receipt.rows() if report.receipt else []),
         widths=_WIDTHS,
         is_bars=lambda chart: isinstance(chart, BarChart),
         legend=_legend,

@@ -31,6 +31,7 @@ from jobs.report.figures import (
     format_usd,
     time_unit,
 )
+from jobs.report.receipt import make_receipt
 from jobs.report.results_folder import PARTS, Run, as_number
 from jobs.report.trials import trial_sections
 from jobs.worker.tasks import PLAIN_SCORES, SCORES, format_score
@@ -234,6 +235,7 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         placement=placement_of(run),
         confusion=confusion_of(run),
         cost=cost,
+        receipt=make_receipt(run, cost.price if cost else None),
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from jobs.worker.runtime.events import mark_of, parse_event
+from jobs.worker.supervisor.listing import spending
 
 CONNECTING = "connecting"
 """The error while there is no answer yet."""
@@ -138,4 +140,7 @@ class JobLogs:
             job: known.get(job) or LogTail(f"{self._folder}/{job}/log", mark_of(job))
             for job in sorted(jobs)
         }
-        return [{"job": job, **tail.look(now)} for job, tail in self._tails.items()]
+        return [
+            {"job": job, **tail.look(now), **spending(Path(self._folder, job))}
+            for job, tail in self._tails.items()
+        ]

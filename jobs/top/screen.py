@@ -270,14 +270,15 @@ def _render_ttl(seconds: float, grace_s: float) -> Text:
 
 
 def _render_jobs(snapshot: Snapshot, width: int) -> list[Text]:
-    lines = [_render_job(job, snapshot.ttl_left_s, width) for job in snapshot.jobs]
+    lines = [_render_job(job, snapshot, width) for job in snapshot.jobs]
     if len(lines) > _JOBS:
         rest = counted(len(lines) - _JOBS + 1, "more job")
         lines[_JOBS - 1 :] = [Text(f"… and {rest}", DIM)]
     return lines or [Text("no job is running", DIM)]
 
 
-def _render_job(job: LiveJob, ttl_left_s: float | None, width: int) -> Text:
+def _render_job(job: LiveJob, snapshot: Snapshot, width: int) -> Text:
+    ttl_left_s = snapshot.ttl_left_s
     parts = [Text(clean_text(job.job), "bold cyan")]
     if job.step is not None and job.total:
         parts.append(Text(f"step {job.step}/{job.total}"))
@@ -292,6 +293,8 @@ def _render_job(job: LiveJob, ttl_left_s: float | None, width: int) -> Text:
         late = ttl_left_s is not None and job.left_s > ttl_left_s
         words = " left, but its nodes end sooner" if late else " left"
         parts.append(Text(format_seconds(round(job.left_s)) + words, BAD if late else ""))
+    if cost := job.spending(snapshot.time).describe():
+        parts.append(Text(cost))
     if job.loss is not None:
         parts.append(Text(f"loss {job.loss:.3f}"))
     if job.score is not None and job.best_score is not None:

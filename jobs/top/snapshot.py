@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from infra.cost.spending import Spending
 from infra.files import parse_as
 from jobs.top.queue_and_logs import CONNECTING
 
@@ -106,6 +107,16 @@ class LiveJob:
     score: Figure | None = None
     best_score: Figure | None = None
     best_step: Count | None = None
+    usd_per_hour: Figure | None = None
+    first: Figure | None = None
+    """When it first started, in seconds since 1970."""
+    budget: Figure = 0.0
+    max_time_s: Figure = 0.0
+
+    def spending(self, now: float) -> Spending:
+        """Return what it costs, at the price on demand."""
+        took = max(0.0, now - self.first) if self.first else 0.0
+        return Spending(took, self.left_s, self.usd_per_hour, self.budget, self.max_time_s)
 
     @property
     def left_s(self) -> float | None:

@@ -233,7 +233,6 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
         changed = sorted(set(request.changes or {}) & MAY_CHANGE)
         if changed:
             raise UsageError(f"{flag(changed[0])}: the trials of a study have the same options")
-        study["max_time_s"] = request.spec.ending.max_time_s
     spec = replace(
         request.spec,
         work=replace(spec_of(options).work, study=study),

@@ -153,7 +153,6 @@ def plan_study(
     tune: Mapping[str, Domain],
     trials: int | None,
     options: TrainOptions,
-    max_time_s: float = 0.0,
 ) -> StudyPlan:
     """Return a study of scores. Raises :class:`UsageError` if no score compares its trials."""
     if not options.metrics:
@@ -164,7 +163,7 @@ def plan_study(
     if trials is None and every > MOST_TRIALS:
         raise UsageError(f"--tune: {every} combinations", hint=f"--trials N, at most {MOST_TRIALS}")
     most = trials or every or DEFAULT_TRIALS
-    return StudyPlan(tune, min(most, every or most), max_time_s)
+    return StudyPlan(tune, min(most, every or most))
 
 
 def job_packages(options: TrainOptions, study: Mapping[str, Any]) -> PackageList | None:

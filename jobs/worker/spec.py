@@ -71,12 +71,15 @@ class Recovery:
 class Ending:
     """What ends a job, and what follows its end."""
 
-    until_done: bool = False
-    """Keeps the nodes after the cluster's deadline until it has ended."""
     down_when_done: bool = False
     """Powers the nodes off when it has ended and its folder is in the bucket."""
     max_time_s: float = 0.0
-    """How long it may take from its first start, with its restarts; 0 for no limit."""
+    """How long it may take from its first start, with its restarts; 0 for no limit.
+
+    A job with a limit keeps the nodes after the cluster's deadline until it has ended.
+    """
+    budget: float = 0.0
+    """The US dollars from which the limit was computed; 0 for none."""
     on_finish: str = ""
     """A shell command to run on the head when it has ended."""
 

@@ -52,7 +52,7 @@ class Job(NamedTuple):
     ended: float = 0.0
     bucket: str = ""
     gathers: bool = False
-    until_done: bool = False
+    limited: bool = False
     down_when_done: bool = False
 
 
@@ -84,9 +84,9 @@ def decide(facts: Facts) -> Decision:
     if facts.now < facts.expires - _EARLY_S or facts.now >= facts.latest:
         return Decision()
     for job in facts.jobs:
-        if job.until_done and job.queued:
+        if job.limited and job.queued:
             return Decision(ALL, f"job {job.name} is {job.queued}", facts.latest)
-    ends = [job.ended for job in facts.jobs if job.until_done]
+    ends = [job.ended for job in facts.jobs if job.limited]
     until = min(max(facts.expires, *ends, 0) + facts.grace, facts.latest)
     nodes, why = choose_held(facts.jobs)
     return Decision(nodes, why, until) if nodes and facts.now < until else Decision()
@@ -239,7 +239,7 @@ def _describe(job: Path, queued: str) -> Job:
         0.0 if queued else ended,
         bucket if pushed < ended else "",
         bool(record.get("gather_output")),
-        _asks(job, "until_done"),
+        _asks(job, "max_time_s"),
         _asks(job, "down_when_done"),
     )
 

@@ -10,6 +10,7 @@ from moto.ec2.models.instances import Instance
 
 from infra.local.api.lifecycle import InstanceLifecycle, set_reason, set_state
 from tests.cloud.faults import MachineRule, faults_of
+from tests.cloud.meter import Meter
 
 _WITHOUT_CONTAINER = ("never-boots", "no-guest", "dies", "no-key")
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
@@ -26,6 +27,7 @@ class FatefulLifecycle(InstanceLifecycle):
         super().__init__(*parts)
         self.fates: dict[str, MachineRule] = {}
         self.impaired: set[str] = set()
+        self.meter = Meter(self._runtime.conditions)
 
     def fate_of(self, instance_id: str) -> str:
         """Return an instance's fate, such as ``no-amx``; "" for an ordinary instance."""
@@ -38,6 +40,11 @@ class FatefulLifecycle(InstanceLifecycle):
 
     def begin(self, instance: Instance) -> None:
         """Boot a new instance and schedule its fate, if it has one."""
+        disks = (self._ec2.volumes[disk.volume_id] for _, disk in instance.get_block_device_mapping)
+        spot = self._spot_requests.find(instance.id) is not None
+        self.meter.create(
+            instance, self._runtime.now(), sum(disk.size for disk in disks), spot=spot
+        )
         rule = self.fates.get(instance.id)
         if rule is None or rule.fate in ("no-guest", "no-ssh", "no-amx"):
             self.boot(instance)
@@ -68,6 +75,8 @@ class FatefulLifecycle(InstanceLifecycle):
 
     def happen(self, instance: Instance, event: str) -> None:
         super().happen(instance, event)
+        if event == "boots":
+            self.meter.uses[instance.id].start(self._runtime.now())
         if event in _WHY_IT_DIED:
             self.end(instance, at_once=True)
             set_reason(instance, *_WHY_IT_DIED[event])
@@ -75,6 +84,7 @@ class FatefulLifecycle(InstanceLifecycle):
             self._runtime.containers.stop([instance.id])
             self.pids.pop(instance.id, None)
             instance.stop()
+            self.meter.uses[instance.id].stop(self._runtime.now())
             set_reason(instance, "Server.ScheduledStop", "Stopped due to a scheduled retirement")
         elif event == "impaired":
             self.impaired.add(instance.id)
@@ -110,6 +120,13 @@ class FatefulLifecycle(InstanceLifecycle):
         self._runtime.containers.write_metadata(instance.id, "spot/instance-action", notice)
         self.schedule(instance, "reclaimed", wait_s)
 
+    def end(self, instance: Instance, *, at_once: bool = False) -> None:
+        use = self.meter.uses[instance.id]
+        use.ended = self._runtime.now()
+        use.stop(use.ended)
+        super().end(instance, at_once=at_once)
+
     def finish(self, instance: Instance) -> None:
         super().finish(instance)
+        self.meter.uses[instance.id].deleted = self._runtime.now()
         self.impaired.discard(instance.id)

@@ -244,6 +244,9 @@ def _answer(cloud: FakeCloud, engine: SimulatedEngine, line: str, commands: Text
         elif question == "lives":
             engine.ends_on_time = engine.is_held = True
             answer = engine.lives
+        elif question == "bill":
+            meter = cloud.backend.lifecycle.meter
+            answer = meter.bill(cloud.application.runtime.now())
         elif question == "launched":
             answer = cloud.application.faults.launched
         else:

@@ -35,7 +35,7 @@ OPTIONS: dict[str, Any] = {
     "retries": 3,
     "max-time": "8h",
     "bucket": "s3://own/team",
-    "until-done": True,
+    "budget": 12.5,
 }
 TOML = "".join(
     f"{key} = {str(v).lower() if v is True else repr(v)}\n" for key, v in OPTIONS.items()
@@ -100,7 +100,7 @@ def test_the_value_is_the_same_on_both_ends(
     spec = specs[0]
     assert (spec.resources.nodes, spec.resources.placement.nproc_per_node) == (1, 2)
     assert (spec.recovery.retries, spec.storage.bucket) == (3, "s3://own/team")
-    assert (spec.ending.max_time_s, spec.ending.until_done) == (28800.0, True)
+    assert (spec.ending.max_time_s, spec.ending.budget) == (28800.0, 12.5)
     if kind == "run":
         assert spec.work.program == ("echo", "--nodes", "it's")
     else:

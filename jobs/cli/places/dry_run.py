@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from cluster.cli.chosen_cluster import open_cluster
 from cluster.nodes import Cluster, Node
+from infra.cost.prices import table_prices
 from infra.ec2.instances import Instance
 from infra.errors import NoClusterError, UsageError
-from infra.instance_types import find_machine
+from infra.instance_types import TABLE_REGION, find_machine
 from infra.words import counted
 from jobs.cli.places.options import DryRunRequest, find_type, shape_of
 from jobs.places.environment import warn_ignored
+from jobs.places.expected import find_expected
 from jobs.places.kubernetes.image import find_preloads
 from jobs.places.placement import NodeShape, place_on_nodes
 from jobs.places.plan import JobPaths, JobPlan, new_job_id
@@ -92,10 +95,17 @@ def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str
     types = sorted({node.instance.instance_type for node in used})
     warnings = (*placement.warnings, *warn_ignored(stack, placement))
     ranks = counted(placement.nproc_per_node, "rank")
+    price = table_prices(TABLE_REGION, types).listed(types, cluster.options)
+    usd = price.usd * len(used) if price else None
+    words = shlex.join(plan.command or ("python", "-m", plan.module, *plan.argv))
+    expected = find_expected(words, len(used), used[0].instance.instance_type, {})
+    cost = [f"about ${usd:.2f} an hour on demand ({price.source})"] if price and usd else []
+    cost += [expected.describe(usd)] if expected.seconds else []
     workers = f" + {placement.ccl_workers} for oneCCL" if placement.ccl_workers else ""
     lines = [
         f"{counted(len(used), 'node')} ({', '.join(types)}), each with {ranks} of "
         f"{counted(placement.omp_threads, 'thread')}{workers}; backend {plan.backend}, stack {stack.name}",
+        *cost,
         *(f"warning: {warning}" for warning in warnings),
         f"$ {mpirun}",
         "Nothing was sent. The job adds the nodes' network interface and the path of tcmalloc.",
@@ -108,6 +118,8 @@ def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str
         "nproc_per_node": placement.nproc_per_node,
         "omp_threads": placement.omp_threads,
         "ccl_workers": placement.ccl_workers,
+        "usd_per_hour": usd and round(usd, 4),
+        "expected": expected.as_dict(usd),
         "warnings": [*warnings],
         "mpirun": mpirun,
     }

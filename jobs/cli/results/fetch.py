@@ -29,6 +29,7 @@ from jobs.cli.shared.chosen_job import (
 from jobs.cli.shared.job_options import ResultsRequest
 from jobs.places.bucket import fetch_stored, find_stored
 from jobs.places.launcher import RUNNING, choose_job
+from jobs.report.receipt import add_receipt
 from jobs.train.request import check_writable, expand_home
 from jobs.train.resume import parse_stored_job
 from jobs.worker.training.options import HUB
@@ -164,6 +165,7 @@ def run(request: FetchRequest) -> int:
         fetched = launcher.fetch(found.job, results, progress.note, **choice)
     for line in (*fetched.said, *fetched.missing):
         say(line)
+    add_receipt(results)
     pushed = push(target, results, found.job, progress, launcher.flags)
     text = f"{found.job} ({found.state}): {results}/" + (f"\n{pushed}" if pushed else "")
     emit(request, text, {**found.as_dict(), "results": str(results), "pushed_to": pushed})
@@ -191,6 +193,7 @@ def fetch_from_bucket(request: JobResultsRequest) -> int:
         fetched = fetch_stored(s3, place, sizes, results, progress.note, **choice)
     for line in fetched.said:
         say(line)
+    add_receipt(results)
     known: dict[str, Any] = {**found.as_dict(), "results": str(results), "pushed_to": None}
     emit(request, f"{job} ({found.state}): {results}/", known)
     return 0

@@ -156,6 +156,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
         "ranks per node (default: one per NUMA node)", parse=positive_int, metavar="N", **_OF_ROWS
     )
     max_time: timedelta | None = None
+    budget: float | None = None
 
     @property
     def columns(self) -> dict[str, str]:
@@ -177,7 +178,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
 
 
 _OF_JOBS = (
-    *("ppn", "results", "retries", "detach", "bucket", "until_done", "on_finish"),
+    *("ppn", "results", "retries", "detach", "bucket", "on_finish"),
     *("down_when_done", "env", "env_file"),
 )
 _INSTEAD_OF_GENERATION = ("max_new_tokens", "temperature", "top_p", "seed")

@@ -110,4 +110,5 @@ def _as_dict(report: Report, page: Path) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "usd_per_epoch": cost.epoch if cost else None,
         "usd_of_run": cost.run if cost else None,
+        "receipt": report.receipt.as_dict() if report.receipt else None,
     }

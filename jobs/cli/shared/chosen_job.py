@@ -14,6 +14,7 @@ from cluster.console.options import argument
 from cluster.console.output import say
 from cluster.context import Context
 from cluster.local_files import remembered_cloud, utc_now
+from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.caller import short_owner
 from infra.aws.clients import connect
@@ -27,8 +28,9 @@ from infra.project_file import read_project_file
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress, Silent
 from jobs.cli.shared.job_display import JobDisplay
+from jobs.cli.shared.job_limit import find_limit, keep_limit
 from jobs.cli.shared.job_options import QueueRequest
-from jobs.cli.shared.when_done import OnCluster, keep_nodes, require_limit
+from jobs.cli.shared.when_done import OnCluster
 from jobs.places.bucket import list_stored
 from jobs.places.launcher import NAME, choose_job
 from jobs.places.plan import RECORD
@@ -141,14 +143,14 @@ def open_job_context(
     cloud, cluster = ctx.cloud, ctx.find_cluster()
     types = (node.instance.instance_type for node in cluster.nodes)
     prices = look_up_prices(cloud, ctx.clients, types, now)
-    info = describe_cloud(cloud, prices, cluster.head.instance.instance_type)
+    info = describe_cloud(cloud, prices, cluster)
     info = replace(info, owner=short_owner(ctx.clients.caller.owner))
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
     queued = request if isinstance(request, QueueRequest) else None
-    limit = require_limit(ctx) if queued and queued.until_done else None
+    limit = find_limit(ctx, queued, cluster, prices) if queued else None
     if limit:
-        cluster = replace(cluster, expires=limit.ends)
+        cluster = replace(cluster, expires=limit.ends(None))
     context = JobContext(
         cluster=cluster,
         stack=load_stack(cluster.stack, locked=False),
@@ -159,18 +161,18 @@ def open_job_context(
         on_event=display.event,
         on_log=display.log,
         ssh_config=ctx.files.ssh_config,
-        find_expiry=(lambda: limit.ends) if limit else ctx.find_expiry,
-        keep_nodes=lambda: keep_nodes(ctx, limit, info, len(cluster.nodes), display.log),
+        find_expiry=(lambda: limit.ends(None)) if limit else ctx.find_expiry,
+        keep_limit=lambda spec, least_s: keep_limit(ctx, limit, spec, least_s, display.log),
         detach=bool(queued and queued.detach),
     )
     on_cluster(ctx, context)
     return context
 
 
-def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInfo:
-    """Return the cloud with a type's price, if it is known for the region."""
+def describe_cloud(cloud: Cloud, prices: Prices, cluster: Cluster) -> CloudInfo:
+    """Return the cloud with the price of the cluster's nodes, if it is known for the region."""
     info = CloudInfo(cloud.name, cloud.region, cloud.billed)
-    price = prices.machines.get(instance_type)
+    price = prices.listed((cluster.head.instance.instance_type,), cluster.options)
     if price is None or not price.is_here:
         return info
     return replace(info, usd_per_hour=price.usd, price_source=price.source)

@@ -62,6 +62,7 @@ _FOR_EXPERTS = frozenset(
 """Training options whose defaults suit nearly every job; the usual help omits them."""
 
 
+MOST_USD = 1_000_000
 _COUNT: dict[str, Any] = {"parse": positive_int, "metavar": "N", "section": "placement"}
 
 
@@ -70,6 +71,17 @@ def limit_of_time(text: str) -> timedelta:
     found = parse_duration(text, "")
     if not found:
         raise UsageError(f"{text!r}: expected more than 0")
+    return found
+
+
+def limit_of_usd(text: str) -> float:
+    """Parse the value of ``--budget``. Raises :class:`UsageError`."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= MOST_USD:
+        raise UsageError(f"{text!r}: expected US dollars, above 0 and at most {MOST_USD:,}")
     return found
 
 
@@ -158,16 +170,18 @@ class QueueRequest(EndRequest):
         metavar="URL",
         section="queue",
     )
-    until_done: bool = switch(
-        "keep the nodes after the cluster's time to live until this job has ended, at most as long as "
-        "the cluster's --max-hours and --max-cost allow",
-        section="queue",
-    )
     max_time: timedelta | None = option(
-        "longest time from the job's first start, with its restarts, such as 90m, 8h, or 2d; then its "
-        "ranks get SIGTERM and two minutes to save a checkpoint, and the job fails (default: no limit)",
+        "longest time from the job's first start, with its restarts, such as 90m, 8h, or 2d; until then, "
+        "the nodes stay for it. Then its ranks get SIGTERM and two minutes to save a checkpoint, and the "
+        "job fails (default: no limit)",
         parse=limit_of_time,
         metavar="DURATION",
+        section="queue",
+    )
+    budget: float | None = option(
+        "the same limit as US dollars for its nodes, disks, and addresses, at their highest price",
+        parse=limit_of_usd,
+        metavar="USD",
         section="queue",
     )
 
@@ -187,9 +201,9 @@ class QueueRequest(EndRequest):
             Storage(bucket=bucket),
             Recovery(retries if self.retries is None else self.retries, least_nodes),
             Ending(
-                until_done=self.until_done,
                 down_when_done=self.detach and self.down_when_done,
                 max_time_s=self.max_time.total_seconds() if self.max_time else 0.0,
+                budget=self.budget or 0.0,
                 on_finish=(self.on_finish or "") if self.detach else "",
             ),
         )

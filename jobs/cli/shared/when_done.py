@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 
 from cluster.cli.chosen_cluster import ClusterRequest, confirm_owner
@@ -17,18 +16,15 @@ from cluster.cli.down import remove_cluster
 from cluster.console.options import option, switch
 from cluster.console.output import emit, say
 from cluster.context import Context
-from cluster.lifecycle.deadline import raise_latest
-from cluster.lifecycle.prepare import time_is_over
 from cluster.slurm.job_queue import ACTIVE, Losses, find_losses
 from infra.aws.clients import translate_boto_error
 from infra.ec2.inventory import Inventory, describe_inventory
-from infra.errors import DeadlineError, JobError, SprError, UsageError
+from infra.errors import DeadlineError, JobError, SprError
 from infra.wait import wait_until
-from infra.words import counted, spoken_time
+from infra.words import counted
 from jobs.places.launcher import QUEUED, Outcome
 from jobs.places.queue.job_output import how_to_come_back
 from jobs.places.queue.session import DetachedError, JobContext
-from jobs.places.record import CloudInfo
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import SUCCEEDED
 
@@ -110,49 +106,6 @@ def _require_own(ctx: Context, request: EndRequest) -> None:
 def _find(ctx: Context) -> Inventory:
     """Return the cluster's inventory, with its owner and head."""
     return describe_inventory(ctx.clients.ec2, ctx.name, ("instances", "security_groups"))
-
-
-@dataclass(frozen=True)
-class Limit:
-    """How far a job may move the end of its cluster: ``latest`` includes the grace period."""
-
-    before: datetime
-    latest: datetime
-    grace: timedelta
-
-    @property
-    def ends(self) -> datetime:
-        """When a job that is still running is stopped."""
-        return self.latest - self.grace
-
-
-def require_limit(ctx: Context) -> Limit:
-    """Return the cluster's limit for ``--until-done``. Raises :class:`UsageError` if it has none."""
-    name = ctx.name
-    record = describe_inventory(ctx.clients.ec2, name, ("security_groups",)).record
-    if record is None or record.bound is None:
-        raise UsageError(
-            f"--until-done: cluster {name!r} has no limit, so the job could keep its nodes forever",
-            hint=f"set one: spr-cluster up --max-hours 24 {ctx.flags}, or --max-cost USD",
-        )
-    if record.is_over(ctx.now()):
-        raise time_is_over(ctx, record)
-    return Limit(record.latest, record.bound, record.options["grace"])
-
-
-def keep_nodes(
-    ctx: Context, limit: Limit | None, info: CloudInfo, nodes: int, log: Callable[[str], None]
-) -> None:
-    """Move the end of the nodes to the limit, if there is one, and say what that can cost."""
-    if limit is None:
-        return
-    raise_latest(ctx, ctx.name, limit.latest)
-    until = spoken_time(limit.latest, ctx.now())
-    hours = max(0.0, (limit.latest - limit.before).total_seconds() / 3600)
-    cost = (
-        "" if not info.usd_per_hour else f", at most ${info.usd_per_hour * nodes * hours:.2f} more"
-    )
-    log(f"this job may keep the nodes until {until}{cost} (--until-done)")
 
 
 @dataclass

@@ -17,9 +17,10 @@ from pathlib import Path
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import HangupError, HostError, JobError, SprError, UsageError
 from infra.wait import Progress, Silent
-from infra.words import counted, spoken_day, spoken_duration
+from infra.words import counted, spoken_day
 from jobs.places import files
 from jobs.places.environment import warn_ignored
+from jobs.places.expected import Expected, find_expected
 from jobs.places.folders import send_folders
 from jobs.places.launcher import CANCELLED, JobEnd, Outcome
 from jobs.places.packages import install_packages
@@ -43,7 +44,7 @@ from jobs.places.queue.job_output import (
 )
 from jobs.places.queue.slurm import SlurmLauncher, build_launch, render_command
 from jobs.places.record import CloudInfo, JobRecord, claim_results, release_results
-from jobs.worker.spec import PlacementOptions
+from jobs.worker.spec import JobSpec, PlacementOptions
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
@@ -73,8 +74,11 @@ class JobContext:
     outcome: Outcome = field(default_factory=Outcome)
     ssh_config: Path = Path()
     """OpenSSH's configuration for the nodes."""
-    keep_nodes: Callable[[], None] = lambda: None
-    """Moves the nodes' end for a job that may run until it is done; called just before its submission."""
+    keep_limit: Callable[[JobSpec, float], JobSpec] = lambda spec, _: spec
+    """Sets the job's time limit, and moves the nodes' end for it; called just before its submission.
+
+    The second argument is how many seconds it needs at least.
+    """
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
 
@@ -108,6 +112,8 @@ class JobSession:
     context: JobContext
     launcher: SlurmLauncher
     paths: JobPaths
+    boot_s: float = 0.0
+    """The time from the launch of the head, if this is the first job there."""
     _facts: dict[str, HostFacts] = field(default_factory=dict)
 
     @property
@@ -273,25 +279,36 @@ class JobSession:
         outcome.job, outcome.state, outcome.results = job, end.state, results
         return end
 
-    def show_estimate(self, plan: JobPlan) -> None:
-        """Say how long the same command took before, with a warning if the nodes shut down earlier."""
+    def show_estimate(self, plan: JobPlan) -> Expected:
+        """Say what the nodes cost, and how long the same command took before.
+
+        Warns if the nodes shut down earlier.
+        """
         context, cluster = self.context, self.context.cluster
-        if cluster.expires is None or plan.spec.recovery.resumed_job:
-            return
-        asked = shlex.join(_argv(plan)), len(cluster.first(plan.spec.resources.nodes).nodes)
-        done = [
-            job
-            for job in list_jobs(self.head)
-            if (job.command, len(job.nodes)) == asked and job.state == SUCCEEDED
-        ]
-        if not done or done[-1].seconds is None:
-            return
-        seconds = done[-1].seconds
-        context.on_log(f"the same command took {spoken_duration(seconds)} in {done[-1].job}")
-        find, show = context.find_expiry, context.on_log
-        ExpiryWatch(cluster.expires, cluster.flags, show, find, lambda: context.now).see_eta(
-            seconds
-        )
+        used = cluster.first(plan.spec.resources.nodes).nodes
+        usd = context.cloud.usd_per_hour and context.cloud.usd_per_hour * len(used)
+        if usd:
+            context.on_log(f"{counted(len(used), 'node')} for ${usd:.2f} an hour on demand")
+        if plan.spec.recovery.resumed_job:
+            return Expected()
+        listed = list_jobs(self.head)
+        if not listed:
+            launched = cluster.head.instance.launch_time
+            self.boot_s = max(0.0, (context.now - launched).total_seconds())
+        asked = shlex.join(_argv(plan)), len(used)
+        done = {
+            job.job: job.seconds
+            for job in listed
+            if (job.command, len(job.nodes)) == asked and job.state == SUCCEEDED and job.seconds
+        }
+        expected = find_expected(*asked, used[0].instance.instance_type, done)
+        if expected.seconds:
+            context.on_log(expected.describe(usd))
+        if expected.seconds and cluster.expires:
+            find, show = context.find_expiry, context.on_log
+            watch = ExpiryWatch(cluster.expires, cluster.flags, show, find, lambda: context.now)
+            watch.see_eta(expected.median_s)
+        return expected
 
     def _record(self, plan: JobPlan, placement: Placement, launch: Launch) -> JobRecord:
         context = self.context
@@ -316,6 +333,7 @@ class JobSession:
             packages=stack.python_packages,
             bucket=plan.spec.storage.bucket or "",
             when=context.now.isoformat(timespec="seconds"),
+            boot_s=self.boot_s,
             more={
                 **plan.details,
                 **({"results": str(plan.results)} if plan.results else {}),
@@ -384,8 +402,8 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
             plan.spec.recovery.resumed_job or new_job_id(plan.kind, context.now)
         )
         context.progress.note(session.paths.job_id)
-        session.show_estimate(plan)
-        context.keep_nodes()
+        expected = session.show_estimate(plan)
+        plan = replace(plan, spec=context.keep_limit(plan.spec, expected.preparation_s))
         record = session.start(plan)
         if plan.spec.ending.down_when_done:
             context.on_log(

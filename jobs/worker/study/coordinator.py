@@ -36,7 +36,7 @@ from ..runtime.checkpoint_names import CHECKPOINTS, LAST, checkpoint_name, newes
 from ..runtime.errors import first_line
 from ..runtime.events import Events
 from ..runtime.output import RESULTS, save_json
-from ..supervisor.launch import BEGIN
+from ..supervisor.launch import BEGIN, LAUNCH
 from ..tasks import format_score
 from ..training.checkpoints import prune
 from ..training.options import TrainOptions, flag
@@ -51,9 +51,16 @@ _DRAWS = 20
 SAVE_S = 60.0
 """Time between checkpoints: the copies of one take a while."""
 _LEAD_S = 60.0
-"""Before --max-time, the trials end, so that the best one becomes the job's."""
+"""Before the job's limit, the trials end, so that the best one becomes the job's."""
 _FAILURES = 3
 """A study ends if so many trials, and one on each rank, fail before the first one succeeds."""
+
+
+def _read_limit() -> float:
+    """Return the job's time limit in seconds; 0 for none."""
+    with suppress(OSError, ValueError, KeyError):
+        return float(json.loads(Path(LAUNCH).read_text())["spec"]["ending"]["max_time_s"])
+    return 0.0
 
 
 @dataclass
@@ -155,13 +162,13 @@ class Coordinator:
         longest = max((each.user_attrs["seconds"] for each in complete), default=0.0)
         if left is None or longest < left:
             return False
-        limit = self.plan.max_time_s
-        self.events.note(f"no time for another trial before --max-time, {limit / 60:g} min")
+        limit = _read_limit()
+        self.events.note(f"no time for another trial in the job's limit, {limit / 60:.3g} min")
         return True
 
     def _time_left(self) -> float | None:
         """Return the seconds until the study has to end by itself, before its limit; ``None`` without one."""
-        limit = self.plan.max_time_s
+        limit = _read_limit()
         end = limit - min(_LEAD_S, limit / 4) - (time.time() - self._first_start())
         return max(end, 0.0) if limit else None
 

@@ -27,14 +27,10 @@ class Domain:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The options to vary, by name, and how many trials to run at most.
-
-    No trial begins that would probably end after ``max_time_s`` from the study's start; 0 for no limit.
-    """
+    """The options to vary, by name, and how many trials to run at most."""
 
     tune: Mapping[str, Domain]
     trials: int
-    max_time_s: float = 0.0
 
     @property
     def size(self) -> int:
@@ -55,4 +51,4 @@ class StudyPlan:
             name: Domain(**{**each, "choices": tuple(each["choices"])})
             for name, each in content["tune"].items()
         }
-        return cls(tune, content["trials"], content["max_time_s"])
+        return cls(tune, content["trials"])

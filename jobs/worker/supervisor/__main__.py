@@ -42,7 +42,8 @@ def main() -> int:
     head = HeadFolder(
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )
-    deadline = Deadline(launch.spec.ending.until_done, max_time_s=launch.spec.ending.max_time_s)
+    ending = launch.spec.ending
+    deadline = Deadline(max_time_s=ending.max_time_s, budget=ending.budget)
     watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
     supervisor = Supervisor(watcher, head)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.on_term())

@@ -11,16 +11,16 @@ SHOW = ("sudo", "-n", "sh", "/run/spr-cluster/expiry", "show")
 _SHARE, _LEAST_S, _MOST_S = 1 / 8, 20.0, 300.0
 _CHECKPOINTS = 3
 SAVE_S = 120.0
-"""Time to save a checkpoint after --max-time."""
+"""Time to save a checkpoint after the job's own limit."""
 
 
-def parse_deadline(text: str, *, until_done: bool) -> float | None:
+def parse_deadline(text: str, *, is_limited: bool) -> float | None:
     """Return a job's deadline from ``D LATEST GRACE_S``. Pure."""
     words = text.split()
     if len(words) != 3 or not all(word.isdecimal() for word in words):
         return None
     expires, latest, grace = map(float, words)
-    return max(expires, latest - grace) if until_done else expires
+    return max(expires, latest - grace) if is_limited else expires
 
 
 def lead_before(deadline: float, began: float, checkpoint_s: float = 0.0) -> float:
@@ -33,16 +33,16 @@ def lead_before(deadline: float, began: float, checkpoint_s: float = 0.0) -> flo
 class Deadline:
     """When a job has to end. `extend` may move the end of the cluster's time to live."""
 
-    until_done: bool = False
     expires: float | None = None
     began: float = field(default_factory=time.time)
     max_time_s: float = 0.0
     """The job's own limit, since ``first``, its first start; 0 for none."""
+    budget: float = 0.0
     first: float = field(default_factory=time.time)
 
     def take(self, text: str) -> None:
         """Process what the guard prints; a guard that fails once has not changed its mind."""
-        self.expires = parse_deadline(text, until_done=self.until_done) or self.expires
+        self.expires = parse_deadline(text, is_limited=self.max_time_s > 0) or self.expires
 
     def find_end(self, checkpoint_s: float = 0.0) -> dict[str, Any]:
         """Return the deadline as the reason to stop now; {} if there is time left.
@@ -52,6 +52,11 @@ class Deadline:
         limit = self.first + self.max_time_s
         if self.max_time_s and time.time() > limit:
             message = f"it took longer than --max-time, {self.max_time_s / 60:g} min"
+            if self.budget:
+                minutes = f"{self.max_time_s / 60:.1f} min"
+                message = (
+                    f"--budget ${self.budget:g} pays for no more than {minutes} and a checkpoint"
+                )
             return {"message": message, "limit": True, "until": limit + SAVE_S}
         at = self.expires
         if at is None or time.time() < at - lead_before(at, self.began, checkpoint_s):

@@ -80,6 +80,19 @@ def describe_progress(own: list[dict[str, Any]]) -> str:
     return ""
 
 
+def spending(folder: Path) -> dict[str, object]:
+    """Return the price per hour of a job's nodes, if it is known, its limits, and its first start."""
+    record, launch = read(folder / "job.json"), read(folder / "launch.json")
+    found: dict[str, object] = {"first": read(folder / "begin.json").get("first")}
+    with contextlib.suppress(KeyError, TypeError):
+        ending = launch["spec"]["ending"]  # type: ignore[index]
+        found.update({name: ending[name] for name in ("budget", "max_time_s")})
+    usd, nodes = record.get("usd_per_hour"), record.get("nnodes")
+    if isinstance(usd, float) and isinstance(nodes, int):
+        found["usd_per_hour"] = usd * nodes
+    return found
+
+
 def is_coming(folder: Path) -> bool:
     """Return whether a job is still being submitted: its files arrive before it is queued."""
     if (folder / "begin.json").exists() or (folder / "end.json").exists():
@@ -110,6 +123,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
         "expected_end": expected_end(events) if queue and folder.name in queue else None,
         "progress": describe_progress(events),
         "size_kib": disk_kib(folder),
+        **spending(folder),
     }
 
 

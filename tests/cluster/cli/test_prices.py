@@ -248,25 +248,25 @@ def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) ->
 
 def test_a_limit_for_jobs_is_shown_as_money(line: CommandLine) -> None:
     usd = plan(line)["usd_per_hour"]
-    text = " ".join(line.must("up", "--dry-run", "--max-cost", "100").out.split())
+    text = " ".join(line.must("up", "--dry-run", "--budget", "100").out.split())
 
     shown = re.search(r"At most \$([\d.]+) until", text)
     # Seconds pass between the two plans.
     assert shown
     assert float(shown[1]) == pytest.approx(8 * usd, abs=0.02)
     assert f"and ${usd / 2:.2f} more if results wait for `fetch` (--grace 30m)" in text
-    in_all = plan(line, "--max-cost", "100")["usd_at_most"]
+    in_all = plan(line, "--budget", "100")["usd_at_most"]
     assert in_all == pytest.approx(100, abs=0.01)
-    assert plan(line, "--max-hours", "10")["usd_at_most"] == pytest.approx(10 * usd, abs=0.01)
+    assert plan(line, "--max-time", "10h")["usd_at_most"] == pytest.approx(10 * usd, abs=0.01)
     assert f"at most ${in_all:.2f} in all if jobs extend it" in text
 
 
 def test_a_time_to_live_must_fit_its_limit(line: CommandLine) -> None:
-    refused = line.run("up", "--dry-run", "--max-cost", "20")
+    refused = line.run("up", "--dry-run", "--budget", "20")
 
     assert refused.code == 2
-    assert "--max-cost 20: the nodes may run 510m with the grace period" in refused.err
+    assert "--budget 20: the nodes may run 510m with the grace period" in refused.err
     fits = refused.err.partition("what fits: --ttl ")[2].split()[0]
-    assert plan(line, "--max-cost", "20", "--ttl", fits)["usd_at_most"] <= 20
-    unknown = line.run("up", "--dry-run", "--max-cost", "900", "--volume-init-rate", "200")
+    assert plan(line, "--budget", "20", "--ttl", fits)["usd_at_most"] <= 20
+    unknown = line.run("up", "--dry-run", "--budget", "900", "--volume-init-rate", "200")
     assert "the price of these nodes is unknown" in unknown.err

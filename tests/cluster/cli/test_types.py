@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +61,29 @@ def test_up_names_a_type_on_which_the_same_work_costs_a_third_less(line: Command
     ) in text
     cheap = line.must("up", "--nodes", "2", "--dry-run", "--instance-type", "c7i.24xlarge").out
     assert "the same work" not in cheap
+
+
+def test_a_finished_job_is_projected_to_other_types(line: CommandLine, tmp_path: Path) -> None:
+    parts = {"boot and installation": 999.0, "computing": 1200.0, "waiting for ranks": 600.0}
+    receipt = {"parts": {name: {"seconds": seconds} for name, seconds in parts.items()}}
+    record = {"cloud": "aws", "nodes": [{"type": "r7iz.metal-16xl"}] * 2}
+    (tmp_path / "job").mkdir()
+    (tmp_path / "results.json").write_text(json.dumps({"receipt": receipt}))
+    (tmp_path / "job/job.json").write_text(json.dumps(record))
+    words = ("types", "c7i.24xlarge", "--region", "us-east-1", "--for", str(tmp_path))
+
+    told = line.must(*words).out
+    found = {each["type"]: each for each in json.loads(line.must(*words, "--json").out)["types"]}
+
+    own, other = found["r7iz.metal-16xl"], found["c7i.24xlarge"]
+    boot = own["boot_minutes"]
+    assert (own["job_basis"], own["job_minutes"]) == ("measured", boot + 30)
+    assert own["job_usd"] == pytest.approx(2 * 6.5472 * (boot + 30) / 60, abs=0.01)
+    slower = own["amx_tflops"] / other["amx_tflops"]
+    minutes = other["boot_minutes"] + 10 + 20 * slower
+    assert (other["job_basis"], other["job_minutes"]) == ("projection", round(minutes, 1))
+    assert re.search(r"r7iz.metal-16xl +\d+ min +\$[\d.]+ +measured", told)
+    (tmp_path / "results.json").write_text("{}")
+    refused = line.run(*words)
+    assert refused.code == 2
+    assert "expected the results of a training job on AWS, with a receipt" in refused.err

@@ -267,3 +267,17 @@ def test_a_context_without_a_host_factory_uses_ssh(simulated_cloud: SimulatedClo
     simulated_cloud.ctx.files.key.unlink()
     with pytest.raises(UsageError, match="the cluster's key is not on this machine"):
         ctx.host_opener()(node)
+
+
+def test_a_budget_is_not_spent_a_second_time_unasked(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1, ttl=8 * HOUR, budget=100.0)
+    simulated_cloud.end(ids(simulated_cloud)[0])
+    simulated_cloud.clock.sleep(3600)
+
+    with pytest.raises(
+        UsageError, match=r"have ended, and their --budget of \$100 with them"
+    ) as no:
+        simulated_cloud.plan_input()
+
+    assert "up --budget 100 --name bert" in str(no.value.hint)
+    assert simulated_cloud.plan_input(budget=100.0).record.options["budget"] == 100

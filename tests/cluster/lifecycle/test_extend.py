@@ -10,8 +10,8 @@ from cluster.lifecycle.deadline import extend, raise_latest
 from infra.ec2 import tags
 from infra.ec2.cluster_record import ClusterRecord
 from infra.ec2.instances import label_instances
-from infra.ec2.termination_schedule import AFTER
 from infra.errors import HostsError, SprError, UsageError
+from infra.lifetime import AFTER
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 
 HOUR = timedelta(hours=1)
@@ -176,9 +176,9 @@ def test_nothing_moves_the_end_beyond_its_limit(simulated_cloud: SimulatedCloud)
     bound = {"spr-cluster:bound": tags.render_time(begin + HOUR)}
     label_instances(simulated_cloud.ec2, [group.id], bound)
 
-    with pytest.raises(UsageError, match="later than --max-hours or --max-cost allow"):
+    with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
         raise_latest(simulated_cloud.ctx, NAME, begin + 1.1 * HOUR)
-    with pytest.raises(UsageError, match="later than --max-hours or --max-cost allow"):
+    with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
         run(simulated_cloud, HOUR)
     assert raise_latest(simulated_cloud.ctx, NAME, begin + HOUR).latest == begin + HOUR
 

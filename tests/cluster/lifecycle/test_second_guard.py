@@ -21,8 +21,9 @@ from cluster.local_files import ClusterFiles
 from cluster.overview import list_clusters
 from infra.aws.clients import error_code
 from infra.ec2 import tags
-from infra.ec2.termination_schedule import AFTER, ClusterGuard
+from infra.ec2.termination_schedule import ClusterGuard
 from infra.errors import SprError
+from infra.lifetime import AFTER
 from infra.plan.actions import ActionKind
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 

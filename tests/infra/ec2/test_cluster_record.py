@@ -65,8 +65,8 @@ any_wishes = st.fixed_dictionaries(
         "max_price": st.none() | st.integers(1, 99_999).map(lambda cents: cents / 100),
         "ttl": whole_minutes,
         "grace": st.integers(0, 1440).map(lambda minutes: timedelta(minutes=minutes)),
-        "max_hours": st.none() | st.integers(1, 7200).map(lambda tenths: tenths / 10),
-        "max_cost": st.none() | st.integers(1, 9_999_999).map(lambda cents: cents / 100),
+        "max_time": st.none() | whole_minutes,
+        "budget": st.none() | st.integers(1, 9_999_999).map(lambda cents: cents / 100),
         "idle_timeout": st.none() | whole_minutes,
         "bake": st.sampled_from(["head", "none"]),
         "jump": st.none() | st.sampled_from(["eice", "ssm", "me@jump.example.com:2222"]),
@@ -242,21 +242,23 @@ def test_a_time_of_another_zone_is_written_in_utc() -> None:
     assert tags.parse_time("2026-07-31T20:00:00Z") == there
 
 
-# The limits of --max-hours and --max-cost
+# The limits of --max-time and --budget
 
 
 @pytest.mark.parametrize(
     ("limits", "usd", "hours"),
     [
-        ({"max_hours": 5}, 3.0, 5),
-        ({"max_cost": 30}, 3.0, 10),
-        ({"max_hours": 5, "max_cost": 30}, 3.0, 5),
-        ({"max_hours": 12, "max_cost": 30}, 3.0, 10),
-        ({"max_cost": 30}, 0.0, 720),
+        ({"max_time": 5 * HOUR}, 0.0, 5),
+        ({"budget": 30}, 3.0, 10),
+        ({"max_time": 5 * HOUR, "budget": 30}, 3.0, 5),
+        ({"max_time": 12 * HOUR, "budget": 30}, 3.0, 10),
+        ({"budget": 30_000}, 3.0, 720),
+        ({"budget": 30, "second_guard": True}, 3.0, 10 - 1 / 6),
+        ({"max_time": 5 * HOUR, "second_guard": True}, 0.0, 5),
     ],
 )
 def test_the_first_limit_bounds_the_life_from_creation(
-    limits: dict[str, float], usd: float, hours: float
+    limits: dict[str, Any], usd: float, hours: float
 ) -> None:
     _, record = make(ttl=2 * HOUR, **limits)
 
@@ -264,19 +266,22 @@ def test_the_first_limit_bounds_the_life_from_creation(
 
 
 def test_a_time_to_live_beyond_its_limit_names_one_that_fits() -> None:
-    _, record = make(ttl=10 * HOUR, max_cost=30)
+    _, record = make(ttl=10 * HOUR, budget=30)
 
-    with pytest.raises(UsageError, match=r"--max-cost 30: the nodes may run 630m") as caught:
+    with pytest.raises(UsageError, match=r"--budget 30: the nodes may run 630m") as caught:
         limit_record(record, None, 3.0)
 
     assert "--ttl 570m with --grace 30m" in str(caught.value.hint)
-    _, fits = make(ttl=timedelta(minutes=570), max_cost=30)
+    _, fits = make(ttl=timedelta(minutes=570), budget=30)
     assert limit_record(fits, None, 3.0).bound == fits.latest
 
 
 def test_a_cluster_that_was_larger_keeps_the_limit_of_its_price() -> None:
-    _, record = make(ttl=HOUR, max_cost=30)
+    _, record = make(ttl=HOUR, budget=30)
     large = limit_record(record, None, 12.0)
 
     assert limit_record(record, large, 3.0).bound == large.bound
     assert limit_record(record, limit_record(record, None, 3.0), 12.0).bound == large.bound
+    _, guarded = make(ttl=HOUR, budget=30, second_guard=True)
+    once = limit_record(guarded, None, 12.0)
+    assert limit_record(guarded, once, 3.0).bound == once.bound

@@ -165,10 +165,10 @@ def test_a_study_of_the_placement_shows_its_plan_trials_and_result(line: Command
         *("nodes", "ppn", "workers", "threads", "batch", "samples/s", "step", "of ideal"),
         "$ per million",
     ]
-    # r7iz.metal-16xl at 6.5472 US dollars an hour.
+    # r7iz.metal-16xl at 6.5633 US dollars an hour, with disk and address.
     assert rows[1:3] == [
-        ["2", "2", "-", "1", "8", "12.5", "400 ms", "100%", "290.99"],
-        ["2", "1", "-", "2", "8", "10.0", "400 ms", "80%", "363.73"],
+        ["2", "2", "-", "1", "8", "12.5", "400 ms", "100%", "291.70"],
+        ["2", "1", "-", "2", "8", "10.0", "400 ms", "80%", "364.63"],
     ]
     assert "Kept on the head for scratch on stack upstream: --ppn 2." in result.out
     assert "Of ideal" not in result.out
@@ -214,7 +214,7 @@ _WITHOUT_EFFECT = (
     [
         *(
             (f"{_PLACEMENT} {each}", f"{each.split()[0]}: not with a study that compares speeds")
-            for each in (*_WITHOUT_EFFECT.split(","), "--until-done")
+            for each in (*_WITHOUT_EFFECT.split(","), "--budget 12")
         ),
         (f"{_PLACEMENT} --placement reference", "--placement reference: its numbers are fixed"),
         (f"{_PLACEMENT} --ppn 2", "--ppn: --tune varies it"),

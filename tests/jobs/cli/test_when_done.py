@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +159,7 @@ def test_a_checkpoint_that_is_only_on_the_nodes_keeps_the_cluster(
         result.message
     )
     assert result.message.endswith(
-        "→ cluster spr stays, and its 2 machines cost $13.09 an hour on demand; to remove it: "
+        "→ cluster spr stays, and its 2 machines cost $13.13 an hour on demand; to remove it: "
         "spr-cluster down --name spr"
     )
     assert removed == []
@@ -246,7 +248,7 @@ def test_a_full_disk_at_home_keeps_the_cluster(
         f"the results of job {job_id} could not be written to here: No space left on device",
         f"  → to try again: spr-cluster fetch {job_id} --name spr --results here",
         "  → --on-finish was not run: the results are not here",
-        "  → cluster spr stays, and its 2 machines cost $13.09 an hour on demand; to remove it: "
+        "  → cluster spr stays, and its 2 machines cost $13.13 an hour on demand; to remove it: "
         "spr-cluster down --name spr",
     ]
     assert removed == []
@@ -332,7 +334,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
     assert result.code == 130
     assert "continues without this command" in result.err
     assert (
-        "cluster spr stays, and its 2 machines cost $13.09 an hour on demand\n"
+        "cluster spr stays, and its 2 machines cost $13.13 an hour on demand\n"
         "  to remove it at the job's end: spr-cluster attach --on-finish 'touch said' --down-when-done "
         "--name spr\n"
     ) in result.err
@@ -436,21 +438,15 @@ def test_somebody_elses_cluster_needs_its_name(
     assert removed == [("spr", False)]
 
 
-def find_record(line: CommandLine) -> ClusterRecord | None:
-    return describe_inventory(line.cloud.ec2, "spr", ("security_groups",)).record
+def find_record(line: CommandLine) -> ClusterRecord:
+    record = describe_inventory(line.cloud.ec2, "spr", ("security_groups",)).record
+    assert record
+    return record
 
 
-def test_a_job_may_keep_the_nodes_only_within_a_limit(
+def test_a_job_keeps_the_nodes_within_its_limit_and_the_clusters(
     line: CommandLine, job: StagedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = line.run("run", "--until-done", "--", "hostname")
-    assert refused.code == 2
-    assert "cluster 'spr' has no limit, so the job could keep its nodes forever" in refused.message
-    assert "spr-cluster up --max-hours 24" in refused.message
-    line.must("up", "--max-hours", "20", "--yes")
-    before = find_record(line)
-    assert before
-    assert before.bound
     launches: list[Launch] = []
     submit = SlurmLauncher.submit
 
@@ -459,13 +455,30 @@ def test_a_job_may_keep_the_nodes_only_within_a_limit(
         submit(launcher, launch, paths)
 
     monkeypatch.setattr(SlurmLauncher, "submit", note)
+    before = find_record(line)
+    refused = line.run("run", "--budget", "0.1", "--", "hostname")
+    assert refused.code == 2
+    assert (
+        "--budget 0.1: the shortest job on 2 nodes costs $0.66: a minute, which" in refused.message
+    )
+    assert (find_record(line), launches) == (before, [])
 
-    done = line.run("run", "--until-done", "--results", "kept", "--", "hostname")
-
-    assert done.code == 0, done
-    assert "this job may keep the nodes until" in done.err
-    assert "$" in done.err.partition("at most ")[2][:1]
+    done = line.must("run", "--max-time", "9h", "--results", "kept", "--", "hostname")
+    assert "this job may take 9 h (--max-time) and keep the nodes until" in done.err
+    assert re.search(r"for at most \$1[34]\.\d\d more", done.err)
     after = find_record(line)
-    assert after
-    assert (after.expires, after.latest) == (before.expires, before.bound)
-    assert [launch.spec.ending.until_done for launch in launches] == [True]
+    assert after.expires == before.expires
+    left = after.latest - line.cloud.ctx.now()
+    assert timedelta(hours=9, minutes=22) < left < timedelta(hours=9, minutes=32)
+    assert launches[-1].spec.ending.max_time_s == 9 * 3600
+
+    line.must("up", "--max-time", "10h", "--yes")
+    said = line.must("run", "--budget", "150", "--results", "more", "--", "hostname").err
+    assert "this job may take 11 h 2" in said
+    assert "(--budget)" in said
+    assert "the nodes end before that" in said
+    last = find_record(line)
+    assert last.latest == last.bound == last.created + timedelta(hours=10)
+    ending = launches[-1].spec.ending
+    assert ending.budget == 150
+    assert ending.max_time_s == pytest.approx(150 / 13.1266 * 3600 - 120, abs=2)

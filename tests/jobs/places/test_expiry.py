@@ -13,6 +13,7 @@ from infra.errors import HostError, JobError
 from jobs.places.plan import JobPlan
 from jobs.places.queue.history import ExpiryWatch
 from jobs.places.queue.session import attach, open_session
+from jobs.places.record import CloudInfo
 from tests.jobs.context import NOW as STARTED
 from tests.jobs.context import (
     PATHS,
@@ -103,10 +104,26 @@ def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_ta
     assert len(log) == 1
     open_session(context).show_estimate(plan)
 
-    assert log[2] == "the same command took 12 min in squad-2"
+    assert log[2] == "the same command took 16 min in the median of 2 jobs, 12 min to 20 min"
     warned = "".join(log[3:])
-    assert ("the job would end at about 14:37 UTC, after that" in warned) is is_late
+    assert ("the job would end at about 14:41 UTC, after that" in warned) is is_late
     assert ("spr-cluster extend 1h" in warned) is is_late
+
+
+@pytest.mark.parametrize("listing", ["", listed("squad-1")])
+def test_the_time_before_the_first_job_on_the_nodes_belongs_to_it(listing: str) -> None:
+    hosts, log = make_hosts([]), list[str]()
+    hosts["node0"].answers[:0] = [("# listing the jobs", listing)]
+    context = job_context(hosts, log=log, cloud=CloudInfo(usd_per_hour=6.5))
+    session = open_session(context)
+
+    session.show_estimate(JobPlan("squad", "worker.tasks", (), "gloo", command=SUBMITTED.argv))
+
+    launched = context.cluster.head.instance.launch_time
+    waited = max(0.0, (context.now - launched).total_seconds())
+    assert waited > 0
+    assert session.boot_s == (0.0 if listing else waited)
+    assert "3 nodes for $19.50 an hour on demand" in log
 
 
 @pytest.mark.parametrize("extended", EXTENDED)

@@ -196,6 +196,10 @@ def test_unknown_lines_are_skipped() -> None:
         "deadline": False,
         "progress": "",
         "expected_end": None,
+        "usd_per_hour": None,
+        "first": None,
+        "budget": 0.0,
+        "max_time_s": 0.0,
         "waits_for": "",
         "owner": "",
         "nodes": (),
@@ -270,7 +274,10 @@ def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> Non
 
 
 def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> None:
-    folder = make_job(head.home, "squad-1", begin=BEGUN)
+    launch = {"spec": {"ending": {"budget": 5.0, "max_time_s": 7200.0}}}
+    job_file = {"usd_per_hour": 36.0, "nnodes": 2}
+    begin = {**BEGUN, "first": 900.0}
+    folder = make_job(head.home, "squad-1", begin=begin, launch=launch, job=job_file)
     queued(head, {"squad-1": ("RUNNING", "None")})
     mark = mark_of("squad-1")
     step = {
@@ -292,6 +299,13 @@ def test_the_end_of_training_follows_from_its_last_step(head: ThisMachine) -> No
     now, expires = (datetime.fromtimestamp(at, timezone.utc) for at in (2000, 2060))
     assert "after its nodes shut down" in render([job], now, expires)
     assert "after its nodes" not in render([job], now)
+    # For two cents a second, since the first start.
+    assert render([job], now).endswith(" UTC (in 1 min); $22.00 spent, $23.21 expected, $0.00 left")
+    assert job.spending(datetime.fromtimestamp(1000, timezone.utc)).as_dict() == {
+        "usd_spent": 2.0,
+        "usd_expected": 23.21,
+        "usd_left": 3.0,
+    }
 
     with (folder / "log").open("a") as log:
         log.write(render_event({"event": "phase", "name": "evaluate", "at": 2001}, mark) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,9 @@ def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
     assert [node["instance"] for node in done.nodes] == ["i-0", "i-2"]
     assert [share.cpus for (share,) in done.placement.shares] == [(0,), (2,)]
     assert (done.state, done.exit_code, done.seconds) == ("failed", 3, 8.0)
-    assert done.ended == "2026-07-31T14:25:09+00:00"
+    assert (done.ended, done.earlier_s) == ("2026-07-31T14:25:09+00:00", 0.0)
+    first = replace(END, first=AT - timedelta(minutes=5))
+    assert SUBMITTED.ended_as(first).earlier_s == 300.0
 
 
 def test_without_its_nodes_it_keeps_all() -> None:

@@ -109,7 +109,7 @@ def test_the_price_that_the_job_recorded_counts_before_the_tables() -> None:
     )
 
     assert price == figures.HourlyPrice(
-        3.0, "2 × c7i.8xlarge, on demand, Price List API, 2026-11-22"
+        3.0, "2 × c7i.8xlarge, on demand with disk and address, Price List API, 2026-11-22"
     )
 
 

@@ -89,6 +89,7 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     ]
     log = "".join(f"{render_event(event, mark_of(JOB))}\n" for event in events)
     (tmp_path / "spr-jobs" / JOB / "log").write_text(f"a line\n{log}and another\n")
+    (tmp_path / "spr-jobs" / JOB / "begin.json").write_text('{"first": 900.5}')
 
     with running_rank(tmp_path / "spr-jobs", 0), begin("node0", "node1") as relay:
         found = until(relay, lambda line: not any(errors(line).values()) and line["queued"])
@@ -96,7 +97,7 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     assert [rank["step"] for node in found["nodes"] for rank in node["ranks"]] == [30, 30]
     (job,) = found["jobs"]
     assert 0 <= job.pop("age_s") < 60
-    assert job == {"job": JOB, "phase": "train", **step, **SCORES}
+    assert job == {"job": JOB, "phase": "train", "first": 900.5, **step, **SCORES}
     assert found["queue_error"] == ""
     assert [(row["name"], row["nodes"], row["reason"]) for row in found["queue"]] == [
         (JOB, 2, "None"),

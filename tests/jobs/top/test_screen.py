@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,14 @@ def test_times_of_steps_are_short() -> None:
         "10.0 s",
         "75.3 s",
     ]
+
+
+def test_a_job_with_a_price_shows_what_it_costs() -> None:
+    base = make_snapshot([make_node(0)])
+    (job,) = base.jobs
+    priced = replace(job, usd_per_hour=36.0, first=base.time - 600, budget=20.0)
+
+    line = lines_of(replace(base, jobs=(priced,)), 200)[1]
+
+    assert "12 min 00 s left  $6.00 spent, $13.20 expected, $14.00 left" in line
+    assert "$" not in lines_of(base, 200)[1]

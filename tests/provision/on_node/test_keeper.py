@@ -16,7 +16,7 @@ D, GRACE = 10_000.0, 1800.0
 LATEST = D + GRACE
 MODEL = Job("squad-1", loss="model", ended=D - 600)
 SAFE = Job("squad-1", ended=D - 600, down_when_done=True)
-UNTIL_DONE = Job("squad-2", queued="running", until_done=True)
+LIMITED = Job("squad-2", queued="running", limited=True)
 
 
 def look(after_s: float, *jobs: Job, latest: float = LATEST, queue: bool = True) -> Decision:
@@ -48,15 +48,15 @@ def test_a_decision_says_why_and_until_when() -> None:
 
 
 @pytest.mark.parametrize("queued", ["running", "waiting", "new"])
-def test_a_job_until_done_holds_all_nodes_until_the_latest_end(queued: str) -> None:
-    job, latest = UNTIL_DONE._replace(queued=queued), D + 9 * 3600
+def test_a_job_with_a_limit_holds_all_nodes_until_the_latest_end(queued: str) -> None:
+    job, latest = LIMITED._replace(queued=queued), D + 9 * 3600
 
     assert look(2 * 3600, job, latest=latest).hold == ALL
     assert look(9 * 3600, job, latest=latest).hold == ""
 
 
-def test_the_grace_period_begins_with_the_end_of_the_last_job_until_done() -> None:
-    ended = UNTIL_DONE._replace(queued="", loss="model", ended=D + 7200)
+def test_the_grace_period_begins_with_the_end_of_the_last_job_with_a_limit() -> None:
+    ended = LIMITED._replace(queued="", loss="model", ended=D + 7200)
 
     assert look(7200 + GRACE - 1, ended, latest=D + 9 * 3600).hold == HEAD
     assert look(7200 + GRACE, ended, latest=D + 9 * 3600).hold == ""
@@ -124,9 +124,9 @@ def make(
     texts = {"job.json": json.dumps(record)} | dict.fromkeys(files, "{}")
     if asks or bucket:
         launch = json.loads(LAUNCH.read_text())
-        assert launch["spec"]["ending"][asks or "until_done"] is False
+        assert launch["spec"]["ending"][asks or "max_time_s"] in (False, 0.0)
         assert launch["spec"]["storage"]["bucket"] == ""
-        launch["spec"]["ending"][asks] = True
+        launch["spec"]["ending"][asks] = 60.0 if asks == "max_time_s" else True
         launch["spec"]["storage"]["bucket"] = bucket
         texts |= {"run.sh": "", "launch.json": json.dumps(launch)}
     for path, text in texts.items():
@@ -143,7 +143,7 @@ def gather() -> dict[str, Job]:
 
 
 def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
-    make(jobs, "busy", "output/rank-0.json", asks="until_done")
+    make(jobs, "busy", "output/rank-0.json", asks="max_time_s")
     make(jobs, "new")
     model = ("end.json", "output/model/config.json")
     make(jobs, "done", *model, asks="down_when_done", gather_output=True)
@@ -154,7 +154,7 @@ def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
 
     assert set(found) == {"busy", "new", "done", "stopped"}
     assert not found["stopped"].down_when_done
-    assert found["busy"] == Job("busy", "running", "results", until_done=True)
+    assert found["busy"] == Job("busy", "running", "results", limited=True)
     assert found["new"] == Job("new", "new")
     done = found["done"]
     assert done[:3] == ("done", "", "model")
@@ -164,8 +164,8 @@ def test_facts_of_jobs_come_from_their_folders(jobs: Path) -> None:
 
 def test_a_job_may_be_running_while_the_queue_does_not_answer(jobs: Path) -> None:
     (jobs.parent / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    make(jobs, "busy", asks="until_done")
-    make(jobs, "done", "end.json", asks="until_done")
+    make(jobs, "busy", asks="max_time_s")
+    make(jobs, "done", "end.json", asks="max_time_s")
     facts = keeper.gather(time.time(), D, LATEST, GRACE)
     assert not facts.queue
     assert {job.name: job.queued for job in facts.jobs} == {"busy": "running", "done": ""}

@@ -6,7 +6,7 @@
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
 for node in node0 $(cat ~/hosts); do
-  [ -d code/worker ] && sha256sum --check --status <<< "3cf427f6072b5eb74f1c41b6b57f8b5b352d780be680de2fa3241798098a1018  launch.json" && break
+  [ -d code/worker ] && sha256sum --check --status <<< "4fd8cbab475756e7fa878b839ff253c603d50b8bed4b8b11f3c8ad5c58305564  launch.json" && break
   ssh $node 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cPf - $(ls -d code data model work site packages environment.json job.json launch.json run.sh 2>/dev/null) $(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" ! -lname "*/spr-data/s3/*" -printf "%l\n" 2>/dev/null | sort -u)' | tar -xPf -
 done 2>/dev/null
 export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501

@@ -191,10 +191,18 @@ def test_three_failures_before_any_success_end_it(
     assert "no trial succeeded: no such model" in capsys.readouterr().out
 
 
+def limit_job(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Work in a job's folder; the job has a time limit."""
+    monkeypatch.chdir(folder)
+    launch = {"spec": {"ending": {"max_time_s": seconds}}}
+    (folder / "launch.json").write_text(json.dumps(launch))
+
+
 def test_no_trial_begins_that_would_end_after_the_limit(
-    state: Path, capsys: pytest.CaptureFixture[str]
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = Coordinator(StudyPlan(RATES, 9, 120.0), DigitsOptions(), state, Events())
+    limit_job(tmp_path, monkeypatch, 120.0)
+    study = Coordinator(StudyPlan(RATES, 9), DigitsOptions(), state, Events())
     # A quarter of the limit is for the end.
     _, _, left = study.join(0, "a")
     assert left == pytest.approx(90, abs=5)
@@ -204,16 +212,17 @@ def test_no_trial_begins_that_would_end_after_the_limit(
     end(study, study.ask()["number"], scores={"accuracy": 1.0}, seconds=95.0)
     assert study.ask() == study.ask() == {}
     said = capsys.readouterr().out
-    assert said.count("no time for another trial before --max-time, 2 min") == 1
+    assert said.count("no time for another trial in the job's limit, 2 min") == 1
 
 
 def test_a_restart_has_the_rest_of_the_time(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    limit_job(tmp_path, monkeypatch, 3600.0)
     (tmp_path / "begin.json").write_text(json.dumps({"first": time.time() - 3000}))
-    study = Coordinator(StudyPlan(RATES, 9, 3600.0), DigitsOptions(), state, Events())
+    study = Coordinator(StudyPlan(RATES, 9), DigitsOptions(), state, Events())
     assert study.join(0, "a")[2] == pytest.approx(540, abs=5)
+    (tmp_path / "launch.json").unlink()
     assert make(tmp_path / "b").join(0, "a")[2] is None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.supervisor.deadline import lead_before, parse_deadline
+from jobs.worker.supervisor.deadline import Deadline, lead_before, parse_deadline
 from tests.jobs.context import event
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.supervisor.test_notices import SAVES, follow
@@ -18,7 +18,7 @@ _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
 
 
 @pytest.mark.parametrize(
-    ("text", "until_done", "expected"),
+    ("text", "is_limited", "expected"),
     [
         ("1000 9000 1800\n", False, 1000),
         ("1000 9000 1800\n", True, 7200),
@@ -28,8 +28,8 @@ _LEAVE_S = 2  # how long ranks have when a node leaves, on this machine
         ("no timer", False, None),
     ],
 )
-def test_the_deadline_of_a_job(text: str, until_done: bool, expected: float | None) -> None:
-    assert parse_deadline(text, until_done=until_done) == expected
+def test_the_deadline_of_a_job(text: str, is_limited: bool, expected: float | None) -> None:
+    assert parse_deadline(text, is_limited=is_limited) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,13 @@ def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisM
     assert (end.state, end.attempt, end.message) == ("failed", 1, message)
     assert Path(paths.output, "checkpoint").exists()
     assert f"{message}; saving a checkpoint and stopping" in log
+
+
+def test_a_job_whose_budget_is_spent_says_so() -> None:
+    ended = Deadline(max_time_s=90.0, budget=0.4, first=time.time() - 91).find_end()
+    assert ended["message"] == "--budget $0.4 pays for no more than 1.5 min and a checkpoint"
+    assert ended["limit"]
+    assert not Deadline(max_time_s=90.0, budget=0.4, first=time.time() - 60).find_end()
 
 
 def test_the_longest_time_counts_from_the_first_attempt(head: ThisMachine) -> None:

@@ -1,0 +1,75 @@
+"""How long a job will probably take and cost: what the same command took before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from infra.errors import UsageError
+from infra.files import read_object
+from infra.words import counted, spoken_duration
+from jobs.places.plan import RECORD, own_folder
+from jobs.worker.supervisor.attempt import SUCCEEDED
+
+_PREPARATION = ("load", "tokenize")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The seconds of the finished runs of a command on as many nodes, by job, oldest first."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    preparation_s: float = 0.0
+    """The least that reading and tokenizing the data took; 0 if unknown."""
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds.values())
+
+    def describe(self, usd_per_hour: float | None) -> str:
+        """Return the expectation in one line; ``usd_per_hour`` is the price of all nodes."""
+
+        def show(seconds: float) -> str:
+            usd = f" (${usd_per_hour * seconds / 3600:.2f})" if usd_per_hour else ""
+            return spoken_duration(seconds) + usd
+
+        text = f"the same command took {show(self.median_s)}"
+        if len(self.seconds) == 1:
+            return f"{text} in {next(iter(self.seconds))}"
+        low, high = min(self.seconds.values()), max(self.seconds.values())
+        jobs = counted(len(self.seconds), "job")
+        return f"{text} in the median of {jobs}, {show(low)} to {show(high)}"
+
+    def as_dict(self, usd_per_hour: float | None) -> dict[str, Any] | None:
+        """Return it for ``--json``; ``None`` if there was no such job."""
+        if not self.seconds:
+            return None
+        known = {"median": self.median_s}
+        known |= {"low": min(self.seconds.values()), "high": max(self.seconds.values())}
+        usd = {
+            f"usd_{k}": usd_per_hour and round(usd_per_hour * s / 3600, 4) for k, s in known.items()
+        }
+        return {"jobs": [*self.seconds], **{f"seconds_{k}": s for k, s in known.items()}, **usd}
+
+
+def find_expected(
+    command: str, nodes: int, type_: str, others: Mapping[str, float], root: Path = Path("results")
+) -> Expected:
+    """Return what is known from the results here; ``others`` are the seconds of jobs known otherwise."""
+    found, preparations = dict(others), []
+    for path in sorted(root.glob(f"*/{own_folder(Path()).name}/{RECORD}")):
+        try:
+            record = read_object(path)
+            results = read_object(path.parents[1] / "results.json", optional=True)
+        except UsageError:
+            continue
+        types = {str(node.get("type")) for node in record.get("nodes", ())}
+        same = (record.get("command"), record.get("nnodes"), types) == (command, nodes, {type_})
+        if same and record.get("state") == SUCCEEDED and record.get("seconds"):
+            found.setdefault(str(record.get("job")), float(record["seconds"]))
+            known = results.get("seconds", {})
+            preparations.append(sum(float(known.get(name, 0)) for name in _PREPARATION))
+    return Expected(found, min(preparations, default=0.0))

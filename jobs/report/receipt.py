@@ -1,0 +1,131 @@
+"""A job's receipt: where its time and money went, and what would have been cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.words import counted
+from jobs.report.figures import (
+    EVALUATION,
+    OTHER,
+    PREPARATION,
+    SAVING,
+    HourlyPrice,
+    find_price,
+    format_duration,
+    format_usd,
+    split_phase,
+)
+from jobs.report.results_folder import RESULTS, Run, as_number, read_run
+from jobs.worker.runtime.errors import TrainingError
+from jobs.worker.runtime.output import save_json
+
+BOOT, EARLIER, START = "boot and installation", "earlier attempts", "staging and start"
+COMPUTING, WAITING = "computing", "waiting for ranks"
+_NAMES = {
+    "load": "reading the data",
+    "tokenize": "tokenizing",
+    "teacher": "teacher",
+    "measure": "compiling and measuring",
+    "predict": COMPUTING,
+    "push": SAVING,
+}
+_PARTS = {PREPARATION: "preparation", EVALUATION: EVALUATION, SAVING: SAVING}
+_PARTS |= {"communication": WAITING, OTHER: OTHER}
+_MUCH = 0.3
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The seconds of each part of a job on its nodes; together, all that it took."""
+
+    seconds: Mapping[str, float]
+    nodes: int
+    price: HourlyPrice | None
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def usd(self, seconds: float) -> float | None:
+        """Return the price of so many seconds of all nodes, if it is known."""
+        return self.price.usd_per_hour * seconds / 3600 if self.price else None
+
+    @property
+    def advice(self) -> str:
+        """What would have been cheaper, if the ranks waited much; "" otherwise. A projection."""
+        waiting, computing = (self.seconds.get(name, 0.0) for name in (WAITING, COMPUTING))
+        half = self.nodes // 2
+        total = self.usd(self.total_s)
+        if not half or not total or waiting <= _MUCH * (waiting + computing):
+            return ""
+        # Fewer nodes compute longer, and wait as long.
+        slower = self.total_s + computing * (self.nodes / half - 1)
+        usd = total / self.total_s * slower * half / self.nodes
+        share = 100 * waiting / (waiting + computing)
+        fewer = f"{counted(half, 'node')} instead of {self.nodes}"
+        return (
+            f"{share:.0f} % of training was waiting: {fewer} would cost about {format_usd(usd)} instead of "
+            f"{format_usd(total)}, and take {format_duration(slower)}."
+        )
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return each part, its time, and its price, and the total."""
+        parts = {**self.seconds, "total": self.total_s}
+        return [
+            (name, format_duration(s), "–" if (usd := self.usd(s)) is None else format_usd(usd))
+            for name, s in parts.items()
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for ``results.json``."""
+        return {
+            "seconds": self.total_s,
+            "usd": self.usd(self.total_s),
+            "usd_per_hour": self.price and self.price.usd_per_hour,
+            "price_source": self.price and self.price.source,
+            "parts": {n: {"seconds": s, "usd": self.usd(s)} for n, s in self.seconds.items()},
+            "advice": self.advice or None,
+        }
+
+
+def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
+    """Return a job's receipt; ``None`` if its record does not say how long it took.
+
+    The boot and installation of the nodes belong to the first job on them.
+    """
+    took, boot, earlier = (
+        as_number(run.job.get(key)) for key in ("seconds", "boot_s", "earlier_s")
+    )
+    if not took or not run.nodes:
+        return None
+    parts = {BOOT: boot or 0.0, EARLIER: earlier or 0.0}
+    phases = {name: seconds for name, seconds in run.seconds.items() if name != "total"}
+    program = max(run.seconds.get("total", 0.0), sum(phases.values()))
+    parts[START] = max(0.0, took - program) if program else 0.0
+    # A resumed run's own times include those of the run before.
+    scale = min(1.0, took / program) if program else 0.0
+    for phase, seconds in phases.items():
+        for part in split_phase(phase, seconds, run.series):
+            name = _NAMES.get(phase) or _PARTS.get(part.name, COMPUTING)
+            parts[name] = parts.get(name, 0.0) + part.seconds * scale
+    known = sum(seconds for name, seconds in parts.items() if name not in (BOOT, EARLIER, OTHER))
+    parts[OTHER] = max(0.0, took - known)
+    return Receipt({name: s for name, s in parts.items() if s > 0}, run.nodes, price)
+
+
+def add_receipt(folder: Path) -> dict[str, Any]:
+    """Write the receipt into ``results.json``, if there is one; return what was added."""
+    with suppress(UsageError, TrainingError, ValueError):
+        run = read_run(folder)
+        receipt = make_receipt(run, find_price(run, None, None))
+        if receipt and run.results:
+            added = {"receipt": receipt.as_dict()}
+            save_json(folder / RESULTS, {**run.results, **added})
+            return added
+    return {}

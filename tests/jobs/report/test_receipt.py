@@ -1,0 +1,102 @@
+"""A job's receipt: its parts are all of its time, and all of its money."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.report.figures import HourlyPrice
+from jobs.report.receipt import Receipt, add_receipt, make_receipt
+from jobs.report.results_folder import Run, read_run
+from tests.jobs.report.sample_runs import make_folder, make_results
+
+PRICE = HourlyPrice(36.0, "a list")
+RECORD = {"seconds": 900.0, "boot_s": 600.0, "nodes": [{}, {}, {}]}
+
+
+def receipt_of(job: dict[str, Any], **changes: Any) -> Receipt:
+    found = make_receipt(Run(Path("run"), make_results(3, **changes), (), job), PRICE)
+    assert found
+    return found
+
+
+def test_the_parts_of_a_receipt_are_all_that_the_job_took(tmp_path: Path) -> None:
+    run = read_run(make_folder(tmp_path / "run", ranks=3, steps=40))
+    found = make_receipt(
+        Run(run.folder, run.results, run.series, {**RECORD, "earlier_s": 300.0}), PRICE
+    )
+
+    assert found
+    assert found.total_s == pytest.approx(600 + 1200)
+    seconds = found.seconds
+    assert seconds["boot and installation"] == 600
+    assert seconds["earlier attempts"] == 300
+    assert seconds["staging and start"] == pytest.approx(900 - 864)
+    assert seconds["evaluation"] == 31.0
+    assert seconds["tokenizing"] + seconds["reading the data"] == pytest.approx(29.7)
+    totals = [sum(each.total(name) for each in run.series) / 3 for name in run.series[0].parts]
+    data, forward, backward, communication, optimizer = totals
+    assert seconds["waiting for ranks"] == pytest.approx(communication)
+    assert seconds["computing"] == pytest.approx(data + forward + backward + optimizer)
+    parts = found.as_dict()["parts"].values()
+    assert sum(part["usd"] for part in parts) == pytest.approx(18.0)
+    assert found.rows()[-1] == ("total", "30 min 00 s", "$18.00")
+
+
+def test_a_resumed_runs_own_times_are_scaled_to_what_this_job_took() -> None:
+    found = receipt_of({**RECORD, "seconds": 432.0, "boot_s": 0.0})
+    assert found.total_s == pytest.approx(432)
+    assert found.seconds["evaluation"] == pytest.approx(15.5)
+    more = receipt_of(RECORD, seconds={"train": 1800.0, "total": 900.0})
+    assert more.seconds == {"boot and installation": 600.0, "computing": 900.0}
+
+
+def test_without_a_record_or_results_there_is_no_more_than_is_known() -> None:
+    assert make_receipt(Run(Path("run"), make_results(2), (), {}), PRICE) is None
+    found = receipt_of(RECORD, seconds={})
+    assert found.seconds == {"boot and installation": 600.0, "other": 900.0}
+    free = Receipt({"computing": 60.0}, 2, None)
+    assert free.rows() == [("computing", "60.0 s", "–"), ("total", "60.0 s", "–")]
+    assert free.as_dict()["usd"] is None
+
+
+@pytest.mark.parametrize(
+    ("waiting", "nodes", "advice"),
+    [
+        (29.0, 4, ""),
+        (
+            100.0,
+            4,
+            "50 % of training was waiting: 2 nodes instead of 4 would cost about $1.75 instead ",
+        ),
+        (100.0, 1, ""),
+    ],
+)
+def test_nodes_that_mostly_wait_are_too_many(waiting: float, nodes: int, advice: str) -> None:
+    seconds = {"other": 50.0, "computing": 100.0, "waiting for ranks": waiting}
+    found = Receipt(seconds, nodes, HourlyPrice(36.0, "a list")).advice
+    assert found.startswith(advice)
+    assert bool(found) is bool(advice)
+
+
+def test_the_receipt_is_kept_with_the_results(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "run", ranks=2, steps=10)
+    job = {
+        **RECORD,
+        "cloud": "aws",
+        "usd_per_hour": 6.0,
+        "price_source": "a list",
+        "nodes": [{"type": "r7iz.metal-16xl"}] * 2,
+    }
+    (folder / "job/job.json").write_text(json.dumps(job))
+
+    returned = add_receipt(folder)
+
+    kept = json.loads((folder / "results.json").read_text())
+    assert kept == {**make_results(2), **returned}
+    assert kept["receipt"]["usd"] == pytest.approx(12 * 1500 / 3600)
+    assert add_receipt(folder) == returned
+    assert add_receipt(tmp_path / "none") == {}

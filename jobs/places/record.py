@@ -48,6 +48,8 @@ class JobRecord:
     them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
+    ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
+    price that a job with ``cores`` pays.
     ``more`` holds further fields of this kind of job.
     """
 
@@ -78,6 +80,9 @@ class JobRecord:
     state: str = ""
     bucket: str = ""
     owner: str = ""
+    cores: int | None = None
+    memory_gib: int | None = None
+    node_share: float = 1.0
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def ended_as(self, end: JobEnd) -> JobRecord:

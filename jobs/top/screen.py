@@ -194,7 +194,7 @@ def _describe_node(node: LiveNode) -> _Line:
 
 
 def _describe_rank(node: LiveNode, rank: LiveRank) -> _Line:
-    group = node.group_of(rank.rank)
+    group = node.group_of(rank)
     cells = {"CPU": f"{group.busy:.0f} %" if group else "", **_rank_cells(rank)}
     note = "slower than the others" if rank.straggler else _cpus(group) if group else ""
     if rank.age_s > _QUIET_S:

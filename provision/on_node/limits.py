@@ -25,6 +25,8 @@ PROGRAM, CORES = "/etc/slurm/spr-cluster-limits", "/etc/slurm/spr-cluster-cores"
 REPORT = "limited"
 """In a job's folder on a node: why the guard ended the job there."""
 MOST_PROCESSES = 4096
+_NODES_MOST = (Path("/sys/fs/cgroup/pids/pids.max"), Path("/sys/fs/cgroup/pids.max"))
+"""The limit of a node that is a container."""
 _JOBS = Path("/home/ubuntu/spr-jobs")
 _PART = re.compile(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)")
 _POLL_S, _KILL_S = 0.2, 20.0
@@ -85,7 +87,8 @@ def hold(job: str, pid: int, part: Part) -> None:
     _ask(*_ROOT, "systemctl", "set-property", "--runtime", unit, *limits)
     start = [*_MANAGER, "org.freedesktop.systemd1.Manager", "StartTransientUnit"]
     # systemd-run would start a program: this one runs already, with files that mpirun opened.
-    scope = [f"spr-{job}-{pid}.scope", "fail", "2", "PIDs", "au", "1", str(pid), "Slice", "s", unit]
+    scope = [f"spr-{job}-{pid}.scope", "fail", "3", "PIDs", "au", "1", str(pid), "Slice", "s", unit]
+    scope += ["TasksMax", "t", str((1 << 64) - 1)]
     _ask(*_ROOT, "busctl", "call", *start, "ssa(sv)a(sa(sv))", *scope, "0")
     guard = ["python3", "-I", "-S", PROGRAM, "guard", job, name, memory]
     how = ["--quiet", "--collect", f"--unit=spr-guard-{job}", f"--uid={os.getuid()}"]
@@ -104,6 +107,9 @@ class Guard:
         self._kills = [Path(f"{base}{group}/memory.events")]
         self._kills.append(Path(f"{base}/memory{group}/memory.oom_control"))
         self.report, self.limit = _JOBS / name / REPORT, memory_mib << 20
+        # Half of a container's leaves the other half to all neighbors together.
+        limits = [int(text) // 2 for text in map(_read, _NODES_MOST) if text.strip().isdigit()]
+        self.most = min([MOST_PROCESSES, *limits])
         self._files: set[str] = set()
         self._is_over = False
 
@@ -135,8 +141,8 @@ class Guard:
 
     def judge(self, pids: list[int]) -> str:
         """Return why the job has to end; "" if it keeps to its limits."""
-        if len(pids) > MOST_PROCESSES:
-            return f"it had {len(pids)} processes on a node, more than {MOST_PROCESSES}"
+        if len(pids) > self.most:
+            return f"it had {len(pids)} processes, more than {self.most}"
         self._note_files(pids)
         used = _measure(pids, "status", _RSS, self._files)
         if used > self.limit:  # forked processes share memory, which only a slow look shows
@@ -144,7 +150,7 @@ class Guard:
         if used <= self.limit and not any(map(_count_kills, self._kills)):
             return ""
         return (
-            f"it used more than its {self.limit / (1 << 30):.1f} GiB of memory on a node; "
+            f"it used more than its {self.limit / (1 << 30):.1f} GiB of memory; "
             "--memory gives it more"
         )
 

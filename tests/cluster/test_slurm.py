@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 
 from cluster.nodes import Node
-from cluster.slurm.configuration import FOLDER, make_munge_key, render_slurm_conf, slurm_files
+from cluster.slurm.configuration import (
+    FOLDER,
+    make_munge_key,
+    order_cores,
+    render_slurm_conf,
+    slurm_files,
+    usable_memory,
+)
 from provision.facts import HostFacts, parse_facts
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import facts_answer
 from tests.golden import check_golden
+from tests.jobs.places.topologies import interleaved, machine
 from tests.provision.machine import Machine
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -43,17 +51,39 @@ def test_slurm_conf_names_no_plugin_that_slurm_23_11_removed() -> None:
 @pytest.mark.parametrize(
     ("allowed", "shape"),
     [
-        ("0-7", "CPUs=8 Sockets=2 CoresPerSocket=2 ThreadsPerCore=2"),
-        ("0-3", "CPUs=4 Sockets=2 CoresPerSocket=2 ThreadsPerCore=1"),
-        ("1", "CPUs=1 Sockets=1 CoresPerSocket=1 ThreadsPerCore=1"),
-        # One core with both threads, and one with one: no shape that Slurm has words for.
-        ("0,1,4", "CPUs=3"),
-        ("0-2", "CPUs=3"),
+        ("0-7", "CPUs=4 Sockets=2 CoresPerSocket=2"),
+        ("0-3", "CPUs=4 Sockets=2 CoresPerSocket=2"),
+        ("1", "CPUs=1 Sockets=1 CoresPerSocket=1"),
+        # One core with both threads, and one with one.
+        ("0,1,4", "CPUs=2 Sockets=1 CoresPerSocket=2"),
+        # Two cores in one socket, and one in the other: no shape that Slurm has words for.
+        ("0-2", "CPUs=3 Sockets=1 CoresPerSocket=3"),
     ],
 )
-def test_a_node_has_the_cpus_that_its_processes_may_use(allowed: str, shape: str) -> None:
+def test_a_node_has_the_cores_that_its_processes_may_use(allowed: str, shape: str) -> None:
     text = render_slurm_conf("bert", NODES, facts_of(topology=_HYPERTHREADS, allowed=allowed))
-    assert f"NodeAddr=172.31.0.11 {shape} RealMemory=515577\n" in text
+    assert f"NodeAddr=172.31.0.11 {shape} ThreadsPerCore=1 RealMemory=489798\n" in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        # The threads of a core are one core; the nodes of a socket are neighbors.
+        (machine(4, sockets=2, numa=4, smt=True), [[0, 0, 4], [1, 1, 5], [2, 2, 6], [3, 3, 7]]),
+        (interleaved(4), [[0, 0], [0, 2], [1, 1], [1, 3]]),
+        (machine(4, numa=2, allowed="1-3"), [[0, 1], [1, 2], [1, 3]]),
+        (machine(1, smt=True), [[0, 0, 1]]),
+    ],
+)
+def test_cores_are_in_slurms_order(facts: HostFacts, expected: list[list[int]]) -> None:
+    """Slurm numbers them socket by socket, and each NUMA node is a socket."""
+    assert order_cores(facts) == expected
+
+
+def test_a_job_that_does_not_ask_for_memory_gets_its_cores_share_on_every_node() -> None:
+    facts = {**facts_of(), "node1": machine(8), "node2": machine(4)}
+    assert usable_memory(facts["node1"]) == 489798
+    assert f" DefMemPerCPU={489798 // 8} " in render_slurm_conf("bert", NODES, facts)
 
 
 def test_the_head_runs_the_queue_under_its_own_name() -> None:

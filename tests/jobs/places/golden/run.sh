@@ -3,13 +3,15 @@
 #SBATCH --nodes=3
 #SBATCH --output=/dev/null
 #SBATCH --no-requeue
+#SBATCH --exclusive
+#SBATCH --mem=0
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
 for node in node0 $(cat ~/hosts); do
-  [ -d code/worker ] && sha256sum --check --status <<< "3cf427f6072b5eb74f1c41b6b57f8b5b352d780be680de2fa3241798098a1018  launch.json" && break
+  [ -d code/worker ] && sha256sum --check --status <<< "aedbecccd47483749fae79cfbd6bdfc09e507d936f915a479ae32c383518909f  launch.json" && break
   ssh $node 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cPf - $(ls -d code data model work site packages environment.json job.json launch.json run.sh 2>/dev/null) $(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" ! -lname "*/spr-data/s3/*" -printf "%l\n" 2>/dev/null | sort -u)' | tar -xPf -
 done 2>/dev/null
-export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501
+export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501 SPR_CORES=
 supervise="/opt/spr-cluster/venv/bin/python -m worker.supervisor"
 # This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
 # If this shell is killed as well, the keeper runs it again, with the exit code.

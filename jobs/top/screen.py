@@ -314,6 +314,8 @@ def _render_queue(snapshot: Snapshot, width: int) -> list[Text]:
             set_cell_size(clean_text(row.state), 11),
         )
         where = clean_text(row.where or f"({row.reason})")
+        # Slurm says 1 of a job that waits for whole nodes.
+        where += f", {counted(row.cores, 'core')}" if row.where else ""
         text = f"{row.id[:7]:<8}{name} {state} {row.passed[:11]:>11}{row.nodes:>7}  {where}"
         lines.append(fit(Text(text, "" if row.state == "RUNNING" else DIM), width))
     return lines

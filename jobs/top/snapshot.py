@@ -120,7 +120,7 @@ class LiveJob:
 
 @dataclass(frozen=True)
 class QueueRow:
-    """A line of Slurm's queue."""
+    """A line of Slurm's queue. ``cores`` are those of all nodes, once the job has them."""
 
     id: str
     name: str
@@ -129,6 +129,7 @@ class QueueRow:
     nodes: Count
     where: str
     reason: str
+    cores: Count = 0
 
 
 @dataclass(frozen=True)

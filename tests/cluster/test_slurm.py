@@ -235,6 +235,8 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: s
     ("group", "ends"),
     [
         ("1:name=systemd:/system.slice/slurmd.service", True),
+        # A job's slice is ended as a whole, and another's processes are in another.
+        ("0::/spr.slice/spr-8.slice/spr-8-12.scope", False),
         # With cgroups version 2, Debian's and Ubuntu's slurmd (--enable-multiple-slurmd) names it so:
         # https://github.com/SchedMD/slurm/blob/slurm-23-11-4-1/src/plugins/cgroup/v2/cgroup_v2.c#L236
         ("0::/system.slice/node0_slurmstepd.scope/job_7/step_0/user/task_0", True),
@@ -254,6 +256,12 @@ def test_the_epilog_knows_a_jobs_processes_by_their_control_group(
             (machine.path("/home/ubuntu") / file).write_text(f"{group}\n")
             machine.replace("find", f"echo ./{file}")
             job = f"export SLURM_JOB_ID=7 SLURM_JOB_UID={os.getuid() or 1}\ncd\n"
+            # A process in slurmd's group may be a neighbor's, such as the supervisor of another job.
+            stepds = "1 slurmstepd: [7.batch]\n2 slurmstepd: [77.0]"
+            machine.replace("pgrep", f"[ \"$1 $2\" = '-af ^slurmstepd: \\[' ] && echo '{stepds}'")
+            machine.shell(job + script, program="sh")
+            assert process.poll() is None
+            machine.replace("pgrep", "echo '1 slurmstepd: [7.batch]'")
             machine.shell(job + script, program="sh")
             # The signal may take a moment.
             with suppress(subprocess.TimeoutExpired):
@@ -261,3 +269,56 @@ def test_the_epilog_knows_a_jobs_processes_by_their_control_group(
             assert (process.poll() == -9) is ends
         finally:
             process.kill()
+
+
+def test_the_epilog_ends_the_slice_of_a_job_that_shared_its_node(tmp_path: Path) -> None:
+    machine = Machine.make(tmp_path)
+    for name in ("setpriv", "id", "find", "pgrep", "systemctl"):
+        machine.replace(name)
+    script = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
+    (limits := machine.path("/run/systemd/system.control/spr-7.slice.d")).mkdir(parents=True)
+
+    def end(job: int) -> list[str]:
+        machine.calls.clear()
+        machine.shell(f"export SLURM_JOB_ID={job} SLURM_JOB_UID=1\n{script}", program="sh")
+        return [call for call in machine.calls if call.startswith("systemctl")]
+
+    assert end(77) == []
+    assert end(7)[-2:] == [
+        "systemctl kill --signal=KILL spr-7.slice",
+        "systemctl stop spr-guard-7.service spr-7.slice",
+    ]
+    assert not limits.exists()
+    assert limits.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "held"),
+    [
+        ("SLURM_STEP_ID=0 SPR_CORES=2", True),
+        ("SLURM_STEP_ID=0", True),  # of somebody who uses Slurm without this tool
+        ("SLURM_STEP_ID=0 SPR_CORES=", False),  # it has whole nodes
+        ("SLURM_JOB_NAME=mine", False),  # the supervisor of one of our jobs
+        ("SLURM_JOB_NAME=mine SLURM_STEP_ID=4294967291", False),
+        ("SLURM_JOB_NAME=theirs", True),
+    ],
+)
+def test_tasks_of_jobs_that_share_a_node_are_held(
+    tmp_path: Path, variables: str, *, held: bool
+) -> None:
+    machine = Machine.make(tmp_path)
+    machine.replace("python3")
+    (script := machine.path("/home/ubuntu/spr-jobs/mine/run.sh")).parent.mkdir(parents=True)
+    script.touch()
+    text = resources.files("cluster").joinpath("slurm/files/task_prolog.sh").read_text()
+    with subprocess.Popen(["sleep", "60"]) as task:
+        known = f"SLURM_JOB_ID=7 SLURM_TASK_PID={task.pid} SLURM_JOB_NAME=x {variables}"
+        done = machine.shell(f"export {known}\n{text}", program="sh")
+        score = Path(f"/proc/{task.pid}/oom_score_adj").read_text()
+        task.kill()
+
+    call = f"python3 -I -S {machine.path('/etc/slurm/spr-cluster-limits')} hold 7 {task.pid}"
+    # slurmstepd reads what it prints.
+    assert (done.returncode, done.stdout, machine.calls) == (0, "", [call] if held else [])
+    is_ours = "SLURM_JOB_NAME=mine" in variables
+    assert score == (Path("/proc/self/oom_score_adj").read_text() if is_ours else "500\n")

@@ -82,6 +82,8 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
         "job": folder.name,
         "command": str(record.get("command", "")),
         "owner": str(record.get("owner", "")),
+        "cores": record.get("cores"),
+        "memory_gib": record.get("memory_gib"),
         "queue": None if queue is None else queue.get(folder.name, []),
         "submitted": int((script if script.exists() else folder).stat().st_mtime),
         "begin": read(folder / "begin.json"),

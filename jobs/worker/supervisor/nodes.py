@@ -5,6 +5,7 @@ Every node gets the files it lacks, for example a replacement node.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import time
@@ -169,7 +170,10 @@ def prepare(
     has_state = job.attempt > 1 or newest >= 0
     pinning, port = fit_all(launch, job.nodes, states), MASTER_PORT
     if launch.spec.resources.cores:
-        pinning, port = take_part(launch, job.ask_part())
+        parts = job.ask_part()
+        pinning, port = take_part(launch, parts)
+        # Copies and mpirun use their own job's cores, not a neighbor's.
+        os.sched_setaffinity(0, [cpu for _, *cpus in parts[here]["cores"] for cpu in cpus])
     return launch.prepared(again=has_state, pinning=pinning, port=port), copies
 
 

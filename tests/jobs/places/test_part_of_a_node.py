@@ -11,6 +11,8 @@ import pytest
 
 from cluster.slurm.configuration import order_cores
 from infra.errors import UsageError
+from jobs.cli.run import run as run_program
+from jobs.cli.train import run as run_train
 from jobs.places.placement import Placement, check_part, plan_placement
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.slurm import build_launch, render_batch_script
@@ -26,7 +28,7 @@ from provision.facts import HostFacts
 from provision.on_node.limits import PROGRAM, find_parts
 from provision.on_node.limits import REPORT as GUARDS_REPORT
 from provision.stacks.load import load_stack
-from tests.jobs.context import whole_cluster
+from tests.jobs.context import parse_request, whole_cluster
 from tests.jobs.places.topologies import interleaved, machine
 
 PATHS = JobPaths("run-20261128-031814")
@@ -227,3 +229,62 @@ def test_a_job_that_took_more_than_its_part_does_not_try_again(
 
     assert watcher.limited == {"node1": "it used more"}
     assert find_cause(watcher) == {"rank": 2, "host": "node1", "message": "it used more"}
+
+
+def test_a_command_line_asks_for_a_part_of_one_node(tmp_path: Path) -> None:
+    def read(*words: str) -> Resources:
+        found: Resources = parse_request("run", *words, "--", "true").resources
+        return found
+
+    whole = PlacementOptions()
+    assert read() == Resources(None, whole)
+    assert read("--cores", "4") == Resources(1, whole, 4)
+    asked = read("--cores", "4", "--memory", "16", "--nodes", "2", "--ppn", "2")
+    assert asked == Resources(2, PlacementOptions("auto", 2), 4, 16)
+    with pytest.raises(UsageError, match=r"--memory.* --cores"):
+        read("--memory", "16")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train digits --cores 2 --elastic 1", "--elastic: not with --cores"),
+        (
+            "train digits --cores 2 --tune placement",
+            "--cores: not with a study that compares speeds",
+        ),
+        ("train digits --cores 2 --resume", "--cores: a resumed job keeps its own"),
+        (
+            "train digits --cores 2 --to slurm-script --nodes 1",
+            "--cores: not with --to slurm-script",
+        ),
+        (
+            "train digits --cores 2 --to kubernetes-yaml --nodes 1",
+            "--cores: not with --to kubernetes",
+        ),
+    ],
+)
+def test_options_that_need_whole_nodes_refuse_a_part(words: str, message: str) -> None:
+    request = parse_request(*words.split())
+    with pytest.raises(UsageError, match=message):
+        run_train(request)
+
+
+def test_a_dry_run_shows_the_part_and_its_price(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("run", "--dry-run", "--instance-type", "r7iz.metal-16xl", "--cores", "8", "--", "true")
+    run_program(parse_request(*words))
+    shown = capsys.readouterr().out
+
+    assert "1 node (r7iz.metal-16xl), each with 8 of 32 cores: 1 rank of 8 threads" in shown
+    assert "The job costs 25.0% of its nodes' price.\n" in shown
+    with pytest.raises(UsageError, match="--cores 33: no node can hold that"):
+        run_program(
+            parse_request(*(word.replace("8", "33") if word == "8" else word for word in words))
+        )
+
+
+def test_variables_come_from_a_file_before_those_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "some.env").write_text("A=1\nB=1\n")
+    words = ("run", "--env", "A=2", "--env", f"@{tmp_path / 'some.env'}", "--", "true")
+    assert parse_request(*words).read_variables()[-1] == "A=2"
+    assert "B=1" in parse_request(*words).read_variables()

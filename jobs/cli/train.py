@@ -472,7 +472,7 @@ def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
 
 def build_reference(request: TrainCommand, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
-    names = (*("ppn", "ccl_workers", "cores", "demo", "elastic", "retries", "env"),)
+    names = ("ppn", "ccl_workers", "cores", "demo", "elastic", "retries", "env")
     refuse_own_settings(request, names)
     if request.smoke and request.nodes not in (None, 1):
         raise UsageError("--smoke runs on one node: omit --nodes")

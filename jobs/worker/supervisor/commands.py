@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
+from ..runtime.cores import LIMITS
+
 _TIMEOUT_S, _POLL_S = 30.0, 0.05
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 _LOWER = "{ echo 19 > /proc/self/autogroup; } 2>/dev/null"
@@ -28,8 +30,7 @@ _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 _GONE = "--states=drain,down,no_respond"
 DRAINED = ("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E")
 """Prints a line for each drained node of the cluster: its name and the reason."""
-# As in provision/on_node/limits.py, which is on every node, and which this code can't import.
-PART = ("python3", "-I", "-S", "/etc/slurm/spr-cluster-limits", "cores")
+PART = (*LIMITS, "cores")
 REPORT = "limited"
 """In a job's folder on a node: why the node ended a job that shares it."""
 

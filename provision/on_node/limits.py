@@ -104,8 +104,10 @@ class Guard:
         # With cgroups version 1, systemd has its own hierarchy.
         base = Path("/sys/fs/cgroup")
         self.group = Path(f"{base / 'systemd' if (base / 'systemd').is_dir() else base}{group}")
-        self._kills = [Path(f"{base}{group}/memory.events")]
-        self._kills.append(Path(f"{base}/memory{group}/memory.oom_control"))
+        self._events, self._memory = (
+            Path(f"{base}{group}/memory.events"),
+            Path(f"{base}/memory{group}"),
+        )
         self.report, self.limit = _JOBS / name / REPORT, memory_mib << 20
         # Half of a container's leaves the other half to all neighbors together.
         limits = [int(text) // 2 for text in map(_read, _NODES_MOST) if text.strip().isdigit()]
@@ -147,12 +149,16 @@ class Guard:
         used = _measure(pids, "status", _RSS, self._files)
         if used > self.limit:  # forked processes share memory, which only a slow look shows
             used = _measure(pids, "smaps_rollup", _PSS, self._files)
-        if used <= self.limit and not any(map(_count_kills, self._kills)):
+        if used <= self.limit and not self._has_kills():
             return ""
         return (
             f"it used more than its {self.limit / (1 << 30):.1f} GiB of memory; "
             "--memory gives it more"
         )
+
+    def _has_kills(self) -> bool:
+        """Return whether the kernel killed a process of the job: version 1 counts in its own group only."""
+        return any(map(_count_kills, [self._events, *self._memory.rglob("memory.oom_control")]))
 
     def _note_files(self, pids: list[int]) -> None:
         """Note what the job writes to /dev/shm: it stays there after its processes."""

@@ -114,12 +114,15 @@ def test_too_many_processes_end_the_job(guard: Guard, start: Start) -> None:
 
 
 def test_a_kill_by_the_kernel_is_explained(guard: Guard, tmp_path: Path) -> None:
-    events = tmp_path / "memory.events"
-    events.write_text("low 0\nmax 31\noom 1\noom_kill 0\n")
-    guard._kills = [tmp_path / "none", events]
-    assert guard.judge([]) == ""
-    events.write_text("low 0\nmax 31\noom 1\noom_kill 1\n")
-    assert "more than its 0.1 GiB" in guard.judge([])
+    guard._events, guard._memory = tmp_path / "memory.events", tmp_path / "memory"
+    version_1 = guard._memory / "spr-7-1.scope" / "memory.oom_control"
+    version_1.parent.mkdir(parents=True)
+    for file in (guard._events, version_1):
+        file.write_text("low 0\nmax 31\noom 1\noom_kill 0\n")
+        assert guard.judge([]) == ""
+        file.write_text("low 0\nmax 31\noom 1\noom_kill 1\n")
+        assert "more than its 0.1 GiB" in guard.judge([])
+        file.unlink()
 
 
 def test_the_guard_of_a_job_that_ends_by_itself_reports_nothing(guard: Guard) -> None:

@@ -74,6 +74,14 @@ class HostFacts:
         return len({cpu.socket for cpu in self.cpus})
 
     @property
+    def cores_by_numa_node(self) -> tuple[tuple[Cpu, ...], ...]:
+        """The physical cores of each NUMA node; the nodes of a socket (sub-NUMA) stay neighbors."""
+        groups: dict[tuple[int, int], list[Cpu]] = {}
+        for core in self.physical_cores:
+            groups.setdefault((core.socket, core.node), []).append(core)
+        return tuple(tuple(groups[place]) for place in sorted(groups))
+
+    @property
     def numa_nodes(self) -> tuple[int, ...]:
         return tuple(sorted({cpu.node for cpu in self.cpus}))
 

@@ -92,6 +92,7 @@ def health_answer(
             machine.check_turbo.command: "0",
             machine.check_huge_pages.command: "always [madvise] never",
             machine.check_clocksource.command: "tsc",
+            machine.check_limits.command: "cpuset cpu io memory pids",
         },
         "clock_kept": True,
         "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},

@@ -62,9 +62,11 @@ AWS_SERVICES = (
     "sts",
 )
 FOREIGN_OPTIONS = {
+    "--exclusive": "of sbatch",
     "--flag": "any",
     "--hash": "of pip",
     "--index-url": "of pip",
+    "--mem": "of sbatch",
     "--monitoring": "of a recipe in contribute.md",
     "--no-": "a part of one",
     "--no-X": "any that cancels one",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from cluster.nodes import Node
+from provision import on_node
 from provision.facts import HostFacts
 from provision.host import SSH_USER
 from provision.on_node.keeper import ENDED_JOBS
@@ -15,8 +17,10 @@ FOLDER = ".spr-cluster-slurm"
 """In the login user's home, while a node is being configured."""
 PARTITION = "cluster"
 _KEY_BYTES = 1024
+_MEMORY_SHARE = 0.95
+"""The rest is for the system."""
 _SCRIPTS = (
-    *("configure.sh", "epilog.sh", "health.sh"),
+    *("configure.sh", "epilog.sh", "health.sh", "task_prolog.sh"),
     *("munge.conf", "slurmctld.conf", "slurmd.conf"),
 )
 
@@ -32,14 +36,18 @@ AuthInfo=cred_expire=15
 SlurmUser=slurm
 StateSaveLocation={ENDED_JOBS.parent}
 
-# Jobs get whole nodes.
-SelectType=select/linear
+# A job gets the cores and the memory that it asks for, by default a core; of few NUMA nodes, which are
+# Slurm's sockets.
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory,CR_CORE_DEFAULT_DIST_BLOCK
 # Slurm counts fewer CPUs in a container than the node has; it must not drain the node for that.
 SlurmdParameters=config_overrides
 # On AWS, proctrack/cgroup and task/affinity would also work; they have not been tried there.
 # mpirun pins its ranks itself, and the epilog ends what the process tree does not show.
 ProctrackType=proctrack/linuxproc
 Epilog=/etc/slurm/spr-cluster-epilog
+# It keeps jobs on their cores, and limits their memory.
+TaskProlog=/etc/slurm/spr-cluster-task-prolog
 # Jobs get the nodes' limits, not those of the shell that submits them.
 PropagateResourceLimits=NONE
 
@@ -76,17 +84,31 @@ def render_slurm_conf(name: str, nodes: Sequence[Node], facts: Mapping[str, Host
     partition = f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO"
     # By the login user's own group: AllowAccounts would need a database.
     limits = f"AllowGroups={SSH_USER} State=UP"
-    return "\n".join([place + _SETTINGS, *lines, f"{partition} {limits}", ""])
+    # A job that does not say how much memory it needs gets its cores' share.
+    share = min(usable_memory(each) // len(each.physical_cores) for each in facts.values())
+    return "\n".join([place + _SETTINGS, *lines, f"{partition} DefMemPerCPU={share} {limits}", ""])
+
+
+def usable_memory(facts: HostFacts) -> int:
+    """Return the MiB of a node's memory that jobs can have."""
+    return int(facts.memory_total // 1024 * _MEMORY_SHARE)
+
+
+def order_cores(facts: HostFacts) -> list[list[int]]:
+    """Return a node's physical cores in Slurm's order: each core's NUMA node and CPUs."""
+    cpus: dict[tuple[int, int], list[int]] = {}
+    for cpu in facts.cpus:
+        cpus.setdefault((cpu.socket, cpu.core), []).append(cpu.cpu)
+    groups = facts.cores_by_numa_node
+    return [[c.node, *sorted(cpus[c.socket, c.core])] for group in groups for c in group]
 
 
 def _render_node(node: Node, facts: HostFacts) -> str:
-    sockets, cores, count = facts.sockets, len(facts.physical_cores), len(facts.cpus)
-    shape = {"CPUs": count}
-    # Slurm rejects a product other than the number of CPUs, as on a node with a part of its CPUs.
-    if cores % sockets == 0 and count % cores == 0:
-        shape |= {"Sockets": sockets, "CoresPerSocket": cores // sockets}
-        shape |= {"ThreadsPerCore": count // cores}
-    shape |= {"RealMemory": facts.memory_total // 1024}
+    # Two jobs on the threads of one core would slow each other down: Slurm knows only cores.
+    sizes = [len(group) for group in facts.cores_by_numa_node]
+    cores, sockets = sum(sizes), len(sizes) if len({*sizes}) == 1 else 1
+    shape = {"CPUs": cores, "Sockets": sockets, "CoresPerSocket": cores // sockets}
+    shape |= {"ThreadsPerCore": 1, "RealMemory": usable_memory(facts)}
     described = " ".join(f"{key}={value}" for key, value in shape.items())
     return (
         f"NodeName={node.name} NodeHostname={facts.hostname} NodeAddr={node.private_ip} {described}"
@@ -101,4 +123,7 @@ def slurm_files(
     files = {script: folder.joinpath(script).read_bytes() for script in _SCRIPTS}
     files |= {"slurm.conf": render_slurm_conf(name, nodes, facts).encode()}
     files |= {"munge.key": make_munge_key()}
+    files |= {"limits.py": resources.files(on_node).joinpath("limits.py").read_bytes()}
+    cores = {node.name: order_cores(facts[node.name]) for node in nodes}
+    files |= {"cores.json": json.dumps(cores).encode()}
     return {f"{FOLDER}/{file}": content for file, content in files.items()}

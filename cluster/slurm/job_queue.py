@@ -89,7 +89,7 @@ true
     "cd ~/spr-jobs && tar -H posix -cf - */run.sh */launch.json */end.json */cancelled 2>/dev/null",
 )
 _SUMMARIZE = f"""# asking how busy the queue is
-timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}
+timeout 2 sinfo --noheader --Node --format='%N|%T|%C' && timeout 2 {LIST_QUEUE}
 """
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 _NODE_DOWN = "a node that it requires is down; `spr-cluster repair` restarts or replaces it"
@@ -146,11 +146,15 @@ class QueueSummary:
     running: int
     waiting: int
     unusable: Mapping[str, str] = field(default_factory=dict)
+    cores_in_use: int = 0
+    cores: int = 0
 
     def __str__(self) -> str:
         why = ", ".join(f"{node} is {state}" for node, state in self.unusable.items())
         nodes = f"{self.usable_nodes} of {counted(self.nodes, 'node')}{f' ({why})' if why else ''}"
-        return f"{nodes}, {counted(self.running, 'job')} running, {self.waiting} waiting"
+        some = 0 < self.cores_in_use < self.cores
+        used = f" on {self.cores_in_use} of {counted(self.cores, 'core')}" if some else ""
+        return f"{nodes}, {counted(self.running, 'job')} running{used}, {self.waiting} waiting"
 
 
 def summarize_queue(head: Host) -> QueueSummary:
@@ -159,12 +163,16 @@ def summarize_queue(head: Host) -> QueueSummary:
     if done.exit_code:
         last = (done.stderr.strip() or "no answer within 2 s").splitlines()[-1]
         raise HostError(head.name, f"Slurm does not answer: {last}")
-    states = dict(line.split("|") for line in done.stdout.splitlines() if line.count("|") == 1)
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 2]
+    states = {name: state for name, state, _ in rows}
+    # Allocated, idle, other, and all.
+    counts = [[*map(int, cores.split("/"))] for _, _, cores in rows]
+    cores = sum(each[0] for each in counts), sum(each[3] for each in counts)
     waiting = [job.is_waiting for job in parse_queue(done.stdout)]
     # Slurm marks states: "down*" does not answer, "idle~" saves power.
     bad = {name: state.rstrip("*~#!%$@^-") for name, state in states.items() if state not in USABLE}
     usable = len(states) - len(bad)
-    return QueueSummary(len(states), usable, waiting.count(False), waiting.count(True), bad)
+    return QueueSummary(len(states), usable, waiting.count(False), waiting.count(True), bad, *cores)
 
 
 def list_queue(head: Host) -> tuple[QueuedJob, ...]:

@@ -24,6 +24,12 @@ _CPU = "/sys/devices/system/cpu"
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 _CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
+# Of cgroups version 2, those of systemd; of version 1, each in its own file system.
+_CONTROLLERS = (
+    "cd /sys/fs/cgroup && if [ -e cgroup.controllers ]; then cat cgroup.controllers; else "
+    "for each in memory pids; do findmnt -nro OPTIONS $PWD/$each | grep -q '^rw' && echo $each; done; fi"
+)
+
 T = TypeVar("T")
 
 
@@ -181,6 +187,19 @@ def check_huge_pages(node: str, printed: str, expected: Expected) -> CheckResult
         return CheckResult(node, "huge pages", Verdict.OK, found[1])
     remedy = expected.on_node(node, f"echo always | sudo tee {_HUGE_PAGES}")
     return CheckResult(node, "huge pages", Verdict.WARN, "never", "always or madvise", remedy)
+
+
+@asks(_CONTROLLERS)
+def check_limits(node: str, printed: str, _: Expected) -> CheckResult:
+    """Say what the kernel can't limit for a job that shares the node."""
+    usable = printed.split()
+    if not (missing := [each for each in ("memory", "pids", "cpuset") if each not in usable]):
+        return CheckResult(node, "limits", Verdict.OK, "the kernel limits jobs that share the node")
+    found = (
+        f"the kernel can't limit {', '.join(missing)} for jobs that share the node: a guard measures them "
+        "5 times a second, and their processes are only pinned"
+    )
+    return CheckResult(node, "limits", Verdict.SKIPPED, found)
 
 
 @asks(f"cat {_CLOCKSOURCE}")

@@ -44,6 +44,7 @@ NODE_CHECKS: tuple[NodeCheck, ...] = (
     machine.check_governor,
     machine.check_turbo,
     machine.check_huge_pages,
+    machine.check_limits,
     machine.check_clocksource,
     machine.check_clock_service,
     software.check_tcmalloc,

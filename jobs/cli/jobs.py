@@ -241,7 +241,7 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, ...]:
         job.job,
         job.owner or "-",
         job.state if job.exit_code is None or job.state != FAILED else f"failed ({job.exit_code})",
-        str(len(job.nodes) or "-"),
+        f"{len(job.nodes) or '-'}" + (f" × {counted(job.cores, 'core')}" if job.cores else ""),
         f"{format_seconds(max(0.0, (now - job.began).total_seconds()))} ago" if job.began else "-",
         "-" if took is None else format_seconds(max(0.0, took)),
         "-" if job.size_kib is None else f"{job.size_kib / 1024:,.1f} MiB",

@@ -47,7 +47,7 @@ from jobs.program.plan import (
 )
 from jobs.program.pyproject import OwnPackage, read_own_package, runs_python
 from jobs.train.request import check_results
-from jobs.worker.spec import JobSpec, Resources, Work
+from jobs.worker.spec import JobSpec, Work
 from jobs.worker.training.options import is_url
 from provision.install import VENV
 
@@ -162,7 +162,7 @@ def run(request: RunCommand) -> int:
     if request.dry_run:
         dry = build_request(request, results)
         planned = run_dry(
-            request, request.nodes, now, lambda target: plan_program(dry, target.stack)
+            request, request.resources.nodes, now, lambda target: plan_program(dry, target.stack)
         )
         emit(request, *planned)
         return 0
@@ -253,11 +253,12 @@ def build_request(request: RunCommand, results: Path) -> ProgramRequest:
 
 
 def _build_spec(request: RunCommand, stage: tuple[tuple[str, str], ...]) -> JobSpec:
-    placement, nodes = request.placement_options, request.nodes
+    resources = request.resources
     if request.pty:
         # The default depends on the nodes.
-        placement, nodes = replace(placement, nproc_per_node=1), 1
-    spec = request.spec(Work(program=request.program), Resources(nodes, placement))
+        placement = replace(resources.placement, nproc_per_node=1)
+        resources = replace(resources, nodes=1, placement=placement)
+    spec = request.spec(Work(program=request.program), resources)
     return replace(spec, storage=replace(spec.storage, stage=stage))
 
 

@@ -138,9 +138,6 @@ class TrainCommand(
         metavar="MIN",
         section="queue",
     )
-    no_tuned: bool = switch(
-        "ignore the result of `--tune placement`", section="placement", for_experts=True
-    )
     tune: tuple[str, ...] = option(
         "train many trials side by side, each on one rank's cores, and keep the best model. VALUES: a list "
         "(8,16,32) or a range (1e-5..1e-3:log). `placement` or `nodes` compares speeds instead; repeatable",
@@ -193,7 +190,7 @@ class TrainCommand(
     @property
     def may_tune(self) -> frozenset[str]:
         """The values that the user left to the result of `--tune placement`."""
-        if self.no_tuned or self.placement != "auto":
+        if self.placement != "tuned" or self.cores:
             return frozenset()
         chosen = "batch_size" in self.given or self.preset
         batch_size = set() if chosen else {"batch_size"}
@@ -297,8 +294,10 @@ def _compare_speeds(request: TrainCommand, now: datetime) -> int:
     for name in names:
         if flag(name) in typed:
             raise UsageError(f"{flag(name)}: not with a study that compares speeds")
-    if request.placement != "auto":
+    if request.placement == "reference":
         raise UsageError("--placement reference: its numbers are fixed")
+    if request.cores:
+        raise UsageError("--cores: not with a study that compares speeds, which takes whole nodes")
     wanted = build_request(request, now)
     check_inputs(wanted.options)
     context = open_job_context(request, now)
@@ -333,7 +332,7 @@ def _write_elsewhere(request: TrainCommand, now: datetime) -> tuple[str, dict[st
         def plan(target: Target) -> JobPlan:
             return _plan_dry(request, work, target, now)
 
-        return run_dry(request, request.nodes, now, plan, stack)
+        return run_dry(request, request.resources.nodes, now, plan, stack)
     if request.to == KUBERNETES:
         pods = render_pods(request, now)
         for warning in pods.placement.warnings:
@@ -369,7 +368,7 @@ def render_script(request: TrainCommand, now: datetime) -> SlurmScript:
     """Return the job for another Slurm cluster. Raises :class:`UsageError` as :func:`render_pods`."""
     name = request.job_name or new_job_id(request.task, now)
     options = slurm.read_script(request, request.nodes, name)
-    resources = Resources(None, request.placement_options)
+    resources = replace(request.resources, nodes=None)
     spec = spec_of(request.read_options(request.preset), resources=resources)
     check_inputs(TrainRequest(spec, Path()).options)
     stack = load_stack(request.stack or DEFAULT_STACK)
@@ -427,7 +426,8 @@ def _train(context: JobContext, request: Work) -> tuple[dict[str, Any], Path]:
 
 def build_resume(request: TrainCommand) -> ResumeRequest:
     """Return the request to resume a job. Raises :class:`UsageError` if an option would change the job."""
-    fixed = ("demo", "ccl_workers", "nodes", "elastic", "placement", "recipe", "preset")
+    fixed = {"demo", "ccl_workers", "nodes", "cores", "memory", "elastic"}
+    fixed |= {"placement", "recipe", "preset"}
     refused = request.given.keys() - _RESUME_MAY_CHANGE
     refused |= {name for name in fixed if request.has_set(name)}
     if refused:
@@ -445,7 +445,7 @@ def build_resume(request: TrainCommand) -> ResumeRequest:
     if results:
         check_writable(results)
     spec = request.spec(
-        JobWork(request.task), Resources(None, request.placement_options), retries=RETRIES
+        JobWork(request.task), replace(request.resources, nodes=None), retries=RETRIES
     )
     if bucket and spec.storage.bucket is None:
         spec = replace(spec, storage=Storage(bucket=str(bucket)))
@@ -456,13 +456,14 @@ def build_resume(request: TrainCommand) -> ResumeRequest:
 def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
     """Return the request of a new job. Raises :class:`UsageError` for an option out of range."""
     options = replace(request.read_options(request.preset), push_to=request.on_hub)
-    resources = Resources(request.nodes, request.placement_options)
     least = request.elastic or 0
+    if least and request.cores:
+        raise UsageError("--elastic: not with --cores", hint="omit one of the two")
     work = spec_of(options).work
     if request.tune and not is_placement(tune := _read_tune(request)):
         work = replace(work, study=asdict(plan_study(tune, request.trials, options)))
     return TrainRequest(
-        request.spec(work, resources, retries=RETRIES, least_nodes=least),
+        request.spec(work, request.resources, retries=RETRIES, least_nodes=least),
         request.results_folder(request.task, now),
         request.may_tune,
         tracker_variables(options.report_to, request.read_variables()),
@@ -472,10 +473,7 @@ def build_request(request: TrainCommand, now: datetime) -> TrainRequest:
 
 def build_reference(request: TrainCommand, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
-    names = (
-        *("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries"),
-        *("env", "env_file"),
-    )
+    names = ("ppn", "ccl_workers", "cores", "demo", "elastic", "retries", "env")
     refuse_own_settings(request, names)
     if request.smoke and request.nodes not in (None, 1):
         raise UsageError("--smoke runs on one node: omit --nodes")

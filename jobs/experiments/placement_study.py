@@ -203,7 +203,7 @@ def _run(session: JobSession, training: TrainRequest, trial: Trial) -> TrialResu
     request = training.change(options, placement, trial.nodes)
     plan = replace(plan_training(request, session.context.stack), results=None, resume_command=())
     try:
-        placed = session.plan_placement(placement, plan.backend)
+        placed = session.plan_placement(plan.spec.resources, plan.backend)
     except UsageError as error:
         return TrialResult(failure=error.message)
     launch, record = session.describe(plan, placed)

@@ -120,6 +120,9 @@ class JobSummary(JobEnd):
     waits_for: str = ""
     """Why it is queued, in Slurm's words, such as ``Resources``."""
     ranks_per_node: int = 0
+    cores: int | None = None
+    memory_gib: int | None = None
+    """Of each node, if it shares them."""
     command: str = ""
     owner: str = ""
     size_kib: int | None = None

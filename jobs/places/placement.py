@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from cluster.slurm.configuration import usable_memory
 from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
 from jobs.worker.runtime.cores import CoreShare, divide, group_by_node, share_cores
-from jobs.worker.spec import PlacementOptions
+from jobs.worker.spec import PlacementOptions, Resources
 from provision.facts import Cpu, HostFacts
 
 
@@ -75,8 +76,11 @@ def plan_placement(
     addresses: Mapping[str, str],
     options: PlacementOptions,
     backend: str,
+    cores: int | None = None,
 ) -> Placement:
     """Divide each node's physical cores among its ranks: never more threads than cores.
+
+    Of a job with only some ``cores`` of each node, these are numbered from 0: the queue chooses them.
 
     ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: one rank
     per NUMA node, and oneCCL's workers take cores from the computing threads. The smallest node sets
@@ -86,6 +90,9 @@ def plan_placement(
     workers = _workers(options, backend)
     lay_out = _as_published if options.mode == "reference" else _share_out
     interfaces = [_interface(name, fact, addresses[name]) for name, fact in facts.items()]
+    if cores:
+        numbered = _number_cores(facts, cores)
+        facts = {name: replace(fact, cpus=numbered) for name, fact in facts.items()}
     ppn, threads, shares, warnings = lay_out(facts, options, workers)
     return Placement(
         nproc_per_node=ppn,
@@ -97,6 +104,39 @@ def plan_placement(
         interface=",".join(dict.fromkeys(interfaces)),
         tcmalloc=_common("tcmalloc", {name: fact.tcmalloc for name, fact in facts.items()}),
         iomp5=_common("libiomp5", {name: fact.iomp5 for name, fact in facts.items()}),
+    )
+
+
+def _number_cores(facts: Mapping[str, HostFacts], cores: int) -> tuple[Cpu, ...]:
+    """Return a job's cores, on as few NUMA nodes as they fit."""
+    sizes = [len(group) for fact in facts.values() for group in fact.cores_by_numa_node]
+    parts = -(-cores // max(sizes))
+    width = cores // parts if cores % parts == 0 else cores
+    return tuple(Cpu(n, n, n // width, n // width) for n in range(cores))
+
+
+def check_part(resources: Resources, facts: Mapping[str, HostFacts]) -> None:
+    """Raise :class:`UsageError` for a part of a node that never becomes free."""
+    cores, memory = resources.cores, resources.memory_gib or 0
+    if not cores:
+        return
+    if resources.placement.mode == "reference":
+        raise UsageError("--cores: not with --placement reference, which takes whole nodes")
+    asked = f"--cores {cores}" + (f" --memory {memory}" if memory else "")
+    able = [
+        name
+        for name, fact in facts.items()
+        if len(fact.physical_cores) >= cores and usable_memory(fact) >= memory << 10
+    ]
+    if len(able) >= (resources.nodes or 1):
+        return
+    largest = max(facts, key=lambda name: len(facts[name].physical_cores))
+    has = counted(len(facts[largest].physical_cores), "physical core")
+    raise UsageError(
+        f"{asked}: only {len(able)} of {counted(len(facts), 'node')} can hold that"
+        if able
+        else f"{asked}: no node can hold that",
+        hint=f"the largest, {largest}, has {has}, and {usable_memory(facts[largest]) >> 10} GiB for jobs",
     )
 
 
@@ -245,13 +285,15 @@ def place_on(
 
 
 def place_on_nodes(
-    shapes: Mapping[str, NodeShape], options: PlacementOptions, backend: str, preload: Preload
+    shapes: Mapping[str, NodeShape], resources: Resources, backend: str, preload: Preload
 ) -> Placement:
-    """Return the placement of ranks on all cores of nodes, whose shapes are by name."""
+    """Return the placement of ranks on nodes, whose shapes are by name."""
     facts = {
         name: _describe(shape, shape.cores // shape.numa, preload) for name, shape in shapes.items()
     }
-    return plan_placement(facts, dict.fromkeys(shapes, ""), options, backend)
+    check_part(resources, facts)
+    addresses = dict.fromkeys(shapes, "")
+    return plan_placement(facts, addresses, resources.placement, backend, resources.cores)
 
 
 def _describe(shape: NodeShape, usable: int, preload: Preload) -> HostFacts:

@@ -51,6 +51,8 @@ class JobRecord:
     began. ``boot_s`` is the time from the head's launch to the submission of the first job there; 0 for later
     jobs.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
+    ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
+    price that a job with ``cores`` pays.
     ``more`` holds further fields of this kind of job.
     """
 
@@ -83,6 +85,9 @@ class JobRecord:
     bucket: str = ""
     owner: str = ""
     boot_s: float = 0.0
+    cores: int | None = None
+    memory_gib: int | None = None
+    node_share: float = 1.0
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def ended_as(self, end: JobEnd) -> JobRecord:

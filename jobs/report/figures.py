@@ -206,14 +206,18 @@ def find_price(
             "a price needs the number of nodes, which the folder does not contain",
             hint=f"omit the price: {run.folder} has neither results.json nor job.json",
         )
-    count = run.nodes or 0
+    count, part = run.nodes or 0, run.node_share
+    share = f", {part:.1%} of it by cores" if part < 1 else ""
     if usd_per_hour is not None:
-        return HourlyPrice(usd_per_hour * count, f"{count} × ${usd_per_hour:g}, as given")
+        source = f"{count} × ${usd_per_hour:g}, as given{share}"
+        return HourlyPrice(usd_per_hour * count * part, source)
     types = (instance_type,) * count if instance_type else run.instance_types
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
     if types and not instance_type and (recorded := run.price):
         usd, source = recorded
-        return HourlyPrice(usd * len(types), f"{each}, on demand with disk and address, {source}")
+        return HourlyPrice(
+            usd * len(types) * part, f"{each}{share}, on demand with disk and address, {source}"
+        )
     listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
     known = [usd for usd in listed if usd is not None]
     if not types or len(known) < len(types):
@@ -222,7 +226,8 @@ def find_price(
         "" if run.region in ("", TABLE_REGION) else f"; the price in {run.region} is unknown"
     )
     return HourlyPrice(
-        sum(known), f"{each}, on demand, table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}"
+        sum(known) * part,
+        f"{each}{share}, on demand, table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}",
     )
 
 

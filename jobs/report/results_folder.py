@@ -217,6 +217,12 @@ class Run:
         return (usd, source) if usd and usd > 0 and isinstance(source, str) else None
 
     @property
+    def node_share(self) -> float:
+        """The share of each node's price that the job pays: less than 1 with `--cores`."""
+        share = as_number(self.job.get("node_share"))
+        return share if share and 0 < share <= 1 else 1.0
+
+    @property
     def instance_types(self) -> tuple[str, ...]:
         """The nodes' EC2 types, from ``job.json``; empty unless they ran on AWS.
 

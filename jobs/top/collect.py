@@ -26,7 +26,7 @@ from provision.host import Stream
 from provision.on_node import sampler
 from provision.run_on_nodes import Program, send
 
-_SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%N|%r")
+_SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%C|%N|%r")
 _JOBS = "~/spr-jobs"
 _RETRY_S = 5.0
 _FIRST_S = 25.0

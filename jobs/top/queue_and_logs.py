@@ -86,14 +86,14 @@ def _no_queue(why: str) -> dict[str, Any]:
 
 
 def parse_queue_line(line: str) -> dict[str, Any] | None:
-    """Parse a line of ``squeue -o '%A|%j|%T|%M|%D|%N|%r'``; a job's name may contain anything."""
+    """Parse a line of ``squeue -o '%A|%j|%T|%M|%D|%C|%N|%r'``; a job's name may contain anything."""
     number, _, rest = line.partition("|")
-    parts = rest.rsplit("|", 5)
-    if len(parts) != 6 or not parts[3].isdigit():
+    parts = rest.rsplit("|", 6)
+    if len(parts) != 7 or not (parts[3].isdigit() and parts[4].isdigit()):
         return None
-    name, state, passed, nodes, where, reason = parts
+    name, state, passed, nodes, cores, where, reason = parts
     row = {"id": number, "name": name, "state": state, "passed": passed}
-    return {**row, "nodes": int(nodes), "where": where, "reason": reason}
+    return {**row, "nodes": int(nodes), "cores": int(cores), "where": where, "reason": reason}
 
 
 class LogTail:

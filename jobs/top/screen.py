@@ -194,7 +194,7 @@ def _describe_node(node: LiveNode) -> _Line:
 
 
 def _describe_rank(node: LiveNode, rank: LiveRank) -> _Line:
-    group = node.group_of(rank.rank)
+    group = node.group_of(rank)
     cells = {"CPU": f"{group.busy:.0f} %" if group else "", **_rank_cells(rank)}
     note = "slower than the others" if rank.straggler else _cpus(group) if group else ""
     if rank.age_s > _QUIET_S:
@@ -317,6 +317,8 @@ def _render_queue(snapshot: Snapshot, width: int) -> list[Text]:
             set_cell_size(clean_text(row.state), 11),
         )
         where = clean_text(row.where or f"({row.reason})")
+        # Slurm says 1 of a job that waits for whole nodes.
+        where += f", {counted(row.cores, 'core')}" if row.where else ""
         text = f"{row.id[:7]:<8}{name} {state} {row.passed[:11]:>11}{row.nodes:>7}  {where}"
         lines.append(fit(Text(text, "" if row.state == "RUNNING" else DIM), width))
     return lines

@@ -22,13 +22,17 @@ SLOWER = 1.2
 
 @dataclass(frozen=True)
 class CoreGroup:
-    """CPUs with the same use. ``busy`` is in percent of their time; ``cpus`` lists those of ranks."""
+    """CPUs with the same use, by ranks of one ``job``.
+
+    ``busy`` is in percent of their time; ``cpus`` lists those of ranks.
+    """
 
     name: str
     ranks: tuple[Count, ...]
     cpus: str
     count: Count
     busy: Figure
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,9 @@ class LiveNode:
         """How busy the CPUs without ranks are; ``None`` if there are none."""
         return next((group.busy for group in self.groups if group.name == "rest"), None)
 
-    def group_of(self, rank: int) -> CoreGroup | None:
-        return next((group for group in self.groups if rank in group.ranks), None)
+    def group_of(self, rank: LiveRank) -> CoreGroup | None:
+        mine = (group for group in self.groups if group.job == rank.job)
+        return next((group for group in mine if rank.rank in group.ranks), None)
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class LiveJob:
 
 @dataclass(frozen=True)
 class QueueRow:
-    """A line of Slurm's queue."""
+    """A line of Slurm's queue. ``cores`` are those of all nodes, once the job has them."""
 
     id: str
     name: str
@@ -135,6 +140,7 @@ class QueueRow:
     nodes: Count
     where: str
     reason: str
+    cores: Count = 0
 
 
 @dataclass(frozen=True)

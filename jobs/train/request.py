@@ -14,7 +14,7 @@ from infra.s3_url import parse_s3_url
 from jobs.places.record import require_own_results
 from jobs.worker.data.text_files import READERS
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.spec import JobSpec, PlacementOptions, Resources, Work
+from jobs.worker.spec import JobSpec, PlacementOptions, Work
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import SCRATCH, TrainOptions, flag, is_url
 from jobs.worker.training.text_task import BALANCED
@@ -65,7 +65,7 @@ class TrainRequest:
         self, options: TrainOptions, placement: PlacementOptions, nodes: int | None
     ) -> TrainRequest:
         """Return the request with other options, and other ranks on other nodes."""
-        resources = Resources(nodes, placement)
+        resources = replace(self.spec.resources, nodes=nodes, placement=placement)
         spec = replace(self.spec, work=spec_of(options).work, resources=resources)
         return replace(self, spec=spec)
 

@@ -236,7 +236,12 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     spec = replace(
         request.spec,
         work=replace(spec_of(options).work, study=study),
-        resources=Resources(nodes, replace(record.options, nproc_per_node=per_node)),
+        resources=Resources(
+            nodes,
+            replace(record.options, nproc_per_node=per_node),
+            cores=record.cores,
+            memory_gib=record.memory_gib,
+        ),
         storage=replace(request.spec.storage, stage=stage),
     )
     return replace(

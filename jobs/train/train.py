@@ -148,5 +148,5 @@ def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple
         if placement.nproc_per_node:
             samples = found.batch_size * placement.nproc_per_node * nodes
             flags.append(f"(a global batch of {samples} samples)")
-    line = f"{' '.join(flags)} from `--tune placement` of {found.day}; --no-tuned ignores it"
+    line = f"{' '.join(flags)} from `--tune placement` of {found.day}; --placement auto ignores it"
     return request.change(options, placement, resources.nodes), line if flags else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PLACEMENTS = ("auto", "reference")
+PLACEMENTS = ("tuned", "auto", "reference")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Work:
 class PlacementOptions:
     """The user's choices about placement; ``None`` derives a value from the nodes.
 
-    ``mode`` is one of :data:`PLACEMENTS`.
+    ``mode`` is ``auto`` or ``reference``.
     """
 
     mode: str = "auto"
@@ -43,6 +43,14 @@ class Resources:
     nodes: int | None = None
     """How many nodes of the cluster to use; ``None`` uses all of them."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
+    cores: int | None = None
+    """Physical cores on each node, which other jobs may share; ``None`` for whole nodes."""
+    memory_gib: int | None = None
+    """Memory on each node, for a job with ``cores``; ``None`` for the same share as of its cores."""
+
+    def share_of(self, cores: int) -> float:
+        """Return the share of a node with this many physical cores that the job pays for."""
+        return min(1.0, self.cores / cores) if self.cores else 1.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ def parse_spec(content: Mapping[str, Any]) -> JobSpec:
     resources = content["resources"]
     return JobSpec(
         Work(**work),
-        Resources(resources["nodes"], PlacementOptions(**resources["placement"])),
+        Resources(**{**resources, "placement": PlacementOptions(**resources["placement"])}),
         Storage(**{**content["storage"], "stage": stage}),
         Recovery(**content["recovery"]),
         Ending(**content["ending"]),

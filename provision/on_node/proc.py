@@ -109,6 +109,7 @@ class CpuGroup(NamedTuple):
     ranks: list[int]
     cpus: set[int]
     listed: str = ""
+    job: str = ""
 
 
 def find_ranks(proc: str, jobs: str, uid: int) -> dict[RankKey, RankCpus]:
@@ -158,15 +159,15 @@ def find_cpus(process: str, environ: Mapping[str, str]) -> RankCpus:
 
 def group_cpus(ranks: Mapping[RankKey, RankCpus], cpus: set[int]) -> list[CpuGroup]:
     """Divide a node's CPUs into groups: ranks with the same CPUs are one, the remaining CPUs the last."""
-    members: dict[str, list[int]] = {}
+    members: dict[tuple[str, str], list[int]] = {}
     workers: dict[str, None] = {}
     for key in sorted(ranks):
-        members.setdefault(ranks[key].cpus, []).append(key.rank)
+        members.setdefault((key.job, ranks[key].cpus), []).append(key.rank)
         workers[ranks[key].workers] = None
     listed = ",".join(filter(None, workers))
     groups = [
-        CpuGroup("rank " + ",".join(map(str, some)), some, parse_cpus(text) & cpus, text)
-        for text, some in members.items()
+        CpuGroup("rank " + ",".join(map(str, some)), some, parse_cpus(text) & cpus, text, job)
+        for (job, text), some in members.items()
     ]
     groups.append(CpuGroup("oneCCL", [], parse_cpus(listed) & cpus, listed))
     taken = set().union(*(group.cpus for group in groups))

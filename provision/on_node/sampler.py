@@ -181,6 +181,7 @@ class Sampler:
             {
                 "name": group.name,
                 "ranks": group.ranks,
+                "job": group.job,
                 "cpus": group.listed,
                 "count": len(group.cpus),
                 "busy": busy_percent(before, self._times, group.cpus),

@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 
 from cluster.nodes import Node
-from cluster.slurm.configuration import FOLDER, make_munge_key, render_slurm_conf, slurm_files
+from cluster.slurm.configuration import (
+    FOLDER,
+    make_munge_key,
+    order_cores,
+    render_slurm_conf,
+    slurm_files,
+    usable_memory,
+)
 from provision.facts import HostFacts, parse_facts
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import facts_answer
 from tests.golden import check_golden
+from tests.jobs.places.topologies import interleaved, machine
 from tests.provision.machine import Machine
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -43,17 +51,39 @@ def test_slurm_conf_names_no_plugin_that_slurm_23_11_removed() -> None:
 @pytest.mark.parametrize(
     ("allowed", "shape"),
     [
-        ("0-7", "CPUs=8 Sockets=2 CoresPerSocket=2 ThreadsPerCore=2"),
-        ("0-3", "CPUs=4 Sockets=2 CoresPerSocket=2 ThreadsPerCore=1"),
-        ("1", "CPUs=1 Sockets=1 CoresPerSocket=1 ThreadsPerCore=1"),
-        # One core with both threads, and one with one: no shape that Slurm has words for.
-        ("0,1,4", "CPUs=3"),
-        ("0-2", "CPUs=3"),
+        ("0-7", "CPUs=4 Sockets=2 CoresPerSocket=2"),
+        ("0-3", "CPUs=4 Sockets=2 CoresPerSocket=2"),
+        ("1", "CPUs=1 Sockets=1 CoresPerSocket=1"),
+        # One core with both threads, and one with one.
+        ("0,1,4", "CPUs=2 Sockets=1 CoresPerSocket=2"),
+        # Two cores in one socket, and one in the other: no shape that Slurm has words for.
+        ("0-2", "CPUs=3 Sockets=1 CoresPerSocket=3"),
     ],
 )
-def test_a_node_has_the_cpus_that_its_processes_may_use(allowed: str, shape: str) -> None:
+def test_a_node_has_the_cores_that_its_processes_may_use(allowed: str, shape: str) -> None:
     text = render_slurm_conf("bert", NODES, facts_of(topology=_HYPERTHREADS, allowed=allowed))
-    assert f"NodeAddr=172.31.0.11 {shape} RealMemory=515577\n" in text
+    assert f"NodeAddr=172.31.0.11 {shape} ThreadsPerCore=1 RealMemory=489798\n" in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        # The threads of a core are one core; the nodes of a socket are neighbors.
+        (machine(4, sockets=2, numa=4, smt=True), [[0, 0, 4], [1, 1, 5], [2, 2, 6], [3, 3, 7]]),
+        (interleaved(4), [[0, 0], [0, 2], [1, 1], [1, 3]]),
+        (machine(4, numa=2, allowed="1-3"), [[0, 1], [1, 2], [1, 3]]),
+        (machine(1, smt=True), [[0, 0, 1]]),
+    ],
+)
+def test_cores_are_in_slurms_order(facts: HostFacts, expected: list[list[int]]) -> None:
+    """Slurm numbers them socket by socket, and each NUMA node is a socket."""
+    assert order_cores(facts) == expected
+
+
+def test_a_job_that_does_not_ask_for_memory_gets_its_cores_share_on_every_node() -> None:
+    facts = {**facts_of(), "node1": machine(8), "node2": machine(4)}
+    assert usable_memory(facts["node1"]) == 489798
+    assert f" DefMemPerCPU={489798 // 8} " in render_slurm_conf("bert", NODES, facts)
 
 
 def test_the_head_runs_the_queue_under_its_own_name() -> None:
@@ -205,6 +235,8 @@ def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: s
     ("group", "ends"),
     [
         ("1:name=systemd:/system.slice/slurmd.service", True),
+        # A job's slice is ended as a whole, and another's processes are in another.
+        ("0::/spr.slice/spr-8.slice/spr-8-12.scope", False),
         # With cgroups version 2, Debian's and Ubuntu's slurmd (--enable-multiple-slurmd) names it so:
         # https://github.com/SchedMD/slurm/blob/slurm-23-11-4-1/src/plugins/cgroup/v2/cgroup_v2.c#L236
         ("0::/system.slice/node0_slurmstepd.scope/job_7/step_0/user/task_0", True),
@@ -224,6 +256,12 @@ def test_the_epilog_knows_a_jobs_processes_by_their_control_group(
             (machine.path("/home/ubuntu") / file).write_text(f"{group}\n")
             machine.replace("find", f"echo ./{file}")
             job = f"export SLURM_JOB_ID=7 SLURM_JOB_UID={os.getuid() or 1}\ncd\n"
+            # A process in slurmd's group may be a neighbor's, such as the supervisor of another job.
+            stepds = "1 slurmstepd: [7.batch]\n2 slurmstepd: [77.0]"
+            machine.replace("pgrep", f"[ \"$1 $2\" = '-af ^slurmstepd: \\[' ] && echo '{stepds}'")
+            machine.shell(job + script, program="sh")
+            assert process.poll() is None
+            machine.replace("pgrep", "echo '1 slurmstepd: [7.batch]'")
             machine.shell(job + script, program="sh")
             # The signal may take a moment.
             with suppress(subprocess.TimeoutExpired):
@@ -231,3 +269,56 @@ def test_the_epilog_knows_a_jobs_processes_by_their_control_group(
             assert (process.poll() == -9) is ends
         finally:
             process.kill()
+
+
+def test_the_epilog_ends_the_slice_of_a_job_that_shared_its_node(tmp_path: Path) -> None:
+    machine = Machine.make(tmp_path)
+    for name in ("setpriv", "id", "find", "pgrep", "systemctl"):
+        machine.replace(name)
+    script = resources.files("cluster").joinpath("slurm/files/epilog.sh").read_text()
+    (limits := machine.path("/run/systemd/system.control/spr-7.slice.d")).mkdir(parents=True)
+
+    def end(job: int) -> list[str]:
+        machine.calls.clear()
+        machine.shell(f"export SLURM_JOB_ID={job} SLURM_JOB_UID=1\n{script}", program="sh")
+        return [call for call in machine.calls if call.startswith("systemctl")]
+
+    assert end(77) == []
+    assert end(7)[-2:] == [
+        "systemctl kill --signal=KILL spr-7.slice",
+        "systemctl stop spr-guard-7.service spr-7.slice",
+    ]
+    assert not limits.exists()
+    assert limits.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "held"),
+    [
+        ("SLURM_STEP_ID=0 SPR_CORES=2", True),
+        ("SLURM_STEP_ID=0", True),  # of somebody who uses Slurm without this tool
+        ("SLURM_STEP_ID=0 SPR_CORES=", False),  # it has whole nodes
+        ("SLURM_JOB_NAME=mine", False),  # the supervisor of one of our jobs
+        ("SLURM_JOB_NAME=mine SLURM_STEP_ID=4294967291", False),
+        ("SLURM_JOB_NAME=theirs", True),
+    ],
+)
+def test_tasks_of_jobs_that_share_a_node_are_held(
+    tmp_path: Path, variables: str, *, held: bool
+) -> None:
+    machine = Machine.make(tmp_path)
+    machine.replace("python3")
+    (script := machine.path("/home/ubuntu/spr-jobs/mine/run.sh")).parent.mkdir(parents=True)
+    script.touch()
+    text = resources.files("cluster").joinpath("slurm/files/task_prolog.sh").read_text()
+    with subprocess.Popen(["sleep", "60"]) as task:
+        known = f"SLURM_JOB_ID=7 SLURM_TASK_PID={task.pid} SLURM_JOB_NAME=x {variables}"
+        done = machine.shell(f"export {known}\n{text}", program="sh")
+        score = Path(f"/proc/{task.pid}/oom_score_adj").read_text()
+        task.kill()
+
+    call = f"python3 -I -S {machine.path('/etc/slurm/spr-cluster-limits')} hold 7 {task.pid}"
+    # slurmstepd reads what it prints.
+    assert (done.returncode, done.stdout, machine.calls) == (0, "", [call] if held else [])
+    is_ours = "SLURM_JOB_NAME=mine" in variables
+    assert score == (Path("/proc/self/oom_score_adj").read_text() if is_ours else "500\n")

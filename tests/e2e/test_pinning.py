@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,76 @@ def test_a_rank_that_is_elsewhere_ends_the_run_before_it_trains(
     assert f"rank 1 on {host}: this rank does not run where it was planned to" in line
     assert re.search(rf"CPUs \S+ planned, {first} found", line)
     assert not [line for line in result if "step " in line]
+
+
+@pytest.fixture(scope="module")
+def shared(wide: LiveCluster) -> Iterator[LiveCluster]:
+    """The nodes in a queue that knows all of their cores: it was configured before."""
+    known = {
+        node: [[0, cpu] for cpu in each] for node, each in zip(wide.names, cores(wide), strict=True)
+    }
+    count = len(known["node0"])
+    shape = f"s/CPUs=[^R]*/CPUs={count} Sockets=1 CoresPerSocket={count} ThreadsPerCore=1 /"
+    files = "/etc/slurm/slurm.conf /etc/slurm/spr-cluster-cores"
+    change = f"sed -i '/^NodeName/{shape}' /etc/slurm/slurm.conf"
+    write = f"echo '{json.dumps(known)}' > /etc/slurm/spr-cluster-cores"
+    restart = "sudo systemctl restart slurmctld slurmd"
+    for node in wide.names:
+        ssh_two(wide, node, f"sudo tar -cf before.tar -P {files}")
+        ssh_two(wide, node, f"sudo sh -c {shlex.quote(f'{change}; {write}')}; {restart}")
+    yield wide
+    for node in wide.names:
+        ssh_two(wide, node, f"sudo tar -xf before.tar -P; rm -f before.tar; {restart}")
+
+
+_PLACE = 'echo "on CPUs $(taskset -cp $$ | sed "s/.*: //") port $MASTER_PORT"'
+_TAKE = '[ $RANK = 0 ] || exec python -c "x = [bytes(2**24 * [1]) for _ in range(200)]"'
+
+
+def until(path: str) -> str:
+    return f"until [ -e {path} ]; do sleep 0.2; done"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two jobs on a node need two cores")
+def test_jobs_share_nodes_and_one_that_takes_too_much_memory_ends_alone(
+    shared: LiveCluster, tmp_path: Path
+) -> None:
+    def submit(script: str, cores: int) -> str:
+        part = ("--nodes=2", f"--cores={cores}", "--memory=1", "--ppn=1", "--folder=none")
+        kept = f"--results={tmp_path / str(len(jobs))}"
+        job = ("--detach", "--json", kept, *part, "--", "sh", "-c", script)
+        jobs.append(str(json.loads(shared.cli.run("run", *TWO, *job).stdout)["job"]))
+        return jobs[-1]
+
+    def listed() -> list[Any]:
+        found = {each["job"]: each for each in shared.cli.json("jobs", *TWO)["jobs"]}
+        return [found[job] for job in jobs]
+
+    jobs: list[str] = []
+    others = len(cores(shared)[0]) - 1
+    first = submit(f"{_PLACE}; {until('/tmp/enough')}; {_PLACE}", others)
+    second = submit(f"{_PLACE}; {until('/tmp/take')}; {_TAKE}; sleep 300", 1)
+    third = submit(_PLACE, 1)
+    end = time.monotonic() + 60
+    while [each["state"] for each in listed()] != ["running", "running", "queued"]:
+        assert time.monotonic() < end, listed()
+    for node in shared.names:
+        ssh_two(shared, node, "touch /tmp/take")
+    shared.cli.run("wait", *TWO, second, "--timeout", "60", check=1)
+    shared.cli.run("wait", *TWO, third, "--timeout", "60")
+    assert listed()[0]["state"] == "running"
+    for node in shared.names:
+        ssh_two(shared, node, "touch /tmp/enough")
+    shared.cli.run("wait", *TWO, first, "--timeout", "60")
+
+    failed = listed()[1]
+    assert (failed["rank"], failed["host"], failed["cores"]) == (1, "node1", 1)
+    assert failed["message"] == "it used more than its 1.0 GiB of memory; --memory gives it more"
+    said = [shared.cli.run("logs", *TWO, job).stdout for job in jobs]
+    places = [re.findall(r"on CPUs (\S+) port (\d+)", log) for log in said]
+    assert [len(each) for each in places] == [4, 2, 2]
+    taken = [[parse_cpus(cpus) for cpus, _ in each[:2]] for each in places[:2]]
+    for node, mine, neighbors in zip(cores(shared), *taken, strict=True):
+        assert (len(mine), len(neighbors)) == (others, 1)
+        assert mine | neighbors == {*node}
+    assert places[0][0][1] != places[1][0][1]

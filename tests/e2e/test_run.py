@@ -256,7 +256,7 @@ def test_a_secret_is_only_in_the_ranks_and_a_private_file(
     more = (
         "--env",
         "HF_TOKEN",
-        "--env-file",
+        "--env",
         ".env",
         "--env",
         f"REST={secret[3:]}",

@@ -20,6 +20,9 @@ done
 install -D -m 644 slurm.conf $conf
 install -m 755 epilog.sh /etc/slurm/spr-cluster-epilog
 install -m 755 health.sh /etc/slurm/spr-cluster-health
+install -m 755 task_prolog.sh /etc/slurm/spr-cluster-task-prolog
+install -m 644 limits.py /etc/slurm/spr-cluster-limits
+install -m 644 cores.json /etc/slurm/spr-cluster-cores
 rm -rf /run/spr-cluster-health
 # Where Ubuntu 20.04's Slurm looks.
 [ ! -d /etc/slurm-llnl ] || ln -sfn $conf /etc/slurm-llnl/slurm.conf

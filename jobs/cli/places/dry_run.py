@@ -87,7 +87,7 @@ def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str
     """Return a job's placement and mpirun command. Raises :class:`UsageError` if the nodes don't fit."""
     cluster, stack = target.cluster, target.stack
     preload = find_preloads(stack)._replace(tcmalloc=None)
-    placement = place_on_nodes(target.shapes, plan.spec.resources.placement, plan.backend, preload)
+    placement = place_on_nodes(target.shapes, plan.spec.resources, plan.backend, preload)
     paths = JobPaths(new_job_id(plan.kind, now))
     launch = build_launch(plan, placement, paths, cluster, stack)
     mpirun = render_command(launch, cluster.head.private_ip)
@@ -95,23 +95,29 @@ def preview(plan: JobPlan, target: Target, now: datetime) -> tuple[str, dict[str
     types = sorted({node.instance.instance_type for node in used})
     warnings = (*placement.warnings, *warn_ignored(stack, placement))
     ranks = counted(placement.nproc_per_node, "rank")
+    resources, whole = plan.spec.resources, target.shapes[cluster.head.name]
+    part = f"{resources.cores} of {counted(whole.cores, 'core')}: " if resources.cores else ""
+    share = resources.share_of(whole.cores)
     price = table_prices(TABLE_REGION, types).listed(types, cluster.options)
-    usd = price.usd * len(used) if price else None
+    usd = price.usd * len(used) * share if price else None
     words = shlex.join(plan.command or ("python", "-m", plan.module, *plan.argv))
     expected = find_expected(words, len(used), used[0].instance.instance_type, {})
     cost = [f"about ${usd:.2f} an hour on demand ({price.source})"] if price and usd else []
     cost += [expected.describe(usd)] if expected.seconds else []
     workers = f" + {placement.ccl_workers} for oneCCL" if placement.ccl_workers else ""
     lines = [
-        f"{counted(len(used), 'node')} ({', '.join(types)}), each with {ranks} of "
+        f"{counted(len(used), 'node')} ({', '.join(types)}), each with {part}{ranks} of "
         f"{counted(placement.omp_threads, 'thread')}{workers}; backend {plan.backend}, stack {stack.name}",
         *cost,
+        *([f"The job costs {share:.1%} of its nodes' price."] if resources.cores else []),
         *(f"warning: {warning}" for warning in warnings),
         f"$ {mpirun}",
         "Nothing was sent. The job adds the nodes' network interface and the path of tcmalloc.",
     ]
     return "\n".join(lines), {
         "nodes": len(used),
+        "cores": resources.cores,
+        "node_share": share,
         "instance_types": types,
         "stack": stack.name,
         "backend": plan.backend,

@@ -179,7 +179,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
 
 _OF_JOBS = (
     *("ppn", "results", "retries", "detach", "bucket", "on_finish"),
-    *("down_when_done", "env", "env_file"),
+    *("down_when_done", "env"),
 )
 _INSTEAD_OF_GENERATION = ("max_new_tokens", "temperature", "top_p", "seed")
 

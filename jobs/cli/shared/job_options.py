@@ -94,14 +94,27 @@ def bucket_url(text: str) -> str:
 class PlacementRequest(Request):
     """Where ranks run."""
 
-    nodes: int | None = option("number of nodes (default: all)", **_COUNT, places=EVERYWHERE)
+    nodes: int | None = option(
+        "number of nodes (default: all; with --cores, 1)", **_COUNT, places=EVERYWHERE
+    )
+    cores: int | None = option(
+        "physical cores of each node, to share it with other jobs (default: the whole node)",
+        **_COUNT,
+    )
+    memory: int | None = option(
+        "GiB of memory of each node (default: the same share as of its cores)",
+        parse=positive_int,
+        metavar="GIB",
+        section="placement",
+        needs="--cores",
+    )
     ppn: int | None = option(
         "ranks per node (default: one per NUMA node)", **_COUNT, places=EVERYWHERE
     )
     placement: str = option(
-        "auto: each rank on its own cores; reference: the published recipe's numbers, which start "
-        "more threads than there are cores (default: auto)",
-        "auto",
+        "tuned: as `train --tune placement` found, else as auto, each rank on its own cores; reference: "
+        "the published recipe's numbers, which start more threads than there are cores (default: tuned)",
+        "tuned",
         choices=PLACEMENTS,
         section="placement",
         for_experts=True,
@@ -115,7 +128,13 @@ class PlacementRequest(Request):
 
     @property
     def placement_options(self) -> PlacementOptions:
-        return PlacementOptions(self.placement, self.ppn, self.ccl_workers)
+        mode = "reference" if self.placement == "reference" else "auto"
+        return PlacementOptions(mode, self.ppn, self.ccl_workers)
+
+    @property
+    def resources(self) -> Resources:
+        nodes = self.nodes or (1 if self.cores else None)
+        return Resources(nodes, self.placement_options, self.cores, self.memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,18 +143,19 @@ class VariableRequest(Request):
 
     env: tuple[str, ...] = option(
         "environment variable for the ranks; without a value, this machine's, or for HF_TOKEN, its "
-        "Hugging Face login. It goes to the nodes in a private file, never into a command line, log, or "
-        "record; repeatable",
+        "Hugging Face login; @FILE, one with such lines. It goes to the nodes in a private file, never into "
+        "a command line, log, or record; repeatable",
         (),
         repeats=True,
         metavar="NAME[=VALUE]",
     )
-    env_file: tuple[str, ...] = option("file of NAME=VALUE lines", (), repeats=True, metavar="FILE")
 
     def read_variables(self) -> tuple[str, ...]:
-        """Return ``NAME=VALUE`` words; those of ``--env`` come last, so they win."""
-        read = [word for path in self.env_file for word in read_variables(expand_home(path))]
-        own = [f"{each}={find_hub_token()}" if each == HUB_TOKEN else each for each in self.env]
+        """Return ``NAME=VALUE`` words; those of files come first, so others win."""
+        files = [each[1:] for each in self.env if each.startswith("@")]
+        read = [word for path in files for word in read_variables(expand_home(path))]
+        given = [each for each in self.env if not each.startswith("@")]
+        own = [f"{each}={find_hub_token()}" if each == HUB_TOKEN else each for each in given]
         return check_variables([*read, *own])
 
 

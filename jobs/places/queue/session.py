@@ -24,7 +24,7 @@ from jobs.places.expected import Expected, find_expected
 from jobs.places.folders import send_folders
 from jobs.places.launcher import CANCELLED, JobEnd, Outcome
 from jobs.places.packages import install_packages
-from jobs.places.placement import Placement, plan_placement
+from jobs.places.placement import Placement, check_part, plan_placement
 from jobs.places.plan import (
     RECORD,
     STOP_SECONDS,
@@ -44,7 +44,7 @@ from jobs.places.queue.job_output import (
 )
 from jobs.places.queue.slurm import SlurmLauncher, build_launch, render_command
 from jobs.places.record import CloudInfo, JobRecord, claim_results, release_results
-from jobs.worker.spec import JobSpec, PlacementOptions
+from jobs.worker.spec import JobSpec, Resources
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
@@ -129,13 +129,15 @@ class JobSession:
             self._facts |= on_all("inspecting the nodes", hosts, gather_facts, hint=hint)
         return self._facts
 
-    def plan_placement(self, options: PlacementOptions, backend: str) -> Placement:
+    def plan_placement(self, resources: Resources, backend: str) -> Placement:
         """Assign ranks to cores on every node, because the queue chooses the job's nodes.
 
         Raises :class:`UsageError`.
         """
         addresses = {node.name: node.private_ip for node in self.context.cluster.nodes}
-        found = plan_placement(self.facts(), addresses, options, backend)
+        check_part(resources, self.facts())
+        asked = resources.placement, backend, resources.cores
+        found = plan_placement(self.facts(), addresses, *asked)
         ignored = warn_ignored(self.context.stack, found)
         return replace(found, warnings=(*found.warnings, *ignored))
 
@@ -204,9 +206,7 @@ class JobSession:
         try:
             # The folders are sent while the nodes are inspected and get the files.
             pool = ThreadPoolExecutor(1)
-            inspecting = pool.submit(
-                self.plan_placement, plan.spec.resources.placement, plan.backend
-            )
+            inspecting = pool.submit(self.plan_placement, plan.spec.resources, plan.backend)
             sending = pool.submit(send_files, inspecting)
             try:
                 self._send_folders(plan)
@@ -313,7 +313,7 @@ class JobSession:
     def _record(self, plan: JobPlan, placement: Placement, launch: Launch) -> JobRecord:
         context = self.context
         argv = _argv(plan)
-        cluster, stack = context.cluster, context.stack
+        cluster, stack, resources = context.cluster, context.stack, plan.spec.resources
         return JobRecord(
             job=self.paths.job_id,
             kind=self.paths.job_id.partition("-")[0],
@@ -323,15 +323,18 @@ class JobSession:
             argv=argv,
             mpirun=render_command(launch, cluster.head.private_ip),
             nodes=tuple(node.as_dict() for node in cluster.nodes),
-            nnodes=len(cluster.first(plan.spec.resources.nodes).nodes),
+            nnodes=len(cluster.first(resources.nodes).nodes),
             placement=placement,
-            options=plan.spec.resources.placement,
+            options=resources.placement,
             env=plan.env,
             resumable=bool(plan.resume_command),
             gather_output=plan.gather_output,
             stack=stack.name,
             packages=stack.python_packages,
             bucket=plan.spec.storage.bucket or "",
+            cores=resources.cores,
+            memory_gib=resources.memory_gib,
+            node_share=resources.share_of(len(self.facts()[cluster.head.name].physical_cores)),
             when=context.now.isoformat(timespec="seconds"),
             boot_s=self.boot_s,
             more={

@@ -35,13 +35,14 @@ _SCRIPT = f"""\
 #SBATCH --nodes={{nodes}}
 #SBATCH --output=/dev/null
 #SBATCH --{{requeue}}
+{{share}}
 mkdir -p {{root}} && cd {{root}} || exit 1
 exec >> log 2>&1
 for node in {{head}} $(cat ~/hosts); do
   [ -d code/worker ] && sha256sum --check --status <<< "{{digest}}  {LAUNCH}" && break
   ssh $node 'cd {{root}} && {PACK}' | tar -xPf -
 done 2>/dev/null
-export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
+export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}} SPR_CORES={{cores}}
 supervise="{{venv}}/bin/python -m worker.supervisor"
 # This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
 # If this shell is killed as well, the keeper runs it again, with the exit code.
@@ -177,11 +178,27 @@ def render_batch_script(launch: Launch, paths: JobPaths) -> str:
         venv=VENV,
         nodes=f"{least}-{most}" if 0 < least < most else most,
         requeue="requeue" if recovery.retries else "no-requeue",
+        share="\n".join(f"#SBATCH --{each}" for each in _render_share(launch)),
+        cores=launch.spec.resources.cores or "",
         root=shlex.quote(paths.root),
         code=shlex.quote(paths.code),
         mark=mark_of(paths.job_id),
         head=launch.head,
         digest=hashlib.sha256(launch.render()).hexdigest(),
+    )
+
+
+def _render_share(launch: Launch) -> tuple[str, ...]:
+    """Return the options of sbatch about each node's cores and memory."""
+    cores, memory = launch.spec.resources.cores, launch.spec.resources.memory_gib
+    if not cores:
+        return ("exclusive", "mem=0")
+    # Of cores that were planned on one NUMA node, none may be on another.
+    planned = {share.numa for shares in launch.pinning.values() for share in shares}
+    near = (f"cores-per-socket={cores}",) if planned == {0} else ()
+    return (
+        *("ntasks-per-node=1", f"cpus-per-task={cores}", *near),
+        *((f"mem={memory}G",) if memory else ()),
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ..runtime.cores import LIMITS
 from ..runtime.errors import WorkerError
 
 _OFFER, _SESSION, _EXIT = Path("terminal.json"), Path("terminal.pid"), Path("terminal.exit")
@@ -88,6 +89,9 @@ def main() -> int:
         hang_up = _HangUp()  # before the rank can know this process
         session.write(str(os.getpid()))
         session.flush()
+        if environ.get("SPR_CORES"):  # the limits of its job, which this session is not part of
+            hold = [*LIMITS, "hold", environ["SLURM_JOB_ID"], str(os.getpid())]
+            subprocess.run(hold, env=environ, check=False)
         os.sched_setaffinity(0, cpus)
         environ["TERM"] = os.environ.get("TERM", "dumb")
         code = _run(program, folder, environ, hang_up)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 _SYSTEM = Path("/sys/devices/system")
+LIMITS = ("python3", "-I", "-S", "/etc/slurm/spr-cluster-limits")
+"""The program provision/on_node/limits.py on every node."""
 
 
 class NumberedCore(Protocol):

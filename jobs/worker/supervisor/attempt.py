@@ -53,6 +53,8 @@ def choose_copy_limit(code: int, fate: str) -> float:
 def find_cause(watcher: Watcher) -> dict[str, Any]:
     """Return why an attempt ended: a leaving node, a rank's error, a hang, or a lost peer or node."""
     log, job, size = watcher.log, watcher.job, watcher.launch.nproc_per_node
+    for node, why in watcher.limited.items():
+        return {"rank": job.nodes.index(node) * size, "host": node, "message": why}
     if watcher.leaving.get("until"):
         kept = f"; checkpoint {log.checkpoint} is kept" if log.checkpoint else ""
         return {**watcher.leaving, "message": watcher.leaving["message"] + kept}

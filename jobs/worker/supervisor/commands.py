@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
+
+from ..runtime.cores import LIMITS
 
 _TIMEOUT_S, _POLL_S = 30.0, 0.05
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
@@ -26,6 +30,9 @@ _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 _GONE = "--states=drain,down,no_respond"
 DRAINED = ("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E")
 """Prints a line for each drained node of the cluster: its name and the reason."""
+PART = (*LIMITS, "cores")
+REPORT = "limited"
+"""In a job's folder on a node: why the node ended a job that shares it."""
 
 
 def ask(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> str | None:
@@ -144,6 +151,24 @@ class SlurmJob:
         asked = f"--nodes={','.join(self.nodes)}"
         down = ["--states=down,no_respond", "--format=%N"]
         return tuple(_ask(["sinfo", "--noheader", "--Node", asked, *down]).split())
+
+    def ask_part(self) -> dict[str, Any]:
+        """Return the job's cores on each of its nodes. Raises :class:`RuntimeError` without an answer."""
+        for pause in (0.0, 1.0, 5.0):
+            time.sleep(pause)
+            with suppress(ValueError, KeyError):
+                found = json.loads(_ask([*PART, self.id]))
+                return {name: found[name] for name in self.nodes}
+        raise RuntimeError("Slurm does not say which cores the job has")
+
+    def ask_limited(self, folder: str) -> dict[str, str]:
+        """Return why nodes ended the job there, by their names."""
+        found = {}
+        for name in self.nodes:
+            argv = [] if name == self.nodes[0] else ["ssh", "-o", "ConnectTimeout=5", name]
+            if said := _ask([*argv, "cat", f"{folder}/{REPORT}"]):
+                found[name] = said
+        return found
 
     def kill_steps(self) -> None:
         """Kill the processes of the job's steps on all nodes; mpirun reaches its nodes through a step."""

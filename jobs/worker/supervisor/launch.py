@@ -25,7 +25,9 @@ LAUNCH = "launch.json"
 SECRETS = VARIABLES
 FOLDER = "SPR_JOB_FOLDER"
 """The environment variable of all processes of a job on its first node."""
-MASTER_PORT = "29500"
+MASTER_PORT = 29500
+_PORTS = 4
+"""A job's ports on its first node: one more than those that its ranks and a user's program may take."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Launch:
     """Whether later attempts get the argument ``--resume`` and resume instead of starting over."""
     planned_nodes: int = 0
     """Number of nodes to start with."""
+    port: int = MASTER_PORT
+    """Where the ranks meet on the first node."""
 
     @property
     def bucket(self) -> str:
@@ -60,10 +64,13 @@ class Launch:
         below = self.spec.storage.bucket
         return f"{below}/{Path(self.folder).name}" if below else ""
 
-    def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
+    def prepared(
+        self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]], port: int
+    ) -> Launch:
         """Return the launch of an attempt; with ``again``, it resumes the earlier one."""
         more = ("--resume",) if again and self.resumes else ()
-        return replace(self, program=(*self.program, *more), pinning={**self.pinning, **pinning})
+        program, pinned = (*self.program, *more), {**self.pinning, **pinning}
+        return replace(self, program=program, pinning=pinned, port=port)
 
     def render(self) -> bytes:
         """Return the launch as JSON."""
@@ -91,7 +98,7 @@ def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:
     ranks, threads = launch.nproc_per_node, launch.omp_threads
     each = [render_pinning(launch.pinning[n], ranks, threads, ccl=launch.ccl) for n in nodes]
     per_node, count = str(ranks), str(ranks * len(nodes))
-    shared = {"MASTER_ADDR": address, "MASTER_PORT": MASTER_PORT, **launch.env}
+    shared = {"MASTER_ADDR": address, "MASTER_PORT": str(launch.port), **launch.env}
     if len(nodes) < launch.planned_nodes:
         shared[PLANNED] = str(launch.nproc_per_node * launch.planned_nodes)
     argv = [launch.mpirun, "-bootstrap", "slurm", "-ppn", per_node, "-wdir", launch.folder]
@@ -126,6 +133,29 @@ def fit_pinning(shares: Sequence[CoreShare], cpus: Sequence[int]) -> tuple[CoreS
         CoreShare(tuple(to[cpu] for cpu in each.cpus), tuple(to[cpu] for cpu in each.workers), None)
         for each in shares
     )
+
+
+def take_cores(
+    shares: Sequence[CoreShare], cores: Sequence[Sequence[int]]
+) -> tuple[CoreShare, ...]:
+    """Return the ranks' cores, planned by number, as those that the queue chose.
+
+    ``cores`` are the NUMA node and the CPUs of each core.
+    """
+
+    def take(share: CoreShare) -> CoreShare:
+        cpus, workers = (
+            tuple(cores[number][1] for number in n) for n in (share.cpus, share.workers)
+        )
+        nodes = {cores[number][0] for number in (*share.cpus, *share.workers)}
+        return CoreShare(cpus, workers, nodes.pop() if len(nodes) == 1 else None)
+
+    return tuple(sorted(map(take, shares), key=lambda share: cpu_mask(share.cpus)))
+
+
+def choose_port(first: int) -> int:
+    """Return the port of a job whose first core on its first node has this number: no neighbor has it."""
+    return MASTER_PORT + _PORTS * first
 
 
 def render_pinning(

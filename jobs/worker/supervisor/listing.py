@@ -89,7 +89,8 @@ def spending(folder: Path) -> dict[str, object]:
         found.update({name: ending[name] for name in ("budget", "max_time_s")})
     usd, nodes = record.get("usd_per_hour"), record.get("nnodes")
     if isinstance(usd, float) and isinstance(nodes, int):
-        found["usd_per_hour"] = usd * nodes
+        share = record.get("node_share")
+        found["usd_per_hour"] = usd * nodes * (share if isinstance(share, float) else 1.0)
     return found
 
 
@@ -111,6 +112,8 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
         "job": folder.name,
         "command": str(record.get("command", "")),
         "owner": str(record.get("owner", "")),
+        "cores": record.get("cores"),
+        "memory_gib": record.get("memory_gib"),
         "queue": None if queue is None else queue.get(folder.name, []),
         "submitted": int((script if script.exists() else folder).stat().st_mtime),
         "begin": read(folder / "begin.json"),

@@ -5,6 +5,7 @@ Every node gets the files it lacks, for example a replacement node.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import time
@@ -13,12 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..runtime.checkpoint_names import checkpoint_name, step_of
 from ..runtime.cores import CoreShare
 from .commands import SlurmJob, ask, succeeds
 from .head import SSH
-from .launch import CHECKPOINTS, END, LAUNCH, SECRETS, Launch, fit_pinning
+from .launch import (
+    CHECKPOINTS,
+    END,
+    LAUNCH,
+    MASTER_PORT,
+    SECRETS,
+    Launch,
+    choose_port,
+    fit_pinning,
+    take_cores,
+)
 from .transfers import Copies
 from .watch import announce
 
@@ -156,8 +168,22 @@ def prepare(
     for each in copies:
         each.kept = states[others[0]].newest
     has_state = job.attempt > 1 or newest >= 0
-    ready = launch.prepared(again=has_state, pinning=fit_all(launch, job.nodes, states))
-    return ready, copies
+    pinning, port = fit_all(launch, job.nodes, states), MASTER_PORT
+    if launch.spec.resources.cores:
+        parts = job.ask_part()
+        pinning, port = take_part(launch, parts)
+        # Copies and mpirun use their own job's cores, not a neighbor's.
+        os.sched_setaffinity(0, [cpu for _, *cpus in parts[here]["cores"] for cpu in cpus])
+    return launch.prepared(again=has_state, pinning=pinning, port=port), copies
+
+
+def take_part(
+    launch: Launch, parts: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, tuple[CoreShare, ...]], int]:
+    """Return the pinning on the cores that the queue chose, by node in rank order, and the port. Pure."""
+    planned = next(iter(launch.pinning.values()), ())
+    pinning = {name: take_cores(planned, part["cores"]) for name, part in parts.items()}
+    return pinning, choose_port(next(iter(parts.values()))["numbers"][0])
 
 
 def fit_all(

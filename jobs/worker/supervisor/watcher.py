@@ -67,6 +67,8 @@ class Watcher:
     """The reasons of all leaving nodes of the cluster."""
     newest: int = -1
     """The step of the newest checkpoint on this node."""
+    limited: dict[str, str] = field(default_factory=dict)
+    """Why nodes ended a job that shares them, by their names."""
     _idle: IdleWatch | None = None
     _process: subprocess.Popen[bytes] | None = None
     _forwarded_at: float | None = None
@@ -111,6 +113,8 @@ class Watcher:
         self.log.poll()
         self.kill()
         code = self._process.wait()
+        if code and self.launch.spec.resources.cores:
+            self.limited = self.job.ask_limited(self.launch.folder)
         if code and not self.stopping:
             self._blame_node()
         return code if code >= 0 else 128 - code

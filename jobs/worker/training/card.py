@@ -238,6 +238,7 @@ def _facts(
     # A trial of a study shares its node.
     is_whole = record.get("billed") and "worker.study" not in record.get("argv", ())
     usd = record.get("usd_per_hour") if is_whole else None
+    usd = usd * record.get("node_share", 1) if usd else None
     cost = f", about ${usd * hosts * seconds / 3600:.2f} at on-demand prices" if usd else ""
     yield "Time", f"{seconds / 60:.1f} minutes{cost}"
     yield "Versions", ", ".join(f"{name} {each}" for name, each in facts["versions"].items())

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.verify import machine
 from cluster.verify.reachability import check_lifetime
-from cluster.verify.results import CommandCheck, NodeAnswer
+from cluster.verify.results import CommandCheck, NodeAnswer, Verdict
 from cluster.verify.verify import NODE_CHECKS, check_nodes, summarize_problems
 from tests.cluster.verify.fleet import (
     IN_CONTAINERS,
@@ -129,6 +129,15 @@ def test_values_that_a_machine_does_not_expose_are_skipped() -> None:
     assert [check for _, check, _ in verdicts_of(results, "skipped")] == [
         *("governor", "turbo", "huge pages", "clocksource", "time service"),
     ]
+
+
+def test_what_the_kernel_does_not_limit_is_named() -> None:
+    results = judge(node1=said("pids\nmemory", machine.check_limits))
+
+    (found,) = (each.found for each in results if each.verdict is Verdict.SKIPPED)
+    assert found.startswith("the kernel can't limit cpuset for jobs that share the node: ")
+    results = judge(IN_CONTAINERS, node1=said("", machine.check_limits))
+    assert "the kernel can't limit memory, pids, cpuset for" in " ".join(r.found for r in results)
 
 
 def test_containers_are_compared_and_their_host_is_not_checked() -> None:

@@ -199,7 +199,9 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
     script, said = next_train(hosts, tmp_path, "placement", "batch_size")
     assert f"-ppn {fast} " in script
     assert '"trial_seconds": null' in script
-    assert said == f"--ppn {fast} from `--tune placement` of 2026-07-31; --no-tuned ignores it"
+    assert (
+        said == f"--ppn {fast} from `--tune placement` of 2026-07-31; --placement auto ignores it"
+    )
 
 
 def test_the_users_placement_is_kept(tmp_path: Path) -> None:

@@ -174,9 +174,11 @@ def _requeue(job: Job) -> None:
 def sbatch(words: list[str], options: dict[str, str]) -> int:
     script = Path(words[0]).read_text()
     given = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
-    known = {"job-name", "nodes", "output", "requeue", "no-requeue"}
+    known = {"job-name", "nodes", "output", "requeue", "no-requeue", "exclusive", "mem"}
     assert options.keys() == {"parsable"}, options
     assert given.keys() <= known, given
+    # Without the second, a job would get only its cores' share of the memory.
+    assert given.get("mem") == ("0" if "exclusive" in given else None)
     least, _, most = given["nodes"].partition("-")
     with queue() as content:
         if int(least) > len(content["nodes"]):

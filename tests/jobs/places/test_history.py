@@ -205,6 +205,8 @@ def test_unknown_lines_are_skipped() -> None:
         "nodes": (),
         "attempt": 0,
         "ranks_per_node": 0,
+        "cores": None,
+        "memory_gib": None,
         "command": "",
         "size_kib": 4,
         "has_model": False,

@@ -115,7 +115,9 @@ def test_only_a_job_that_may_run_again_is_requeued() -> None:
     )
     assert "#SBATCH --requeue\n" in render_batch_script(command, PATHS)
     assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
-    first, again = (command.prepared(again=after, pinning={}).program for after in (False, True))
+    first, again = (
+        command.prepared(again=after, pinning={}, port=1).program for after in (False, True)
+    )
     assert first[-3:] == ARGV
     assert again == (*first, "--resume")
 

@@ -268,7 +268,7 @@ def test_the_command_line(script: Path) -> None:
     ("flags", "message"),
     [
         ("--recipe=reference --ppn=2 --demo", "--ppn, --demo: --recipe reference is the"),
-        ("--recipe=reference --no-tuned", "--no-tuned: --recipe reference is the"),
+        ("--recipe=reference --cores=2", "--cores: --recipe reference is the"),
         ("--run-qa=x", "--run-qa requires --recipe reference"),
         ("--demo --preset=distilbert", "--demo and --preset can't be used together"),
     ],

@@ -113,6 +113,21 @@ def test_the_price_that_the_job_recorded_counts_before_the_tables() -> None:
     )
 
 
+def test_a_job_pays_for_its_share_of_the_cores() -> None:
+    recorded = {"usd_per_hour": 1.5, "price_source": "Price List API, 2026-11-22"}
+    job = {"cloud": "aws", "nodes": [{"type": "c7i.8xlarge"}] * 2, "node_share": 0.25, **recorded}
+    run = Run(Path("run"), make_results(2), (), job)
+
+    assert figures.find_price(run, None, None) == figures.HourlyPrice(
+        0.75, "2 × c7i.8xlarge, 25.0% of it by cores, on demand, Price List API, 2026-11-22"
+    )
+    given = figures.find_price(run, None, 2.0)
+    assert given == figures.HourlyPrice(1.0, "2 × $2, as given, 25.0% of it by cores")
+    listed = figures.find_price(run, "r7iz.metal-16xl", None)
+    assert listed is not None
+    assert listed.usd_per_hour == pytest.approx(2 * 6.5472 / 4)
+
+
 @pytest.mark.parametrize(
     ("region", "ending"),
     [

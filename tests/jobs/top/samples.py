@@ -41,6 +41,7 @@ def make_node(index: int, ppn: int = 2, **more: Any) -> dict[str, Any]:
         {
             "name": f"rank {r}",
             "ranks": [r],
+            "job": JOB,
             "cpus": f"{24 * i}-{24 * i + 23}",
             "count": 24,
             "busy": 97,
@@ -64,7 +65,7 @@ def make_node(index: int, ppn: int = 2, **more: Any) -> dict[str, Any]:
 def make_line(nodes: Sequence[dict[str, Any]], **more: Any) -> str:
     row = {"passed": "12:31", "nodes": len(nodes), "where": "", "reason": "None"}
     queue = [
-        {**row, "id": "12", "name": JOB, "state": "RUNNING", "where": "node[0-9]"},
+        {**row, "id": "12", "name": JOB, "state": "RUNNING", "where": "node[0-9]", "cores": 960},
         {**row, "id": "13", "name": "run-1", "state": "PENDING", "reason": "Resources"},
     ]
     job = {"job": JOB, "phase": "train", "step": 1200, "total": 3400, "loss": 1.25}

@@ -26,8 +26,8 @@ exec sh -c "$4"
 """
 QUEUE = f"""\
 #!/bin/sh
-echo '12|{JOB}|RUNNING|5:01|2|node[0-1]|None'
-echo '13|a|b|PENDING|0:00|4||Resources'
+echo '12|{JOB}|RUNNING|5:01|2|64|node[0-1]|None'
+echo '13|a|b|PENDING|0:00|4|1||Resources'
 """
 SCORES = {"metric": "f1", "score": 81.0, "best_score": 82.5, "best_step": 10}
 REST = {"epoch": 0.5, "tokens_per_second": 9, "shares": {}}
@@ -153,17 +153,18 @@ def test_nothing_that_it_started_outlives_it(begin: Begin, how: str) -> None:
 
 
 def test_a_line_of_the_queue_may_name_its_job_anything() -> None:
-    assert parse_queue_line("7|x|y|z|RUNNING|1-02:03:04|2|node[1-2]|None") == {
+    assert parse_queue_line("7|x|y|z|RUNNING|1-02:03:04|2|16|node[1-2]|None") == {
         "id": "7",
         "name": "x|y|z",
         "state": "RUNNING",
         "passed": "1-02:03:04",
         "nodes": 2,
+        "cores": 16,
         "where": "node[1-2]",
         "reason": "None",
     }
     assert parse_queue_line("squeue: warning") is None
-    assert parse_queue_line("1|a|RUNNING|1:00|many|node1|None") is None
+    assert parse_queue_line("1|a|RUNNING|1:00|many|2|node1|None") is None
 
 
 def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> None:

@@ -81,3 +81,12 @@ def test_the_cpus_of_ranks_count_by_their_number() -> None:
     assert (node.rank_busy, node.rest_busy) == (97.0, 2.5)
     idle = make_snapshot([make_node(0, groups=[])]).nodes[0]
     assert (idle.rank_busy, idle.rest_busy) == (50.2, None)
+
+
+def test_a_rank_has_the_cpus_of_its_own_job() -> None:
+    group = {"name": "rank 0", "ranks": [0], "cpus": "0", "count": 1, "busy": 50}
+    groups = [{**group, "job": job, "cpus": cpus} for job, cpus in (("a", "3"), ("b", "7"))]
+    node = make_snapshot(
+        [make_node(0, groups=groups, ranks=[make_rank(0, job="a"), make_rank(0, job="b")])]
+    ).nodes[0]
+    assert [group and group.cpus for group in map(node.group_of, node.ranks)] == ["3", "7"]

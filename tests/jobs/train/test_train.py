@@ -270,7 +270,8 @@ def test_placement_options_are_read() -> None:
         (("--ccl-workers=2",), {"batch_size"}),
         (("--batch-size=8",), {"placement"}),
         (("--placement=reference",), set()),
-        (("--no-tuned",), set()),
+        (("--placement", "auto"), set()),
+        (("--cores", "2"), set()),
         (("--demo",), {"placement", "batch_size"}),
     ],
 )

@@ -120,7 +120,7 @@ def test_train_uses_the_tuned_placement_and_logs_it() -> None:
 
     assert changed.placement == PlacementOptions(nproc_per_node=2)
     assert changed.options == DEMO
-    assert result == "--ppn 2 from `--tune placement` of 2026-11-21; --no-tuned ignores it"
+    assert result == "--ppn 2 from `--tune placement` of 2026-11-21; --placement auto ignores it"
 
 
 def test_train_uses_the_tuned_batch_and_logs_the_global_batch() -> None:

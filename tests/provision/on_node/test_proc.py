@@ -178,3 +178,10 @@ def test_ranks_that_share_their_cpus_are_one_group() -> None:
 
     assert [(g.name, g.ranks) for g in group_cpus(ranks, {0, 1})] == [("rank 0,1", [0, 1])]
     assert [g.name for g in group_cpus({}, {0, 1})] == ["rest"]
+
+
+def test_ranks_of_two_jobs_on_a_node_are_two_groups() -> None:
+    ranks = {RankKey(JOB, 0): RankCpus("0"), RankKey("run-1", 0): RankCpus("1")}
+
+    found = [(g.name, g.job, g.cpus) for g in group_cpus(ranks, {0, 1})]
+    assert found == [("rank 0", "run-1", {1}), ("rank 0", JOB, {0})]

@@ -148,7 +148,7 @@ def test_a_look_shows_what_changed_since_the_last_one(
 
     assert node.look() == {
         "busy": 40.0,
-        "groups": [{"name": "rest", "ranks": [], "cpus": "", "count": 2, "busy": 40.0}],
+        "groups": [{"name": "rest", "ranks": [], "job": "", "cpus": "", "count": 2, "busy": 40.0}],
         "memory": 102400,
         "available": 61440,
         "received": 2000,

@@ -3,13 +3,15 @@
 #SBATCH --nodes=3
 #SBATCH --output=/dev/null
 #SBATCH --no-requeue
+#SBATCH --exclusive
+#SBATCH --mem=0
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
 for node in node0 $(cat ~/hosts); do
-  [ -d code/worker ] && sha256sum --check --status <<< "4fd8cbab475756e7fa878b839ff253c603d50b8bed4b8b11f3c8ad5c58305564  launch.json" && break
+  [ -d code/worker ] && sha256sum --check --status <<< "a16ee1bc94a40bfb06046c680aaafa9cd8cedbdfa6ffe6249bfe47a96f9fac12  launch.json" && break
   ssh $node 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cPf - $(ls -d code data model work site packages environment.json job.json launch.json run.sh 2>/dev/null) $(find . -maxdepth 8 -type l -lname "/home/*/spr-[dp]*" ! -lname "*/spr-data/s3/*" -printf "%l\n" 2>/dev/null | sort -u)' | tar -xPf -
 done 2>/dev/null
-export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501
+export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501 SPR_CORES=
 supervise="/opt/spr-cluster/venv/bin/python -m worker.supervisor"
 # This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
 # If this shell is killed as well, the keeper runs it again, with the exit code.

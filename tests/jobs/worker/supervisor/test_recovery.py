@@ -14,6 +14,7 @@ import pytest
 
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
+from jobs.worker.spec import JobSpec
 from jobs.worker.supervisor import nodes, watcher
 from jobs.worker.supervisor.attempt import (
     choose_copy_limit,
@@ -113,7 +114,7 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     monkeypatch.setattr("jobs.worker.supervisor.watch.Poll.turn", lambda *_: None)
     monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
-    launch: Any = SimpleNamespace(nproc_per_node=1, folder="/job", program=())
+    launch: Any = SimpleNamespace(nproc_per_node=1, folder="/job", program=(), spec=JobSpec())
     run = Watcher(launch, SlurmJob("1", NODES, 1), LogWatch(tmp_path / "log"), stopping=stopped)
     run.notices = {"node1": "disk: full"}
     assert run.run() == code
@@ -230,6 +231,7 @@ def test_a_silent_node_with_the_only_checkpoint_is_asked_again(
         pinning=dict.fromkeys(NODES, ()),
         resumes=True,
         prepared=lambda **_: None,
+        spec=JobSpec(),
     )
 
     nodes.prepare(launch, SlurmJob("1", NODES[:2], 2), tuple)

@@ -119,7 +119,8 @@ def test_a_job_pays_for_its_share_of_the_cores() -> None:
     run = Run(Path("run"), make_results(2), (), job)
 
     assert figures.find_price(run, None, None) == figures.HourlyPrice(
-        0.75, "2 × c7i.8xlarge, 25.0% of it by cores, on demand, Price List API, 2026-11-22"
+        0.75,
+        "2 × c7i.8xlarge, 25.0% of it by cores, on demand with disk and address, Price List API, 2026-11-22",
     )
     given = figures.find_price(run, None, 2.0)
     assert given == figures.HourlyPrice(1.0, "2 × $2, as given, 25.0% of it by cores")

@@ -257,7 +257,7 @@ def test_a_secret_is_only_in_the_ranks_and_a_private_file(
         "--env",
         "HF_TOKEN",
         "--env",
-        ".env",
+        "@.env",
         "--env",
         f"REST={secret[3:]}",
         "--results=out",

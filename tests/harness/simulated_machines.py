@@ -374,7 +374,8 @@ class SimulatedHost(StandInHost):
         return Result(0, "".join(lines), "")
 
     def _show_queue(self, command: str) -> Result:
-        nodes = [line.rpartition("|")[0] for line in self._list_queue(command).stdout.splitlines()]
+        told = self._list_queue(command).stdout.splitlines()
+        nodes = [f"{line.rpartition('|')[0]}|0/2/0/2" for line in told]
         return Result(0, "\n".join([*nodes, self._list_busy(command).stdout]), "")
 
     def _list_busy(self, _: str) -> Result:

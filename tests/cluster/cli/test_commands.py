@@ -188,14 +188,17 @@ def test_status_shows_how_busy_the_queue_is(
         "running": 0,
         "waiting": 0,
         "unusable": {},
+        "cores_in_use": 0,
+        "cores": 4,
         "unknown": None,
     }
-    rows = "node0|allocated\nnode1|down*\n7|RUNNING|node0|None|ours\n8|PENDING||Resources|a|b\n"
+    rows = "node0|allocated|1/1/0/2\nnode1|down*|0/0/2/2\n7|RUNNING|node0|None|ours\n"
+    rows += "8|PENDING||Resources|a|b\n"
     busy = "# asking how busy the queue is"
 
     line.stage("node0", busy, Result(0, rows, ""))
     assert (
-        "\nQueue: 1 of 2 nodes (node1 is down), 1 job running, 1 waiting\n"
+        "\nQueue: 1 of 2 nodes (node1 is down), 1 job running on 1 of 4 cores, 1 waiting\n"
         in line.must("status").out
     )
 

@@ -22,7 +22,7 @@ print("@", json.dumps([done / (time.time() - wall), done / (time.process_time() 
 
 
 def measure(name: str, jobs: int) -> list[list[float]]:
-    """Return the steps of each job by second of wall time and of its own CPU time."""
+    """Return each job's steps per second of wall time, and of its own CPU time."""
     argv = [sys.executable, "-m", "jobs", "run", "--name", name, "--cores=1", "--folder=none"]
     argv += [f"--env=WORK={_WORK.format(at=time.time() + 15)}", "--", "python", "-c"]
     argv += ["import os; exec(os.environ['WORK'])"]

@@ -13,7 +13,7 @@ again or terminated, and `up` continues when it is repaired. `down` in another a
 is lost before the last `down`, which leaves nothing, counted in the cloud itself. In two of three runs, the
 nodes are held to the last, which a job with a limit moves as far as a random --budget allows: no machine
 with a timer or a second guard may outlive the latest end, and the bill of those that end by themselves may
-be no more than --budget, by a meter of its own (tests/cloud/meter.py).
+be no more than --budget, by an independent meter (tests/cloud/meter.py).
 `--seed 7 --only 13` repeats one run.
 """
 

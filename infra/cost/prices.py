@@ -138,7 +138,7 @@ class Prices:
     ) -> Price | None:
         """Return the most that a node with a cluster's options can cost per hour, if prices are known.
 
-        With ``on_demand``, the cluster has machines that are not on spot, whatever its options say now.
+        With ``on_demand``, the cluster has machines that are not on spot, even if its options say so now.
         """
         node = self.listed(types, options)
         if node is None or options["market"] == "on-demand" or options["max_price"] is None:

@@ -71,7 +71,7 @@ def _predict(rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
 
 
 class Worker:
-    """Predicts in a process of its own the rows of requests that wait at the same time, together."""
+    """Predicts the rows of requests that wait at the same time together, in another process."""
 
     def __init__(self, folder: Path, threads: int | None = None) -> None:
         self._arguments = str(folder), threads

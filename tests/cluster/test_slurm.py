@@ -296,7 +296,7 @@ def test_the_epilog_ends_the_slice_of_a_job_that_shared_its_node(tmp_path: Path)
     ("variables", "held"),
     [
         ("SLURM_STEP_ID=0 SPR_CORES=2", True),
-        ("SLURM_STEP_ID=0", True),  # of somebody who uses Slurm without this tool
+        ("SLURM_STEP_ID=0", True),  # of a user of Slurm without this tool
         ("SLURM_STEP_ID=0 SPR_CORES=", False),  # it has whole nodes
         ("SLURM_JOB_NAME=mine", False),  # the supervisor of one of our jobs
         ("SLURM_JOB_NAME=mine SLURM_STEP_ID=4294967291", False),

@@ -28,7 +28,7 @@ import torch
 from ..data.tokens import Longs
 from ..runtime.errors import TrainingError, first_line
 from .batches import TrainingRun, pad_inputs
-from .best import Final, Unseen, evaluate_quietly
+from .best import Unseen, evaluate_quietly
 from .card import Z
 from .evaluation import plan_batches
 from .options import EncoderOptions
@@ -41,6 +41,8 @@ CALIBRATED = 300
 """Training samples from which the ranges of activations are known."""
 MEASURED, SINGLE = 512, 64
 """Evaluation samples whose speed is measured in batches, and one by one."""
+
+_PREDICTIONS = "predictions.json"
 
 Inputs = dict[str, torch.Tensor]
 
@@ -55,8 +57,11 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """A form of the model. ``loss`` is that of the score against the original, in points, at most
-    ``loss_at_most`` with a probability of 97.5 %."""
+    """A form of the model. ``loss`` is that of the score against the original, in points.
+
+    If the score is a share of records, the loss is at most ``loss_at_most`` with a probability of 97.5 %. The
+    uncertainty of other scores is unknown, and both are equal.
+    """
 
     form: str
     score: float
@@ -95,20 +100,20 @@ class Compiled(torch.nn.Module):
         return ModelOutput(dict(zip(self._names, tensors, strict=True)))
 
 
-def export_model(run: TrainingRun, unseen: Unseen) -> dict[str, Any]:
+def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> dict[str, Any]:
     """Write the first form that keeps the promise of ``--max-loss``, from ``--export`` on.
 
-    Returns all forms that were tried, with their speeds and scores, for ``results.json``. The last one, in
-    bf16, is written in any case, with a warning. All ranks call it together.
+    ``figures`` are those of the trained model, whose predictions are in the output folder. Returns all forms
+    that were tried, with their speeds and scores, for ``results.json``. The last one, in bf16 if the
+    processor has it, is written in any case, with a warning. All ranks call it together.
     """
     context, options = run.context, _options(run)
     ranks, note, model = context.ranks, context.events.note, run.loaded.model
-    before = evaluate_quietly(run, run.loaded, unseen)
     batches = list(_inputs(run, unseen.samples, MEASURED))
     single = list(_inputs(run, unseen.samples, SINGLE, together=1))
     with torch.inference_mode(), context.autocast():
         speed = _measure(_inner(model), batches, single)
-    metric, score = ranks.share(_pick_score(run, before) if ranks.first else None)
+    metric, score = ranks.share(_pick_score(run, figures) if ranks.first else None)
     forms = [Form(f"PyTorch, {context.precision.dtype}", score, 0.0, 0.0, speed)]
     for name, names, graph in _convert(run):
         compiled = Compiled(_inner(model), names, graph)
@@ -116,8 +121,10 @@ def export_model(run: TrainingRun, unseen: Unseen) -> dict[str, Any]:
         speed = _measure(compiled, batches, single)
         if ranks.first:
             lost = score - pick_scores(after.figures)[metric]
-            at_most = lost + (_uncertainty(before, after, lost) if run.task.shares else 0.0)
-            forms.append(Form(name, score - lost, lost, at_most, speed))
+            before = (context.output / _PREDICTIONS).read_bytes()
+            is_share = metric in run.task.shares
+            doubt = _uncertainty(before, after.files[_PREDICTIONS], lost) if is_share else 0.0
+            forms.append(Form(name, score - lost, lost, lost + doubt, speed))
         forms = ranks.share(forms)
         note(_describe(forms[-1], forms[0], metric))
         if forms[-1].loss_at_most <= options.max_loss:
@@ -149,9 +156,9 @@ def _options(run: TrainingRun) -> EncoderOptions:
     return options
 
 
-def _pick_score(run: TrainingRun, final: Final) -> tuple[str, float]:
-    """Return ``--metric``, or a share of records, of which the interval is known best."""
-    scores, wanted = pick_scores(final.figures), run.context.options.metric
+def _pick_score(run: TrainingRun, figures: dict[str, Any]) -> tuple[str, float]:
+    """Return ``--metric``, or else a share of records if there is one, because its interval is known."""
+    scores, wanted = pick_scores(figures), run.context.options.metric
     names = [wanted] if wanted else (*run.task.shares, *run.context.options.metrics, *scores)
     name = next(each for each in names if each in scores)
     return name, scores[name]
@@ -270,8 +277,8 @@ def _measure(
     return Speed(round(rows / seconds, 1), round(float(low), 2), round(float(high), 2))
 
 
-def _uncertainty(before: Final, after: Final, loss: float) -> float:
-    """Return half the paired interval of 95 % of a loss, in points.
+def _uncertainty(before: bytes, after: bytes, loss: float) -> float:
+    """Return half the paired interval of 95 % of a share's loss, in points, given both predictions.
 
     A record with the same prediction has the same score; that of another changes by at most 100 points.
     """
@@ -281,16 +288,16 @@ def _uncertainty(before: Final, after: Final, loss: float) -> float:
     return Z * 100 * math.sqrt(max(share - (loss / 100) ** 2, 1 / count) / count)
 
 
-def _predictions(final: Final) -> list[Any]:
+def _predictions(content: bytes) -> list[Any]:
     """Return the predictions for each record, without probabilities."""
-    found = json.loads(final.files["predictions.json"])
+    found = json.loads(content)
     return [*found.values()] if isinstance(found, dict) else found
 
 
 def _describe(form: Form, original: Form, metric: str) -> str:
     gain = form.speed.rows_per_second / original.speed.rows_per_second
+    at_most = f", with 97.5 % certainty at most {form.loss_at_most:.2f} lower"
     return (
         f"export, {form.form}: {gain:.2f} times the rows per second ({form.speed.rows_per_second:,.0f}), "
-        f"{metric} {form.score:.2f} ({-form.loss:+.2f}, with 97.5 % certainty at most "
-        f"{form.loss_at_most:.2f} lower)"
+        f"{metric} {form.score:.2f} ({-form.loss:+.2f}{at_most if form.loss_at_most != form.loss else ''})"
     )

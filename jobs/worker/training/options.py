@@ -329,7 +329,7 @@ class EncoderOptions(TextOptions):
     )
     max_loss: float = option(
         0.5,
-        "points of the score that the exported model may lose, with certainty",
+        "points of the score that the exported model may lose",
         within=Range(0, 100),
         needs="--export",
     )

@@ -103,7 +103,7 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     figures = {**scores, "scores": pick_scores(scores), **_describe(loop, data)}
     if exports:
         with context.phase("export"):
-            figures["export"] = export_model(run, loop.evaluator.unseen)
+            figures["export"] = export_model(run, loop.evaluator.unseen, scores)
     if ranks.first:
         _write_card(run, figures)
     if not options.push_to:

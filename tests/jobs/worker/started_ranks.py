@@ -28,7 +28,7 @@ def find_two_ports() -> int:
 def started_ranks(
     folders: Sequence[Path], argv: Sequence[str], own: Sequence[Mapping[str, str]] = ({}, {})
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """A rank of ``python -m argv`` in each of these job folders, with variables of its own."""
+    """A rank of ``python -m argv`` in each of these job folders, with its own variables."""
     shared = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY / "jobs"),

@@ -1,4 +1,4 @@
-"""Two real ranks of an array, each on a node of its own: a folder, which the stand-in for ssh maps."""
+"""Two real ranks of an array, each on its own node: a folder, which the stand-in for ssh maps."""
 
 from __future__ import annotations
 

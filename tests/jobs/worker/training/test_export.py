@@ -17,7 +17,6 @@ from jobs.worker.runtime.events import parse_event
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.training import export
-from jobs.worker.training.best import Final
 from jobs.worker.training.export import _openvino, _uncertainty, require_packages
 from tests.jobs.worker.forked_ranks import Ran, run_forked
 
@@ -145,15 +144,19 @@ def test_each_task_with_an_encoder_exports(task: str, tmp_path: Path) -> None:
     (ran,) = run_forked([(options(tmp_path, task, epochs=1, max_loss=100.0), {"ranks": 1})])
 
     assert ran.codes == [0], ran.texts
-    _, int8 = export_of(tmp_path)["forms"]
+    found = export_of(tmp_path)
+    _, int8 = found["forms"]
     assert int8["form"] == "int8"
+    # Only the interval of a share of records is known.
+    assert (int8["loss_at_most"] > int8["loss"]) == (found["metric"] in TASKS[task].shares)
+    certain = [text for text in notes_of(ran) if "certainty" in text]
+    assert len(certain) == (found["metric"] in TASKS[task].shares)
     assert (tmp_path / "model" / "openvino" / "openvino_model.bin").stat().st_size > 0
 
 
 def test_a_loss_is_as_certain_as_the_changed_predictions_allow() -> None:
-    def final(right: int) -> Final:
-        rows = [number < right for number in range(1000)]
-        return Final({}, {"predictions.json": json.dumps(rows).encode()}, ())
+    def final(right: int) -> bytes:
+        return json.dumps([number < right for number in range(1000)]).encode()
 
     # Ten of a thousand changed: a loss of one point, and 1.96 x 100 x sqrt((0.01 - 0.0001) / 1000).
     assert _uncertainty(final(900), final(890), 1.0) == pytest.approx(0.617, abs=0.001)

@@ -9,6 +9,7 @@ affects both. The bare loop is independent of `bench`: it counts products into o
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -78,7 +79,7 @@ def main() -> None:
 
 def _measure(seconds: float, threads: int) -> dict[str, Any]:
     """Run on this machine what `bench` runs on a node."""
-    text = _run([sys.executable, "-m", "jobs.worker.bench", f"--seconds={seconds}"], threads)
+    text = _run([sys.executable, "-m", "jobs.worker.bench", json.dumps({"seconds": seconds})], threads)
     events = [event for event in map(parse_event, text.splitlines()) if event]
     return next(event for event in events if event["event"] == "result")
 

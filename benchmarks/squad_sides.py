@@ -45,7 +45,7 @@ from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.run import exempt_from_collection
 from jobs.worker.training.task import Loaded
 
-SIDES = ("baseline", "grouped", "published", "fast", "run_qa")
+SIDES = ("baseline", "grouped", "published", "strong", "strong-dropout", "fast", "run_qa")
 LONGEST = -1
 """The seed that selects the longest features."""
 RUN_STEPS = 2000
@@ -190,11 +190,13 @@ def main() -> None:
         return
     if args.side != "fast":
         dtype = "bf16" if args.side == "published" else args.dtype
-        settings = Settings(args.batch_size, dtype, grouped=args.side == "grouped")
-        model = new_model(args.shape, attention_dropout=True)
+        strong = args.side.startswith("strong")
+        grouped = strong or args.side == "grouped"
+        settings = Settings(args.batch_size, dtype, grouped=grouped, strong=strong)
+        model = new_model(args.shape, attention_dropout=args.side != "strong")
         # Trainer prints its own figures.
         answers, sys.stdout = sys.stdout, sys.stderr
-        side = Baseline(model, tokenizer, settings)
+        side = Baseline(model, tokenizer, settings, sorted_batches=grouped)
         sys.stdout = answers
         serve(side, features, args)
         return

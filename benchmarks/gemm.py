@@ -79,7 +79,9 @@ def main() -> None:
 
 def _measure(seconds: float, threads: int) -> dict[str, Any]:
     """Run on this machine what `bench` runs on a node."""
-    text = _run([sys.executable, "-m", "jobs.worker.bench", json.dumps({"seconds": seconds})], threads)
+    text = _run(
+        [sys.executable, "-m", "jobs.worker.bench", json.dumps({"seconds": seconds})], threads
+    )
     events = [event for event in map(parse_event, text.splitlines()) if event]
     return next(event for event in events if event["event"] == "result")
 

@@ -6,9 +6,11 @@ The sides' processes take turns with the same features, so that other work on th
 them: `fast` (the product's training), `baseline` (benchmarks.baseline, padded to 384), and `strong` (what a
 strong user of Trainer chooses: grouped by length, padded to multiples of 8, no attention dropout, the fused
 optimizer), all three in the same precision. More `--sides`: `strong-dropout`, with attention dropout;
-`grouped`, run_qa.py's settings grouped by length; and `published`, the baseline in bf16, as published, on any
-processor; one without bf16 emulates it, where `fast` would choose fp32. Preparation, with compilation, is spread over a run of 2,000 steps: features of 2,000 steps / (its
-seconds + 2,000 x the seconds of a step).
+`grouped`, run_qa.py's settings grouped by length; and `published`, the baseline in bf16, as published, on
+any processor; one without bf16 emulates it, where `fast` would choose fp32.
+
+Preparation, with compilation, is spread over a run of 2,000 steps: features of 2,000 steps / (its seconds +
+2,000 x the seconds of a step).
 
 All sides preload tcmalloc, as ranks do on the cluster's nodes and as the published run did; it keeps memory
 from step to step. `--allocator plain` uses the system's allocator.

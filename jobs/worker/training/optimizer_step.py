@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..fast.communication import Replica, choose_all_reduce
@@ -20,11 +21,14 @@ from ..fast.compilation import (
 )
 from ..fast.embedding import train_used_words
 from ..fast.first_batches import FastLayers
+from ..fast.first_token import skip_other_tokens
 from ..fast.optimizer import MasterAdamW, group_parameters, halve_weights
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TextOptions, TrainOptions
 
+FEWEST_TOKENS = 4
+"""Of a sample that tells which tokens the loss depends on."""
 IPEX_MODULE = "intel_extension_for_pytorch"
 
 
@@ -81,6 +85,8 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     by_layer = options.layer_decay if isinstance(options, TextOptions) else 1.0
     decays = options.weight_decay, by_layer
     is_compiled = _compile(run, model, steps)
+    if not options.ipex:
+        _skip_other_tokens(run)
     optimizer: torch.optim.Optimizer
     if is_compiled:
         masters = halve_weights(model) if _may_halve(run) else {}
@@ -125,6 +131,18 @@ def find_idle(run: TrainingRun) -> list[Any]:
         torch.set_rng_state(state)
     idle.intersection_update(*run.context.ranks.gather(idle))
     return [each for name, each in model.named_parameters() if name in idle]
+
+
+def _skip_other_tokens(run: TrainingRun) -> None:
+    """Compute only what the loss depends on, which the shortest samples tell."""
+    order = np.argsort(run.lengths, kind="stable")
+    short = order[run.lengths[order] >= FEWEST_TOKENS][:2]
+    if len(short) < 2:
+        return
+    model = run.loaded.model
+    sample = run.task.collate([run.samples[int(index)] for index in short], run.loaded)
+    if skip_other_tokens(model, lambda: run.task.loss(model, sample)):
+        run.context.events.note("the last layer is computed only for the first token")
 
 
 def _skips_layers(model: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from ..fast.compilation import count_compiled, plain_layers
 from ..fast.embedding import restore_words
+from ..fast.first_token import compute_all_tokens
 from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
 from ..runtime.errors import ModelError, TrainingError, first_line
@@ -218,6 +219,7 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
+    compute_all_tokens(model)
     return loop
 
 

@@ -13,7 +13,9 @@ again or terminated, and `up` continues when it is repaired. `down` in another a
 is lost before the last `down`, which leaves nothing, counted in the cloud itself. In two of three runs, the
 nodes are held to the last, which a job with a limit moves as far as a random --budget allows: no machine
 with a timer or a second guard may outlive the latest end, and the bill of those that end by themselves may
-be no more than --budget, by an independent meter (tests/cloud/meter.py).
+be no more than --budget, by an independent meter (tests/cloud/meter.py). In the third, a job with a random
+--budget waits in the queue and runs as long as it may, on some of the nodes: until its end, and as long as
+it keeps all nodes, these may not cost more.
 `--seed 7 --only 13` repeats one run.
 """
 
@@ -35,7 +37,7 @@ from typing import Any
 from benchmarks.common import finish, run_shares
 from cluster.context import Context
 from cluster.lifecycle.deadline import raise_latest
-from infra.cost.prices import table_prices
+from infra.cost.prices import Price, table_prices
 from infra.ec2.cluster_record import limit_record
 from infra.ec2.inventory import describe_inventory
 from infra.errors import UsageError
@@ -43,6 +45,8 @@ from infra.iam.policy import build_policy, render_policy
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, TABLE_REGION
 from infra.lifetime import AFTER
 from infra.spec import ClusterOptions
+from jobs.cli.shared.job_limit import JobLimit
+from jobs.worker.supervisor.deadline import SAVE_S, Deadline
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
     BROKEN,
@@ -79,6 +83,7 @@ NETWORKS = (
 )
 SEEN = NETWORKS[:2]
 OTHER_ACCOUNT = "210987654321"
+_KINDS = ("instances", "security_groups")
 _LISTED = 1.1
 """The prices of the faults profile `unkind`, compared to the table's."""
 _LONGEST = ClusterOptions().ttl + ClusterOptions().grace
@@ -175,7 +180,10 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
         wrong.append(f"up: {up.code}: {up.error}")
     if network:
         wrong += continue_after(cloud, home, network, faults, request, up)
-    if number % 3 != 1:
+    if number % 3 == 1 and up.code == DONE:
+        late, spent = run_job(cloud, home, request, dice)
+        wrong += late
+    elif number % 3 != 1:
         late, spent = outlive(cloud, home, request, is_up=up.code == DONE)
         wrong += late
     wrong += visit_from_elsewhere(cloud, home, faults)
@@ -250,6 +258,59 @@ def outlive(
         f"${usd:.2f} for at most ${most:.2f}": usd > most,
     }
     return wrong + [text for text, is_wrong in checks.items() if is_wrong], usd / most
+
+
+def run_job(
+    cloud: CloudProcess, home: Path, request: dict[str, Any], dice: random.Random
+) -> tuple[list[str], float]:
+    """Run a job with a random budget after a random time in the queue.
+
+    Return what was wrong, and the share of the budget that was spent.
+    """
+    if held := dice.random() < 0.5:  # by another job, as long as the cluster's --budget allows
+        run_in_process(cloud, home, run_limited_job)
+    found, now = describe_inventory(cloud.connect().ec2, NAME, _KINDS), cloud.time.now()
+    record, ids = found.record, [machine.id for machine in found.alive]
+    assert record
+    assert record.bound
+    nodes, used = len(ids), dice.randint(1, len(ids))
+    price = Price(usd_per_hour(request) / request["nodes"], "")
+    hours = dice.uniform(0.06, (record.bound - now).total_seconds() / 3600)
+    limit = JobLimit(record, now, nodes, price, budget=price.usd * used * hours)
+    limit.check(used)
+
+    def move(ctx: Context, _: Mapping[str, Any]) -> None:
+        raise_latest(ctx, NAME, limit.latest(used))
+
+    moved = run_in_process(cloud, home, move)
+    wrong = [f"job: {moved.error}"] if moved.code == BROKEN else []
+    after = describe_inventory(cloud.connect().ec2, NAME, _KINDS).record
+    assert after
+    cloud.ask("lives")
+    start, over = cloud.time.now().timestamp(), after.expires.timestamp()
+    first = start + dice.uniform(0, after.latest.timestamp() - start) * held
+    seconds = limit.time(used).total_seconds()
+    deadline = Deadline(seconds, limit.budget or 0, limit.paid_node_s, used, nodes, first=first)
+    deadline.take(" ".join(map(str, after.lifetime.seconds)))
+    end = max(first, min(first + deadline.longest_s + SAVE_S, deadline.expires or over))
+
+    def bill(at: float) -> dict[str, float]:
+        cloud.time.sleep(max(0.0, at - cloud.time.now().timestamp()))
+        describe_inventory(cloud.connect().ec2, NAME, _KINDS)
+        return dict(cloud.ask("bill"))
+
+    # It keeps all nodes after their time to live, with results that nobody fetches, if it moved their end.
+    keeps = after.latest.timestamp() if after.latest > record.latest else end
+    marks = [bill(first), bill(max(first, min(end, over))), bill(max(first, over, keeps))]
+    if keeps <= over:
+        marks[2] = marks[1]
+    usd = sum(marks[1][id_] - marks[0][id_] for id_ in ids[:used])
+    usd += sum(marks[2][id_] - marks[1][id_] for id_ in ids)
+    most = limit.budget or 0.0
+    for later in (1, 60):  # the machines end, then their disks
+        bill(after.latest.timestamp() + AFTER.total_seconds() + later)
+    spent = round(usd / most, 6)
+    return wrong + [f"${usd:.2f} for a job's ${most:.2f}"] * (spent > 1), spent
 
 
 def visit_from_elsewhere(cloud: CloudProcess, home: Path, faults: str) -> list[str]:

@@ -26,7 +26,8 @@ from provision.host import Host
 class CloudInfo:
     """The cloud of a job's nodes; ``billed`` says whether they cost money.
 
-    ``usd_per_hour`` is one node's price on demand, with its disk and address, if it is known for the region.
+    ``usd_per_hour`` is one node's price, with its disk and address, if it is known for the region; ``market``
+    says for which market.
     """
 
     cloud: str = ""
@@ -34,6 +35,7 @@ class CloudInfo:
     billed: bool | None = None
     usd_per_hour: float | None = None
     price_source: str = ""
+    market: str = "on demand"
     owner: str = ""
     """Who submits the job."""
 
@@ -48,8 +50,8 @@ class JobRecord:
     them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
-    began. ``boot_s`` is the time from the head's launch to the submission of the first job there; 0 for later
-    jobs.
+    began. ``boot_s`` is the time from the head's launch to the submission of the first job there, and
+    ``idle_s``, for a later job, from the end of the jobs before; 0 if one was running or waiting.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
     price that a job with ``cores`` pays.
@@ -83,8 +85,10 @@ class JobRecord:
     exit_code: int | None = None
     state: str = ""
     bucket: str = ""
+    market: str = "on demand"
     owner: str = ""
     boot_s: float = 0.0
+    idle_s: float = 0.0
     cores: int | None = None
     memory_gib: int | None = None
     node_share: float = 1.0

@@ -82,7 +82,8 @@ def find_script(command: Sequence[str], folder: Path, root: Path | None = None) 
     An absolute path, such as ``/usr/bin/env``, is on the nodes.
     """
     for word in command:
-        if not word.startswith(("/", "-")) and (folder / word).is_file():
+        # Of a word that can't be a path, such as a long program, pathlib raises.
+        if not word.startswith(("/", "-")) and os.path.isfile(folder / word):  # noqa: PTH113
             _require_inside(word, folder, root or folder)
             return word
     program, *rest = command

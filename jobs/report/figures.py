@@ -215,9 +215,7 @@ def find_price(
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
     if types and not instance_type and (recorded := run.price):
         usd, source = recorded
-        return HourlyPrice(
-            usd * len(types) * part, f"{each}{share}, on demand with disk and address, {source}"
-        )
+        return HourlyPrice(usd * len(types) * part, f"{each}{share}, {source}")
     listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
     known = [usd for usd in listed if usd is not None]
     if not types or len(known) < len(types):

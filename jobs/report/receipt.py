@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from jobs.report.results_folder import RESULTS, Run, as_number, read_run
 from jobs.worker.runtime.errors import TrainingError
 from jobs.worker.runtime.output import save_json
 
-BOOT, EARLIER, START = "boot and installation", "earlier attempts", "staging and start"
+BOOT, IDLE = "boot and installation", "idle before it"
+EARLIER, START = "earlier attempts", "staging and start"
 COMPUTING, WAITING = "computing", "waiting for ranks"
 _NAMES = {
     "load": "reading the data",
@@ -97,14 +99,14 @@ class Receipt:
 def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
     """Return a job's receipt; ``None`` if its record does not say how long it took.
 
-    The boot and installation of the nodes belong to the first job on them.
+    The boot and installation of the nodes belong to the first job on them, and idle time to the job after it.
     """
-    took, boot, earlier = (
-        as_number(run.job.get(key)) for key in ("seconds", "boot_s", "earlier_s")
+    took, boot, idle, earlier = (
+        as_number(run.job.get(key)) or 0.0 for key in ("seconds", "boot_s", "idle_s", "earlier_s")
     )
     if not took or not run.nodes:
         return None
-    parts = {BOOT: boot or 0.0, EARLIER: earlier or 0.0}
+    parts = {BOOT: boot, IDLE: idle, EARLIER: earlier}
     phases = {name: seconds for name, seconds in run.seconds.items() if name != "total"}
     program = max(run.seconds.get("total", 0.0), sum(phases.values()))
     parts[START] = max(0.0, took - program) if program else 0.0
@@ -114,9 +116,20 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
         for part in split_phase(phase, seconds, run.series):
             name = _NAMES.get(phase) or _PARTS.get(part.name, COMPUTING)
             parts[name] = parts.get(name, 0.0) + part.seconds * scale
-    known = sum(seconds for name, seconds in parts.items() if name not in (BOOT, EARLIER, OTHER))
+    before = (BOOT, IDLE, EARLIER)
+    known = sum(seconds for name, seconds in parts.items() if name not in (*before, OTHER))
     parts[OTHER] = max(0.0, took - known)
+    if boot or idle:  # the nodes had nothing else to do until it started
+        parts[START] += _waited_to_start(run, took + earlier)
     return Receipt({name: s for name, s in parts.items() if s > 0}, run.nodes, price)
+
+
+def _waited_to_start(run: Run, took: float) -> float:
+    """Return the seconds from the submission to the first start."""
+    with suppress(KeyError, TypeError, ValueError):
+        when, ended = (datetime.fromisoformat(run.job[key]) for key in ("when", "ended"))
+        return max(0.0, (ended - when).total_seconds() - took)
+    return 0.0
 
 
 def add_receipt(folder: Path) -> dict[str, Any]:

@@ -212,9 +212,11 @@ class Run:
 
     @property
     def price(self) -> tuple[float, str] | None:
-        """Price of one node in US dollars per hour when the job began, and its source."""
+        """Price of one node in US dollars per hour when the job began, with its market and source."""
         usd, source = as_number(self.job.get("usd_per_hour")), self.job.get("price_source")
-        return (usd, source) if usd and usd > 0 and isinstance(source, str) else None
+        if not usd or usd <= 0 or not isinstance(source, str):
+            return None
+        return usd, f"{self.job.get('market', 'on demand')}, with disk and address, {source}"
 
     @property
     def node_share(self) -> float:

@@ -88,6 +88,8 @@ class Ending:
     """
     budget: float = 0.0
     """The US dollars from which the limit was computed; 0 for none."""
+    paid_node_s: float = 0.0
+    """How many seconds of one node they pay."""
     on_finish: str = ""
     """A shell command to run on the head when it has ended."""
 

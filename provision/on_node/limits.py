@@ -69,15 +69,26 @@ def main() -> None:
     if verb == "guard":
         Guard(job, more[0], int(more[1])).run()
         return
+    if verb == "hold":
+        name = os.environ.get("SLURMD_NODENAME", "")
+        try:
+            part = find_parts(job, json.loads(Path(CORES).read_text()))[name]
+            why = "" if part.is_whole else hold(job, int(more[0]), part)
+        except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
+            why = repr(error)
+        if (
+            why
+        ):  # Slurm prints it in the task's output: https://slurm.schedmd.com/prolog_epilog.html
+            print(
+                f"print warning: on {name}, this job can take its neighbors' cores and memory: {why}"
+            )
+        return
     parts = find_parts(job, json.loads(Path(CORES).read_text()))
-    if verb == "cores":
-        print(json.dumps({name: part._asdict() for name, part in parts.items()}))
-    elif not parts[os.environ["SLURMD_NODENAME"]].is_whole:
-        hold(job, int(more[0]), parts[os.environ["SLURMD_NODENAME"]])
+    print(json.dumps({name: part._asdict() for name, part in parts.items()}))
 
 
-def hold(job: str, pid: int, part: Part) -> None:
-    """Keep a process and its children in the job's part of this node."""
+def hold(job: str, pid: int, part: Part) -> str:
+    """Keep a process and its children in the job's part of this node; return why not, or ""."""
     cpus = [cpu for _, *each in part.cores for cpu in each]
     os.sched_setaffinity(pid, cpus)
     name = os.environ.get("SLURM_JOB_NAME", "").replace("/", "_")
@@ -89,10 +100,12 @@ def hold(job: str, pid: int, part: Part) -> None:
     # systemd-run would start a program: this one runs already, with files that mpirun opened.
     scope = [f"spr-{job}-{pid}.scope", "fail", "3", "PIDs", "au", "1", str(pid), "Slice", "s", unit]
     scope += ["TasksMax", "t", str((1 << 64) - 1)]
-    _ask(*_ROOT, "busctl", "call", *start, "ssa(sv)a(sa(sv))", *scope, "0")
+    why = _find_error(*_ROOT, "busctl", "call", *start, "ssa(sv)a(sa(sv))", *scope, "0")
     guard = ["python3", "-I", "-S", PROGRAM, "guard", job, name, memory]
     how = ["--quiet", "--collect", f"--unit=spr-guard-{job}", f"--uid={os.getuid()}"]
-    _ask(*_ROOT, "systemd-run", *how, *guard)
+    unguarded = _find_error(*_ROOT, "systemd-run", *how, *guard)
+    # An earlier task of the job has started it.
+    return why or ("" if "already" in unguarded else unguarded)
 
 
 class Guard:
@@ -203,6 +216,15 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _find_error(*argv: str) -> str:
+    """Return the last line that a command printed about its failure; "" if it succeeded."""
+    done = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30, check=False
+    )
+    said = done.stdout.decode(errors="replace").strip().split("\n")[-1]
+    return (said or f"{argv[0]} failed") if done.returncode else ""
 
 
 def _ask(*argv: str) -> str:

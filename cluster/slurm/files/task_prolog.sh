@@ -8,6 +8,6 @@
     echo 500 >/proc/"$SLURM_TASK_PID"/oom_score_adj
     # It is empty in jobs that have whole nodes.
     [ -n "${SPR_CORES-unknown}" ] || exit 0
-    python3 -I -S /etc/slurm/spr-cluster-limits hold "$SLURM_JOB_ID" "$SLURM_TASK_PID"
-} >/dev/null 2>&1
+    python3 -I -S /etc/slurm/spr-cluster-limits hold "$SLURM_JOB_ID" "$SLURM_TASK_PID" >&3
+} 3>&1 >/dev/null 2>&1
 exit 0

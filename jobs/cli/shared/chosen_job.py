@@ -20,7 +20,7 @@ from infra.aws.caller import short_owner
 from infra.aws.clients import connect
 from infra.aws.cloud import DEFAULT_REGION, Cloud
 from infra.aws.s3 import connect_s3
-from infra.cost.prices import Prices
+from infra.cost.prices import Prices, with_spot
 from infra.ec2.inventory import describe_inventory
 from infra.errors import NoClusterError, SprError
 from infra.files import read_object
@@ -143,7 +143,7 @@ def open_job_context(
     cloud, cluster = ctx.cloud, ctx.find_cluster()
     types = (node.instance.instance_type for node in cluster.nodes)
     prices = look_up_prices(cloud, ctx.clients, types, now)
-    info = describe_cloud(cloud, prices, cluster)
+    info = describe_cloud(cloud, prices, cluster, lambda: with_spot(prices, ctx.clients.ec2, now))
     info = replace(info, owner=short_owner(ctx.clients.caller.owner))
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
@@ -169,13 +169,28 @@ def open_job_context(
     return context
 
 
-def describe_cloud(cloud: Cloud, prices: Prices, cluster: Cluster) -> CloudInfo:
-    """Return the cloud with the price of the cluster's nodes, if it is known for the region."""
+def describe_cloud(
+    cloud: Cloud, prices: Prices, cluster: Cluster, ask_spot: Callable[[], Prices]
+) -> CloudInfo:
+    """Return the cloud with the price of the cluster's nodes, if it is known for the region.
+
+    The price of nodes on spot is today's; without it, they cost at most what they cost on demand.
+    """
     info = CloudInfo(cloud.name, cloud.region, cloud.billed)
-    price = prices.listed((cluster.head.instance.instance_type,), cluster.options)
+    machines, head = [node.instance for node in cluster.nodes], cluster.head.instance
+    price = prices.listed((head.instance_type,), cluster.options)
     if price is None or not price.is_here:
         return info
-    return replace(info, usd_per_hour=price.usd, price_source=price.source)
+    info = replace(info, usd_per_hour=price.usd, price_source=price.source)
+    share = sum(bool(machine.spot_request) for machine in machines) / len(machines)
+    if not share:
+        return info
+    spot = ask_spot().market(*head.place, spot=True)
+    if spot is None:
+        return replace(info, market="at most, on spot")
+    listed = prices.machines[head.instance_type].usd
+    market = "on spot" if share == 1 else f"{share:.0%} on spot"
+    return replace(info, usd_per_hour=price.usd - share * (listed - spot), market=market)
 
 
 def open_overview(ctx: Context, prices: Prices) -> Overview:

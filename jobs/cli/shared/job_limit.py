@@ -19,7 +19,7 @@ from infra.spec import LONGEST_TTL
 from infra.words import counted, spoken_duration, spoken_time
 from jobs.cli.shared.job_options import QueueRequest
 from jobs.worker.spec import JobSpec
-from jobs.worker.supervisor.deadline import SAVE_S
+from jobs.worker.supervisor.deadline import SAVE_S, paid_s
 
 _SAVE = timedelta(seconds=SAVE_S)
 _HOUR = timedelta(hours=1)
@@ -43,20 +43,21 @@ class JobLimit:
         grace: timedelta = self.record.options["grace"]
         return grace
 
+    @property
+    def paid_node_s(self) -> float:
+        """How many seconds of one node the budget pays; 0 without one."""
+        return 3600 * self.budget / self.price.usd if self.budget and self.price else 0.0
+
     def paid(self, used: int | None) -> timedelta:
         """Return how long the budget pays for a job on ``used`` nodes, with the time for its checkpoint.
 
         After the cluster's own time to live, the job pays for all nodes.
         """
-        if not self.budget or not self.price:
+        if not self.paid_node_s:
             return LONGEST_TTL
-        own = max(self.record.expires - self.now, timedelta())
-        alone = self.price.usd * (used or self.nodes)
-        rest = self.budget - alone * (own / _HOUR)
-        hours = self.budget / alone
-        if rest > 0:
-            hours = own / _HOUR + rest / (self.price.usd * self.nodes)
-        return min(hours, LONGEST_TTL / _HOUR) * _HOUR
+        own_s = max(0.0, (self.record.expires - self.now).total_seconds())
+        seconds = paid_s(self.paid_node_s, own_s, used or self.nodes, self.nodes)
+        return min(seconds, LONGEST_TTL.total_seconds()) * timedelta(seconds=1)
 
     def time(self, used: int | None) -> timedelta:
         """Return how long the job may take from its first start."""
@@ -148,4 +149,5 @@ def keep_limit(
     raise_latest(ctx, ctx.name, limit.latest(used))
     log(limit.describe(used, billed=ctx.cloud.billed))
     seconds = limit.time(used).total_seconds()
-    return replace(spec, ending=replace(spec.ending, max_time_s=seconds))
+    ending = replace(spec.ending, max_time_s=seconds, paid_node_s=limit.paid_node_s)
+    return replace(spec, ending=ending)

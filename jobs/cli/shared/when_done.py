@@ -242,7 +242,7 @@ class Ends:
             return f"{text}, and costs money"
         nodes = len(self.job.cluster.nodes)
         usd = f"${cloud.usd_per_hour * nodes:.2f}"
-        return f"{text}, and its {counted(nodes, 'machine')} cost {usd} an hour on demand"
+        return f"{text}, and its {counted(nodes, 'machine')} cost {usd} an hour {cloud.market}"
 
 
 def _how_to_resume(losses: Losses, flags: str) -> list[str]:

@@ -114,6 +114,8 @@ class JobSession:
     paths: JobPaths
     boot_s: float = 0.0
     """The time from the launch of the head, if this is the first job there."""
+    idle_s: float = 0.0
+    """The time from the end of the jobs before, if none is left."""
     _facts: dict[str, HostFacts] = field(default_factory=dict)
 
     @property
@@ -288,13 +290,18 @@ class JobSession:
         used = cluster.first(plan.spec.resources.nodes).nodes
         usd = context.cloud.usd_per_hour and context.cloud.usd_per_hour * len(used)
         if usd:
-            context.on_log(f"{counted(len(used), 'node')} for ${usd:.2f} an hour on demand")
+            context.on_log(
+                f"{counted(len(used), 'node')} for ${usd:.2f} an hour {context.cloud.market}"
+            )
         if plan.spec.recovery.resumed_job:
             return Expected()
         listed = list_jobs(self.head)
         if not listed:
             launched = cluster.head.instance.launch_time
             self.boot_s = max(0.0, (context.now - launched).total_seconds())
+        ends = [job.ended for job in listed if job.ended]
+        if ends and not any(job.is_active for job in listed):
+            self.idle_s = max(0.0, (context.now - max(ends)).total_seconds())
         asked = shlex.join(_argv(plan)), len(used)
         done = {
             job.job: job.seconds
@@ -337,6 +344,7 @@ class JobSession:
             node_share=resources.share_of(len(self.facts()[cluster.head.name].physical_cores)),
             when=context.now.isoformat(timespec="seconds"),
             boot_s=self.boot_s,
+            idle_s=self.idle_s,
             more={
                 **plan.details,
                 **({"results": str(plan.results)} if plan.results else {}),

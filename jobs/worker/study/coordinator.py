@@ -7,9 +7,9 @@ output.state/study/
     best/        the output folder of the best trial
     new-7/       that of a trial that is about to replace it
 
-Every minute, the end of a trial is followed by a checkpoint, ``output.state/checkpoints/step-N`` after N
-trials, with the journal and the best trial's output. It is copied, stored, and fetched as those of other
-jobs, so a study continues after the loss of any node.
+A trial's end is followed by a checkpoint, ``output.state/checkpoints/step-N`` after N trials, with the
+journal and the best trial's output. It is copied, stored, and fetched as those of other jobs, so a study
+continues after the loss of any node.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _FACTOR = 3
 """Of the trials that reach an evaluation, the best third continues, at the first, third, ninth, and so on."""
 _DRAWS = 20
 """A study ends if so many proposals are trials that have been made."""
-SAVE_S = 60.0
-"""Time between checkpoints: the copies of one take a while."""
+_PAUSE = 10
+"""Time between checkpoints, as a multiple of the time that one takes: its copies take longer."""
 _LEAD_S = 60.0
 """Before the job's limit, the trials end, so that the best one becomes the job's."""
 _FAILURES = 3
@@ -82,7 +82,7 @@ class Coordinator:
     _dismissed: int = 0
     _running: dict[int, Any] = field(default_factory=dict)
     _begin: float = field(default_factory=time.monotonic)
-    _saved_at: float | None = None
+    _pauses_until: float = 0.0
 
     def __post_init__(self) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -247,7 +247,7 @@ class Coordinator:
             )
         del self._running[number]
         self._announce(number)
-        if self._saved_at is None or time.monotonic() - self._saved_at >= SAVE_S:
+        if time.monotonic() >= self._pauses_until:
             self.save()
 
     def _announce(self, number: int) -> None:
@@ -282,13 +282,17 @@ class Coordinator:
             shutil.copytree(self.folder / BEST, partial / BEST)
         (partial / LAST).write_text(json.dumps({"trials": step}))
         partial.rename(target)
-        self._saved_at = time.monotonic()
         prune(self.state.with_suffix(""), _KEPT)
-        seconds = round(time.monotonic() - begin, 3)
+        seconds = time.monotonic() - begin
+        self._pauses_until = begin + seconds + _PAUSE * seconds
         taken = [each.user_attrs["seconds"] for each in self.ended()]
         left = sum(taken) / len(taken) * (self.plan.trials - step) / self.ranks
         self.events.emit(
-            "checkpoint", step=step, name=target.name, seconds=seconds, eta_seconds=round(left, 1)
+            "checkpoint",
+            step=step,
+            name=target.name,
+            seconds=round(seconds, 3),
+            eta_seconds=round(left, 1),
         )
 
     def last_failure(self) -> str:

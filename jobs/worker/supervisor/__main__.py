@@ -43,7 +43,9 @@ def main() -> int:
         launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG, job.nodes[0]
     )
     ending = launch.spec.ending
-    deadline = Deadline(max_time_s=ending.max_time_s, budget=ending.budget)
+    counts = len(job.nodes), len(launch.pinning)
+    limits = ending.max_time_s, ending.budget, ending.paid_node_s
+    deadline = Deadline(*limits, *counts)
     watcher = Watcher(launch, job, LogWatch(_LOG, _LOG.stat().st_size), deadline)
     supervisor = Supervisor(watcher, head)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.on_term())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,31 +30,56 @@ def lead_before(deadline: float, began: float, checkpoint_s: float = 0.0) -> flo
     return max(share, _CHECKPOINTS * checkpoint_s)
 
 
+def paid_s(node_s: float, own_s: float, used: int, nodes: int) -> float:
+    """Return how long so many seconds of one node pay for a job. Pure.
+
+    It pays for the nodes that it uses and, after ``own_s``, for all, which only it keeps.
+    """
+    own = min(own_s, node_s / used)
+    return own + (node_s - own * used) / nodes
+
+
 @dataclass
 class Deadline:
     """When a job has to end. `extend` may move the end of the cluster's time to live."""
 
-    expires: float | None = None
-    began: float = field(default_factory=time.time)
     max_time_s: float = 0.0
     """The job's own limit, since ``first``, its first start; 0 for none."""
     budget: float = 0.0
+    paid_node_s: float = 0.0
+    used: int = 1
+    nodes: int = 1
+    expires: float | None = None
+    over: float = math.inf
+    """When the cluster's time to live ends."""
+    began: float = field(default_factory=time.time)
     first: float = field(default_factory=time.time)
 
     def take(self, text: str) -> None:
         """Process what the guard prints; a guard that fails once has not changed its mind."""
+        self.over = parse_deadline(text, is_limited=False) or self.over
         self.expires = parse_deadline(text, is_limited=self.max_time_s > 0) or self.expires
+
+    @property
+    def longest_s(self) -> float:
+        """How long it may take: one that waited in the queue has less time before it keeps all nodes."""
+        if not self.paid_node_s:
+            return self.max_time_s
+        own = max(0.0, self.over - self.first)
+        paid = paid_s(self.paid_node_s, own, self.used, self.nodes)
+        return max(0.0, min(self.max_time_s, paid - SAVE_S))
 
     def find_end(self, checkpoint_s: float = 0.0) -> dict[str, Any]:
         """Return the deadline as the reason to stop now; {} if there is time left.
 
         ``until`` is when the ranks are killed.
         """
-        limit = self.first + self.max_time_s
+        longest = self.longest_s
+        limit = self.first + longest
         if self.max_time_s and time.time() > limit:
-            message = f"it took longer than --max-time, {self.max_time_s / 60:g} min"
+            message = f"it took longer than --max-time, {longest / 60:g} min"
             if self.budget:
-                minutes = f"{self.max_time_s / 60:.1f} min"
+                minutes = f"{longest / 60:.1f} min"
                 message = (
                     f"--budget ${self.budget:g} pays for no more than {minutes} and a checkpoint"
                 )

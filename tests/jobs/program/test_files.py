@@ -61,6 +61,7 @@ def test_a_link_keeps_its_name_and_its_target_is_sent(folder: Path) -> None:
         (("hostname",), None),
         (("python", "-c", "print(1)"), None),
         (("python", "-m", "src.model"), None),
+        (("python", "-c", "print(1)\n" * 1000), None),
         (("./train.py", "x"), "./train.py"),
         (("bash", "/opt/x.sh"), None),
         (("nice", "python", "train.py"), "train.py"),

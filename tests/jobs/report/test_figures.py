@@ -109,7 +109,7 @@ def test_the_price_that_the_job_recorded_counts_before_the_tables() -> None:
     )
 
     assert price == figures.HourlyPrice(
-        3.0, "2 × c7i.8xlarge, on demand with disk and address, Price List API, 2026-11-22"
+        3.0, "2 × c7i.8xlarge, on demand, with disk and address, Price List API, 2026-11-22"
     )
 
 
@@ -120,7 +120,7 @@ def test_a_job_pays_for_its_share_of_the_cores() -> None:
 
     assert figures.find_price(run, None, None) == figures.HourlyPrice(
         0.75,
-        "2 × c7i.8xlarge, 25.0% of it by cores, on demand with disk and address, Price List API, 2026-11-22",
+        "2 × c7i.8xlarge, 25.0% of it by cores, on demand, with disk and address, Price List API, 2026-11-22",
     )
     given = figures.find_price(run, None, 2.0)
     assert given == figures.HourlyPrice(1.0, "2 × $2, as given, 25.0% of it by cores")

@@ -130,3 +130,40 @@ def test_the_guard_of_a_job_that_ends_by_itself_reports_nothing(guard: Guard) ->
     guard._is_over = True
     guard.run()
     assert not guard.report.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "warned"),
+    [
+        ({}, ""),
+        ({"systemd-run": "Unit spr-guard-7.service was already loaded"}, ""),
+        ({"busctl": "Failed to connect to bus"}, "and memory: Failed to connect to bus\n"),
+        ({"systemd-run": "Access denied"}, "and memory: Access denied\n"),
+    ],
+)
+def test_a_task_that_is_not_held_says_so_in_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    said: dict[str, str],
+    warned: str,
+) -> None:
+    (cores := tmp_path / "cores").write_text('{"node1": [[0, 0], [0, 1]]}')
+    shown = {"show job": " Nodes=node1 CPU_IDs=0 Mem=100", "show hostnames": "node1"}
+    monkeypatch.setattr(limits, "CORES", str(cores))
+    monkeypatch.setattr(
+        limits, "_ask", lambda *a: next((v for k, v in shown.items() if k in " ".join(a)), "")
+    )
+    monkeypatch.setattr(
+        limits, "_find_error", lambda *a: next((v for k, v in said.items() if k in a), "")
+    )
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    monkeypatch.setattr(sys, "argv", ["limits", "hold", "7", "1"])
+    limits.main()
+    start = "print warning: on node1, this job can take its neighbors' cores "
+    assert capsys.readouterr().out == (start + warned if warned else "")
+
+    cores.unlink()
+    limits.main()
+    assert "FileNotFoundError" in capsys.readouterr().out

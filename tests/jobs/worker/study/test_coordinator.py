@@ -276,13 +276,15 @@ def test_a_resumed_study_proposes_others(state: Path) -> None:
     assert not [each for each in after if each in before]
 
 
-def test_the_first_end_of_a_trial_is_saved_and_then_one_a_minute(
+def test_the_end_of_a_trial_is_saved_unless_checkpoints_take_too_long(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, folder = make(state), state / "checkpoints"
+    monkeypatch.setattr("jobs.worker.study.coordinator._PAUSE", 1e9)
     run(study, 10.0, 20.0)
     assert [each.name for each in folder.iterdir()] == ["step-000001"]
-    monkeypatch.setattr("jobs.worker.study.coordinator.SAVE_S", 0.0)
+    monkeypatch.undo()
+    study._pauses_until = 0.0
     run(study, 30.0)
     assert (folder / "step-000003").exists()
 

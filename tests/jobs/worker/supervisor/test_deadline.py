@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.supervisor.deadline import Deadline, lead_before, parse_deadline
+from jobs.worker.supervisor.deadline import SAVE_S, Deadline, lead_before, parse_deadline
 from tests.jobs.context import event
 from tests.jobs.places.this_machine import ThisMachine, submit, wait_for
 from tests.jobs.worker.supervisor.test_notices import SAVES, follow
@@ -100,6 +100,21 @@ def test_a_job_whose_budget_is_spent_says_so() -> None:
     assert ended["message"] == "--budget $0.4 pays for no more than 1.5 min and a checkpoint"
     assert ended["limit"]
     assert not Deadline(max_time_s=90.0, budget=0.4, first=time.time() - 60).find_end()
+
+
+@pytest.mark.parametrize(("waited", "hours"), [(0, 4), (1, 3.25), (2, 2.5), (4, 1), (9, 1)])
+def test_a_job_that_waited_in_the_queue_does_not_keep_all_nodes_for_more_than_its_budget(
+    waited: float, hours: float
+) -> None:
+    """The budget pays for four hours of its one node, whose time to live ends after four hours."""
+    submitted = time.time()
+    deadline = Deadline(
+        5 * 3600.0, 4.0, 4 * 3600.0, used=1, nodes=4, first=submitted + waited * 3600
+    )
+    assert deadline.longest_s == 4 * 3600 - SAVE_S
+    over = int(submitted) + 4 * 3600
+    deadline.take(f"{over} {over + 9 * 3600} 0")
+    assert deadline.longest_s == pytest.approx(3600 * hours - SAVE_S, abs=2)
 
 
 def test_the_longest_time_counts_from_the_first_attempt(head: ThisMachine) -> None:

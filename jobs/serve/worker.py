@@ -32,8 +32,12 @@ class Model(NamedTuple):
     inputs: tuple[str, ...]
 
 
+Numbered = Sequence[tuple[int, Mapping[str, Any]]]
+"""Rows with their numbers in their request, from 1."""
+
+
 class _Waiting(NamedTuple):
-    rows: Sequence[Mapping[str, Any]]
+    rows: Numbered
     answer: asyncio.Future[list[Answer]]
 
 
@@ -61,11 +65,11 @@ def _describe() -> Model:
     return Model(task.name, tuple(task.inputs))
 
 
-def _predict(rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def _predict(rows: Numbered) -> list[Answer]:
     from jobs.worker.tasks.predict_file import predict_rows  # noqa: PLC0415
     from jobs.worker.training.text_task import Row  # noqa: PLC0415
 
-    numbered = [Row(f"row {number}", row) for number, row in enumerate(rows, start=1)]
+    numbered = [Row(f"row {number}", row) for number, row in rows]
     task, loaded = _loaded
     return list(predict_rows(task, loaded, numbered))
 
@@ -98,10 +102,10 @@ class Worker:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
         if self.waiting and self.waiting + len(rows) > MOST_WAITING:
             raise FullError
-        found: list[Answer] = []
+        found, numbered = list[Answer](), [*enumerate(rows, start=1)]
         for first in range(0, len(rows), MOST_ROWS):
             answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-            self._waiting.append(_Waiting(rows[first : first + MOST_ROWS], answer))
+            self._waiting.append(_Waiting(numbered[first : first + MOST_ROWS], answer))
             self._wake.set()
             found += await answer
         return found

@@ -77,15 +77,20 @@ def run(request: ServeRequest) -> int:
     token = _read_token(request)
     _require_packages()
     with _listen(request) as listener:
-        model = find_model(request.model, say, option="")
-        if model is None:
-            name = request.model
-            missing = f"results/{name}: no such folder" if name else "no model in results/"
-            raise UsageError(missing, hint="`spr-cluster fetch JOB` brings a job's model here")
-        check_model(model)
+        model = require_model(request.model)
         silence_libraries(offline=not has_adapters(model))
         serve(model, listener, token, request.threads)
     return 0
+
+
+def require_model(name: str | None) -> Path:
+    """Return the folder of a model on this machine. Raises :class:`UsageError`."""
+    model = find_model(name, say, option="")
+    if model is None:
+        missing = f"results/{name}: no such folder" if name else "no model in results/"
+        raise UsageError(missing, hint="`spr-cluster fetch JOB` brings a job's model here")
+    check_model(model)
+    return model
 
 
 def serve(model: Path, listener: socket.socket, token: str | None, threads: int | None) -> None:

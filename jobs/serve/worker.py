@@ -25,6 +25,10 @@ class LostError(Exception):
     """The process that has the model has ended; another one is starting."""
 
 
+class UnloadableError(Exception):
+    """The model can't be loaded; the message says why."""
+
+
 class Model(NamedTuple):
     """What the server says of the model: its task, and what it reads of a row."""
 
@@ -54,13 +58,18 @@ def _load(folder: str, threads: int | None) -> None:
 
     if threads:
         torch.set_num_threads(threads)
-    task, loaded = load_trained(folder)
-    if Path(folder, PLACE).exists():
-        loaded = use_exported(Path(folder), loaded)
-    _loaded = task, loaded
+    try:
+        task, loaded = load_trained(folder)
+        if Path(folder, PLACE).exists():
+            loaded = use_exported(Path(folder), loaded)
+        _loaded = task, loaded
+    except Exception as error:  # of many libraries
+        _loaded = UnloadableError(" ".join(str(error).split()) or repr(error))
 
 
 def _describe() -> Model:
+    if isinstance(_loaded, Exception):
+        raise _loaded
     task, _ = _loaded
     return Model(task.name, tuple(task.inputs))
 
@@ -94,7 +103,10 @@ class Worker:
         return sum(len(each.rows) for each in self._waiting)
 
     async def describe(self) -> Model:
-        """Return what the model is, when it is loaded. Raises :class:`LostError` if it can't be."""
+        """Return what the model is, when it is loaded.
+
+        Raises :class:`UnloadableError`, or :class:`LostError` if its process has ended.
+        """
         found: Model = await self._call(_describe)
         return found
 

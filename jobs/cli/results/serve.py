@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.console.options import Request, argument, option, positive_int
 from cluster.console.output import say
 from cluster.console.parser import Parser, add_command
-from infra.errors import MissingExtraError, UsageError
+from infra.errors import JobError, MissingExtraError, UsageError
 from infra.files import read_text
 from jobs.train.predict import (
     can_answer_here,
@@ -94,16 +94,19 @@ def require_model(name: str | None) -> Path:
 
 
 def serve(model: Path, listener: socket.socket, token: str | None, threads: int | None) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests that have begun are answered."""
+    """Serve until SIGTERM or Ctrl-C; requests that have begun are answered.
+
+    Raises :class:`JobError` if the model can't be loaded.
+    """
     import uvicorn  # noqa: PLC0415 - an optional package
 
     from jobs.serve.app import App  # noqa: PLC0415
     from jobs.serve.worker import Worker  # noqa: PLC0415
 
     name = model.parent.name if model.name == "model" else model.name
-    app = App(lambda: Worker(model, threads), name, token).build()
+    app = App(lambda: Worker(model, threads), name, token)
     config = uvicorn.Config(
-        app,
+        app.build(),
         log_level="warning",
         timeout_keep_alive=15,
         timeout_graceful_shutdown=_STOP_SECONDS,
@@ -113,6 +116,8 @@ def serve(model: Path, listener: socket.socket, token: str | None, threads: int 
     say(f"{name}: http://{host}:{port} (Ctrl-C ends it)")
     with suppress(KeyboardInterrupt):  # it raises the signal again that has ended it
         uvicorn.Server(config).run(sockets=[listener])
+    if app.failure:
+        raise JobError(f"model {model} can't be loaded: {app.failure}")
     say("stopped")
 
 

@@ -16,7 +16,7 @@ from infra.files import read_object
 from jobs.places.plan import RECORD, own_folder
 from jobs.places.queue.job_output import JobOutput
 from jobs.train.predict import can_answer_here
-from jobs.train.request import FILES, OTHER_FILES, s3_data
+from jobs.train.request import FILES, OTHER_FILES, local_data, s3_data
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.runtime.output import state_folder
@@ -55,10 +55,9 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
             f"{model.parent} does not name the data of its job",
             hint="--data names training data, for calibration, and --eval those that measure the loss",
         )
-    known = {each.name for each in fields(kind)}
-    values = {name: value for name, value in own.items() if name in known}
+    own = {each.name: own[each.name] for each in fields(kind) if each.name in own}
     try:
-        return kind(**{**values, "model": str(model.absolute())})
+        return kind(**{**own, "model": str(model.absolute())})
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -90,9 +89,9 @@ def export_here(options: EncoderOptions, output: JobOutput, results: Path) -> di
     """
     for option, url in s3_data(options).items():
         raise UsageError(f"--{option} {url}: not here", hint="--name names a cluster that reads it")
-    paths = {name: getattr(options, name, None) for name in (*FILES, *OTHER_FILES)}
-    found = {name: Path(path).expanduser().absolute() for name, path in paths.items() if path}
-    local: dict[str, Any] = {name: str(path) for name, path in found.items() if path.exists()}
+    local: dict[str, Any] = {
+        each: str(path.absolute()) for each, path in local_data(options).items()
+    }
     options = replace(options, **local, output=str(results.absolute()))
     results.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "jobs.worker.tasks", options.task, options.to_json()]
@@ -105,10 +104,9 @@ def export_here(options: EncoderOptions, output: JobOutput, results: Path) -> di
             process.kill()
             raise
     if process.returncode:
-        errors = [each for each in output.events if each["event"] == "error"]
-        message, hint = (errors[0]["message"], errors[0]["hint"]) if errors else ("", None)
-        last = message or (output.lines or [f"exit code {process.returncode}"])[-1]
-        raise JobError(f"the export failed: {last}", hint=hint)
+        error = next((each for each in output.events if each["event"] == "error"), {})
+        last = (output.lines or [f"exit code {process.returncode}"])[-1]
+        raise JobError(f"the export failed: {error.get('message', last)}", hint=error.get("hint"))
     # Where a fetched job has its logs and metrics too.
     state_folder(results).rename(own_folder(results))
     return read_object(results / "results.json")

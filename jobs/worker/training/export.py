@@ -128,7 +128,7 @@ def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> d
             before = (context.output / _PREDICTIONS).read_bytes()
             is_share = metric in run.task.shares
             doubt = _uncertainty(before, after.files[_PREDICTIONS], lost) if is_share else 0.0
-            name = name or f"{compiled.dtype_used}, by OpenVINO"
+            name = name or f"OpenVINO, {compiled.dtype_used}"
             most = min(lost + doubt, score) if is_share else lost
             forms.append(Form(name, now, lost, most, speed))
         forms = ranks.share(forms)

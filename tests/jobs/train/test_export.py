@@ -93,8 +93,9 @@ def test_it_runs_here_on_one_row_of_evaluation_data(
     assert result["eval_records"] == 1
     assert Path("out/model/openvino/openvino_model.xml").exists()
     assert Path("out/job/logs").is_dir()
-    assert "for OpenVINO: int8" in capfd.readouterr().out
-    assert main([*words, "--results", "out", "--data", "gone.jsonl"]) == 2
+    assert "exported as int8: " in capfd.readouterr().out
+    assert main([*words, "--results", "new", "--data", "gone.jsonl"]) == 2
+    assert main([*words, "--results", "out"]) == 2  # is not empty
     assert not (job / "model" / "openvino").exists()
     with pytest.raises(UsageError, match=r"100\.5 is out of range"):
         export_options(job / "model", {"max_loss": 100.5})

@@ -117,7 +117,7 @@ def test_a_promise_that_no_form_keeps_is_said(
     forms = [form["form"] for form in result["export"]["forms"]]
     # What is said of the last form is what the processor does.
     has_bf16 = "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    last = f"{'bf16' if has_bf16 else 'fp32'}, by OpenVINO"
+    last = f"OpenVINO, {'bf16' if has_bf16 else 'fp32'}"
     assert forms == ["PyTorch, fp32", "int8", "int8 except the first and last layer", last]
     (warning,) = (text for text in notes_of(ran) if text.startswith("warning: no form"))
     assert "--max-loss 0" in warning

@@ -37,6 +37,9 @@ _JOBS = {
     "fetch": Command("jobs.cli.results.fetch", "download a job's model, log, and results"),
     "report": Command("jobs.cli.results.report", "write a one-page report of a run"),
     "predict": Command("jobs.cli.results.predict", "use a trained model on texts or a file"),
+    "export": Command(
+        "jobs.cli.results.export", "make a trained model faster, with a measured loss"
+    ),
     "serve": Command("jobs.cli.results.serve", "serve a trained model over HTTP, here"),
     "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
 }

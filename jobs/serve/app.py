@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hmac
 import json
+import signal
 import struct
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jobs.serve.worker import FullError, LostError, Model, Worker
+from jobs.serve.worker import FullError, LostError, Model, UnloadableError, Worker
 
 MOST_BYTES, MOST_ROWS = 8 << 20, 2048
 """Of a request."""
@@ -37,6 +38,8 @@ class App:
 
     def __init__(self, worker: Callable[[], Worker], name: str, token: str | None = None) -> None:
         self._make, self._name, self._token = worker, name, token
+        self.failure = ""
+        """Why the model can't be loaded, which ends the server."""
         self._worker: Worker | None = None
         self._model: Model | None = None
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -77,6 +80,10 @@ class App:
         while self._model is None:
             try:
                 self._model = await worker.describe()
+            except UnloadableError as error:
+                self.failure = str(error)
+                signal.raise_signal(signal.SIGINT)
+                return
             except LostError:
                 await asyncio.sleep(1)
 

@@ -25,6 +25,10 @@ class LostError(Exception):
     """The process that has the model has ended; another one is starting."""
 
 
+class UnloadableError(Exception):
+    """The model can't be loaded; the message says why."""
+
+
 class Model(NamedTuple):
     """What the server says of the model: its task, and what it reads of a row."""
 
@@ -32,8 +36,12 @@ class Model(NamedTuple):
     inputs: tuple[str, ...]
 
 
+Numbered = Sequence[tuple[int, Mapping[str, Any]]]
+"""Rows with their numbers in their request, from 1."""
+
+
 class _Waiting(NamedTuple):
-    rows: Sequence[Mapping[str, Any]]
+    rows: Numbered
     answer: asyncio.Future[list[Answer]]
 
 
@@ -50,22 +58,27 @@ def _load(folder: str, threads: int | None) -> None:
 
     if threads:
         torch.set_num_threads(threads)
-    task, loaded = load_trained(folder)
-    if Path(folder, PLACE).exists():
-        loaded = use_exported(Path(folder), loaded)
-    _loaded = task, loaded
+    try:
+        task, loaded = load_trained(folder)
+        if Path(folder, PLACE).exists():
+            loaded = use_exported(Path(folder), loaded)
+        _loaded = task, loaded
+    except Exception as error:  # of many libraries
+        _loaded = UnloadableError(" ".join(str(error).split()) or repr(error))
 
 
 def _describe() -> Model:
+    if isinstance(_loaded, Exception):
+        raise _loaded
     task, _ = _loaded
     return Model(task.name, tuple(task.inputs))
 
 
-def _predict(rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def _predict(rows: Numbered) -> list[Answer]:
     from jobs.worker.tasks.predict_file import predict_rows  # noqa: PLC0415
     from jobs.worker.training.text_task import Row  # noqa: PLC0415
 
-    numbered = [Row(f"row {number}", row) for number, row in enumerate(rows, start=1)]
+    numbered = [Row(f"row {number}", row) for number, row in rows]
     task, loaded = _loaded
     return list(predict_rows(task, loaded, numbered))
 
@@ -90,7 +103,10 @@ class Worker:
         return sum(len(each.rows) for each in self._waiting)
 
     async def describe(self) -> Model:
-        """Return what the model is, when it is loaded. Raises :class:`LostError` if it can't be."""
+        """Return what the model is, when it is loaded.
+
+        Raises :class:`UnloadableError`, or :class:`LostError` if its process has ended.
+        """
         found: Model = await self._call(_describe)
         return found
 
@@ -98,10 +114,10 @@ class Worker:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
         if self.waiting and self.waiting + len(rows) > MOST_WAITING:
             raise FullError
-        found: list[Answer] = []
+        found, numbered = list[Answer](), [*enumerate(rows, start=1)]
         for first in range(0, len(rows), MOST_ROWS):
             answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-            self._waiting.append(_Waiting(rows[first : first + MOST_ROWS], answer))
+            self._waiting.append(_Waiting(numbered[first : first + MOST_ROWS], answer))
             self._wake.set()
             found += await answer
         return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.console.options import Request, argument, option, positive_int
 from cluster.console.output import say
 from cluster.console.parser import Parser, add_command
-from infra.errors import MissingExtraError, UsageError
+from infra.errors import JobError, MissingExtraError, UsageError
 from infra.files import read_text
 from jobs.train.predict import (
     can_answer_here,
@@ -77,28 +77,36 @@ def run(request: ServeRequest) -> int:
     token = _read_token(request)
     _require_packages()
     with _listen(request) as listener:
-        model = find_model(request.model, say, option="")
-        if model is None:
-            name = request.model
-            missing = f"results/{name}: no such folder" if name else "no model in results/"
-            raise UsageError(missing, hint="`spr-cluster fetch JOB` brings a job's model here")
-        check_model(model)
+        model = require_model(request.model)
         silence_libraries(offline=not has_adapters(model))
         serve(model, listener, token, request.threads)
     return 0
 
 
+def require_model(name: str | None) -> Path:
+    """Return the folder of a model on this machine. Raises :class:`UsageError`."""
+    model = find_model(name, say, option="")
+    if model is None:
+        missing = f"results/{name}: no such folder" if name else "no model in results/"
+        raise UsageError(missing, hint="`spr-cluster fetch JOB` brings a job's model here")
+    check_model(model)
+    return model
+
+
 def serve(model: Path, listener: socket.socket, token: str | None, threads: int | None) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests that have begun are answered."""
+    """Serve until SIGTERM or Ctrl-C; requests that have begun are answered.
+
+    Raises :class:`JobError` if the model can't be loaded.
+    """
     import uvicorn  # noqa: PLC0415 - an optional package
 
     from jobs.serve.app import App  # noqa: PLC0415
     from jobs.serve.worker import Worker  # noqa: PLC0415
 
     name = model.parent.name if model.name == "model" else model.name
-    app = App(lambda: Worker(model, threads), name, token).build()
+    app = App(lambda: Worker(model, threads), name, token)
     config = uvicorn.Config(
-        app,
+        app.build(),
         log_level="warning",
         timeout_keep_alive=15,
         timeout_graceful_shutdown=_STOP_SECONDS,
@@ -108,6 +116,8 @@ def serve(model: Path, listener: socket.socket, token: str | None, threads: int 
     say(f"{name}: http://{host}:{port} (Ctrl-C ends it)")
     with suppress(KeyboardInterrupt):  # it raises the signal again that has ended it
         uvicorn.Server(config).run(sockets=[listener])
+    if app.failure:
+        raise JobError(f"model {model} can't be loaded: {app.failure}")
     say("stopped")
 
 

@@ -182,8 +182,8 @@ def _render_export(export: dict[str, Any] | None) -> str:
     original, *_, chosen = export["forms"]
     gain = chosen["rows_per_second"] / original["rows_per_second"]
     return (
-        f"for OpenVINO: {chosen['form']}, {gain:.2f} times the rows per second of {original['form']}, "
-        f"{export['metric']} {-chosen['loss']:+.2f}\n"
+        f"exported as {chosen['form']}: {gain:.2f} times the rows per second of {original['form']}, "
+        f"a loss of {chosen['loss']:.2f} in {export['metric']}\n"
     )
 
 

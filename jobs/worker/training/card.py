@@ -96,7 +96,8 @@ None is set: add `license` to the header. Those of the data and of the base mode
 _EXPORTED = """
 ## OpenVINO
 
-`openvino/openvino_model.xml` is the last of these forms, measured on one rank:
+`openvino/openvino_model.xml` is the last of these forms, measured on one rank. Layers that are not in int8
+are stored in fp32; OpenVINO computes them in bf16 on processors with bf16, and in fp32 on others.
 
 | form | {metric} | loss (97.5 % limit) | rows per second | p50 ms of a row | p99 ms |
 |---|---|---|---|---|---|

@@ -36,7 +36,7 @@ from .task import Loaded, pick_scores
 
 PLACE = "openvino/openvino_model.xml"
 """In the model's folder."""
-INT8, PARTLY, BF16 = "int8", "int8 except the first and last layer", "bf16"
+INT8, PARTLY = "int8", "int8 except the first and last layer"
 CALIBRATED = 300
 """Training samples from which the ranges of activations are known."""
 MEASURED, SINGLE = 512, 64
@@ -82,6 +82,9 @@ class Compiled(torch.nn.Module):
         super().__init__()
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1}
         compiled = _openvino().Core().compile_model(graph, "CPU", settings)
+        is_bf16 = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "bf16"
+        self.dtype_used = "bf16" if is_bf16 else "fp32"
+        """In what OpenVINO computes here, except layers in int8."""
         self._request, self._names = compiled.create_infer_request(), names
         self._model = [model]  # in a list, it is no part of this module
 
@@ -120,11 +123,14 @@ def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> d
         after = evaluate_quietly(run, run.loaded._replace(model=_replace(model, compiled)), unseen)
         speed = _measure(compiled, batches, single)
         if ranks.first:
-            lost = score - pick_scores(after.figures)[metric]
+            now = pick_scores(after.figures)[metric]
+            lost = now - score if options.metrics.get(metric) == "min" else score - now
             before = (context.output / _PREDICTIONS).read_bytes()
             is_share = metric in run.task.shares
             doubt = _uncertainty(before, after.files[_PREDICTIONS], lost) if is_share else 0.0
-            forms.append(Form(name, score - lost, lost, lost + doubt, speed))
+            name = name or f"OpenVINO, {compiled.dtype_used}"
+            most = min(lost + doubt, score) if is_share else lost
+            forms.append(Form(name, now, lost, most, speed))
         forms = ranks.share(forms)
         note(_describe(forms[-1], forms[0], metric))
         if forms[-1].loss_at_most <= options.max_loss:
@@ -211,26 +217,50 @@ def _inputs(
 
 
 def _convert(run: TrainingRun) -> Iterator[tuple[str, list[str], Any]]:
-    """Yield the forms to try: their names, those of their outputs, and OpenVINO's graphs."""
-    model, wanted = _inner(run.loaded.model), _options(run).export
+    """Yield the forms to try: their names, those of their outputs, and OpenVINO's graphs.
+
+    The last one has no name: the processor decides in what it computes.
+    """
     samples = list(_inputs(run, run.samples, CALIBRATED))
-    openvino = _openvino()
-    with torch.inference_mode(), redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tracing
-        names = list(model(**samples[0]).keys())
-        try:
-            graph = openvino.convert_model(model, example_input=samples[0])
-        except Exception as error:  # of the library's many types
-            raise TrainingError(
-                f"--export: OpenVINO can't convert this model: {first_line(error)}",
-                hint="the trained model is in the output; omit --export",
-            ) from error
-    for port, name in zip(graph.outputs, names, strict=True):
-        port.get_tensor().set_names({name})
-    if wanted == INT8:
+    model, (names, graph) = _inner(run.loaded.model), _trace(run, samples[0])
+    if _options(run).export == INT8:
         yield INT8, names, _quantize(graph, samples, ())
         yield PARTLY, names, _quantize(graph, samples, _outer_layers(model))
-    yield BF16, names, graph
+    yield "", names, graph
+
+
+def require_convertible(run: TrainingRun) -> None:
+    """Raise :class:`TrainingError` if OpenVINO can't convert the model: not after hours of training."""
+    run.loaded.model.eval()  # training changes it back
+    _trace(run, next(_inputs(run, run.samples, 1)))
+
+
+def _trace(run: TrainingRun, inputs: Inputs) -> tuple[list[str], Any]:
+    """Return OpenVINO's graph of the model, and the names of its outputs."""
+    model, openvino = _inner(run.loaded.model), _openvino()
+    with torch.inference_mode(), redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tracing
+        names = list(model(**inputs).keys())
+        try:
+            graph = openvino.convert_model(model, example_input=inputs)
+            for port, name in zip(graph.outputs, names, strict=True):
+                port.get_tensor().set_names({name})
+            for name in inputs:
+                graph.input(name)
+        except Exception as error:  # of the library's many types
+            kind, why = type(model).__name__, _reason(error)
+            raise TrainingError(
+                f"--export: OpenVINO can't convert {kind}: {why}", hint="omit --export"
+            ) from error
+    return names, graph
+
+
+def _reason(error: Exception) -> str:
+    """Return why OpenVINO failed: the first line that does not name its own code."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line and "src/" not in line), first_line(error)).rstrip(
+        ":"
+    )
 
 
 def _outer_layers(model: Any) -> tuple[str, ...]:
@@ -296,8 +326,9 @@ def _predictions(content: bytes) -> list[Any]:
 
 def _describe(form: Form, original: Form, metric: str) -> str:
     gain = form.speed.rows_per_second / original.speed.rows_per_second
-    at_most = f", with 97.5 % certainty at most {form.loss_at_most:.2f} lower"
+    certain = f", with 97.5 % certainty at most {form.loss_at_most:.2f}"
     return (
         f"export, {form.form}: {gain:.2f} times the rows per second ({form.speed.rows_per_second:,.0f}), "
-        f"{metric} {form.score:.2f} ({-form.loss:+.2f}{at_most if form.loss_at_most != form.loss else ''})"
+        f"{metric} {form.score:.2f}, a loss of {form.loss:.2f}"
+        f"{certain if form.loss_at_most != form.loss else ''}"
     )

@@ -26,7 +26,7 @@ from .best import Unseen, plan_evaluation
 from .between_steps import Loop, after_step, evaluate, resume
 from .card import render_card
 from .checkpoints import Checkpoint, CheckpointTimer, identify
-from .export import export_model, require_packages
+from .export import export_model, require_convertible, require_packages
 from .hub import push_model
 from .model import save_model
 from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
@@ -91,6 +91,8 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
             speed = measure_speed(run, options.trial_seconds, len(data.train))
         events.emit("trial", **speed._asdict())
         return None
+    if exports:
+        require_convertible(TrainingRun(context, task, loaded, samples))
     run = TrainingRun(context, task, loaded, samples, ask_teacher(task, context, records))
     with context.phase("train"):
         loop = train(run, Unseen(data.eval, unseen, data.has_unseen))

@@ -189,7 +189,7 @@ def test_a_run_that_only_evaluates_and_exports_has_no_speed_of_training() -> Non
 
     assert "\n0.0 s of training\n" in text
     assert (
-        "\nfor OpenVINO: int8, 2.50 times the rows per second of PyTorch, bf16, accuracy -0.25\n"
+        "\nexported as int8: 2.50 times the rows per second of PyTorch, bf16, a loss of 0.25 in accuracy\n"
         in text
     )
 

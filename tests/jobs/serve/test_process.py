@@ -76,6 +76,9 @@ def test_openai_gets_the_vectors_of_the_exported_model(
     for one, other in zip(vectors, original, strict=True):
         assert sum(a * b for a, b in zip(one, other, strict=True)) == pytest.approx(1, abs=0.02)
         assert one != pytest.approx(other, abs=1e-6)
+    rows = [{"text": "a"}] * 34 + [{"text": 5}]
+    error = httpx.post(f"{server[1]}/predict", json={"rows": rows}, timeout=60).json()["error"]
+    assert error["message"].startswith("row 35:")
     with pytest.raises(openai.BadRequestError, match="expected a text"):
         client.embeddings.create(model="any", input=[[1, 2]])
 
@@ -108,3 +111,16 @@ def test_sigterm_ends_it_and_the_process_of_the_model(
     assert not Path(f"/proc/{model}").exists()
     assert process.stderr
     assert "stopped" in process.stderr.read()
+
+
+def test_a_model_that_can_not_be_loaded_ends_it(model: Path) -> None:
+    """The last test: it damages the model."""
+    weights = model / "openvino" / "openvino_model.bin"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    words = [sys.executable, "-m", "jobs", "serve", str(model), "--port", "0"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"spr-cluster: model {model} can't be loaded: ")
+    assert "Incorrect weights" in last
+    assert "Traceback" not in ended.stderr

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 from jobs.train.study import job_packages
 from jobs.worker.runtime.errors import TrainingError
@@ -17,8 +19,10 @@ from jobs.worker.runtime.events import parse_event
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.classify import ClassifyOptions
 from jobs.worker.training import export
-from jobs.worker.training.export import _openvino, _uncertainty, require_packages
+from jobs.worker.training.export import _openvino, _trace, _uncertainty, require_packages
+from tests.jobs.worker.fast.test_families import build
 from tests.jobs.worker.forked_ranks import Ran, run_forked
+from tests.jobs.worker.tokenizer_families import bert
 
 TEXTS = {"good": "an excellent and charming read", "bad": "a dull story without any point"}
 
@@ -111,7 +115,10 @@ def test_a_promise_that_no_form_keeps_is_said(
     assert (result["accuracy"], result["loss_curve"]) == (100.0, [])
     assert "samples_per_second" not in result
     forms = [form["form"] for form in result["export"]["forms"]]
-    assert forms == ["PyTorch, fp32", "int8", "int8 except the first and last layer", "bf16"]
+    # What is said of the last form is what the processor does.
+    has_bf16 = "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    last = f"OpenVINO, {'bf16' if has_bf16 else 'fp32'}"
+    assert forms == ["PyTorch, fp32", "int8", "int8 except the first and last layer", last]
     (warning,) = (text for text in notes_of(ran) if text.startswith("warning: no form"))
     assert "--max-loss 0" in warning
 
@@ -152,6 +159,44 @@ def test_each_task_with_an_encoder_exports(task: str, tmp_path: Path) -> None:
     certain = [text for text in notes_of(ran) if "certainty" in text]
     assert len(certain) == (found["metric"] in TASKS[task].shares)
     assert (tmp_path / "model" / "openvino" / "openvino_model.bin").stat().st_size > 0
+
+
+def test_a_model_that_openvino_can_not_convert_is_not_trained(
+    data: dict[str, str], tmp_path: Path
+) -> None:
+    model = build(AutoModel, "fnet")  # its encoder takes no mask
+    tokenizer = bert([*TEXTS.values()])
+    model.resize_token_embeddings(len(tokenizer))
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "model")
+    chosen = options(
+        tmp_path / "output", "classify", data=data["train"], model=str(tmp_path / "model")
+    )
+
+    (ran,) = run_forked([(chosen, {"ranks": 1})])
+
+    assert ran.codes == [1]
+    assert "OpenVINO can't convert FNetForSequenceClassification: " in ran.texts[0]
+    assert '"name": "train"' not in ran.texts[0]
+
+
+@pytest.mark.parametrize("name", ["roberta", "mpnet", "deberta-v2", "electra", "albert"])
+def test_graphs_of_other_families_compute_the_same_at_any_length(name: str) -> None:
+    model: Any = build(AutoModel, name)
+    run: Any = SimpleNamespace(loaded=SimpleNamespace(model=model))
+
+    def inputs(rows: int, width: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(3, 32, (rows, width))
+        mask = (torch.arange(width) < torch.tensor([[width // 2], [width]])[:rows]).long()
+        return {"input_ids": tokens, "attention_mask": mask}
+
+    names, graph = _trace(run, inputs(2, 24))
+    exact = _openvino().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for given in (inputs(1, 8), inputs(2, 136), inputs(2, 504)):
+        with torch.inference_mode():
+            wanted = model(**given)[names[0]][given["attention_mask"] == 1]
+        found = torch.from_numpy(exact({key: each.numpy() for key, each in given.items()})[0])
+        assert (found[given["attention_mask"] == 1] - wanted).abs().max() < 1e-3
 
 
 def test_a_loss_is_as_certain_as_the_changed_predictions_allow() -> None:

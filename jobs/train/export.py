@@ -1,0 +1,112 @@
+"""``export``: a trained model for OpenVINO, by a run of its task that only evaluates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from infra.errors import JobError, UsageError
+from infra.files import read_object
+from jobs.places.plan import RECORD, own_folder
+from jobs.places.queue.job_output import JobOutput
+from jobs.train.predict import can_answer_here
+from jobs.train.request import FILES, OTHER_FILES, local_data, s3_data
+from jobs.worker.runtime.errors import WorkerError
+from jobs.worker.runtime.events import NAMES
+from jobs.worker.runtime.output import state_folder
+from jobs.worker.tasks import find_task
+from jobs.worker.training.options import EncoderOptions
+
+_UNUSED: Mapping[str, Any] = {
+    **dict.fromkeys(("class_weights", "mine_negatives", "patience", "push_to"), None),
+    **dict.fromkeys(("student_layers", "teacher", "trial_seconds"), None),
+    "compile": "off",
+    "epochs": 0,
+    "eval_every": "never",
+    "report_to": "none",
+    "resume": False,
+}
+"""Options of a job that have no effect, or a wrong one, on a run that only evaluates its model."""
+
+
+def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
+    """Return a run that exports the model in a folder, with the options of the job that trained it, if any.
+
+    ``given`` are those that the user chose. Raises :class:`UsageError` for a model of another kind, or data
+    that nothing names.
+    """
+    try:
+        kind = find_task(str(model)).Options
+    except WorkerError as error:
+        raise UsageError(error.message, hint=error.hint) from None
+    if not issubclass(kind, EncoderOptions):
+        raise UsageError(f"a model of `train {kind.task}` can't be exported: it is not an encoder")
+    own = {**_job_options(model.parent, kind), **_UNUSED, **given}
+    if "eval" in given:
+        own["eval_fraction"] = None
+    if not own.get("data") and not own.get("dataset"):
+        raise UsageError(
+            f"{model.parent} does not name the data of its job",
+            hint="--data names training data, for calibration, and --eval those that measure the loss",
+        )
+    own = {each.name: own[each.name] for each in fields(kind) if each.name in own}
+    try:
+        return kind(**{**own, "model": str(model.absolute())})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _job_options(results: Path, kind: type[EncoderOptions]) -> dict[str, Any]:
+    """Return the options of the job whose results are in a folder, with the user's names of its files."""
+    path = own_folder(results) / RECORD
+    if not path.is_file():
+        return {}
+    try:
+        record = read_object(path)
+        text = next(word for word in reversed(record["argv"]) if word.startswith("{"))
+        options, names = vars(kind.from_json(text)), json.loads(record["env"].get(NAMES, "{}"))
+    except (LookupError, TypeError, ValueError, StopIteration) as error:
+        raise UsageError(f"{path} can't be read: {error!r}") from None
+    files = {name: names.get(options.get(name)) for name in (*FILES, *OTHER_FILES)}
+    return {**options, **{name: file for name, file in files.items() if file}}
+
+
+def can_export_here() -> bool:
+    """Return whether the packages that an export needs (the extra `export`) are installed."""
+    return can_answer_here() and all(map(find_spec, ("openvino", "nncf")))
+
+
+def export_here(options: EncoderOptions, output: JobOutput, results: Path) -> dict[str, Any]:
+    """Export on this machine, and return the content of ``results.json``.
+
+    Raises :class:`UsageError` for data in S3, :class:`JobError` if it fails.
+    """
+    for option, url in s3_data(options).items():
+        raise UsageError(f"--{option} {url}: not here", hint="--name names a cluster that reads it")
+    local: dict[str, Any] = {
+        each: str(path.absolute()) for each, path in local_data(options).items()
+    }
+    options = replace(options, **local, output=str(results.absolute()))
+    results.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "jobs.worker.tasks", options.task, options.to_json()]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(words, cwd=results, errors="replace", **streams) as process:
+        try:
+            for line in process.stdout or ():
+                output.add(line.rstrip("\n"))
+        except BaseException:  # such as Ctrl-C
+            process.kill()
+            raise
+    if process.returncode:
+        error = next((each for each in output.events if each["event"] == "error"), {})
+        last = (output.lines or [f"exit code {process.returncode}"])[-1]
+        raise JobError(f"the export failed: {error.get('message', last)}", hint=error.get("hint"))
+    # Where a fetched job has its logs and metrics too.
+    state_folder(results).rename(own_folder(results))
+    return read_object(results / "results.json")

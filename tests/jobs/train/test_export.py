@@ -1,0 +1,101 @@
+"""`export`: the run of a model's job that only evaluates, with its data, on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from infra.errors import UsageError
+from jobs.cli import main
+from jobs.train.export import export_options
+from jobs.worker.runtime.events import NAMES
+from jobs.worker.tasks.classify import ClassifyOptions
+from tests.jobs.worker.fast.test_families import SIZES
+from tests.jobs.worker.tokenizer_families import bert
+
+TEXTS = {"good": "an excellent and charming read", "bad": "a dull story without any point"}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The results of a job with a classifier, whose data are in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"body": text, "label": label}) for label, text in TEXTS.items()]
+    Path("train.jsonl").write_text("\n".join(rows * 10))
+    Path("dev.jsonl").write_text(rows[0])  # a single row
+    results, tokenizer = Path("results", "classify-20261124-142501-k3f"), bert([*TEXTS.values()])
+    known = vars(AutoConfig.for_model("bert"))
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    config = AutoConfig.for_model("bert", **{**sizes, "vocab_size": len(tokenizer)})
+    config.label2id, config.id2label = {"bad": 0, "good": 1}, {0: "bad", 1: "good"}
+    model = AutoModelForSequenceClassification.from_config(config)
+    for each in (model, tokenizer):
+        each.save_pretrained(results / "model")
+    options = ClassifyOptions(
+        data="data/train.jsonl",
+        text_column="body",
+        eval_fraction=0.2,
+        epochs=9,
+        patience=2,
+        max_length=64,
+        report_to="mlflow",
+        dtype="fp32",
+    )
+    record = {
+        "argv": ["python", "-m", "worker.tasks", "classify", options.to_json()],
+        "env": {NAMES: json.dumps({"data/train.jsonl": "train.jsonl"})},
+    }
+    (results / "job").mkdir()
+    (results / "job" / "job.json").write_text(json.dumps(record))
+    return results
+
+
+def test_a_run_that_only_evaluates_has_the_options_of_the_job(job: Path) -> None:
+    found = export_options(job / "model", {"export": "int8", "max_loss": 1.0})
+    assert (found.data, found.eval, found.epochs) == ("train.jsonl", None, 0)
+    assert found.model == str((job / "model").absolute())
+    assert (found.export, found.max_loss, found.report_to) == ("int8", 1.0, "none")
+    kept: Any = found
+    assert (kept.text_column, kept.eval_fraction, found.max_length) == ("body", 0.2, 64)
+    other: Any = export_options(job / "model", {"eval": "dev.jsonl"})
+    assert (other.eval, other.eval_fraction) == ("dev.jsonl", None)
+
+
+def test_a_model_without_a_job_needs_data_and_other_kinds_are_refused(
+    job: Path, tmp_path: Path
+) -> None:
+    (job / "job" / "job.json").rename(tmp_path / "gone")
+    with pytest.raises(UsageError, match="does not name the data of its job"):
+        export_options(job / "model", {})
+    config = json.loads((job / "model" / "config.json").read_text())
+    names = (("LlamaForCausalLM", "train lm"), ("BertModel", "of no task"))
+    for name, why in names:
+        (job / "model" / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+        with pytest.raises(UsageError, match=why):
+            export_options(job / "model", {"data": "train.jsonl"})
+
+
+def test_it_runs_here_on_one_row_of_evaluation_data(
+    job: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", job.name, "--eval", "dev.jsonl", "--max-loss", "100"]
+
+    assert main([*words, "--results", "out"]) == 0
+
+    result = json.loads(Path("out/results.json").read_text())
+    original, int8 = result["export"]["forms"]
+    # A loss of at most all that there is to lose.
+    assert int8["loss_at_most"] <= original["score"]
+    assert result["eval_records"] == 1
+    assert Path("out/model/openvino/openvino_model.xml").exists()
+    assert Path("out/job/logs").is_dir()
+    assert "exported as int8: " in capfd.readouterr().out
+    assert main([*words, "--results", "new", "--data", "gone.jsonl"]) == 2
+    assert main([*words, "--results", "out"]) == 2  # is not empty
+    assert not (job / "model" / "openvino").exists()
+    with pytest.raises(UsageError, match=r"100\.5 is out of range"):
+        export_options(job / "model", {"max_loss": 100.5})

@@ -54,15 +54,11 @@ def _load(folder: str, threads: int | None) -> None:
     import torch  # noqa: PLC0415 - an optional package
 
     from jobs.worker.tasks.predict import load_trained  # noqa: PLC0415
-    from jobs.worker.training.export import PLACE, use_exported  # noqa: PLC0415
 
     if threads:
         torch.set_num_threads(threads)
     try:
-        task, loaded = load_trained(folder)
-        if Path(folder, PLACE).exists():
-            loaded = use_exported(Path(folder), loaded)
-        _loaded = task, loaded
+        _loaded = load_trained(folder)
     except Exception as error:  # of many libraries
         _loaded = UnloadableError(" ".join(str(error).split()) or repr(error))
 
@@ -75,7 +71,7 @@ def _describe() -> Model:
 
 
 def _predict(rows: Numbered) -> list[Answer]:
-    from jobs.worker.tasks.predict_file import predict_rows  # noqa: PLC0415
+    from jobs.worker.tasks.predict import predict_rows  # noqa: PLC0415
     from jobs.worker.training.text_task import Row  # noqa: PLC0415
 
     numbered = [Row(f"row {number}", row) for number, row in rows]

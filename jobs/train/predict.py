@@ -7,12 +7,11 @@ import json
 import os
 import shlex
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
@@ -20,29 +19,30 @@ from infra.errors import JobError, MissingExtraError, UsageError
 from infra.files import check_file, check_folder, parse_object, read_text
 from infra.s3_url import parse_s3_url
 from infra.wait import Progress
-from infra.words import counted
+from infra.words import counted, format_size
 from jobs.places.files import unpack_results, upload_archive, worker_files
 from jobs.places.launcher import JobSummary, choose_job
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.history import list_jobs
 from jobs.places.queue.session import JobContext, JobSession, run_job
 from jobs.train.request import (
-    MAX_DATA_BYTES,
     check_writable,
     expand_home,
     place_data,
     require_able_stack,
 )
 from jobs.train.train import read_results
+from jobs.worker.corpus.coordinator import predict_corpus
+from jobs.worker.corpus.files import local_files
+from jobs.worker.corpus.options import FORMATS, PredictOptions
+from jobs.worker.corpus.shards import make_converter
 from jobs.worker.data.readers import first_rows
-from jobs.worker.data.table import choose_column
-from jobs.worker.data.text_files import READERS
+from jobs.worker.data.table import choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError, WorkerError
 from jobs.worker.runtime.events import NAMES
 from jobs.worker.spec import JobSpec
 from jobs.worker.tasks import find_task
 from jobs.worker.tasks.adapters import ADAPTERS, is_folder, merge, read_adapters, require_base
-from jobs.worker.tasks.predict_file import WRITERS, PredictOptions, predict_file, read_items
 from jobs.worker.training.options import S3, is_url
 from provision.host import Host
 from provision.install import VENV
@@ -51,7 +51,7 @@ from provision.stacks.stack import Stack
 _REQUIRED = ("torch", "transformers")
 _HOME = JobPaths("").home
 _CONFIG = "config.json"
-_BASE = "data/base"
+_DONE, _BASE = "data/done.json", "data/base"
 """In a job's folder, the model that adapters belong to."""
 _TIMEOUT_S = 1800
 # Adapters name the folder that their model was in on the user's machine; their job has its copy.
@@ -362,61 +362,83 @@ class PredictRequest:
 
     @property
     def name(self) -> str:
-        """The file's name in the job's output."""
+        """The name, in the job's output, of the file or folder."""
         return f"predictions{Path(self.options.output).suffix.lower()}"
 
 
-def check_prediction(options: PredictOptions, model: Path | None = None) -> None:
+def check_prediction(
+    options: PredictOptions, model: Path | None = None, limit: int | None = None
+) -> None:
     """Raise :class:`UsageError` for data or an output that can't be used, as far as this machine can tell.
 
-    ``model`` is a local folder.
+    ``model`` is a local folder. ``limit`` is that of local data, in bytes.
     """
-    output, data = Path(options.output), options.data
-    if output.suffix.lower() not in WRITERS:
-        raise UsageError(
-            f"--output {output}: its name does not say its format",
-            hint=f"one of {', '.join(WRITERS)}",
-        )
-    if output.is_dir():
-        raise UsageError(f"--output {output}: is a folder")
-    check_writable(output.parent, "--output")
-    if is_url(data):
-        key = PurePosixPath(parse_s3_url(data, "--data").prefix)
-        if not {each.lower() for each in key.suffixes[-2:]} & {*READERS}:
-            raise UsageError(
-                f"--data {data}: its name does not say its format",
-                hint=f"one of {', '.join(READERS)}",
-            )
+    _check_output(options)
+    if is_url(options.data):
+        parse_s3_url(options.data, "--data")
         return
-    check_file(Path(data), MAX_DATA_BYTES)
-    if Path(data).is_dir():
-        raise UsageError(f"--data {data}: is a folder", hint="give one of its files")
-    if output.exists() and output.samefile(data):
-        raise UsageError(f"--output {output}: is the file in --data")
+    data = Path(options.data)
+    check_file(data)
+    files = [*local_files(data).values()]
+    if not files:
+        raise UsageError(f"--data {data}: has no file whose name says its format")
+    for path in files:
+        check_file(path, limit)
+    if limit and (size := sum(path.stat().st_size for path in files)) > limit:
+        what = f"too large: {format_size(size)}, limit {format_size(limit)} for data to send"
+        raise UsageError(f"--data {data}: {what}", hint="put the data into S3: --data s3://…")
     try:
-        with first_rows(data) as table:
+        with first_rows(str(files[0])) as table:
             if model and table.columns:  # Parquet may be readable only on the nodes
-                read_items(find_task(str(model)), table, replace(options, model=str(model)), [])
+                task, asked = find_task(str(model)), replace(options, model=str(model))
+                skipped: list[DatasetError] | None = [] if options.skip_bad_records else None
+                read_records(table, make_converter(task, table, asked), skipped)
             for name, column in options.columns.items() if table.columns else ():
                 choose_column(table, column, (), f"--{name}-column")
     except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None
 
 
-def predict_file_here(options: PredictOptions, progress: Progress) -> dict[str, Any]:
-    """Predict on this machine. Raises :class:`UsageError` for unusable rows, else :class:`JobError`."""
-    silence_libraries(offline=not has_adapters(Path(options.model)))
-    from jobs.worker.runtime.ranks import Ranks  # noqa: PLC0415 - needs torch, an optional package
+def _check_output(options: PredictOptions) -> None:
+    place, output = options.output, Path(options.output)
+    is_folder = is_url(place) or output.suffix.lower() not in FORMATS
+    if is_url(place):
+        if not parse_s3_url(place, "--output").prefix or output.suffix.lower() in FORMATS:
+            raise UsageError(
+                f"--output {place}: in S3, predictions are Parquet files in a folder",
+                hint="--output s3://BUCKET/FOLDER/",
+            )
+    elif is_folder and output.suffix and not output.is_dir():
+        raise UsageError(
+            f"--output {output}: its name does not say its format",
+            hint=f"one of {', '.join(FORMATS)}; without a suffix, it is a folder for Parquet files",
+        )
+    else:
+        if output.is_dir() and not is_folder:
+            raise UsageError(f"--output {output}: is a folder")
+        check_writable(output if is_folder else output.parent, "--output")
+    if _resolve(place).is_relative_to(_resolve(options.data)):
+        raise UsageError(f"--output {place}: is the file in --data, or in its folder")
 
+
+def _resolve(place: str) -> PurePath:
+    return PurePosixPath(place) if is_url(place) else Path(place).resolve()
+
+
+def predict_file_here(options: PredictOptions, progress: Progress) -> dict[str, Any]:
+    """Predict on this machine. Raises :class:`UsageError` for unusable rows, else :class:`JobError`.
+
+    The predictions of shards stay, for the same command, until all are there.
+    """
+    silence_libraries(offline=not has_adapters(Path(options.model)))
     output = Path(options.output).absolute()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".predict-") as folder:
-        try:
-            return predict_file(options, Ranks(), Path(folder), progress.note)
-        except DatasetError as error:
-            raise UsageError(error.message, hint=error.hint) from None
-        except WorkerError as error:
-            raise JobError(error.message, hint=error.hint) from None
+    parts = output.with_name(f".{output.name}.parts")
+    try:
+        return predict_corpus(replace(options, parts=str(parts)), progress.note)
+    except DatasetError as error:
+        raise UsageError(error.message, hint=error.hint) from None
+    except WorkerError as error:
+        raise JobError(error.message, hint=error.hint) from None
 
 
 def predict_on_nodes(context: JobContext, request: PredictRequest) -> dict[str, Any]:
@@ -425,17 +447,29 @@ def predict_on_nodes(context: JobContext, request: PredictRequest) -> dict[str, 
     done = run_job(context, lambda session: _plan(session, request))
     found, there = read_results(done), request.results / request.name
     output = Path(request.options.output)
-    partial = output.with_name(f".{output.name}.partial")
+    if is_url(request.options.output):
+        return found
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(there, partial)  # perhaps to another disk
-        partial.replace(output)
+        if there.is_dir():
+            for each in there.iterdir():
+                _move(each, output / each.name)
+            there.rmdir()
+        else:
+            _move(there, output)
     except OSError as error:
         raise JobError(
             f"--output {output}: can't be written: {error.strerror or error}",
-            hint=f"the file is {there if there.exists() else partial}",
+            hint=f"the predictions are in {request.results}",
         ) from None
     return found
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a file, perhaps to another disk, where it appears whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.move(source, partial)
+    partial.replace(target)
 
 
 def _plan(session: JobSession, request: PredictRequest) -> JobPlan:
@@ -449,38 +483,52 @@ def _plan(session: JobSession, request: PredictRequest) -> JobPlan:
             on_head = _folders_of(job)
     if on_head[0] and not head.run(_FIND_BASE.format(*on_head, ADAPTERS)).stdout.strip():
         on_head = on_head[0], ""
-    return plan_prediction(request, session.context.stack, on_head)
+    context, count = session.context, request.spec.resources.nodes
+    price = (context.cloud.usd_per_hour or 0.0) * len(context.cluster.first(count).nodes)
+    priced = replace(request, options=replace(request.options, usd_per_hour=round(price, 4)))
+    return plan_prediction(priced, context.stack, on_head)
 
 
 def plan_prediction(
     request: PredictRequest, stack: Stack, on_head: tuple[str, str] = ("", "")
 ) -> JobPlan:
-    """Return the job's plan. Pure.
+    """Return the job's plan.
 
     ``on_head`` are the folders there, if there are any, of the model and of that which its adapters need.
     """
-    options, data = request.options, request.options.data
+    options, data, output = request.options, request.options.data, Path(request.options.output)
     place = place_data("rows", PurePosixPath(data.removeprefix(S3)))
-    files: dict[str, Path | bytes] = {} if is_url(data) else {place: Path(data).resolve()}
+    found = {} if is_url(data) else local_files(Path(data))
+    files: dict[str, Path | bytes] = {
+        str(PurePosixPath(place, name)): path.resolve() for name, path in found.items()
+    }
     local = {} if on_head[0] else {"model": request.model, _BASE: local_base(request.model)}
     files |= {name: folder.resolve() for name, folder in local.items() if folder}
-    backend, target = stack.choose_backend(options.backend), f"output/{request.name}"
-    there = replace(options, model="model", data=place, output=target, backend=backend, base=_BASE)
-    storage = replace(request.spec.storage, stage=((data, place),) if is_url(data) else ())
+    if output.is_dir():
+        files[_DONE] = json.dumps([each.name for each in output.iterdir()]).encode()
+    there = replace(
+        options,
+        model="model",
+        data=data if is_url(data) else place,
+        output=options.output if is_url(options.output) else f"output/{request.name}",
+        base=_BASE,
+        done=_DONE if _DONE in files else "",
+    )
     offline = {} if not on_head[0] and has_adapters(request.model) else {"HF_HUB_OFFLINE": "1"}
     return JobPlan(
         kind="predict",
-        spec=replace(request.spec, storage=storage),
-        module="worker.tasks.predict_file",
+        spec=request.spec,
+        module="worker.corpus",
         argv=(json.dumps(asdict(there)),),
         resumes=True,
-        backend=backend,
+        backend=stack.choose_backend("gloo"),
         title="Predict",
         files=files,
         head_folders={
             name: each for name, each in zip(("model", _BASE), on_head, strict=True) if each
         },
-        env={**offline, NAMES: json.dumps({place: data})},
+        env={**offline, NAMES: json.dumps({} if is_url(data) else {place: data})},
+        reads=((data, place),) if is_url(data) else (),
         variables=request.env,
         results=request.results,
     )

@@ -116,6 +116,9 @@ class FaultyBuckets(BucketServer):
                 return 403, "AccessDenied", text
         with self._lock:
             error = self._faults.find_error(call.operation)
+            is_throttled = self._faults.is_throttled(call.operation, named=True)
+        if is_throttled:
+            return 503, "SlowDown", "Please reduce your request rate."
         return (error.http_status, error.code, error.message) if error else None
 
 

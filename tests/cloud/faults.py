@@ -185,7 +185,7 @@ class ReservationRule(_Section):
 
 
 class ThrottleRule(_Section):
-    """The fraction of calls that EC2 rejects with RequestLimitExceeded."""
+    """The fraction of calls that EC2 rejects with RequestLimitExceeded, or S3, if named, with SlowDown."""
 
     action: Action = "*"
     rate: float = Field(ge=0, le=1)
@@ -393,9 +393,13 @@ class ActiveFaults(Conditions):
     def tag_delay_s(self) -> float:
         return self.now.iam.tag_delay_s if self.now.iam else 0
 
-    def is_throttled(self, action: str) -> bool:
-        """Return whether to throttle this call; every matching rule draws a random number."""
-        rates = [rule.rate for rule in self.now.throttle if rule.action in ("*", action)]
+    def is_throttled(self, action: str, *, named: bool = False) -> bool:
+        """Return whether to throttle this call; every matching rule draws a random number.
+
+        With ``named``, rules for all actions do not match.
+        """
+        actions = (action,) if named else ("*", action)
+        rates = [rule.rate for rule in self.now.throttle if rule.action in actions]
         draws = [self._random.random() < rate for rate in rates]
         return any(draws)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,13 +183,18 @@ def test_other_tasks_train_on_all_nodes(
     assert (result["world_size"], result["task"]) == (3, task)
     assert (tmp_path / "model" / "config.json").is_file()
 
-    # The model stays on the cluster, where it predicts for a file on all nodes.
+    # The model stays on the cluster, where it predicts for a folder on all nodes.
     job, output = json.loads((tmp_path / "job/job.json").read_text())["job"], tmp_path / "out.jsonl"
-    files = ("--data", str(TASKS[task].demo.data), "--output", str(output))
+    data, sample = tmp_path / "data", Path(TASKS[task].demo.data)
+    for name in ("a", "b/c"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sample, (data / name).with_suffix(sample.suffix))
+    files = ("--data", str(data), "--output", str(output))
     again = ("--nodes", "all", "--results", str(tmp_path / "predict"))
     found = cluster.cli.json("predict", "--model", job, *files, *again)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert (found["where"], found["model"], found["rows"]) == ("cluster", "", len(rows))
+    assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
     name = {"classify": "label", "tag": "tags"}[task]
     right = sum(row[name] == row[f"predicted_{name}"] for row in rows)
     assert right > len(rows) / 3

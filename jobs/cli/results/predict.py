@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ from jobs.train.predict import (
     read_context,
     read_rows,
 )
-from jobs.train.request import check_results, check_writable, expand_home
+from jobs.train.request import MAX_DATA_BYTES, check_results, check_writable, expand_home
+from jobs.worker.corpus.options import INPUTS, PredictOptions
 from jobs.worker.spec import PlacementOptions, Resources, Work
-from jobs.worker.tasks.predict_file import INPUTS, PredictOptions
 from jobs.worker.training.options import flag, is_url
 
 _EXAMPLES = """\
@@ -53,9 +53,11 @@ _EXAMPLES = """\
   spr-cluster predict --data reviews.csv --output predictions.parquet
   spr-cluster predict --data reviews.parquet --output out.jsonl --nodes all
   spr-cluster predict --data s3://my-data/a.csv.gz --output b.csv --nodes 4
+  spr-cluster predict --data s3://my-data/texts/ --output s3://my-data/vectors/ \
+    --model results/embed-20261124-142501-k3f --nodes all --budget 20
 """
 _ALL = "all"
-_RETRIES = 1
+_RETRIES = 10  # it goes on with the nodes that are left, and loses little
 _FILES: dict[str, Any] = {"section": "files"}
 _OF_ROWS: dict[str, Any] = {"section": "files", "needs": "--data"}
 _OF_LM: dict[str, Any] = {"section": "language models"}
@@ -128,14 +130,15 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
         **_OF_LM,
     )
     data: str | None = option(
-        "rows to predict for: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped, or "
-        "s3://…",
+        "rows to predict for: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped, a "
+        "folder with such files, or either as s3://…",
         metavar="PATH",
         **_FILES,
     )
     output: str | None = option(
-        "file for the rows with their predictions: .csv, .jsonl, or .parquet",
-        metavar="FILE",
+        "the rows with their predictions: a .csv, .jsonl, or .parquet file, or a folder for Parquet "
+        "files and manifest.json, also as s3://…; what is there is not computed again",
+        metavar="PATH",
         **_FILES,
     )
     text_column: str | None = option("column with the texts", **_COLUMN)
@@ -155,8 +158,6 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
     ppn: int | None = option(
         "ranks per node (default: one per NUMA node)", parse=positive_int, metavar="N", **_OF_ROWS
     )
-    max_time: timedelta | None = None
-    budget: float | None = None
 
     @property
     def columns(self) -> dict[str, str]:
@@ -179,7 +180,7 @@ class PredictCommand(QueueRequest, ResultsRequest, VariableRequest):
 
 _OF_JOBS = (
     *("ppn", "results", "retries", "detach", "bucket", "on_finish"),
-    *("down_when_done", "env"),
+    *("down_when_done", "env", "max_time", "budget"),
 )
 _INSTEAD_OF_GENERATION = ("max_new_tokens", "temperature", "top_p", "seed")
 
@@ -191,7 +192,7 @@ def add_parser(parent: Parser) -> None:
         "Use a trained model: answer questions about a text, classify or score texts, tag their words,\n"
         "compute their vectors (embed), or continue them (lm). This happens on this machine if PyTorch and\n"
         "transformers are installed with this tool (the extra `job`), else on the cluster's head. With\n"
-        "--data and --output, predict for each row of a file, here or as a job on the nodes of the cluster.",
+        "--data and --output, predict for each row of files, here or as a job on the nodes of the cluster.",
         _EXAMPLES,
         run=run,
         options=PredictCommand,
@@ -211,7 +212,7 @@ def run(request: PredictCommand) -> int:
         options = PredictOptions(
             model="",
             data=request.data if is_url(request.data) else str(expand_home(request.data)),
-            output=str(expand_home(request.output)),
+            output=request.output if is_url(request.output) else str(expand_home(request.output)),
             columns=request.columns,
             skip_bad_records=request.skip_bad_records,
             settings=request.settings,
@@ -274,8 +275,9 @@ def _run_file(request: PredictCommand, options: PredictOptions, on_cluster: OnCl
     request.refuse("is for texts, not for --data", "context")
     model = find_model(request.model, say)
     check_model(model, options.settings)
-    check_prediction(options, model)
-    is_here = request.nodes is None and model and can_answer_here() and not is_url(options.data)
+    in_s3 = is_url(options.data) or is_url(options.output)
+    is_here = request.nodes is None and model and can_answer_here() and not in_s3
+    check_prediction(options, model, None if is_here else MAX_DATA_BYTES)
     if is_here:
         request.refuse("requires --nodes: the model runs here", *_OF_JOBS)
         progress = make_progress()
@@ -284,9 +286,11 @@ def _run_file(request: PredictCommand, options: PredictOptions, on_cluster: OnCl
     else:
         found = _predict_by_job(request, options, model, on_cluster)
     where = "here" if is_here else "cluster"
-    shown = ("task", "rows", "skipped", "skip_note", "rows_per_second")
+    shown = ("task", "rows", "skipped", "skip_note", "rows_per_second", "usd_per_million_rows")
     data = {"where": where, "model": str(model or ""), "output": options.output}
     text = f"{options.output}: {counted(found['rows'], 'row')}, {found['rows_per_second']:,} rows/s"
+    usd = found["usd_per_million_rows"]
+    text += f", ${usd:.2f} per million rows" if usd else ""
     text += f"\n{found['skip_note']}" if found["skip_note"] else ""
     emit(request, text, {**data, **{name: found[name] for name in shown}})
     return 0
@@ -304,7 +308,8 @@ def _predict_by_job(
         raise error if request.nodes or can_answer_here() else no_place_to_answer(error) from None
     nodes = None if request.nodes == _ALL else int(request.nodes or 1)
     resources = Resources(nodes, PlacementOptions(nproc_per_node=request.ppn))
-    spec = request.spec(Work("predict", asdict(options)), resources, retries=_RETRIES)
+    work = Work("predict", asdict(options))
+    spec = request.spec(work, resources, retries=_RETRIES, least_nodes=1)
     words = request.read_variables()
     wanted = PredictRequest(options, results, model, request.model, spec, words)
     return predict_on_nodes(context, wanted)

@@ -174,7 +174,7 @@ class JobSession:
         sent |= {RECORD: record.encode()} if record else {}
         files.place_files(self.head, self.paths, sent)
         files.place_head_folders(self.head, self.paths, plan.head_folders)
-        files.check_stage(self.head, self.paths, plan.spec.storage.stage)
+        files.check_stage(self.head, self.paths, (*plan.spec.storage.stage, *plan.reads))
         files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "")
 
     def describe(self, plan: JobPlan, placement: Placement) -> tuple[Launch, JobRecord]:

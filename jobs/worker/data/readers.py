@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _UNZIPPED = 4
 """How many times as large a gzipped text is assumed to be."""
 MOST_CHECKED, _LOOK_AT = 64 << 20, 1000
 """Bytes, in text, of data that the laptop checks completely, and the rows that it checks of larger ones."""
+_BATCH = 1024
+"""Rows of Parquet files that are read together."""
 TRAIN, EVAL = "train", "eval"
 _BLANKS = " \t\r\n"
 _EVAL_NAMES = ("validation", "eval", "dev", "test")
@@ -79,6 +82,65 @@ def first_rows(place: str) -> Iterator[Table]:
 
 
 def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None) -> Table:
+    with _explaining(path):
+        kind, opener = _format_of(path)
+        is_large = mapped is not None and _size_as_text(path) > MOST_IN_MEMORY
+        if kind == ".parquet":
+            return _read_shards(path, [path], limit, mapped)
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            if mapped and is_large and kind in STREAMS:
+                rows = STREAMS[kind](str(path), file)
+                return _map(path, mapped, partial(write_rows, str(path), rows))
+            table = READERS[kind](str(path), file, limit)
+    if not table.rows:
+        empty = DatasetError(f"{path}: has no rows")
+        raise refusal(table.problems, has_good=False) if table.problems else empty
+    return table
+
+
+def stream_file(path: Path, first: int = 0) -> Iterator[tuple[str, Row | DatasetError]]:
+    """Yield a file's rows from the ``first`` on, counted from 0, with their places, in constant memory.
+
+    A row that can't be used is its error. JSON and CoNLL files are read whole. Raises :class:`DatasetError`.
+    """
+    with _explaining(path):
+        kind, opener = _format_of(path)
+        if kind == ".parquet":
+            yield from _stream_parquet(path, first)
+            return
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            if kind in STREAMS:
+                for line, row in islice(STREAMS[kind](str(path), file), first, None):
+                    yield f"{path}: line {line}", row
+                return
+            table = READERS[kind](str(path), file, None)
+    rows = ((table.place(number), row) for number, row in enumerate(table.rows))
+    yield from islice(chain((("", each) for each in table.problems), rows), first, None)
+
+
+def _stream_parquet(path: Path, first: int) -> Iterator[tuple[str, Row]]:
+    from pyarrow import ArrowException  # noqa: PLC0415 - the laptop may have none
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+
+    try:
+        with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if len({*names}) < len(names):
+                raise DatasetError(f"{path}: has two columns of the same name")
+            counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+            groups = [n for n, end in enumerate(accumulate(counts)) if end > first]
+            at = sum(counts[: groups[0]]) if groups else 0
+            for batch in file.iter_batches(_BATCH, groups) if groups else ():
+                start = min(max(at, first), at + len(batch))
+                for number, row in enumerate(batch.slice(start - at).to_pylist(), start + 1):
+                    yield f"{path}: row {number}", row
+                at += len(batch)
+    except ArrowException as error:
+        raise DatasetError(f"{path}: can't be read as Parquet: {first_line(error)}") from error
+
+
+def _format_of(path: Path) -> tuple[str, Callable[..., Any]]:
+    """Return a file's format, such as ``.csv``, and what opens it."""
     names = [suffix.lower() for suffix in path.suffixes]
     zipped = names[-1:] == [".gz"]
     kind = (names[-2:-1] if zipped else names[-1:]) or [""]
@@ -87,26 +149,20 @@ def _read_file(path: Path, limit: int | None = None, mapped: Path | None = None)
             f"{path}: its name does not say its format",
             hint=f"rename it: {_FORMATS} ({', '.join(READERS)}, with .gz)",
         )
+    return kind[0], gzip.open if zipped else open
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Raise :class:`DatasetError` for a file that can't be read."""
     try:
-        is_large = mapped is not None and _size_as_text(path) > MOST_IN_MEMORY
-        if kind[0] == ".parquet":
-            return _read_shards(path, [path], limit, mapped)
-        opener: Callable[..., Any] = gzip.open if zipped else open
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            if mapped and is_large and kind[0] in STREAMS:
-                rows = STREAMS[kind[0]](str(path), file)
-                return _map(path, mapped, partial(write_rows, str(path), rows))
-            table = READERS[kind[0]](str(path), file, limit)
+        yield
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path}: {why_not_utf8(error)}", hint="save it as UTF-8") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DatasetError(f"{path}: is not gzip, or is cut off: {first_line(error)}") from error
     except OSError as error:
         raise DatasetError(f"{path}: can't be read: {error.strerror or error}") from error
-    if not table.rows:
-        empty = DatasetError(f"{path}: has no rows")
-        raise refusal(table.problems, has_good=False) if table.problems else empty
-    return table
 
 
 def _read_shards(

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from ..runtime.errors import DatasetError, ModelError, WorkerError
 from ..training.model import NO_SETTINGS, load_pretrained, settle_padding
+from ..training.options import is_exported
 from ..training.task import Loaded
 from ..training.text_task import Row, TextTask
 from . import find_task
@@ -47,6 +48,7 @@ def load_trained(
 ) -> tuple[type[TextTask[Any]], Loaded]:
     """Return a trained model and the task that its architecture belongs to. Raises :class:`ModelError`.
 
+    A model that was exported for OpenVINO computes with that form, where OpenVINO is installed.
     ``base`` is the folder of the model that adapters belong to, if it is not where they say.
     """
     task = find_task(model, settings)
@@ -59,7 +61,23 @@ def load_trained(
             f"model {model} was not trained: it has no {', '.join(loaded.new_weights)}"
         )
     settle_padding(loaded)
+    if is_exported(model):
+        from ..training.export import use_exported
+
+        loaded = use_exported(Path(model), loaded)
     return task, loaded._replace(settings=settings)
+
+
+def predict_rows(
+    task: type[TextTask[Any]], loaded: Loaded, rows: Sequence[Row]
+) -> Sequence[dict[str, Any] | str]:
+    """Return each row's prediction, or why it has none."""
+    try:
+        return task.predict(loaded, rows)
+    except DatasetError as error:
+        if len(rows) == 1:
+            return [error.message]
+        return [predict_rows(task, loaded, [row])[0] for row in rows]
 
 
 def _read_lines(stream: TextIO) -> Iterator[Row]:

@@ -216,7 +216,8 @@ class Tag(TableTask[TagOptions]):
 
         words = [_words_of(row) for row in rows]
         names, found = loaded.model.config.id2label, list[dict[str, Any]]()
-        for tokens, output in run_texts(loaded, [[" ".join(each)] for each in words]):
+        joined = [[" ".join(each)] for each in words]
+        for tokens, output in run_texts(loaded, joined, offsets=True):
             best = output.logits.argmax(dim=-1).numpy()
             for ends, row in zip(tokens["offset_mapping"][:, :, 1].numpy(), best, strict=True):
                 own = words[len(found)]

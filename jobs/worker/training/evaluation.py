@@ -37,15 +37,12 @@ def compute_together(
     ranks: Ranks,
     lengths: Ints,
     compute: Callable[[Sequence[Longs]], Iterator[Output]],
-    batches: Sequence[Longs] | None = None,
 ) -> list[Output]:
     """Return what ``compute`` yields for every batch of the samples, of all ranks, in any order.
 
-    Each rank calls it with its own batches, which are indices of samples (default: those of
-    :func:`plan_batches`).
+    Each rank calls it with its own batches of :func:`plan_batches`, which are indices of samples.
     """
-    batches = plan_batches(lengths) if batches is None else batches
-    own = compute(deal_batches(batches, lengths, ranks.size)[ranks.rank])
+    own = compute(deal_batches(plan_batches(lengths), lengths, ranks.size)[ranks.rank])
     parts = list[Output]()
     # A rank that is done must not wait for longer than ranks.TIMEOUT without a message.
     done = False
@@ -119,9 +116,9 @@ def in_order(parts: Sequence[tuple[Longs, NDArray[np.float32]]]) -> NDArray[np.f
 
 
 def run_texts(
-    loaded: Loaded, texts: Sequence[Sequence[str]], limit: int = 512
+    loaded: Loaded, texts: Sequence[Sequence[str]], limit: int = 512, *, offsets: bool = False
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the tokens, with offsets, and the model's output of each batch of texts, or pairs, in order.
+    """Yield the tokens and the model's output of each batch of texts, or pairs, in order.
 
     What is beyond the model's longest input, or ``limit`` tokens, is cut off.
     """
@@ -138,7 +135,7 @@ def run_texts(
                 max_length=size,
                 padding=True,
                 return_tensors="pt",
-                return_offsets_mapping=True,
+                return_offsets_mapping=offsets,
             )
             inputs = {name: tokens[name] for name in tokens if name != "offset_mapping"}
             yield tokens, loaded.model(**inputs)

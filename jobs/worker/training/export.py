@@ -31,11 +31,9 @@ from .batches import TrainingRun, pad_inputs
 from .best import Unseen, evaluate_quietly
 from .card import Z
 from .evaluation import plan_batches
-from .options import EncoderOptions
+from .options import EXPORTED, EncoderOptions
 from .task import Loaded, pick_scores
 
-PLACE = "openvino/openvino_model.xml"
-"""In the model's folder."""
 INT8, PARTLY = "int8", "int8 except the first and last layer"
 CALIBRATED = 300
 """Training samples from which the ranges of activations are known."""
@@ -136,12 +134,12 @@ def export_model(run: TrainingRun, unseen: Unseen, figures: dict[str, Any]) -> d
         if forms[-1].loss_at_most <= options.max_loss:
             break
     if ranks.first:
-        target = context.output / "model" / PLACE
+        target = context.output / "model" / EXPORTED
         target.parent.mkdir(exist_ok=True)
         _openvino().save_model(graph, target, compress_to_fp16=False)
     if forms[-1].loss_at_most > options.max_loss:
         note(
-            f"warning: no form keeps --max-loss {options.max_loss:g} with certainty; {PLACE} has "
+            f"warning: no form keeps --max-loss {options.max_loss:g} with certainty; {EXPORTED} has "
             f"{forms[-1].form}. More evaluation data give narrower intervals"
         )
     return {"metric": metric, "max_loss": options.max_loss, "forms": [e.as_dict() for e in forms]}
@@ -173,7 +171,7 @@ def _pick_score(run: TrainingRun, figures: dict[str, Any]) -> tuple[str, float]:
 def use_exported(folder: Path, loaded: Loaded) -> Loaded:
     """Return a trained model that computes with the form in its folder."""
     openvino, model = _openvino(), _inner(loaded.model)
-    graph = openvino.Core().read_model(folder / PLACE)
+    graph = openvino.Core().read_model(folder / EXPORTED)
     names = [each.get_any_name() for each in graph.outputs]
     return loaded._replace(model=_replace(loaded.model, Compiled(model, names, graph)))
 

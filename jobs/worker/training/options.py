@@ -11,12 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..runtime.trackers import TRACKERS
 
 S3, HUB = "s3://", "hub:"
+EXPORTED = "openvino/openvino_model.xml"
+"""In a model's folder: its form for OpenVINO."""
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
 BASE_MODEL = "SPR_BASE_MODEL"
@@ -74,6 +78,11 @@ class Range(NamedTuple):
 def is_url(name: str) -> bool:
     """Return whether data are in S3, from which each node reads them."""
     return name.startswith(S3)
+
+
+def is_exported(model: str) -> bool:
+    """Return whether a model's folder has its form for OpenVINO, which this machine can compute with."""
+    return Path(model, EXPORTED).is_file() and find_spec("openvino") is not None
 
 
 def option(

@@ -56,6 +56,8 @@ class TextTask(Task[OwnText]):
     """What :meth:`predict` needs of a row, by name."""
     settings: ClassVar[Collection[str]] = ()
     """The options of `predict` that have an effect on this task's models."""
+    shard_rows: ClassVar[int] = 8192
+    """At most so many rows of a file are predicted and saved together."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415

@@ -283,8 +283,9 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         re.compile("argument --nodes: '0': expected a whole number.*", re.DOTALL),
     ),
     (
-        "predict --data here --output b",
-        "--output b: its name does not say its format\n  → one of .csv, .jsonl, .parquet",
+        "predict --data here --output b.txt",
+        "--output b.txt: its name does not say its format\n  → one of .csv, .jsonl, .parquet; without a "
+        "suffix, it is a folder for Parquet files",
     ),
     ("predict ' ' --context text", "a text is empty"),
     ("predict Where? --context nowhere.txt", "--context nowhere.txt: no such file"),

@@ -33,9 +33,9 @@ from jobs.train.predict import (
     read_context,
     read_rows,
 )
+from jobs.worker.corpus.options import PredictOptions
 from jobs.worker.spec import JobSpec, Recovery, Resources
 from jobs.worker.tasks.adapters import ADAPTERS
-from jobs.worker.tasks.predict_file import PredictOptions
 from provision.host import Result
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
@@ -317,10 +317,21 @@ def test_a_file_is_predicted_here(tmp_path: Path, model: Path) -> None:
         ("rows.csv", "folder.csv", "--output folder.csv: is a folder"),
         ("rows.csv", "rows.csv/out.csv", "--output rows.csv: rows.csv is not a folder"),
         ("nowhere.csv", "out.csv", "nowhere.csv: can't be read: No such file"),
-        ("folder.csv", "out.csv", "--data folder.csv: is a folder"),
+        ("folder.csv", "out", "--data folder.csv: has no file whose name says its format"),
+        (
+            "folder.csv",
+            "folder.csv/out",
+            "--output folder.csv/out: is the file in --data, or in its folder",
+        ),
+        (
+            "s3://my-data/a",
+            "s3://my-data/a/out",
+            "--output s3://my-data/a/out: is the file in --data, or in its folder",
+        ),
+        ("rows.csv", "s3://my-data/out.csv", "in S3, predictions are Parquet files in a folder"),
+        ("rows.csv", "s3://my-data", "in S3, predictions are Parquet files in a folder"),
         ("rows", "out.csv", "rows: its name does not say its format"),
         ("empty.jsonl", "out.csv", "empty.jsonl: has no rows"),
-        ("s3://my-data/rows", "out.csv", "--data s3://my-data/rows: its name does not say"),
     ],
 )
 def test_files_are_checked_before_anything_starts(
@@ -368,14 +379,15 @@ def test_a_job_gets_the_model_of_another_job_on_the_head(tmp_path: Path, model: 
         request, load_stack("upstream"), ("/home/ubuntu/spr-jobs/a-1/output/model", "")
     )
     assert plan.head_folders == {"model": "/home/ubuntu/spr-jobs/a-1/output/model"}
-    assert (plan.spec.storage.stage, plan.files) == (
+    assert (plan.reads, plan.spec.storage.stage, plan.files) == (
         (("s3://my-data/rows.csv.gz", "data/rows.csv.gz"),),
+        (),
         {},
     )
     sent = PredictOptions(**json.loads(plan.argv[0]))
     assert sent == PredictOptions(
-        *("model", "data/rows.csv.gz", "output/predictions.parquet", {"text": "review"}, False),
-        *("gloo", {}, "data/base"),
+        *("model", options.data, "output/predictions.parquet", {"text": "review"}, False),
+        *({}, "data/base"),
     )
     assert plan.resumes
     local = PredictOptions("", rows_in(tmp_path), "out.csv")

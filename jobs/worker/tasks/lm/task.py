@@ -58,6 +58,7 @@ class Lm(TableTask[LmOptions]):
     other_columns = "completions"
     text_columns = ("text", "content", "document", "sentence")
     settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
+    shard_rows = 64
     predict_columns = (*CHATS, "prompt", *text_columns)
     _are_chats: bool | None = None
     """Whether exchanges are lists of turns; None for plain texts."""

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from jobs.worker.corpus.coordinator import predict_corpus
+from jobs.worker.corpus.options import PredictOptions
+from jobs.worker.corpus.shards import choose_columns
 from jobs.worker.data.table import Table
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.adapters import ADAPTERS, load_adapters, merge
 from jobs.worker.tasks.lm import generate
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions, add_adapters
 from jobs.worker.tasks.lm.task import SHAPE, Lm
 from jobs.worker.tasks.predict import main, predict
-from jobs.worker.tasks.predict_file import PredictOptions, choose_columns, predict_file
 from jobs.worker.training.model import (
     load_pretrained,
     new_tokenizer,
@@ -213,7 +215,7 @@ def test_files_have_texts_prompts_or_chats(folder: Path, tmp_path: Path) -> None
         (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         model, data, output = (str(tmp_path / each) for each in ("chat", "in.jsonl", "out.jsonl"))
         options = PredictOptions(model, data, output, settings={"max_new_tokens": 4})
-        predict_file(options, Ranks(), tmp_path / "parts", lambda _: None)
+        predict_corpus(replace(options, parts=str(tmp_path / "parts")), lambda _: None)
         found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert [
             {"completion": each["predicted_completion"], "finish_reason": each["finish_reason"]}

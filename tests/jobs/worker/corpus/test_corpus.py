@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from jobs.worker.corpus import shards
+from jobs.worker.corpus.coordinator import predict_corpus
+from jobs.worker.corpus.options import PredictOptions
 from jobs.worker.runtime.errors import DatasetError, TrainingError
-from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks import predict_file as module
 from jobs.worker.tasks.classify import Classify
 from jobs.worker.tasks.predict import predict
-from jobs.worker.tasks.predict_file import PredictOptions, predict_file
-from tests.jobs.worker.threaded_ranks import run_threaded
-from tests.jobs.worker.training.test_run import run_ranks
+from jobs.worker.training.text_task import TextTask
 
 WORDS = ["the", "first", "physical", "core", "of", "each", "socket", "has", "eight", "tile"]
 ROWS = [
@@ -44,8 +43,8 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def _small_blocks_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 20)
-    monkeypatch.setattr(module, "GROUP", 4)
+    monkeypatch.setattr(TextTask, "shard_rows", 16)
+    monkeypatch.setattr(shards, "GROUP", 4)
     for name in ("training.evaluation", "tasks.squad.answers"):
         monkeypatch.setattr(f"jobs.worker.{name}.read_cpu_flags", frozenset)
 
@@ -85,26 +84,44 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
     return str(path)
 
 
-def run(options: PredictOptions, parts: Path, ranks: Any = None) -> dict[str, Any]:
-    return predict_file(options, ranks or Ranks(), parts, lambda _: None)
+def run(options: PredictOptions, parts: Path) -> dict[str, Any]:
+    return predict_corpus(replace(options, parts=str(parts)), lambda _: None)
 
 
 @pytest.mark.parametrize("task", MODELS)
-def test_two_ranks_write_what_one_writes(
+def test_a_folder_gets_what_a_file_gets(
     tmp_path: Path, models: Callable[[str], str], task: str
 ) -> None:
-    data = write(tmp_path / "in.jsonl")
-    one = PredictOptions(models(task), data, str(tmp_path / "one.jsonl"))
-    two = replace(one, output=str(tmp_path / "two.jsonl"))
+    from pyarrow.parquet import read_table
 
+    (tmp_path / "in").mkdir()
+    data = write(tmp_path / "in/a.jsonl")
+    one = PredictOptions(models(task), data, str(tmp_path / "one.jsonl"))
     assert run(one, tmp_path / "parts")["rows"] == len(ROWS)
-    found = run_threaded(2, lambda ranks: run(two, tmp_path / "parts", ranks))
-    assert ([each.get("rows") for each in found], [*(tmp_path / "parts").iterdir()]) == (
-        [len(ROWS), None],
-        [],
-    )
+    assert not (tmp_path / "parts").exists()
     lines = Path(one.output).read_text()
-    assert Path(two.output).read_text() == lines
+
+    write(tmp_path / "in/b.ndjson", ROWS[:16])  # exactly one shard
+    (tmp_path / "in/_SUCCESS").touch()
+    folder = tmp_path / "out"
+    run(replace(one, data=str(tmp_path / "in"), output=str(folder)), tmp_path / "parts")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert [(each["rows"], len(each["files"])) for each in manifest["files"]] == [(50, 4), (16, 1)]
+    tables = [read_table(folder / name) for each in manifest["files"] for name in each["files"]]
+    assert sorted(manifest["files"][0]["files"] + manifest["files"][1]["files"]) == sorted(
+        path.name for path in folder.glob("*.parquet")
+    )
+    found = [row for table in tables for row in table.to_pylist()]
+    expected = [json.loads(line) for line in lines.splitlines()]
+    expected += [{**row} for row in expected[:16]]
+    if task == "embed":
+        assert (
+            str(tables[0].schema.field("embedding").type) == "fixed_size_list<element: float>[32]"
+        )
+        for row, other in zip(expected, found, strict=True):
+            assert row.pop("embedding") == pytest.approx(other.pop("embedding"), abs=1e-6)
+    assert [row["id"] for row in found] == [row["id"] for row in expected]
+    assert found == expected
 
     rows = [json.loads(line) for line in lines.splitlines()]
     assert [{name: row[name] for name in ROWS[0]} for row in rows] == ROWS
@@ -176,7 +193,7 @@ def test_bad_rows_are_named_or_left_out(tmp_path: Path, models: Callable[[str], 
     asked = PredictOptions(models("squad"), write(tmp_path / "in.jsonl", rows), "")
     asked = replace(asked, output=str(tmp_path / "out.jsonl"))
     with pytest.raises(DatasetError, match=r"in\.jsonl: line 31.*leave no room"):
-        run_threaded(2, lambda ranks: run(asked, tmp_path / "parts", ranks))
+        run(asked, tmp_path / "parts")
     rows[3]["context"] = " "
     write(tmp_path / "in.jsonl", rows)
     with pytest.raises(DatasetError, match=r"in\.jsonl: line 4: column 'context' is empty"):
@@ -200,21 +217,6 @@ def test_columns_that_the_model_does_not_read_are_refused(
         run(replace(asked, columns={"question": "q"}), tmp_path)
 
 
-def test_large_files_stay_on_the_disk(
-    tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [dict(row) for row in ROWS]
-    rows[30]["text"] = ""
-    asked = PredictOptions(models("classify"), write(tmp_path / "in.jsonl", rows), "")
-    asked = replace(asked, skip_bad_records=True, output=str(tmp_path / "memory.csv"))
-    found = run(asked, tmp_path / "parts")
-    monkeypatch.setattr("jobs.worker.data.readers.MOST_IN_MEMORY", 1000)
-    mapped = replace(asked, output=str(tmp_path / "mapped.csv"))
-    assert run(mapped, tmp_path / "parts")["skip_note"] == found["skip_note"]
-    assert [*(tmp_path / "parts").glob("*.arrow")]
-    assert Path(mapped.output).read_text() == Path(asked.output).read_text()
-
-
 def test_a_repeated_job_computes_only_the_rest(
     tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +229,7 @@ def test_a_repeated_job_computes_only_the_rest(
     def fail_later(*values: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 7:  # in the second of the blocks of five groups
+        if calls == 7:  # in the second of the shards of four groups
             raise KeyboardInterrupt
         return compute(*values)
 
@@ -236,9 +238,29 @@ def test_a_repeated_job_computes_only_the_rest(
         run(asked, tmp_path / "parts")
     assert Path(asked.output).read_bytes() == whole, "the file of an earlier run"
     Path(asked.output).unlink()
-    run(asked, tmp_path / "parts")
-    assert calls == 7 + 5 + 3
+    assert run(asked, tmp_path / "parts")["rows_now"] == 50 - 16
+    assert calls == 7 + 4 + 4 + 1
     assert Path(asked.output).read_bytes() == whole
+
+
+def test_a_folder_is_completed_and_takes_no_other_predictions(
+    tmp_path: Path, models: Callable[[str], str]
+) -> None:
+    asked = PredictOptions(
+        models("classify"), write(tmp_path / "in.jsonl"), str(tmp_path / "out"), {}, True
+    )
+    run(asked, tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")}
+    next((tmp_path / "out").glob("*.parquet")).unlink()
+    found = run(replace(asked, skip_bad_records=False), tmp_path)
+    assert (found["rows"], found["rows_now"] <= 16) == (50, True)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")}
+    for other in (replace(asked, model=models("score")), replace(asked, columns={"text": "label"})):
+        with pytest.raises(DatasetError, match="has other predictions, such as"):
+            run(other, tmp_path)
+    write(tmp_path / "in.jsonl", ROWS[1:])
+    with pytest.raises(DatasetError, match="or data that have changed"):
+        run(asked, tmp_path)
 
 
 def test_values_that_parquet_lacks_leave_no_file(
@@ -247,17 +269,6 @@ def test_values_that_parquet_lacks_leave_no_file(
     rows = [{"text": "a", "n": n} for n in (1, "one")]
     target = tmp_path / "out" / "b.parquet"
     asked = PredictOptions(models("classify"), write(tmp_path / "in.jsonl", rows), str(target))
-    with pytest.raises(TrainingError, match="not all values fit Parquet"):
+    with pytest.raises(TrainingError, match=r"in\.jsonl: rows 1 to 16: not all values fit Parquet"):
         run(asked, tmp_path / "parts")
-    assert [*target.parent.iterdir()] == []
-
-
-def test_ranks_are_processes(nodes_folder: Path, models: Callable[[str], str]) -> None:
-    write(nodes_folder / "in.jsonl")
-    options = {"model": models("classify"), "data": "in.jsonl", "output": "output/a.jsonl"}
-    argv = ["-m", "worker.tasks.predict_file", json.dumps(options), "--resume"]
-    assert [each.code for each in run_ranks(nodes_folder, [argv] * 2)] == [0, 0]
-    results = json.loads((nodes_folder / "output/results.json").read_text())
-    assert (results["rows"], results["world_size"], results["task"]) == (50, 2, "classify")
-    rows = (nodes_folder / "output/a.jsonl").read_text().splitlines()
-    assert [json.loads(row)["id"] for row in rows] == [*range(50)]
+    assert not target.parent.exists()

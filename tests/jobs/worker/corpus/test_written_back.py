@@ -7,7 +7,9 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,10 +17,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.worker.data.readers import read_table
+from jobs.worker.corpus.files import Output
+from jobs.worker.corpus.options import PredictOptions, Shard, Source
+from jobs.worker.corpus.shards import Predictor
+from jobs.worker.corpus.writers import merge_parts
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.classify import Classify
-from jobs.worker.tasks.predict_file import Predicted, PredictOptions, read_items
 
 Rows = list[dict[str, Any]]
 FOUND = {"labels": {"x": 0.5}}
@@ -39,11 +43,17 @@ rows = st.lists(
 
 def predict(source: Path, name: str) -> Rows:
     """Return the rows of the output file, as another library reads them."""
-    table, output = read_table(str(source)), source.with_name(name)
-    items = read_items(Classify, table, PredictOptions("", "", ""), [])
-    saved = source.with_name("part.json")
-    saved.write_text(json.dumps([FOUND] * len(items)))
-    Predicted(table, {saved: items}, several=False).write(output, [], lambda _: None)
+    output = source.with_name(name)
+    options = PredictOptions("", str(source), name)
+    with patch("jobs.worker.corpus.shards.predict_sorted", lambda *given: [FOUND] * len(given[2])):
+        predictor = Predictor.__new__(Predictor)
+        predictor._options, predictor._inputs, predictor._reader = options, source.parent, None
+        predictor._task = Classify
+        predictor._loaded = cast(Any, SimpleNamespace(model=SimpleNamespace(config=0)))
+        shard = Shard(Source(str(source), "", source.stat().st_size, ""), 0, 10**6, "part")
+        part = predictor.predict(shard, Output(str(source.parent)))["name"]
+    merge_parts([source.with_name(part)], output)
+    source.with_name(part).unlink()
     if name.endswith(".parquet"):
         found: Rows = pq.read_table(output).to_pylist()
     elif name.endswith(".csv"):

@@ -1,0 +1,166 @@
+"""The corpus's files and the output's, local or in S3. Files in S3 are downloaded while they are read."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..data.text_files import READERS
+from ..runtime.errors import DatasetError
+from ..runtime.output import replacing
+from ..training.options import is_url
+from .options import Source
+
+MANIFEST = "manifest.json"
+_BLOCK = 1 << 20
+
+
+def list_sources(data: str) -> tuple[Source, ...]:
+    """Return the files of a corpus whose names say their format, in order.
+
+    Raises :class:`DatasetError` if there are none, or another :class:`WorkerError`.
+    """
+    if is_url(data):
+        from ..storage.stage import resolve
+
+        found = resolve(connected(), data).objects
+        sources = [
+            _source(name, str(each.url), each.etag, each.size)
+            for name, each in sorted(found.items())
+            if _is_data(name)
+        ]
+    else:
+        sources = [
+            _source(name, str(path), digest_files([path]), path.stat().st_size)
+            for name, path in local_files(Path(data)).items()
+        ]
+    if not sources:
+        suffixes = ", ".join(READERS)
+        raise DatasetError(f"{data}: has no file whose name says its format ({suffixes}, with .gz)")
+    return tuple(sources)
+
+
+def local_files(data: Path) -> dict[str, Path]:
+    """Return a folder's files with data by their names in it; a file itself has none."""
+    if not data.is_dir():
+        return {"": data}
+    found = sorted(each for each in data.rglob("*") if each.is_file())
+    names = {each.relative_to(data).as_posix(): each for each in found}
+    return {name: path for name, path in names.items() if _is_data(name)}
+
+
+def _is_data(name: str) -> bool:
+    parts = name.split("/")
+    is_hidden = any(each.startswith((".", "_")) for each in parts)
+    suffixes = Path(parts[-1].lower().removesuffix(".gz")).suffix
+    return suffixes in READERS and not is_hidden and parts[-1] != MANIFEST
+
+
+def _source(name: str, place: str, version: str, size: int) -> Source:
+    return Source(place, version, size, digest_of([name, version, size]))
+
+
+def digest_of(value: Any) -> str:
+    """Return twelve digits for a value of JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def digest_files(paths: Iterable[Path]) -> str:
+    """Return the digest of files' contents."""
+    state = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                state.update(block)
+    return state.hexdigest()
+
+
+@cache
+def connected() -> Any:
+    """Return this process's client of S3, which tries again after errors that pass."""
+    from ..storage.client import connect
+
+    return connect()
+
+
+@contextmanager
+def present(source: Source, folder: Path) -> Iterator[Path]:
+    """Give a source as a local file: of one in S3, a copy in ``folder``, which this node's ranks share."""
+    if not is_url(source.name):
+        yield Path(source.name)
+        return
+    from ..storage.client import S3Url
+    from ..storage.download import Download, S3Object, download_all
+
+    found = S3Object(S3Url.parse(source.name), source.version, source.size)
+    target = folder / found.id
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{found.id}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            download_all(connected(), [Download(found, target)])
+    try:
+        yield target
+    finally:
+        target.unlink(missing_ok=True)  # another rank that reads it still can
+
+
+@dataclass(frozen=True)
+class Output:
+    """A folder, local or in S3, whose files appear whole."""
+
+    place: str
+
+    def names(self) -> list[str]:
+        """Return the files' names."""
+        if not is_url(self.place):
+            folder = Path(self.place)
+            return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        push, url = self._push()
+        with _explained(url):
+            return sorted(push.list())
+
+    @contextmanager
+    def writing(self, name: str, folder: Path) -> Iterator[Path]:
+        """Give the file to write, in ``folder`` if the output is in S3. Raises :class:`WorkerError`."""
+        target = Path(self.place, name)
+        if not is_url(self.place):
+            with replacing(target) as partial:
+                yield partial
+            return
+        push, url = self._push()
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{name}"
+        try:
+            yield partial
+            # One request: S3 shows the object when it has all of it.
+            with _explained(url), partial.open("rb") as body:
+                push.s3.put_object(Bucket=url.bucket, Key=url.below(name).key, Body=body)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _push(self) -> tuple[Any, Any]:
+        from ..storage.client import S3Url
+        from ..storage.push import Push
+
+        url = S3Url.parse(self.place)
+        return Push(connected(), Path(), url), url
+
+
+@contextmanager
+def _explained(url: Any) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from ..storage.push import explain
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise explain(error, url) from error

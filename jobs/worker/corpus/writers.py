@@ -1,0 +1,122 @@
+"""Writes rows with their predictions: a shard's, and those of all shards as one file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ..runtime.errors import TrainingError, first_line
+from ..runtime.output import replacing
+
+Values = Mapping[str, Any]
+_to_json = partial(json.dumps, ensure_ascii=False, default=str)
+
+
+def part_suffix(output: str) -> str:
+    """Return the format of the shards of an output: JSON lines for CSV, which has no types."""
+    return ".jsonl" if output.lower().endswith((".csv", ".jsonl")) else ".parquet"
+
+
+def write_part(
+    target: Path, suffix: str, rows: Sequence[Values], known: Any = (), vector: str = ""
+) -> None:
+    """Write a shard's rows.
+
+    ``known`` has the fields of a Parquet file that they are from; ``vector`` is the column whose lists of
+    numbers have one length. Raises :class:`TrainingError` for values that Parquet lacks.
+    """
+    if suffix == ".parquet":
+        with _as_parquet():
+            _write_parquet(target, rows, {each.name: each for each in known}, vector)
+        return
+    # JSON writes half of a surrogate pair, which UTF-8 lacks, with the same escape.
+    with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(f"{_to_json(row)}\n" for row in rows)
+
+
+@contextmanager
+def _as_parquet() -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        text = f"not all values fit Parquet: {first_line(error)}"
+        raise TrainingError(text, hint="JSON lines (.jsonl) can hold any values") from error
+
+
+def _write_parquet(
+    target: Path, rows: Sequence[Values], known: Mapping[str, Any], vector: str
+) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    def to_array(name: str) -> Any:
+        values: list[Any] = [row.get(name) for row in rows]
+        if name in known:
+            return pa.array(values, known[name].type)
+        if name == vector:
+            return pa.array(values, pa.list_(pa.float32(), len(values[0])))
+        found = pa.array(values)
+        return found.cast(pa.string()) if pa.types.is_null(found.type) else found
+
+    arrays = {name: to_array(name) for name in dict.fromkeys(name for row in rows for name in row)}
+    fields = [known.get(name) or pa.field(name, each.type) for name, each in arrays.items()]
+    write_table(pa.Table.from_arrays([*arrays.values()], schema=pa.schema(fields)), target)
+
+
+def merge_parts(parts: Sequence[Path], output: Path) -> None:
+    """Write the rows of all shards, in order, as one file. Raises :class:`TrainingError`."""
+    with replacing(output) as target:
+        _MERGES[output.suffix.lower()](parts, target)
+
+
+def _merge_lines(parts: Sequence[Path], target: Path) -> None:
+    with target.open("wb") as file:
+        for part in parts:
+            with part.open("rb") as rows:
+                shutil.copyfileobj(rows, file)
+
+
+def _read_lines(parts: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        with part.open(encoding="utf-8", newline="\n") as file:
+            yield from map(json.loads, file)
+
+
+def _merge_csv(parts: Sequence[Path], target: Path) -> None:
+    names = list(dict.fromkeys(name for row in _read_lines(parts) for name in row))
+    with target.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        # It quotes the line breaks in cells that are those between rows.
+        lines = SimpleNamespace(write=lambda line: file.write(f"{line[:-2]}\n"))
+        writer = csv.writer(lines, lineterminator="\r\n")
+        writer.writerow(names)
+        for row in _read_lines(parts):
+            writer.writerow(
+                _to_json(value) if isinstance(value, dict | list | bool) else value
+                for value in map(row.get, names)
+            )
+
+
+def _merge_parquet(parts: Sequence[Path], target: Path) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter, read_schema, read_table
+
+    with _as_parquet():
+        schema = pa.unify_schemas(map(read_schema, parts), promote_options="permissive")
+        with ParquetWriter(target, schema) as writer:
+            for part in parts:
+                table = read_table(part)
+                if table.schema != schema:
+                    table = pa.Table.from_pylist(table.to_pylist(), schema=schema)
+                writer.write_table(table)
+
+
+_MERGES = {".csv": _merge_csv, ".jsonl": _merge_lines, ".parquet": _merge_parquet}

@@ -80,13 +80,15 @@ for script in $(ls -tr -- */run.sh 2>/dev/null); do
   [ ! $job/end.json -nt $script ] && [ ! $job/cancelled -nt $script ] || continue
   grep -qx '#SBATCH --requeue' $script || { echo "left $job"; continue; }
   rm -f $job/end.json $job/cancelled
+  [ $job/first.json -nt $script ] || rm -f $job/first.json
   for i in $(seq 60); do found=$(squeue --noheader --name=$job --format=%A) && break; sleep 0.5; done
   [ -n "$found" ] || (cd $job && sbatch --parsable run.sh >/dev/null) && echo "again $job"
 done
 true
 """.replace(
     "%MARKS%",
-    "cd ~/spr-jobs && tar -H posix -cf - */run.sh */launch.json */end.json */cancelled 2>/dev/null",
+    "cd ~/spr-jobs && "
+    "tar -H posix -cf - */run.sh */launch.json */first.json */end.json */cancelled 2>/dev/null",
 )
 _SUMMARIZE = f"""# asking how busy the queue is
 timeout 2 sinfo --noheader --Node --format='%N|%T|%C' && timeout 2 {LIST_QUEUE}

@@ -68,10 +68,10 @@ END_S, _END_POLL_S = 120.0, 2.0
 _SUBMIT = """# submitting a job
 cd {root} && chmod 700 .. || exit
 [ ! -s log ] || cat log >> log.earlier
-rm -f log begin.json end.json cancelled gathered
+rm -f log begin.json first.json end.json cancelled gathered
 touch log
 # With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
-take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&
+take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f first.json end.json cancelled &&
   tar -xmf - && {move}"
 if [ -e {secrets}.new ]; then
   export keep="mkdir -p {root} && cd {root} && umask 077 && cat > {secrets}"

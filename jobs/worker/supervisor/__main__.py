@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from .attempt import SUCCEEDED, choose_copy_limit, conclude, describe, describe_
 from .commands import REQUEUED, SlurmJob
 from .deadline import Deadline
 from .head import HeadFolder
-from .launch import BEGIN, CANCELLED, END, LAUNCH, SECRETS, parse_launch
-from .nodes import prepare, send_end
+from .launch import BEGIN, CANCELLED, END, FIRST, LAUNCH, SECRETS, parse_launch
+from .nodes import prepare, send_end, send_file
 from .staging import stage_data
 from .storing import Storing
 from .transfers import Uploads
@@ -117,7 +118,8 @@ class Supervisor:
         launch, job, now = self.watcher.launch, self.watcher.job, time.time()
         if 0 < launch.spec.recovery.retries < job.attempt:
             job.keep_from_requeueing()
-        last = self.head.read(BEGIN) if job.attempt > 1 else {}
+        # On a new head, Slurm counts a job's attempts anew.
+        last = self.head.read(BEGIN if job.attempt > 1 else FIRST)
         if job.attempt > 1:
             if not last.get("message") and last.get("nodes"):
                 # Its batch script could not report what happened.
@@ -133,6 +135,11 @@ class Supervisor:
         }
         self.head.write(BEGIN, self.began)
         self.head.reserve(BEGIN, END)
+        if not last:
+            first = {"first": now}
+            self.head.write(FIRST, first)
+            sent = (launch.folder, self._others(), FIRST, json.dumps(first))
+            threading.Thread(target=send_file, args=sent, daemon=True).start()
 
     def _finish(self, code: int) -> int:
         """Requeue the job, or write its outcome."""
@@ -152,12 +159,14 @@ class Supervisor:
             self._write_end(content)
         if not succeeded:
             head.send_results()
-        send_end(
-            launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content)
-        )
+        send_end(launch.folder, self._others(), json.dumps(content))
         head.remove(SECRETS)
         self._store(content)
         return code
+
+    def _others(self) -> list[str]:
+        launch = self.watcher.launch
+        return [name for name in launch.pinning if name != launch.head]
 
     def _store(self, content: dict[str, Any]) -> None:
         """Write the job's end on the head, after its results are in its bucket, if it has one."""

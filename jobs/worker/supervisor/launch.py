@@ -20,6 +20,8 @@ from ..storage.ownership import STATE
 CHECKPOINTS = f"{STATE}/{_CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
 """Files in a job's folder on the head: JSON about its last attempt, and a marker for a user's cancel."""
+FIRST = "first.json"
+"""In a job's folder on all nodes: when it first started, which its limits count from if the head is lost."""
 LAUNCH = "launch.json"
 """In a job's folder on every node: its launch, as last submitted."""
 SECRETS = VARIABLES

@@ -95,7 +95,14 @@ def send_files(folder: str, names: Iterable[str]) -> list[str]:
 
 def send_end(folder: str, names: Iterable[str], content: str) -> None:
     """Record a job's end on other nodes, so that a new head does not restart it; delete its secrets."""
-    script = f"cd {shlex.quote(folder)} 2>/dev/null || exit 0; rm -f {SECRETS}; cat > {END}"
+    send_file(folder, names, END, content, before=f"rm -f {SECRETS}")
+
+
+def send_file(
+    folder: str, names: Iterable[str], file: str, content: str, *, before: str = "true"
+) -> None:
+    """Write a file in the job's folder on other nodes, where it exists; one that fails is left out."""
+    script = f"cd {shlex.quote(folder)} 2>/dev/null || exit 0; {before}; cat > {file}"
 
     def send(name: str) -> None:
         succeeds([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)

@@ -70,11 +70,16 @@ def test_a_mark_on_any_node_that_answers_keeps_a_job_from_running_twice(
 
 def test_a_mark_of_an_earlier_submission_does_not_count(head: ThisMachine) -> None:
     node1 = head.connect("node1")
-    leave(head.home, "run-1", 60, "end.json")
+    leave(head.home, "run-1", 60, "end.json", "first.json")
     leave(node1, "run-1", 30)
-    leave(node1, "run-2", 20)
+    leave(node1, "run-2", 20, "first.json")
 
     assert submit_again(head) == (("run-1", "run-2"), ())
     assert not Path(head.home, "spr-jobs/run-1/end.json").exists()
+    # A job's limits count from its first start, also on a new head.
+    firsts = [
+        Path(head.home, "spr-jobs", each, "first.json").exists() for each in ("run-1", "run-2")
+    ]
+    assert firsts == [False, True]
     for job, age in (("run-1", "30"), ("run-2", "20")):
         assert Path(head.home, "spr-jobs", job, "launch.json").read_text() == age

@@ -168,6 +168,24 @@ def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
     assert [job.state for job in list_jobs(head)] == ["running"]
 
 
+def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: ThisMachine) -> None:
+    there = head.connect("node1") / "spr-jobs/squad-1/first.json"
+    paths = submit(head, "sleep 1")
+    follow(head, paths)
+    begin = Path(paths.begin)
+    assert json.loads(there.read_text()) == {"first": json.loads(begin.read_text())["first"]}
+
+    Path(paths.root, "first.json").write_text('{"first": 5.0}')
+    for each in (begin, Path(paths.end)):
+        each.unlink()
+    head.run(f"cd {paths.root} && sbatch --parsable run.sh")  # as `repair` after the head's loss
+    follow(head, paths)
+    assert json.loads(begin.read_text())["first"] == 5.0
+
+    follow(head, submit(head, "true"))
+    assert json.loads(begin.read_text())["first"] > 5.0, "it was submitted anew"
+
+
 # A second attempt
 
 

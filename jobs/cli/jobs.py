@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from pathlib import Path
 
 from cluster.console.display import format_seconds, format_table, make_progress
 from cluster.console.options import option, switch
@@ -40,6 +41,7 @@ from jobs.places.launcher import (
 )
 from jobs.places.plan import JobPaths
 from jobs.places.queue.launcher import QueueLauncher
+from jobs.report.history import GROUPS, read_costs, sum_by
 from jobs.train.train import resume_command, task_of
 from jobs.worker.runtime.events import mark_of, parse_event
 from jobs.worker.supervisor.attempt import FAILED
@@ -50,6 +52,7 @@ _JOBS_EXAMPLES = """\
   spr-cluster jobs --name bert --json
   spr-cluster jobs squad-20261122-142501-k3f
   spr-cluster jobs s3://my-results
+  spr-cluster jobs --cost
 """
 _LOGS_EXAMPLES = """\
   spr-cluster logs -f
@@ -72,6 +75,7 @@ class JobsRequest(JobRequest):
         "show only this one, or those in s3://BUCKET/PREFIX", parse_job_or_url
     )
     all: bool = switch(f"list all jobs, not only the newest {_NEWEST}")
+    cost: bool = switch("what the jobs in ./results have cost, by month, owner, and cluster")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +141,8 @@ def add_parser(parent: Parser) -> None:
 
 
 def run_jobs(request: JobsRequest) -> int:
+    if request.cost:
+        return _list_costs(request)
     if is_stored(request.job):
         return _list_stored(request)
     if request.job and request.all:
@@ -155,6 +161,29 @@ def run_jobs(request: JobsRequest) -> int:
         result = {**launcher.where, "jobs": [_as_dict(job, now) for job in found]}
         text = _render_list(launcher, found, now, every=request.all)
     emit(request, wrap(text), result)
+    return 0
+
+
+def _list_costs(request: JobsRequest) -> int:
+    """List what is known of ended jobs from their results; no cluster is needed."""
+    if request.job or request.all:
+        raise UsageError("--cost is of all jobs in ./results")
+    found = read_costs(Path("results"))
+    sums = {group: sum_by(found, group) for group in GROUPS}
+    rows = [
+        (f"{group} {name}", str(one["jobs"]), f"{one['node_hours']:.1f}", f"${one['usd']:,.2f}")
+        for group, by_name in sums.items()
+        for name, one in by_name.items()
+    ]
+    lines = [
+        format_table([("", "JOBS", "NODE HOURS", "COST"), *rows], ("JOBS", "NODE HOURS", "COST"))
+    ]
+    if unknown := sum(each.usd is None for each in found):
+        lines.append(
+            f"{counted(unknown, 'job')} without a known price, such as on the embedded cloud"
+        )
+    text = "\n".join(lines) if found else "No ended jobs in ./results: `fetch` brings them there."
+    emit(request, wrap(text), {"jobs": [asdict(each) for each in found], **sums})
     return 0
 
 

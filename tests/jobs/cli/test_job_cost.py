@@ -126,8 +126,8 @@ def test_the_receipts_of_a_clusters_jobs_are_the_meters_bill(
             line.machines.staged.insert(0, ("node0", pattern, answer))
         for number, idle in enumerate((0, 3600)):
             clock.sleep(idle)
-            line.must("run", "--results", f"run-{number}", "--", "hostname")
-            receipt = add_receipt(Path(f"run-{number}"))["receipt"]
+            line.must("run", "--results", f"results/run-{number}", "--", "hostname")
+            receipt = add_receipt(Path(f"results/run-{number}"))["receipt"]
             assert sum(part["usd"] for part in receipt["parts"].values()) == pytest.approx(
                 receipt["usd"]
             )
@@ -137,3 +137,12 @@ def test_the_receipts_of_a_clusters_jobs_are_the_meters_bill(
             meter = line.cloud.fake.backend.lifecycle.meter
             assert spent == pytest.approx(sum(meter.bill(clock.now).values()), rel=0.01)
             assert ("on spot" in receipt["price_source"]) is (market == "spot")
+        costs = json.loads(line.must("jobs", "--cost", "--json").out)
+        assert [each["job"] for each in costs["jobs"]] == ["run-0", "run-1"]
+        for group in ("month", "owner", "cluster"):
+            (one,) = costs[group].values()
+            assert one == {"jobs": 2, "node_hours": one["node_hours"], "usd": pytest.approx(spent)}
+        table = line.must("jobs", "--cost").out
+        assert f"${spent:,.2f}" in table
+        assert "owner " in table
+        assert line.run("jobs", "--cost", "--all").code == 2

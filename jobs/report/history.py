@@ -1,0 +1,60 @@
+"""What the jobs in a folder of results have cost, by month, owner, and cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.files import read_object
+from jobs.places.plan import own_folder
+from jobs.report.figures import find_price
+from jobs.report.receipt import make_receipt
+from jobs.report.results_folder import JOB, Run, read_run
+from jobs.worker.runtime.errors import TrainingError
+
+GROUPS = ("month", "owner", "cluster")
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """An ended job: its hours on so many nodes, and what they have cost, if their price is known."""
+
+    job: str
+    month: str
+    owner: str
+    cluster: str
+    nodes: int
+    hours: float
+    usd: float | None
+
+
+def read_costs(root: Path) -> list[JobCost]:
+    """Return the jobs whose results are in folders below ``root``, the oldest first."""
+    found = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        record = read_object(own_folder(folder) / JOB, optional=True)
+        try:
+            run = read_run(folder)
+        except (UsageError, TrainingError, ValueError):  # it has failed
+            run = Run(folder, {}, (), record)
+        if receipt := make_receipt(run, find_price(run, None, None)):
+            names = [str(run.job.get(name) or "-") for name in ("when", "owner", "cluster")]
+            when, owner, cluster = names
+            hours, usd = receipt.total_s / 3600, receipt.usd(receipt.total_s)
+            cost = JobCost(run.name, when[:7], owner, cluster, receipt.nodes, hours, usd)
+            found.append((when, cost))
+    return [cost for _, cost in sorted(found, key=lambda each: each[0])]
+
+
+def sum_by(costs: Iterable[JobCost], group: str) -> dict[str, dict[str, Any]]:
+    """Return jobs, node hours, and dollars of each month, owner, or cluster."""
+    sums: dict[str, dict[str, Any]] = {}
+    for each in costs:
+        one = sums.setdefault(getattr(each, group), {"jobs": 0, "node_hours": 0.0, "usd": 0.0})
+        one["jobs"] += 1
+        one["node_hours"] += each.nodes * each.hours
+        one["usd"] += each.usd or 0.0
+    return sums

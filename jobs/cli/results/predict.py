@@ -53,8 +53,7 @@ _EXAMPLES = """\
   spr-cluster predict --data reviews.csv --output predictions.parquet
   spr-cluster predict --data reviews.parquet --output out.jsonl --nodes all
   spr-cluster predict --data s3://my-data/a.csv.gz --output b.csv --nodes 4
-  spr-cluster predict --data s3://my-data/texts/ --output s3://my-data/vectors/ \
-    --model results/embed-20261124-142501-k3f --nodes all --budget 20
+  spr-cluster predict --data s3://a/texts/ --output s3://a/out/ --budget 20
 """
 _ALL = "all"
 _RETRIES = 10  # it goes on with the nodes that are left, and loses little

@@ -6,6 +6,7 @@ Rank 0 serves a coordinator to all of them. Runs on Python 3.8.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import shlex
 import signal
@@ -108,6 +109,9 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def die_with_parent() -> None:
     """Have the kernel kill this process with its parent."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent and not parent.is_alive():  # it died before, while this process started
+        os._exit(1)
 
 
 def send_below(folder: Path, names: Sequence[str], to: str, take: str) -> int:

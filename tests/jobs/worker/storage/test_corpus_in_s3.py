@@ -100,7 +100,9 @@ def test_two_ranks_write_each_row_once_though_they_are_killed(
         for line in running[1].stdout or ():
             if "the process that predicts them was killed" in line:
                 break
+        until = time.monotonic() + 120
         while len(names(bucket)) < 3:
+            assert time.monotonic() < until
             time.sleep(0.1)
         running[1].kill()  # as when a node is lost: then the others end
         running[0].communicate(timeout=120)

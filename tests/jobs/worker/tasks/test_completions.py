@@ -344,12 +344,12 @@ def test_a_tuned_model_answers_unseen_questions(tmp_path: Path) -> None:
     tokenizer = new_chat_tokenizer(json.dumps(each) for each in seen)
     base = save_chat_model(tmp_path, tokenizer, hidden_size=96, intermediate_size=192)
     assert share_answered(base, tokenizer, unseen) == 0
-    run, _ = load(options_for(base, seen, batch_size=10, learning_rate=4e-3))
+    run, _ = load(options_for(base, seen, batch_size=10, learning_rate=2e-3))
     schedule = plan_schedule(replace(run.context.options, epochs=18), len(seen), 1)
     with join("gloo", {}):
         model, optimizer = prepare(run, schedule.total)
         for number, chosen in enumerate(batches(run.context, run.lengths, schedule)):
-            optimizer.param_groups[0]["lr"] = 4e-3 * schedule.rate(number)
+            optimizer.param_groups[0]["lr"] = 2e-3 * schedule.rate(number)
             take_step(run, model, optimizer, run.batch(chosen))
     save_model(tmp_path, run.loaded)
     saved = AutoTokenizer.from_pretrained(tmp_path / "model")

@@ -299,7 +299,7 @@ def run_job(
         describe_inventory(cloud.connect().ec2, NAME, _KINDS)
         return dict(cloud.ask("bill"))
 
-    # It keeps all nodes after their time to live, with results that nobody fetches, if it moved their end.
+    # If it moved the nodes' end, it keeps all of them until then, because nobody fetches its results.
     keeps = after.latest.timestamp() if after.latest > record.latest else end
     marks = [bill(first), bill(max(first, min(end, over))), bill(max(first, over, keeps))]
     if keeps <= over:

@@ -167,7 +167,7 @@ def run_jobs(request: JobsRequest) -> int:
 def _list_costs(request: JobsRequest) -> int:
     """List what is known of ended jobs from their results; no cluster is needed."""
     if request.job or request.all:
-        raise UsageError("--cost is of all jobs in ./results")
+        raise UsageError("--cost adds up all jobs in ./results: omit JOB and --all")
     found = read_costs(Path("results"))
     sums = {group: sum_by(found, group) for group in GROUPS}
     rows = [

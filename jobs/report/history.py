@@ -50,7 +50,7 @@ def read_costs(root: Path) -> list[JobCost]:
 
 
 def sum_by(costs: Iterable[JobCost], group: str) -> dict[str, dict[str, Any]]:
-    """Return jobs, node hours, and dollars of each month, owner, or cluster."""
+    """Return jobs, node hours, and dollars (without unknown prices) of each month, owner, or cluster."""
     sums: dict[str, dict[str, Any]] = {}
     for each in costs:
         one = sums.setdefault(getattr(each, group), {"jobs": 0, "node_hours": 0.0, "usd": 0.0})

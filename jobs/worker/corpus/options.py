@@ -27,7 +27,7 @@ class PredictOptions:
     base: str = ""
     """The folder of the model that adapters belong to, if it is not where they say."""
     usd_per_hour: float = 0.0
-    """The price of all nodes on demand; 0 if it is unknown, or nothing is paid."""
+    """The price of all nodes; 0 if it is unknown, or nothing is paid."""
     parts: str = "parts"
     """The folder for the shards' predictions, if the output is one file."""
     done: str = ""

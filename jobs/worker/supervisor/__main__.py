@@ -118,7 +118,7 @@ class Supervisor:
         launch, job, now = self.watcher.launch, self.watcher.job, time.time()
         if 0 < launch.spec.recovery.retries < job.attempt:
             job.keep_from_requeueing()
-        # On a new head, Slurm counts a job's attempts anew.
+        # On a new head, Slurm counts a job's attempts from 1 again.
         last = self.head.read(BEGIN if job.attempt > 1 else FIRST)
         if job.attempt > 1:
             if not last.get("message") and last.get("nodes"):

@@ -183,7 +183,7 @@ def test_the_first_start_is_known_on_all_nodes_and_counts_on_a_new_head(head: Th
     assert json.loads(begin.read_text())["first"] == 5.0
 
     follow(head, submit(head, "true"))
-    assert json.loads(begin.read_text())["first"] > 5.0, "it was submitted anew"
+    assert json.loads(begin.read_text())["first"] > 5.0, "it was submitted again"
 
 
 # A second attempt

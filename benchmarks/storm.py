@@ -301,11 +301,18 @@ def run_job(
 
     # If it moved the nodes' end, it keeps all of them until then, because nobody fetches its results.
     keeps = after.latest.timestamp() if after.latest > record.latest else end
-    marks = [bill(first), bill(max(first, min(end, over))), bill(max(first, over, keeps))]
+    own, marks = ids[:used], [bill(first)]
+    if dice.random() < 0.5 and first < end:  # it loses a node, which `up` replaces
+        bill(dice.uniform(first, end))
+        cloud.connect().ec2.terminate_instances(InstanceIds=[own[0]])
+        again = run_in_process(cloud, home, run_priced_up, request)
+        wrong += [f"replacing: {again.error}"] if again.code == BROKEN else []
+    marks += [bill(max(first, min(end, over))), bill(max(first, over, keeps))]
     if keeps <= over:
         marks[2] = marks[1]
-    usd = sum(marks[1][id_] - marks[0][id_] for id_ in ids[:used])
-    usd += sum(marks[2][id_] - marks[1][id_] for id_ in ids)
+    replaced = marks[1].keys() - marks[0].keys()
+    usd = sum(marks[1][id_] - marks[0].get(id_, 0.0) for id_ in {*own, *replaced})
+    usd += sum(marks[2][id_] - marks[1].get(id_, 0.0) for id_ in marks[2])
     most = limit.budget or 0.0
     for later in (1, 60):  # the machines end, then their disks
         bill(after.latest.timestamp() + AFTER.total_seconds() + later)

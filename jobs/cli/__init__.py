@@ -31,7 +31,7 @@ _JOBS = {
     "jobs": Command("jobs.cli.jobs", "list a cluster's jobs: queued, running, and ended"),
     "top": Command("jobs.cli.top", "watch nodes, ranks, and the queue live"),
     "attach": Command("jobs.cli.attach", "follow a job, and fetch its results at its end"),
-    "logs": Command("jobs.cli.jobs", "print the log of a job or of one rank"),
+    "logs": Command("jobs.cli.logs", "print the log of a job or of one rank"),
     "wait": Command("jobs.cli.attach", "wait until a job ends"),
     "cancel": Command("jobs.cli.jobs", "end a job on all nodes"),
     "fetch": Command("jobs.cli.results.fetch", "download a job's model, log, and results"),

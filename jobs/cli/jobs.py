@@ -1,23 +1,23 @@
-"""``spr-cluster jobs``, ``logs``, and ``cancel``."""
+"""``spr-cluster jobs`` and ``cancel``."""
 
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
 from cluster.console.display import format_seconds, format_table, make_progress
-from cluster.console.options import option, switch
-from cluster.console.output import emit, printable, say, wrap
+from cluster.console.options import switch
+from cluster.console.output import emit, wrap
 from cluster.console.parser import Parser, add_command
 from cluster.local_files import utc_now
 from cluster.slurm.job_queue import describe_reason
 from infra.errors import NoClusterError, UsageError
 from infra.s3_url import parse_s3_url
-from infra.words import counted, parse_duration, spoken_time
+from infra.words import counted, spoken_time
 from jobs.cli.shared.chosen_job import (
     JobRequest,
     is_stored,
@@ -27,8 +27,8 @@ from jobs.cli.shared.chosen_job import (
     open_s3,
     parse_job_or_url,
 )
-from jobs.cli.shared.job_display import JobDisplay, render_event
-from jobs.places.bucket import list_stored
+from jobs.cli.shared.job_display import JobDisplay
+from jobs.places.bucket import fetch_records, list_stored
 from jobs.places.launcher import (
     LOST,
     QUEUED,
@@ -37,13 +37,12 @@ from jobs.places.launcher import (
     JobSummary,
     choose_job,
     choose_several,
-    choose_shown,
 )
 from jobs.places.plan import JobPaths
 from jobs.places.queue.launcher import QueueLauncher
 from jobs.report.history import GROUPS, read_costs, sum_by
+from jobs.report.receipt import find_receipt
 from jobs.train.train import resume_command, task_of
-from jobs.worker.runtime.events import mark_of, parse_event
 from jobs.worker.supervisor.attempt import FAILED
 
 _NEWEST = 10
@@ -53,11 +52,6 @@ _JOBS_EXAMPLES = """\
   spr-cluster jobs squad-20261122-142501-k3f
   spr-cluster jobs s3://my-results
   spr-cluster jobs --cost
-"""
-_LOGS_EXAMPLES = """\
-  spr-cluster logs -f
-  spr-cluster logs squad-20260731-142501-k3f --rank 3
-  spr-cluster logs --since 10m
 """
 _CANCEL_EXAMPLES = """\
   spr-cluster cancel
@@ -75,26 +69,9 @@ class JobsRequest(JobRequest):
         "show only this one, or those in s3://BUCKET/PREFIX", parse_job_or_url
     )
     all: bool = switch(f"list all jobs, not only the newest {_NEWEST}")
-    cost: bool = switch("what the jobs in ./results have cost, by month, owner, and cluster")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogsRequest(JobRequest):
-    """The options of `logs`."""
-
-    job: str | None = job_argument("(default: the only queued or running job, else the newest)")
-    follow: bool = switch(
-        "continue until the job ends; Ctrl-C ends only this command", flags=("-f", "--follow")
+    cost: bool = switch(
+        "what ended jobs have cost, by month, owner, cluster, and tag: those in ./results, or in s3://BUCKET"
     )
-    rank: int | None = option("the log of this rank, from 0", parse=int, metavar="R")
-    element: int | None = option(
-        "the log of this element of an array, or trial of a study", parse=int, metavar="N"
-    )
-    since: str | None = option(
-        "only the last part, such as 10m, based on event timestamps; programs of `run` have none",
-        metavar="TIME",
-    )
-    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +95,6 @@ def add_parser(parent: Parser) -> None:
         _JOBS_EXAMPLES,
         run=run_jobs,
         options=JobsRequest,
-    )
-    add_command(
-        parent,
-        "logs",
-        "Print a job's log, with its ranks' events as text. --rank prints what one rank wrote, from its\n"
-        "own node.",
-        _LOGS_EXAMPLES,
-        run=run_logs,
-        options=LogsRequest,
     )
     add_command(
         parent,
@@ -154,9 +122,14 @@ def run_jobs(request: JobsRequest) -> int:
     found = launcher.list_jobs()
     if request.job:
         job = choose_job(found, request.job, launcher.place)
-        folder = JobPaths(job.job).root
-        result: Mapping[str, object] = {**launcher.where, **_as_dict(job, now), "folder": folder}
-        text = f"{render([job], now, launcher.expires)}\nits files are in {folder} on node0"
+        folder, (rows, receipt) = JobPaths(job.job).root, _find_receipt(job)
+        result: Mapping[str, object] = {
+            **launcher.where,
+            **_as_dict(job, now),
+            "folder": folder,
+            **receipt,
+        }
+        text = f"{render([job], now, launcher.expires)}\nits files are in {folder} on node0{rows}"
     else:
         result = {**launcher.where, "jobs": [_as_dict(job, now) for job in found]}
         text = _render_list(launcher, found, now, every=request.all)
@@ -165,10 +138,18 @@ def run_jobs(request: JobsRequest) -> int:
 
 
 def _list_costs(request: JobsRequest) -> int:
-    """List what is known of ended jobs from their results; no cluster is needed."""
-    if request.job or request.all:
-        raise UsageError("--cost adds up all jobs in ./results: omit JOB and --all")
-    found = read_costs(Path("results"))
+    """Add up ended jobs from their results, here or in a bucket; no cluster is needed."""
+    if request.all or (request.job and not is_stored(request.job)):
+        raise UsageError("--cost adds up all jobs in ./results or s3://BUCKET: omit JOB and --all")
+    if request.job:
+        place, progress = parse_s3_url(request.job, "jobs"), make_progress()
+        with progress.phase(f"Read {place}"), tempfile.TemporaryDirectory() as folder:
+            fetch_records(open_s3(request, progress), place, Path(folder))
+            found = read_costs(Path(folder))
+        empty = f"No ended jobs in {place}."
+    else:
+        found = read_costs(Path("results"))
+        empty = "No ended jobs in ./results: `fetch` brings them there."
     sums = {group: sum_by(found, group) for group in GROUPS}
     rows = [
         (f"{group} {name}", str(one["jobs"]), f"{one['node_hours']:.1f}", f"${one['usd']:,.2f}")
@@ -182,9 +163,18 @@ def _list_costs(request: JobsRequest) -> int:
         lines.append(
             f"{counted(unknown, 'job')} without a known price, such as on the embedded cloud"
         )
-    text = "\n".join(lines) if found else "No ended jobs in ./results: `fetch` brings them there."
+    text = "\n".join(lines) if found else empty
     emit(request, wrap(text), {"jobs": [asdict(each) for each in found], **sums})
     return 0
+
+
+def _find_receipt(job: JobSummary) -> tuple[str, dict[str, object]]:
+    """Return an ended job's receipt as text and for ``--json``, if its results are in ./results."""
+    receipt = find_receipt(Path("results", job.job)) if job.ended else None
+    if receipt is None:
+        return "", {}
+    rows = format_table([("", "TIME", "COST"), *receipt.rows()], ("TIME", "COST"))
+    return f"\n\n{rows}", {"receipt": receipt.as_dict()}
 
 
 def _as_dict(job: JobSummary, now: datetime) -> dict[str, object]:
@@ -208,8 +198,10 @@ def _list_stored(request: JobsRequest) -> int:
         words = ["spr-cluster", "fetch", str(place if is_one else place.below(last))]
         words += ["--cloud", "local"] if request.cloud == "local" else []
         lines.append(f"To get the results of one: {shlex.join(words)}")
-        result |= found[-1].as_dict() if is_one else {}
-    emit(request, wrap("\n".join(lines)), result)
+        rows, receipt = _find_receipt(found[-1]) if is_one else ("", {})
+        lines.append(rows.removeprefix("\n"))
+        result |= {**found[-1].as_dict(), **receipt} if is_one else {}
+    emit(request, wrap("\n".join(lines).rstrip()), result)
     return 0
 
 
@@ -289,62 +281,6 @@ def _describe(job: JobSummary, now: datetime, expires: datetime | None) -> str:
         when = f"its last step is expected at {spoken_time(job.expected_end, now)}"
         return f"{when}, after its nodes shut down" if late else when
     return job.cause if job.state == FAILED else ""
-
-
-def run_logs(request: LogsRequest) -> int:
-    if request.element is not None and (
-        request.rank is not None or request.follow or request.since
-    ):
-        raise UsageError("--element can't be used with --rank, --since, or --follow")
-    since = parse_duration(request.since, "--since") if request.since else None
-    launcher = open_launcher(request)
-    found = choose_shown(launcher.list_jobs(), request.job, launcher.place)
-    show = request.sink or _show_line
-    printer = LogPrinter(found.job, show, utc_now() - since if since else None)
-    if request.element is not None:
-        launcher.read_element(found, printer.take, request.element)
-        return 0
-    launcher.read_log(found, printer.take, request.rank, follow=request.follow)
-    if request.rank and not printer.has_shown:
-        yet = " so far" if found.is_active else ""
-        say(
-            f"rank {request.rank} has printed nothing{yet} (in training, only rank 0 prints progress)"
-        )
-    return 0
-
-
-def _show_line(text: str) -> None:
-    print(printable(text, sys.stdout))
-
-
-class LogPrinter:
-    """Shows the lines of a job's log, from the first event at or after ``since``.
-
-    Events are shown as text; those without text are skipped.
-    """
-
-    def __init__(
-        self, job: str, show: Callable[[str], object], since: datetime | None = None
-    ) -> None:
-        self._show = show
-        self._mark = mark_of(job)
-        self._since = since.timestamp() if since else 0.0
-        self._has_begun = since is None
-        self.has_shown = False
-
-    def take(self, text: str) -> None:
-        for line in text.split("\n"):
-            self._print(line)
-        sys.stdout.flush()
-
-    def _print(self, line: str) -> None:
-        event = parse_event(line, self._mark)
-        if not self._has_begun:
-            self._has_begun = event is not None and event.get("at", 0.0) >= self._since
-        text = line if event is None else render_event(event)
-        if text and self._has_begun:
-            self.has_shown = True
-            self._show(text)
 
 
 def run_cancel(request: CancelRequest) -> int:

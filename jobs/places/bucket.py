@@ -77,6 +77,17 @@ def list_stored(s3: S3Client, place: S3Location) -> tuple[JobSummary, ...]:
     return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
 
 
+def fetch_records(s3: S3Client, place: S3Location, results: Path) -> None:
+    """Download what is known of each ended job in ``place``, without its files, to folders in ``results``."""
+    wanted = (RECORD, END, "output/results.json")
+    for job in list_stored(s3, place):
+        where = place if place.prefix.rpartition("/")[2] == job.job else place.below(job.job)
+        sizes = list_folder(s3, where)
+        if job.ended:
+            few = {name: sizes[name] for name in wanted if name in sizes}
+            fetch_stored(s3, where, few, results / job.job, lambda _: None)
+
+
 def _read(s3: S3Client, place: S3Location, path: Path) -> str:
     download_file(s3, place.below(path.name), path)
     return path.read_text(encoding="utf-8")

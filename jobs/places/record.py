@@ -38,6 +38,8 @@ class CloudInfo:
     market: str = "on demand"
     owner: str = ""
     """Who submits the job."""
+    tags: tuple[tuple[str, str], ...] = ()
+    """The user's own, of the cluster."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class JobRecord:
     bucket: str = ""
     market: str = "on demand"
     owner: str = ""
+    tags: tuple[tuple[str, str], ...] = ()
     boot_s: float = 0.0
     idle_s: float = 0.0
     cores: int | None = None

@@ -1,4 +1,4 @@
-"""What the jobs in a folder of results have cost, by month, owner, and cluster."""
+"""What the jobs in a folder of results have cost, by month, owner, cluster, and tag."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.report.receipt import make_receipt
 from jobs.report.results_folder import JOB, Run, read_run
 from jobs.worker.runtime.errors import TrainingError
 
-GROUPS = ("month", "owner", "cluster")
+GROUPS = ("month", "owner", "cluster", "tags")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class JobCost:
     month: str
     owner: str
     cluster: str
+    tags: tuple[str, ...]
+    """The cluster's own, as ``KEY=VALUE``."""
     nodes: int
     hours: float
     usd: float | None
@@ -43,18 +45,21 @@ def read_costs(root: Path) -> list[JobCost]:
         if receipt := make_receipt(run, find_price(run, None, None)):
             names = [str(run.job.get(name) or "-") for name in ("when", "owner", "cluster")]
             when, owner, cluster = names
+            tags = tuple(f"{key}={value}" for key, value in record.get("tags") or ())
             hours, usd = receipt.total_s / 3600, receipt.usd(receipt.total_s)
-            cost = JobCost(run.name, when[:7], owner, cluster, receipt.nodes, hours, usd)
+            cost = JobCost(run.name, when[:7], owner, cluster, tags, receipt.nodes, hours, usd)
             found.append((when, cost))
     return [cost for _, cost in sorted(found, key=lambda each: each[0])]
 
 
 def sum_by(costs: Iterable[JobCost], group: str) -> dict[str, dict[str, Any]]:
-    """Return jobs, node hours, and dollars (without unknown prices) of each month, owner, or cluster."""
+    """Return jobs, node hours, and dollars (without unknown prices) of each month, owner, cluster, or tag."""
     sums: dict[str, dict[str, Any]] = {}
     for each in costs:
-        one = sums.setdefault(getattr(each, group), {"jobs": 0, "node_hours": 0.0, "usd": 0.0})
-        one["jobs"] += 1
-        one["node_hours"] += each.nodes * each.hours
-        one["usd"] += each.usd or 0.0
+        names = getattr(each, group)
+        for name in (names,) if isinstance(names, str) else names:
+            one = sums.setdefault(name, {"jobs": 0, "node_hours": 0.0, "usd": 0.0})
+            one["jobs"] += 1
+            one["node_hours"] += each.nodes * each.hours
+            one["usd"] += each.usd or 0.0
     return sums

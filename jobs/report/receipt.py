@@ -132,6 +132,14 @@ def _waited_to_start(run: Run, took: float) -> float:
     return 0.0
 
 
+def find_receipt(folder: Path) -> Receipt | None:
+    """Return the receipt of the job whose results are in a folder, if there are some."""
+    with suppress(UsageError, TrainingError, ValueError):
+        run = read_run(folder)
+        return make_receipt(run, find_price(run, None, None))
+    return None
+
+
 def add_receipt(folder: Path) -> dict[str, Any]:
     """Write the receipt into ``results.json``, if there is one; return what was added."""
     with suppress(UsageError, TrainingError, ValueError):

@@ -144,7 +144,8 @@ def open_job_context(
     types = (node.instance.instance_type for node in cluster.nodes)
     prices = look_up_prices(cloud, ctx.clients, types, now)
     info = describe_cloud(cloud, prices, cluster, lambda: with_spot(prices, ctx.clients.ec2, now))
-    info = replace(info, owner=short_owner(ctx.clients.caller.owner))
+    labels = tuple(cluster.options.get("labels", ()))
+    info = replace(info, owner=short_owner(ctx.clients.caller.owner), tags=labels)
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
     queued = request if isinstance(request, QueueRequest) else None

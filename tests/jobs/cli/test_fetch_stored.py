@@ -109,6 +109,35 @@ def test_the_jobs_in_a_bucket_are_listed(s3: Any, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "No jobs in s3://results/nobody.\n"
 
 
+def test_the_costs_of_the_jobs_in_a_bucket(
+    s3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    priced = replace(SUBMITTED, usd_per_hour=6.0, price_source="a list", tags=(("team", "nlp"),))
+    nodes = tuple({"name": f"node{n}", "type": "r7iz.metal-16xl"} for n in range(2))
+    record = replace(priced, cloud="aws", nodes=nodes).render()
+    s3.put_object(Bucket="results", Key="team/squad-1/job.json", Body=record.encode())
+    s3.put_object(Bucket="results", Key="team/squad-0/job.json", Body=record.encode())
+
+    for place in ("s3://results/team", URL):
+        assert main(["jobs", "--cost", place, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [job["job"] for job in found["jobs"]] == ["squad-1"]  # the other has not ended
+        usd = 2 * 6.0 * 7.5 / 3600
+        assert found["tags"]["team=nlp"] == {
+            "jobs": 1,
+            "node_hours": pytest.approx(2 * 7.5 / 3600),
+            "usd": pytest.approx(usd),
+        }
+    assert main(["jobs", "--cost", "s3://results/team"]) == 0
+    assert re.search(r"team=nlp +1 +0.0 +\$0.03", capsys.readouterr().out)
+    assert names(tmp_path) == set()
+    assert main(["fetch", URL]) == 0
+    assert main(["jobs", URL]) == 0
+    assert re.search(r"total +7.50 s +\$0.025\n", capsys.readouterr().out)
+    assert main(["jobs", "--cost", "squad-1"]) == 2
+    assert "omit JOB and --all" in capsys.readouterr().err
+
+
 def test_a_job_that_has_not_ended_is_said_to_be_so(
     s3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,50 @@
+"""What ended jobs have cost: by month, owner, cluster, and tag, from folders of results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.places.plan import own_folder
+from jobs.report.history import read_costs, sum_by
+
+RECORD: dict[str, Any] = {
+    "cluster": "bert",
+    "owner": "ann",
+    "seconds": 1800.0,
+    "cloud": "aws",
+    "usd_per_hour": 6.0,
+    "price_source": "a list",
+    "nodes": [{"type": "r7iz.metal-16xl"}] * 2,
+}
+
+
+def add(root: Path, job: str, **changes: Any) -> None:
+    own = own_folder(root / job)
+    own.mkdir(parents=True)
+    (own / "job.json").write_text(json.dumps({**RECORD, "job": job, **changes}))
+
+
+def test_jobs_are_added_up_by_month_owner_cluster_and_tag(tmp_path: Path) -> None:
+    add(tmp_path, "run-1", when="2026-11-30T23:00:00+00:00", tags=[["team", "nlp"], ["x", "1"]])
+    add(tmp_path, "run-2", when="2026-12-01T00:00:00+00:00", tags=[["team", "nlp"]], owner="bob")
+    add(tmp_path, "run-3", when="2026-10-01T00:00:00+00:00", cloud="local", cluster="other")
+    add(tmp_path, "run-4", seconds=None)  # it has not ended
+    (tmp_path / "notes.txt").write_text("")
+
+    found = read_costs(tmp_path)
+
+    assert [each.job for each in found] == ["run-3", "run-1", "run-2"]
+    assert [each.usd for each in found] == [None, pytest.approx(6.0), pytest.approx(6.0)]
+    by_tag = sum_by(found, "tags")
+    assert list(by_tag) == ["team=nlp", "x=1"]
+    assert by_tag["team=nlp"] == {"jobs": 2, "node_hours": 2.0, "usd": pytest.approx(12.0)}
+    assert list(sum_by(found, "month")) == ["2026-10", "2026-11", "2026-12"]
+    assert {name: one["jobs"] for name, one in sum_by(found, "owner").items()} == {
+        "ann": 2,
+        "bob": 1,
+    }
+    assert read_costs(tmp_path / "none") == []

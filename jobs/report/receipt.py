@@ -11,6 +11,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.words import counted
+from jobs.places.plan import own_folder
 from jobs.report.figures import (
     EVALUATION,
     OTHER,
@@ -27,7 +28,7 @@ from jobs.worker.runtime.errors import TrainingError
 from jobs.worker.runtime.output import save_json
 
 BOOT, IDLE = "boot and installation", "idle before it"
-EARLIER, START = "earlier attempts", "staging and start"
+EARLIER, START = "earlier attempts and pauses", "staging and start"
 COMPUTING, WAITING = "computing", "waiting for ranks"
 _NAMES = {
     "load": "reading the data",
@@ -120,7 +121,8 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
     known = sum(seconds for name, seconds in parts.items() if name not in (*before, OTHER))
     parts[OTHER] = max(0.0, took - known)
     if boot or idle:  # the nodes had nothing else to do until it started
-        parts[START] += _waited_to_start(run, took + earlier)
+        is_resumed = Path(own_folder(run.folder), "log.earlier").exists()
+        parts[EARLIER if is_resumed else START] += _waited_to_start(run, took + earlier)
     return Receipt({name: s for name, s in parts.items() if s > 0}, run.nodes, price)
 
 

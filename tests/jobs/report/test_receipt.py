@@ -33,7 +33,7 @@ def test_the_parts_of_a_receipt_are_all_that_the_job_took(tmp_path: Path) -> Non
     assert found.total_s == pytest.approx(600 + 1200)
     seconds = found.seconds
     assert seconds["boot and installation"] == 600
-    assert seconds["earlier attempts"] == 300
+    assert seconds["earlier attempts and pauses"] == 300
     assert seconds["staging and start"] == pytest.approx(900 - 864)
     assert seconds["evaluation"] == 31.0
     assert seconds["tokenizing"] + seconds["reading the data"] == pytest.approx(29.7)
@@ -44,6 +44,18 @@ def test_the_parts_of_a_receipt_are_all_that_the_job_took(tmp_path: Path) -> Non
     parts = found.as_dict()["parts"].values()
     assert sum(part["usd"] for part in parts) == pytest.approx(18.0)
     assert found.rows()[-1] == ("total", "30 min 00 s", "$18.00")
+
+
+def test_the_time_since_a_resumed_job_was_first_submitted_is_not_its_start(tmp_path: Path) -> None:
+    when, ended = "2026-11-28T10:00:00+00:00", "2026-11-28T10:30:00+00:00"
+    own = tmp_path / "run/job"
+    own.mkdir(parents=True)
+    for name in ("staging and start", "earlier attempts and pauses"):
+        job = {**RECORD, "when": when, "ended": ended}
+        found = make_receipt(Run(own.parent, {}, (), job), PRICE)
+        assert found
+        assert found.seconds[name] == pytest.approx(900)
+        (own / "log.earlier").touch()
 
 
 def test_a_resumed_runs_own_times_are_scaled_to_what_this_job_took() -> None:

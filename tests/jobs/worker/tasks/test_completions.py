@@ -22,7 +22,7 @@ from jobs.worker.tasks.lm.memory import Plan, simulate
 from jobs.worker.tasks.lm.model import LmOptions
 from jobs.worker.tasks.lm.samples import Masked
 from jobs.worker.tasks.lm.task import Lm
-from jobs.worker.training.batches import TrainingRun, batches, plan_schedule
+from jobs.worker.training.batches import ALIGN, TrainingRun, batches, plan_schedule
 from jobs.worker.training.model import save_model
 from jobs.worker.training.optimizer_step import prepare, take_step
 from jobs.worker.training.options import NO_CACHE, SCRATCH
@@ -332,7 +332,7 @@ def test_the_memory_of_short_chats_is_not_that_of_long_ones(folder: Path) -> Non
     plan = Plan(options_for(folder, CHATS, max_length=512), "fp32", 1)
     short = simulate(plan._replace(width=width), str(folder))
     assert short < 0.3 * simulate(plan, str(folder))
-    exact = replace(plan.options, max_length=-(-width // 8) * 8)
+    exact = replace(plan.options, max_length=-(-width // ALIGN) * ALIGN)
     assert short == simulate(plan._replace(options=exact), str(folder))
     assert run.task._find_width(["a text"], None) is None
 

@@ -57,6 +57,16 @@ def test_batches_of_all_ranks_have_similar_lengths() -> None:
         assert together.max() - together.min() < 60
 
 
+@pytest.mark.parametrize(("count", "most"), [(1_600, 0.12), (16_000, 0.06)])
+def test_short_texts_have_little_padding_and_epochs_other_batches(count: int, most: float) -> None:
+    sizes = np.clip(np.random.default_rng(1).lognormal(2.6, 0.5, count), 4, 128).astype(np.int32)
+    epochs = [global_batches(sizes, 8, 1, (1, epoch)) for epoch in (0, 1)]
+    padded = sum(-(-int(sizes[b].max()) // ALIGN) * ALIGN * len(b) for b in epochs[0])
+    assert padded / sizes.sum() - 1 < most
+    first, second = ({frozenset(each.tolist()) for each in epoch} for epoch in epochs)
+    assert len(first & second) < 0.02 * len(first)
+
+
 def test_neighbors_by_length_are_spread_over_batches() -> None:
     # Five samples of each length, as of the pairs of one passage.
     sizes = np.repeat(np.arange(20, 180), 5).astype(np.int32)
@@ -117,12 +127,12 @@ def test_inputs_are_padded_to_the_longest_and_masked() -> None:
         Feature(
             0, {"input_ids": np.full(size, 9, np.int32)}, np.zeros((size, 2), np.int32), 1, size - 1
         )
-        for size in (3, ALIGN + 1)
+        for size in (1, ALIGN + 1)
     ]
     batch = pad_inputs(features, pad_token=7)
     assert batch["input_ids"].shape == (2, 2 * ALIGN)
-    assert batch["input_ids"][0].tolist() == [9] * 3 + [7] * (2 * ALIGN - 3)
-    assert batch["attention_mask"].sum(dim=1).tolist() == [3, ALIGN + 1]
+    assert batch["input_ids"][0].tolist() == [9] + [7] * (2 * ALIGN - 1)
+    assert batch["attention_mask"].sum(dim=1).tolist() == [1, ALIGN + 1]
 
 
 def test_parts_are_as_narrow_as_their_longest_sample() -> None:
@@ -133,7 +143,7 @@ def test_parts_are_as_narrow_as_their_longest_sample() -> None:
     chances = torch.zeros(4, 32)  # of 32 classes: not tokens
     batch = StepBatch({**tensors, "chances": chances}, [1, 2, 3, 4], 10, 67, 128)
     (first, one), (second, other) = batch.split(2)
-    assert (first["input_ids"].shape, second["input_ids"].shape) == ((2, 32), (2, 16))
+    assert (first["input_ids"].shape, second["input_ids"].shape) == ((2, 30), (2, 10))
     assert second["start_positions"].tolist() == [2, 3]
     assert second["chances"].shape == (2, 32)
     assert (one, other) == (3, 7)

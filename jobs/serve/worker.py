@@ -6,8 +6,8 @@ import asyncio
 import multiprocessing
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,38 +45,32 @@ class _Waiting(NamedTuple):
     answer: asyncio.Future[list[Answer]]
 
 
-_loaded: Any = None
-
-
-def _load(folder: str, threads: int | None) -> None:
-    """Load the model in the process that has it."""
-    global _loaded
+def _run(pipe: Connection, folder: str, threads: int | None) -> None:
+    """Load the model, and answer what comes through the pipe: lists of rows, and None for a description."""
     import torch  # noqa: PLC0415 - an optional package
 
-    from jobs.worker.tasks.predict import load_trained  # noqa: PLC0415
+    from jobs.worker.tasks.predict import load_trained, predict_rows  # noqa: PLC0415
+    from jobs.worker.training.text_task import Row  # noqa: PLC0415
 
     if threads:
         torch.set_num_threads(threads)
+    failure: Exception | None = None
     try:
-        _loaded = load_trained(folder)
+        task, loaded = load_trained(folder)
     except Exception as error:  # of many libraries
-        _loaded = UnloadableError(" ".join(str(error).split()) or repr(error))
-
-
-def _describe() -> Model:
-    if isinstance(_loaded, Exception):
-        raise _loaded
-    task, _ = _loaded
-    return Model(task.name, tuple(task.inputs))
-
-
-def _predict(rows: Numbered) -> list[Answer]:
-    from jobs.worker.tasks.predict import predict_rows  # noqa: PLC0415
-    from jobs.worker.training.text_task import Row  # noqa: PLC0415
-
-    numbered = [Row(f"row {number}", row) for number, row in rows]
-    task, loaded = _loaded
-    return list(predict_rows(task, loaded, numbered))
+        failure = UnloadableError(" ".join(str(error).split()) or repr(error))
+    with suppress(EOFError):  # the server has ended
+        while True:
+            rows = pipe.recv()
+            if failure or rows is None:
+                pipe.send(failure or Model(task.name, tuple(task.inputs)))
+                continue
+            numbered = [Row(f"row {number}", row) for number, row in rows]
+            try:
+                found: object = list(predict_rows(task, loaded, numbered))
+            except Exception as error:
+                found = RuntimeError(f"{type(error).__name__}: {error}")
+            pipe.send(found)
 
 
 class Worker:
@@ -85,13 +79,18 @@ class Worker:
     def __init__(self, folder: Path, threads: int | None = None) -> None:
         self._arguments = str(folder), threads
         self._waiting: deque[_Waiting] = deque()
-        self._wake = asyncio.Event()
-        self._pool = self._start()
+        self._wake, self._turn = asyncio.Event(), asyncio.Lock()
+        self._is_ready = self._is_over = False
         self.restarts = 0
+        self._start()
 
-    def _start(self) -> ProcessPoolExecutor:
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, context, initializer=_load, initargs=self._arguments)
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_run, args=(other, *self._arguments), daemon=True)
+        self._process.start()
+        # Without this end, reading fails if the process ends, also within an answer.
+        other.close()
 
     @property
     def waiting(self) -> int:
@@ -103,11 +102,14 @@ class Worker:
 
         Raises :class:`UnloadableError`, or :class:`LostError` if its process has ended.
         """
-        found: Model = await self._call(_describe)
+        found: Model = await self._call(None)
+        self._is_ready = True
         return found
 
     async def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Return the rows' predictions. Raises :class:`FullError` or :class:`LostError`."""
+        if not self._is_ready:
+            raise LostError
         if self.waiting and self.waiting + len(rows) > MOST_WAITING:
             raise FullError
         found, numbered = list[Answer](), [*enumerate(rows, start=1)]
@@ -131,9 +133,12 @@ class Worker:
 
     def stop(self) -> None:
         """End the process; what it computes is lost."""
-        for process in list(self._pool._processes.values()):
-            process.terminate()
-        self._pool.shutdown(cancel_futures=True)
+        self._is_over = True
+        self._end()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.join()
 
     def _take(self) -> list[_Waiting]:
         taken = [self._waiting.popleft()]
@@ -144,22 +149,47 @@ class Worker:
     async def _answer(self, taken: Sequence[_Waiting]) -> None:
         rows = [row for each in taken for row in each.rows]
         try:
-            found = await self._call(_predict, rows) if rows else []
+            found = await self._call(rows) if rows else []
+        except LostError as error:
+            _fail([*taken, *self._waiting], error)
+            self._waiting.clear()
+            await self._wait_until_ready()
+            return
         except Exception as error:
-            for each in taken:
-                if not each.answer.done():
-                    each.answer.set_exception(error)
+            _fail(taken, error)
             return
         for each in taken:
             answers, found = found[: len(each.rows)], found[len(each.rows) :]
             if not each.answer.done():  # its client may have left
                 each.answer.set_result(answers)
 
-    async def _call(self, function: Any, *arguments: Any) -> Any:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._pool, function, *arguments
-            )
-        except BrokenProcessPool as error:
-            self._pool, self.restarts = self._start(), self.restarts + 1
-            raise LostError from error
+    async def _wait_until_ready(self) -> None:
+        while not self._is_ready:
+            try:
+                await self.describe()
+            except (LostError, UnloadableError):
+                await asyncio.sleep(1)
+
+    async def _call(self, message: Numbered | None) -> Any:
+        async with self._turn:
+            try:
+                found = await asyncio.to_thread(self._exchange, message)
+            except (EOFError, OSError) as error:
+                self._is_ready, self.restarts = False, self.restarts + 1
+                if not self._is_over:
+                    self._end()
+                    self._start()
+                raise LostError from error
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _exchange(self, message: Numbered | None) -> Any:
+        self._pipe.send(message)
+        return self._pipe.recv()
+
+
+def _fail(waiting: Sequence[_Waiting], error: Exception) -> None:
+    for each in waiting:
+        if not each.answer.done():
+            each.answer.set_exception(error)

@@ -1,0 +1,75 @@
+"""The process that has the model may end at any time, also within an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from jobs.serve import worker as module
+from jobs.serve.worker import LostError, Model, UnloadableError, Worker
+
+
+def end_within_an_answer(pipe: Connection, folder: str, _: int | None) -> None:
+    """The first process ends in the middle of its first answer; the next one works."""
+    while (rows := pipe.recv()) is None:
+        pipe.send(Model("embed", ("text",)))
+    mark = Path(folder, "mark")
+    if not mark.exists():
+        mark.touch()
+        os.write(pipe.fileno(), struct.pack("!i", 1000) + b"x" * 10)
+        os._exit(1)
+    pipe.send([{"row": number} for number, _ in rows])
+    pipe.recv()
+
+
+def test_a_process_that_ends_within_an_answer_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run", end_within_an_answer)
+
+    async def use() -> None:
+        worker = Worker(tmp_path)
+        with pytest.raises(LostError):  # it is still loading
+            await worker.ask([{}])
+        assert (await worker.describe()).task == "embed"
+        working = asyncio.create_task(worker.work())
+        lost = [worker.ask([{}]), worker.ask([{}, {}])]
+        found = await asyncio.gather(*lost, return_exceptions=True)
+        assert [type(each) for each in found] == [LostError, LostError]
+        with pytest.raises(LostError):
+            await worker.ask([{}])
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            if worker._is_ready:
+                break
+        assert await worker.ask([{}, {}]) == [{"row": 1}, {"row": 2}]
+        assert worker.restarts == 1
+        working.cancel()
+        await asyncio.wait([working])
+        assert not worker._process.is_alive()
+
+    asyncio.run(asyncio.wait_for(use(), 120))
+
+
+def fail_to_load(pipe: Connection, *_: object) -> None:
+    pipe.recv()
+    pipe.send(UnloadableError("no weights"))
+
+
+def test_a_model_that_can_not_be_loaded_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run", fail_to_load)
+
+    async def use() -> None:
+        worker = Worker(tmp_path)
+        with pytest.raises(UnloadableError, match="no weights"):
+            await worker.describe()
+        worker.stop()
+
+    asyncio.run(asyncio.wait_for(use(), 60))

@@ -81,7 +81,8 @@ def save_tiny(folder: Path, tokenizer: Any, kind: str = "bert", **wishes: Any) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "positions", "longest"), [("bert", 100, 96), ("bert", 128, 128), ("roberta", 130, 128)]
+    ("kind", "positions", "longest"),
+    [("bert", 101, 100), ("bert", 128, 128), ("roberta", 130, 128)],
 )
 def test_a_window_fits_the_models_positions_padded_to_whole_batches(
     tmp_path: Path, tokenizer: Any, kind: str, positions: int, longest: int

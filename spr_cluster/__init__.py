@@ -33,7 +33,9 @@ def _read_version() -> str:
         except metadata.PackageNotFoundError:
             return _RELEASE
     # With the folder's name: a tree without git may be inside another repository.
-    git = "git --git-dir=.git --work-tree=. describe --always --long --abbrev=7 --dirty=.dirty --tags"
+    git = (
+        "git --git-dir=.git --work-tree=. describe --always --long --abbrev=7 --dirty=.dirty --tags"
+    )
     argv = [*git.split(), f"--match=v{_RELEASE}"]
     try:
         said = subprocess.check_output(argv, cwd=_ROOT, stderr=subprocess.DEVNULL, text=True)

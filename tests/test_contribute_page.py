@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "contribute.md"
-FOLDERS = ("infra", "provision", "cluster", "jobs", "tests", "docs")
+FOLDERS = ("infra", "provision", "cluster", "jobs", "spr_cluster", "tests", "docs")
 # The tests of the option, the instance family, and the command, as their author would write them.
 _TESTS = """
 from tests.harness.command_line import CommandLine
@@ -120,7 +120,7 @@ def test_the_copy_passes_its_tests(copy: Path) -> None:
 
 
 def test_the_copy_has_right_types(copy: Path) -> None:
-    packages = ("infra", "provision", "cluster", "jobs", "tests.cluster")
+    packages = ("infra", "provision", "cluster", "jobs", "spr_cluster", "tests.cluster")
     run(copy, "-m", "mypy", *(word for name in packages for word in ("-p", name)))
 
 

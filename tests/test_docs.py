@@ -19,7 +19,7 @@ from tests.jobs.cli.test_commands_page import parsers_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
-FOLDERS = ("infra", "provision", "cluster", "jobs")
+FOLDERS = ("infra", "provision", "cluster", "jobs", "spr_cluster")
 PARSERS = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
 OPTIONS = {o for parser in PARSERS.values() for a in parser.options for o in a.flags} | {
     "--help",

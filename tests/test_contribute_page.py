@@ -1,4 +1,4 @@
-"""docs/contribute.md, followed to the letter in a copy of the repository."""
+"""CONTRIBUTING.md, followed to the letter in a copy of the repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "contribute.md"
+PAGE = ROOT / "CONTRIBUTING.md"
 FOLDERS = ("infra", "provision", "cluster", "jobs", "spr_cluster", "tests", "docs")
 # The tests of the option, the instance family, and the command, as their author would write them.
 _TESTS = """

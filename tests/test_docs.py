@@ -18,7 +18,11 @@ from tests.cloud.faults import parse_faults
 from tests.jobs.cli.test_commands_page import parsers_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("benchmarks/*.md")),
+]
 FOLDERS = ("infra", "provision", "cluster", "jobs", "spr_cluster")
 PARSERS = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
 OPTIONS = {o for parser in PARSERS.values() for a in parser.options for o in a.flags} | {
@@ -67,7 +71,7 @@ FOREIGN_OPTIONS = {
     "--hash": "of pip",
     "--index-url": "of pip",
     "--mem": "of sbatch",
-    "--monitoring": "of a recipe in contribute.md",
+    "--monitoring": "of a recipe in CONTRIBUTING.md",
     "--no-": "a part of one",
     "--no-X": "any that cancels one",
     "--no-detach": "such a one",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import botocore.session
 import pytest
+import yaml
 from botocore import xform_name
 
 from jobs.cli import COMMANDS, SHORT_FORMS
@@ -28,6 +29,7 @@ PARSERS = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
 OPTIONS = {o for parser in PARSERS.values() for a in parser.options for o in a.flags} | {
     "--help",
     "--advanced",
+    "--version",
 }
 OTHER_PROGRAMS = [
     path.read_text()
@@ -47,7 +49,7 @@ IN_REPOSITORY = [
     if "__pycache__" not in path.parts
 ]
 PROGRAMS = {
-    *("apt-get", "aws", "cloud-init", "kubectl", "lscpu", "mkdir", "mpirun", "pip"),
+    *("apt-get", "aws", "cloud-init", "git", "kubectl", "lscpu", "mkdir", "mpirun", "pip"),
     *("ps", "rsync", "sbatch", "scontrol", "sinfo", "squeue", "srun", "sudo"),
     *("systemctl", "systemd-run", "tar", "timeout", "torchrun", "uv"),
 }
@@ -274,3 +276,13 @@ def test_paths_in_pages_help_and_hints_exist() -> None:
         if path not in NEW_PATHS and not path_exists(path)
     }
     assert not unknown
+
+
+def test_changelog_and_citation_name_the_release() -> None:
+    release = re.findall(r'(?m)^_RELEASE = "(.*)"', (ROOT / "spr_cluster/__init__.py").read_text())
+    titles = re.findall(r"(?m)^## \[(\d.*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text())
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (release, titles[0]) == (
+        [cited["version"]],
+        (cited["version"], cited["date-released"]),
+    )

@@ -1,13 +1,8 @@
-"""The public names: clusters and jobs from Python, and :func:`speed_up` for training scripts.
-
-A name is imported when it is first used. A job's folder on the nodes has this file below its package
-``worker`` and nothing else of spr-cluster, so there ``speed_up`` is the only name.
-"""
+"""The public names, each imported when it is used. On nodes, inside a job's code, only ``speed_up`` works."""
 
 from __future__ import annotations
 
-import subprocess
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +22,16 @@ if _ON_NODE:
 
 def _read_version() -> str:
     """Return the version, in a source tree with its commit: ``0.1.0+gabcdef1.dirty``."""
+    import subprocess  # noqa: PLC0415
+    from importlib import metadata  # noqa: PLC0415
+
     if not (_ROOT / "pyproject.toml").exists():
         try:
             return metadata.version("spr-cluster")
         except metadata.PackageNotFoundError:
             return _RELEASE
     # With the folder's name: a tree without git may be inside another repository.
-    git = (
-        "git --git-dir=.git --work-tree=. describe --always --long --abbrev=7 --dirty=.dirty --tags"
-    )
+    git = "git --git-dir=.git describe --always --tags --long --abbrev=7 --dirty=.dirty"
     argv = [*git.split(), f"--match=v{_RELEASE}"]
     try:
         said = subprocess.check_output(argv, cwd=_ROOT, stderr=subprocess.DEVNULL, text=True)
@@ -52,12 +48,12 @@ def __getattr__(name: str) -> Any:
     elif name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     elif _ON_NODE and name != "speed_up":
-        raise ImportError(f"{__name__}.{name} needs spr-cluster, which is not installed on nodes")
+        raise ImportError(f"{name} needs spr-cluster, which is not installed on nodes")
     else:
         home = f"{__name__ if _ON_NODE else 'jobs.worker'}.fast.speed_up"
         try:
             value = getattr(import_module(home if name == "speed_up" else "jobs.api"), name)
         except ModuleNotFoundError as error:
-            text = f"{__name__}.{name} needs {error.name}: pip install 'spr-cluster[job]'"
+            text = f"{name} needs {error.name}: pip install 'spr-cluster[job]'"
             raise ImportError(text) from None
     return globals().setdefault(name, value)

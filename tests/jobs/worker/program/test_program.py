@@ -111,7 +111,7 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
     (node / "work/jobs.py").write_text("")  # the user's own module
     asked = start(node, sys.executable, "-c", _ASK)
     assert asked.stdout.splitlines() == [
-        "ImportError spr_cluster.Cluster needs spr-cluster, which is not installed on nodes",
+        "ImportError Cluster needs spr-cluster, which is not installed on nodes",
         "AttributeError module 'spr_cluster' has no attribute 'nothing'",
         "spr_cluster.fast.speed_up",
     ]

@@ -11,7 +11,7 @@ from cluster.console.parser import Parser, add_command
 
 _EXAMPLES = """\
   spr-cluster docs --agent
-  mkdir -p skills/spr-cluster && spr-cluster docs --agent > skills/spr-cluster/SKILL.md
+  spr-cluster docs --agent > skills/spr-cluster/SKILL.md
 """
 
 

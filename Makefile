@@ -75,9 +75,13 @@ test-full: prerequisites browser lint ## run everything, including large downloa
 aws-check: .venv/with-check ## compare the embedded cloud with real AWS, without cost: ARGS='--region us-east-1'
 	$(BIN)/python -m tests.aws_check $(ARGS)
 
+.PHONY: release
+release: ## write wheel, sdist, locked requirements, SBOM, and notes to dist/, checked on Python 3.10 to 3.13
+	@.ci/release
+
 .PHONY: clean
 clean: ## remove everything that these targets created here
-	rm -rf .venv .demo results .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .demo results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }

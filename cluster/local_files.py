@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import spr_cluster
 from infra.aws.api_time import API_TIME
 from infra.ec2.tags import render_time
 from infra.errors import UsageError
@@ -259,7 +258,7 @@ class EventLog:
         line = {
             "time": render_time(self.now()),
             "command": self.command,
-            "version": _version(),
+            "version": spr_cluster.__version__,
             "event": event,
             "what": what,
             "reason": reason,
@@ -321,11 +320,3 @@ def _without_secrets(value: Any) -> Any:
         for pattern in _SECRETS:
             value = pattern.sub(r"\1***", value)
     return value
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("spr-cluster")
-    except PackageNotFoundError:
-        return "unknown"

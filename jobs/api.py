@@ -1,5 +1,7 @@
 """The Python API: clusters and jobs, for notebooks and pipelines. ``docs/python-api.md`` explains it.
 
+:mod:`spr_cluster` has its public names.
+
 Each method is a command of ``spr-cluster``. Keywords are the command's options: ``idle_timeout="1h"`` is
 ``--idle-timeout=1h``. It returns what ``--json`` prints, and raises the errors of :mod:`infra.errors`.
 Nothing asks a question or prints to stdout; progress goes to stderr.
@@ -20,7 +22,7 @@ from jobs.cli import build_parser, invoke
 from jobs.cli.shared.project_options import all_options
 from jobs.places.plan import own_folder
 
-__all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError"]
+__all__ = ["Cluster", "Job", "JobError", "Run", "SprError", "Training", "UsageError", "study"]
 Value = str | int | float | Path
 Given = Value | Sequence[Value] | Mapping[str, str | None] | None
 """``True`` sets a switch, ``False`` clears it. ``None`` omits an option; in an ``env``, it is this machine's
@@ -41,6 +43,16 @@ class Training(_Work):
 
     def __init__(self, task: str, **options: Given) -> None:
         super().__init__(("train", task), options)
+
+
+def study(task: str, *, tune: Given, **options: Given) -> Training:
+    """Return a job that trains many trials and keeps the best model, with the options of ``study``.
+
+    ``tune`` has the values to try: ``{"learning_rate": "1e-5..5e-5"}``.
+    """
+    if not tune:
+        raise UsageError("a study needs tune", hint='tune={"learning_rate": "1e-5..5e-5"}')
+    return Training(task, tune=tune, **options)
 
 
 class Run(_Work):

@@ -1,4 +1,4 @@
-"""docs/contribute.md, followed to the letter in a copy of the repository."""
+"""CONTRIBUTING.md, followed to the letter in a copy of the repository."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "contribute.md"
-FOLDERS = ("infra", "provision", "cluster", "jobs", "tests", "docs")
+PAGE = ROOT / "CONTRIBUTING.md"
+FOLDERS = ("infra", "provision", "cluster", "jobs", "spr_cluster", "tests", "docs")
 # The tests of the option, the instance family, and the command, as their author would write them.
 _TESTS = """
 from tests.harness.command_line import CommandLine
@@ -120,7 +120,7 @@ def test_the_copy_passes_its_tests(copy: Path) -> None:
 
 
 def test_the_copy_has_right_types(copy: Path) -> None:
-    packages = ("infra", "provision", "cluster", "jobs", "tests.cluster")
+    packages = ("infra", "provision", "cluster", "jobs", "spr_cluster", "tests.cluster")
     run(copy, "-m", "mypy", *(word for name in packages for word in ("-p", name)))
 
 

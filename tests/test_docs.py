@@ -11,6 +11,7 @@ from pathlib import Path
 
 import botocore.session
 import pytest
+import yaml
 from botocore import xform_name
 
 from jobs.cli import COMMANDS, SHORT_FORMS
@@ -18,12 +19,17 @@ from tests.cloud.faults import parse_faults
 from tests.jobs.cli.test_commands_page import parsers_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
-FOLDERS = ("infra", "provision", "cluster", "jobs")
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("benchmarks/*.md")),
+]
+FOLDERS = ("infra", "provision", "cluster", "jobs", "spr_cluster")
 PARSERS = {leaf.prog: leaf for name in COMMANDS for leaf in parsers_of(name)}
 OPTIONS = {o for parser in PARSERS.values() for a in parser.options for o in a.flags} | {
     "--help",
     "--advanced",
+    "--version",
 }
 OTHER_PROGRAMS = [
     path.read_text()
@@ -43,7 +49,7 @@ IN_REPOSITORY = [
     if "__pycache__" not in path.parts
 ]
 PROGRAMS = {
-    *("apt-get", "aws", "cloud-init", "kubectl", "lscpu", "mkdir", "mpirun", "pip"),
+    *("apt-get", "aws", "cloud-init", "git", "kubectl", "lscpu", "mkdir", "mpirun", "pip"),
     *("ps", "rsync", "sbatch", "scontrol", "sinfo", "squeue", "srun", "sudo"),
     *("systemctl", "systemd-run", "tar", "timeout", "torchrun", "uv"),
 }
@@ -67,7 +73,7 @@ FOREIGN_OPTIONS = {
     "--hash": "of pip",
     "--index-url": "of pip",
     "--mem": "of sbatch",
-    "--monitoring": "of a recipe in contribute.md",
+    "--monitoring": "of a recipe in CONTRIBUTING.md",
     "--no-": "a part of one",
     "--no-X": "any that cancels one",
     "--no-detach": "such a one",
@@ -270,3 +276,13 @@ def test_paths_in_pages_help_and_hints_exist() -> None:
         if path not in NEW_PATHS and not path_exists(path)
     }
     assert not unknown
+
+
+def test_changelog_and_citation_name_the_release() -> None:
+    release = re.findall(r'(?m)^_RELEASE = "(.*)"', (ROOT / "spr_cluster/__init__.py").read_text())
+    titles = re.findall(r"(?m)^## \[(\d.*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text())
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (release, titles[0]) == (
+        [cited["version"]],
+        (cited["version"], cited["date-released"]),
+    )

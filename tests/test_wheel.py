@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import spr_cluster
 from tests.harness.user_environment import (
     build_wheel,
     find_pythons,
@@ -26,7 +31,8 @@ _INSTALLATIONS = [
 # Runs all commands and all functions of the Python API without a cluster.
 _TRY = """
 import contextlib, importlib.util, io, json, socket, sys
-from jobs import api
+import spr_cluster as api
+early = {"jobs", "infra"} & sys.modules.keys()
 from jobs.__main__ import main
 from jobs.cli import COMMANDS
 
@@ -59,7 +65,12 @@ public = {
     for name, value in vars(kind).items()
     if not name.startswith("_") and (callable(value) or isinstance(value, KINDS))
 }
-found = {"untried": sorted(public ^ set(CALLS)), "commands": {}, "api": {}}
+found = {"untried": sorted(public ^ set(CALLS)), "early": [*early], "commands": {}, "api": {}}
+found["version"] = api.__version__
+try:
+    from spr_cluster import speed_up
+except ImportError as error:
+    found["speed_up"] = str(error)
 extras = ("kubernetes", "moto", "torch", "transformers", "pytest")
 found["extras"] = [name for name in extras if importlib.util.find_spec(name)]
 words = [[name, "--help"] for name in COMMANDS] + [[name] for name in COMMANDS]
@@ -89,7 +100,9 @@ _MORE = ("docs --agent", "train squad --to kubernetes-yaml --nodes 2")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    """The wheel of this checkout, or one that `make release` has built."""
+    built = os.environ.get("SPR_TEST_WHEEL")
+    return Path(built) if built else build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.parametrize(("python", "extra"), _INSTALLATIONS)
@@ -110,7 +123,11 @@ def test_every_command_and_function_works_without_other_extras(
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
 
     assert found["extras"] == (["moto"] if extra else [])
-    assert found["untried"] == []
+    assert found["untried"] == found["early"] == []
+    assert found["speed_up"] == "speed_up needs torch: pip install 'spr-cluster[job]'"
+    shown = subprocess.check_output([programs / "spr-cluster", "--version"], text=True)
+    assert shown == f"spr-cluster {found['version']}\n"
+    assert f"-{found['version']}-" in wheel.name
     helps = {name: each for name, each in found["commands"].items() if name.endswith("--help")}
     assert len(helps) > 30
     assert {name: each for name, each in helps.items() if each != [0, ""]} == {}
@@ -122,3 +139,37 @@ def test_every_command_and_function_works_without_other_extras(
     }
     assert wrong == {}
     assert {name: each for name, each in found["api"].items() if each} == {}
+
+
+def test_a_version_says_which_commit_it_came_from(tmp_path: Path) -> None:
+    tree = tmp_path / "repository/tree"
+    (tree / "spr_cluster").mkdir(parents=True)
+    names = shutil.copy(spr_cluster.__file__, tree / "spr_cluster")
+    release = re.findall(r'_RELEASE = "(.*)"', Path(names).read_text())[0]
+    (tree / "pyproject.toml").touch()
+
+    def git(folder: Path, *words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        return subprocess.check_output(["git", "-C", str(folder), *who, *words], text=True).strip()
+
+    def version() -> str:
+        script = "import spr_cluster; print(spr_cluster.__version__)"
+        environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.check_output(
+            [sys.executable, "-c", script], env=environ, cwd=tmp_path, text=True
+        ).strip()
+
+    git(tree.parent, "init", "--quiet")
+    git(tree.parent, "commit", "--quiet", "--allow-empty", "--message", "another project's")
+    assert version() == release
+    git(tree, "init", "--quiet")
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "--message", "one")
+    commit = git(tree, "rev-parse", "HEAD")[:7]
+    assert version() == f"{release}+g{commit}"
+    git(tree, "tag", f"v{release}")
+    assert version() == release
+    (tree / "pyproject.toml").write_text("# changed\n")
+    assert version() == f"{release}+g{commit}.dirty"
+    git(tree, "commit", "--quiet", "--all", "--message", "two")
+    assert version() == f"{release}+g{git(tree, 'rev-parse', 'HEAD')[:7]}"

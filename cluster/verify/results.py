@@ -1,7 +1,7 @@
 """The definition of a check: it compares a node with expectations and returns a result. Pure.
 
 A check of single nodes is a function in ``machine.py``, ``software.py``, or ``reachability.py``, and a line
-in the list of ``verify.py``; see docs/contribute.md.
+in the list of ``verify.py``; see CONTRIBUTING.md.
 """
 
 from __future__ import annotations

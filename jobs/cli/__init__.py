@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import spr_cluster
 from cluster.cli import GROUPS as CLUSTER_GROUPS
 from cluster.console.options import Option
 from cluster.console.output import allow_questions, say
@@ -167,7 +167,7 @@ def _describe(words: Sequence[str]) -> int:
     """Print the version, or the list of commands."""
     parser = build_parser()
     if "version" in parser.parse_args(words):
-        print(f"spr-cluster {version('spr-cluster')}")
+        print(f"spr-cluster {spr_cluster.__version__}")
         return 0
     parser.print_help()
     return 2

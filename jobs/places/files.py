@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any
 
+import spr_cluster
 from infra.errors import ConnectionLostError, HostError, JobError, SprError, UsageError
 from infra.words import format_size
 from jobs import worker
@@ -75,10 +76,14 @@ _DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirector
 
 
 def worker_files() -> dict[str, Path]:
-    """Return the code of ``jobs/worker`` by file name on the nodes, where its package is ``worker``."""
+    """Return the code of ``jobs/worker`` by file name on the nodes, where its package is ``worker``.
+
+    The folder of :mod:`spr_cluster` there has nothing else that could hide a program's own modules.
+    """
     root = Path(worker.__file__).parent
-    sources = sorted(root.rglob("*.py"))
-    return {f"code/worker/{source.relative_to(root)}": source for source in sources}
+    files = {f"code/worker/{source.relative_to(root)}": source for source in root.rglob("*.py")}
+    names = Path(spr_cluster.__file__)
+    return {**files, "code/worker/program/imports/spr_cluster/__init__.py": names}
 
 
 def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:

@@ -33,7 +33,7 @@ def main() -> None:
     leaves = [each for each in parsers if not each.needs_command]
     slots = [option for leaf in leaves for option in options_of(leaf)]
     helps = [each.format_help() for each in (build_parser(), *parsers)]
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     docs = [each.read_text() for each in pages if each.name != "commands.md"]
     rows: list[tuple[str, int, int | None]] = [
         ("leaf commands", len(leaves), 46),
@@ -41,7 +41,7 @@ def main() -> None:
         ("different flags", len({each for each in slots if each.startswith("-")}), None),
         ("words of --help", len(" ".join(helps).split()), 16_000),
         ("words of docs and README", len(" ".join(docs).split()), 18_000),
-        ("product lines", lines_of("infra", "provision", "cluster", "jobs"), 51_500),
+        ("product lines", lines_of("infra", "provision", "cluster", "jobs", "spr_cluster"), 51_500),
         ("  embedded cloud", lines_of("infra/local"), None),
         ("test lines", lines_of("tests"), 55_000),
         ("benchmark lines", lines_of("benchmarks"), 4_200),

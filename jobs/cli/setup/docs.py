@@ -11,7 +11,7 @@ from cluster.console.parser import Parser, add_command
 
 _EXAMPLES = """\
   spr-cluster docs --agent
-  spr-cluster docs --agent > SKILL.md
+  spr-cluster docs --agent > skills/spr-cluster/SKILL.md
 """
 
 
@@ -39,7 +39,7 @@ def run(_: DocsRequest) -> int:
 
 
 def render_guide() -> str:
-    """Return the guide in Markdown, which is also a skill file for agents."""
+    """Return the guide in Markdown, which is also a skill: https://agentskills.io/specification."""
     rules, json_output = (
         resources.files("jobs.cli.setup").joinpath(name).read_text(encoding="utf-8")
         for name in ("agent_rules.md", "json_output.md")

@@ -1,4 +1,4 @@
-"""The tasks that `spr-cluster train` knows; docs/contribute.md adds one."""
+"""The tasks that `spr-cluster train` knows; CONTRIBUTING.md adds one."""
 
 from __future__ import annotations
 

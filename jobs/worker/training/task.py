@@ -1,6 +1,6 @@
 """The interface of a task: the part of training that is specific to it. The engine does the rest.
 
-A task is a class of one file in :mod:`..tasks` and one line of its table; docs/contribute.md writes one. The
+A task is a class of one file in :mod:`..tasks` and one line of its table; CONTRIBUTING.md writes one. The
 laptop imports it for its options, and has no torch: imports that need torch or transformers are in methods.
 """
 

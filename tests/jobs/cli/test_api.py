@@ -14,11 +14,12 @@ import pytest
 
 from cluster.local_files import ClusterFiles
 from infra.errors import DeadlineError
-from jobs.api import Cluster, Given, Job, JobError, Run, SprError, Training, UsageError
+from jobs.api import Given
 from jobs.places.plan import JobPlan, new_job_id
 from jobs.program.plan import ProgramRequest, plan_program
 from provision.host import Result
 from provision.stacks.stack import Stack
+from spr_cluster import Cluster, Job, JobError, Run, SprError, Training, UsageError, study
 from tests.harness.command_line import CommandLine, StagedHost
 from tests.jobs.cli.test_attach import Head
 from tests.jobs.context import pack_output
@@ -129,6 +130,8 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
     (lambda: submit(Training("squda")), "invalid choice: 'squda'"),
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
+    (lambda: submit(study("squad", tune=None)), "a study needs tune"),
+    (lambda: submit(study("squad", tune={"epoch": "1,2"})), "--tune epoch: `train squad` has no"),
     (lambda: submit(Training("squad", epochs=20000)), "--epochs 20000 is out of range: 0 to 10000"),
     (lambda: submit(Training("squad"), epoch=3), "unknown option '--epoch'; did you mean --epochs"),
     (

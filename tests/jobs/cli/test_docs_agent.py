@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 
+import yaml
+
 from jobs.cli import COMMANDS
 from jobs.cli.setup.docs import render_guide
 
 
 def test_the_guide_has_every_command_with_its_options_and_json() -> None:
     guide = render_guide()
-    assert guide.startswith("---\nname: spr-cluster\n")
+    before, header, text = guide.split("---\n", 2)
+    skill = yaml.safe_load(header)
+    assert (before, {*skill}, text[:2]) == ("", {"name", "description"}, "\n#")
+    assert re.fullmatch(r"(?!-)(?!.*--)[a-z0-9-]{1,64}(?<!-)", skill["name"])
+    assert 1 <= len(skill["description"].strip()) <= 1024
     assert guide.count("\n    spr-cluster ") > len([c for c in COMMANDS.values() if c.help])
     for name, command in COMMANDS.items():
         assert (f"\n`{name}`: {command.help}\n" in guide) is bool(command.help), name

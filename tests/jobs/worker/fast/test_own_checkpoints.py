@@ -111,7 +111,7 @@ dist.destroy_process_group()
 
 
 def test_checkpoints_of_every_node_are_whole_and_all_ranks_continue_from_the_same(
-    tmp_path: Path,
+    node: Path,
 ) -> None:
-    ended = run_script(tmp_path, TRAIN, local=1)
+    ended = run_script(node, TRAIN, local=1)
     assert [each.code for each in ended] == [0, 0], "\n".join(each.output for each in ended)

@@ -14,7 +14,7 @@ from jobs.worker.fast import compilation, own_model
 from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
 from jobs.worker.fast.own_trainer import Trimmed
 from jobs.worker.fast.speed_up import speed_up
-from jobs.worker.program.environment import add_packages, program_environment
+from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.events import MARK, parse_event
 from jobs.worker.runtime.output import state_folder
 from tests.harness.forked import Forked
@@ -135,23 +135,22 @@ def run_script(node: Path, script: str, *argv: str, mark: str = "", local: int =
     for rank, environ in enumerate(rank_environs(2, local)):
         folder = node if local == 2 else node / str(rank)
         (folder / "work").mkdir(exist_ok=True, parents=True)
-        environ["PYTHONPATH"] = ""
         program = program_environment(environ, str(folder / "output"), [f"{MARK}={mark}"])
-        add_packages(program, "", ())
+        program["PYTHONPATH"] = str(node / "code/worker/program/imports")
         ranks.append(Forked(["-c", script, *argv], folder / "work", program))
     return [finish(each) for each in ranks]
 
 
-def test_a_loop_gets_the_gradients_of_distributed_data_parallel(tmp_path: Path) -> None:
-    ended = run_script(tmp_path, LOOP)
+def test_a_loop_gets_the_gradients_of_distributed_data_parallel(node: Path) -> None:
+    ended = run_script(node, LOOP)
     assert [each.code for each in ended] == [0, 0], ended[0].output
     assert [each.output.splitlines()[-1] for each in ended] == ["equal 0", "equal 1"]
 
 
 def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_losses(
-    tmp_path: Path,
+    node: Path,
 ) -> None:
-    stopped, other = run_script(tmp_path, TRAIN, "", mark="0a")
+    stopped, other = run_script(node, TRAIN, "", mark="0a")
 
     assert [stopped.code, other.code] == [143, 143], stopped.output
     lines = stopped.output.splitlines()
@@ -161,7 +160,7 @@ def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_los
     assert [kinds[:2], kinds[-3:]] == [["start", "step"], ["step", "checkpoint", "stopped"]]
     assert (last["total"], last["checkpoint"]) == (6, f"checkpoint-{last['step']}")
     assert 3 <= last["step"] < 6
-    folder = tmp_path / "output"
+    folder = node / "output"
     for rank in range(2):
         file = state_folder(folder) / f"metrics/rank-{rank}.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -171,7 +170,7 @@ def test_a_trainer_reports_stops_with_a_checkpoint_and_resumes_with_the_same_los
         assert all(40 <= row["tokens"] <= 120 and row["padded"] in (96, 128) for row in rows)
         assert all(row["seconds"]["compute"] > 0 for row in rows)
 
-    resumed, other = run_script(tmp_path, TRAIN, str(folder / "model" / last["checkpoint"]))
+    resumed, other = run_script(node, TRAIN, str(folder / "model" / last["checkpoint"]))
 
     assert [resumed.code, other.code] == [0, 0], resumed.output
     assert "resumed" in resumed.output

@@ -26,6 +26,15 @@ from tests.jobs.worker.training.test_run import LOOPBACK, free_port
 
 CPU = min(os.sched_getaffinity(0))
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+_ASK = """
+import spr_cluster
+for name in ("Cluster", "nothing"):
+    try:
+        getattr(spr_cluster, name)
+    except (ImportError, AttributeError) as error:
+        print(type(error).__name__, error)
+print(spr_cluster.speed_up.__module__)
+"""
 _TELL = (
     "import json, os; print(json.dumps({'env': dict(os.environ), 'cwd': os.getcwd(), "
     "'cpus': sorted(os.sched_getaffinity(0))}))"
@@ -99,6 +108,13 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
     imports = Path(result["env"]["PYTHONPATH"])
     assert imports.is_relative_to(node / "code")
     assert [each.name for each in imports.iterdir()] == ["spr_cluster"]
+    (node / "work/jobs.py").write_text("")  # the user's own module
+    asked = start(node, sys.executable, "-c", _ASK)
+    assert asked.stdout.splitlines() == [
+        "ImportError Cluster needs spr-cluster, which is not installed on nodes",
+        "AttributeError module 'spr_cluster' has no attribute 'nothing'",
+        "spr_cluster.fast.speed_up",
+    ]
     assert result["cwd"] == f"{node}/work"
     assert result["cpus"] == [CPU]
 

@@ -1,4 +1,4 @@
-"""The task of docs/contribute.md, as it is there: it trains on two ranks, resumes, and says what is wrong."""
+"""The task of CONTRIBUTING.md, as it is there: it trains on two ranks, resumes, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.jobs.worker.training.test_run import run_ranks
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "contribute.md"
+DOCUMENT = Path(__file__).parents[4] / "CONTRIBUTING.md"
 TABLE = """
 from .rate import Rate
 

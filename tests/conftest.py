@@ -63,6 +63,7 @@ _TOGETHER = {
     "test_debian_13.py": "two nodes",
     "test_bench_tune.py": "two nodes",
     "test_pinning.py": "two nodes",
+    "test_recipes.py": "two nodes",
     "test_remedies.py": "two nodes",
     "test_run.py": "two nodes",
     "test_study.py": "two nodes",

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -91,7 +91,7 @@ class Reader:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
-    def train(self, command: str) -> dict[str, Any]:
+    def train(self, command: str) -> Any:
         self.run(f"{command} {SMALL}")
         return json.loads((self.newest() / "results.json").read_text())
 
@@ -126,7 +126,7 @@ def reader(
     cli.run("down", "--name", "spr", "--yes", "--cloud", "local", check=None)
 
 
-def write_table(path: Path, header: list[str], rows: list[tuple[str, ...]]) -> None:
+def write_table(path: Path, header: list[str], rows: Sequence[tuple[str, ...]]) -> None:
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
 

@@ -148,7 +148,7 @@ def test_reviews_to_a_classifier(reader: Reader) -> None:
     assert result["scores"]["accuracy"] > 80
     assert [form["form"] for form in result["export"]["forms"]] == ["PyTorch, fp32", "int8"]
     assert (reader.newest() / "model/openvino/openvino_model.xml").is_file()
-    assert "good" in reader.run(one)
+    assert reader.run(one).split()[0] in words
     reader.run(many)
     with (reader.folder / "labeled.csv").open(newline="") as file:
         labeled = list(csv.DictReader(file))

@@ -53,6 +53,10 @@ format: .venv/with-dev ## format the code with ruff
 reference: .venv/with-dev ## write docs/commands.md from the parsers
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/jobs/cli/test_commands_page.py
 
+.PHONY: docs
+docs: .venv-docs/ready ## build the site of the documentation, build/site/index.html; fails for a broken link
+	.venv-docs/bin/sphinx-build --fail-on-warning --keep-going --quiet -c docs/site -d build/doctrees . build/site
+
 .PHONY: size
 size: .venv/with-dev ## count commands, options, words, and lines, beside the project's limits
 	@$(BIN)/python -m tests.harness.size
@@ -81,7 +85,7 @@ release: ## write wheel, sdist, locked requirements, SBOM, and notes to dist/, c
 
 .PHONY: clean
 clean: ## remove everything that these targets created here
-	rm -rf .venv .demo results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-docs .demo results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
@@ -97,4 +101,10 @@ clean: ## remove everything that these targets created here
 .venv/with-dev: .venv/bin/python pyproject.toml
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[dev,job]'
+	@touch $@
+
+.venv-docs/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	.venv-docs/bin/pip install --quiet --group docs
 	@touch $@

@@ -22,16 +22,19 @@ from moto import mock_aws
 from moto.ec2.models import EC2Backend
 from xdist.scheduler import LoadScopeScheduling
 
+from cluster.console import output
 from infra.aws.clients import Clients
 from infra.aws.cloud import Cloud
 from infra.local.machines.base_image import DEFAULT_BASE
 from tests.aws import Recorder, connect_moto, fake_aws
-from tests.harness import botocore_files
+from tests.harness import botocore_files, json_output
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 
 if TYPE_CHECKING:
     from tests.infra.local.fakes import Endpoint
 
+# Before any command imports it.
+vars(output)["emit"] = json_output.checked(output.emit)
 _REPOSITORY = Path(__file__).parents[1]
 _numbers = itertools.count()
 # The same examples on every machine; slow ones are a matter of the machine.
@@ -63,6 +66,7 @@ _TOGETHER = {
     "test_debian_13.py": "two nodes",
     "test_bench_tune.py": "two nodes",
     "test_pinning.py": "two nodes",
+    "test_recipes.py": "two nodes",
     "test_remedies.py": "two nodes",
     "test_run.py": "two nodes",
     "test_study.py": "two nodes",

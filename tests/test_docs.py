@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain
@@ -85,6 +86,24 @@ FOREIGN_OPTIONS = {
 }
 
 
+FIGURE = re.compile(
+    r"(?<![\w.,$-])(\d[\d.]*(?: to \d[\d.]*)? (?:times|%|m?s|seconds|points))(?!\w)"
+)
+NOT_MEASURED = {
+    "jobs.md": {"95 %"},
+    "kubernetes.md": {"30 s"},
+    "lifecycle.md": {"90 seconds"},
+    "recovery.md": {"2 %", "20 s", "10 times", "5 s", "10 s", "30 s", "45 s"},
+    "slurm.md": {"30 s", "180 s"},
+    "speed.md": {"69 %", "95 %"},
+    "top.md": {"20 seconds", "1.2 times", "5 seconds"},
+    "training.md": {"5 %", "97.5 %"},
+    "tuning.md": {"90 %"},
+    "verify.md": {"1 ms", "30 %"},
+}
+"""Figures that the code, another program, or a definition sets."""
+
+
 def code_of(page: str, language: str) -> str:
     """Return the only block of a language in a page of docs/."""
     text = (ROOT / "docs" / page).read_text()
@@ -109,8 +128,24 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_every_page_is_reachable_from_the_readme() -> None:
-    found = {*re.findall(r"docs/([\w-]+\.md)", (ROOT / "README.md").read_text())}
-    assert {page.name for page in ROOT.glob("docs/*.md")} <= found
+    found, new = {ROOT / "README.md"}, {ROOT / "README.md"}
+    while new:
+        links = [
+            (p.parent / x) for p in new for x in re.findall(r"\]\(([^()#:]+\.md)", p.read_text())
+        ]
+        new = {path.resolve() for path in links} - found
+        found |= new
+    assert {*ROOT.glob("docs/*.md")} <= found
+
+
+def test_the_site_has_each_page_once() -> None:
+    groups = runpy.run_path(str(ROOT / "docs/site/conf.py"))["GROUPS"]
+    listed = [f"{page}.md" for pages in groups.values() for page in pages]
+    expected = {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")}
+    expected |= {*ROOT.glob("jobs/cli/setup/json*.md")}
+    assert sorted(listed) == sorted(
+        str(path.relative_to(ROOT)) for path in expected if path != ROOT / "README.md"
+    )
 
 
 def test_the_documented_faults_are_valid() -> None:
@@ -118,6 +153,29 @@ def test_the_documented_faults_are_valid() -> None:
     text = code_of(page, "toml").replace("/path/policy.json", str(ROOT / "none"))
     faults = parse_faults(text)
     assert {*type(faults).model_fields} <= {*re.findall(r"\w+", text)}
+
+
+def measured() -> Iterator[tuple[str, str]]:
+    """Yield the pages and the figure of each row of results.md."""
+    for row in (ROOT / "benchmarks/results.md").read_text().splitlines():
+        cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        if len(cells) == 7 and cells[0] != "claim" and cells[0].strip("-"):
+            assert all(cells), row
+            yield from ((page, cells[2]) for page in cells[1].split(", "))
+
+
+def test_results_have_each_measured_figure_of_the_pages_and_no_other() -> None:
+    shown: dict[str, str] = {}
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+        prose = re.sub(r"(?s)```.*?```", "", page.read_text()).replace("**", "")
+        shown[page.name] = " ".join(prose.split()) if page.name != "commands.md" else ""
+    rows = {*measured()}
+    found = {(page, figure) for page, text in shown.items() for figure in FIGURE.findall(text)}
+    given = {(page, each) for page, figures in NOT_MEASURED.items() for each in figures}
+    assert found - rows == given - rows
+    # The unit may be that of another figure: "3.0 (Zen 4) and 3.7 times".
+    stale = {(page, figure) for page, figure in rows if figure.split(" ")[0] not in shown[page]}
+    assert not stale
 
 
 def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
 from cluster.cli.chosen_cluster import ClusterRequest, open_cluster
 from cluster.console.display import make_console
 from cluster.console.options import option, switch
-from cluster.console.output import ask, has_terminal
+from cluster.console.output import ask, emit, has_terminal
 from cluster.console.parser import Parser, add_command
 from cluster.overview import look_up_prices
 from jobs.cli.shared.chosen_job import open_overview
@@ -71,7 +71,7 @@ def run(request: TopRequest) -> int:
     collector = Collector(_open_cluster(request), request.interval)
     collector.start()
     try:
-        return _watch(collector.latest) if live else _print(collector.first(), as_json=request.json)
+        return _watch(collector.latest) if live else _print(request, collector.first())
     finally:
         collector.stop()
 
@@ -99,9 +99,9 @@ def _watch(source: Source) -> int:
     return 0
 
 
-def _print(snapshot: Snapshot, *, as_json: bool) -> int:
-    if as_json:
-        print(snapshot.as_json())
+def _print(request: TopRequest, snapshot: Snapshot) -> int:
+    if request.json:
+        emit(request, "", asdict(snapshot))
     else:
         console = make_console()
         console.print(render(snapshot, console.width), no_wrap=True, crop=False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Annotated
 
@@ -167,10 +166,6 @@ class Snapshot:
     @property
     def ranks(self) -> tuple[LiveRank, ...]:
         return tuple(rank for node in self.nodes for rank in node.ranks)
-
-    def as_json(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps(asdict(self))
 
 
 def parse_snapshot(line: str, name: str) -> Snapshot:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from infra.local.machines.podman import choose_runtime
+from tests.harness.json_output import require_schema
 from tests.harness.user_environment import build_wheel, make_environment, without_checkout
 
 _DEADLINE_S = 900
@@ -66,6 +67,8 @@ class CommandLine:
             assert done.returncode == check, (
                 f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
             )
+        if "--json" in arguments and done.stdout:
+            require_schema(arguments, json.loads(done.stdout))
         return done
 
     def json(self, *arguments: str) -> Any:

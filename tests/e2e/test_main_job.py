@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jobs.worker.tasks import TASKS
 from provision.install import MPIRUN_ENV
 from tests.e2e.conftest import Baked, CommandLine, LiveCluster, Trained
 
@@ -166,38 +163,6 @@ def test_training_runs_on_all_nodes_and_learns(trained: Trained) -> None:
     launch = r"mpirun -bootstrap slurm -ppn 1 -wdir \S+ (-n 3 )?-genv "
     assert re.search(launch, (trained.folder / "job/job.json").read_text())
     assert "mpirun" not in trained.done.stderr
-
-
-@pytest.mark.parametrize(
-    ("task", "score"),
-    [("classify", "accuracy"), pytest.param("tag", "f1", marks=pytest.mark.full)],
-)
-def test_other_tasks_train_on_all_nodes(
-    cluster: LiveCluster, tmp_path: Path, task: str, score: str
-) -> None:
-    argv = ("train", task, "--demo", "--epochs=15", "--dtype=fp32", "--results", str(tmp_path))
-    result = cluster.cli.json(*argv, "--export=int8", "--max-loss=100")
-    assert result["scores"][score] > 60
-    assert [form["form"] for form in result["export"]["forms"]] == ["PyTorch, fp32", "int8"]
-    assert (tmp_path / "model" / "openvino" / "openvino_model.xml").is_file()
-    assert (result["world_size"], result["task"]) == (3, task)
-    assert (tmp_path / "model" / "config.json").is_file()
-
-    # The model stays on the cluster, where it predicts for a folder on all nodes.
-    job, output = json.loads((tmp_path / "job/job.json").read_text())["job"], tmp_path / "out.jsonl"
-    data, sample = tmp_path / "data", Path(TASKS[task].demo.data)
-    for name in ("a", "b/c"):
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(sample, (data / name).with_suffix(sample.suffix))
-    files = ("--data", str(data), "--output", str(output))
-    again = ("--nodes", "all", "--results", str(tmp_path / "predict"))
-    found = cluster.cli.json("predict", "--model", job, *files, *again)
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert (found["where"], found["model"], found["rows"]) == ("cluster", "", len(rows))
-    assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
-    name = {"classify": "label", "tag": "tags"}[task]
-    right = sum(row[name] == row[f"predicted_{name}"] for row in rows)
-    assert right > len(rows) / 3
 
 
 def test_two_ranks_on_a_node_with_one_core_are_refused(cluster: LiveCluster) -> None:

@@ -9,14 +9,13 @@ import base64
 import hashlib
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Baked, CommandLine, LiveCluster, podman
+from tests.e2e.conftest import Baked, CommandLine, LiveCluster
 
 # Six minutes: in `make test-full`.
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(1800)]
@@ -194,25 +193,3 @@ def test_programs_lose_nothing(
     night: LiveCluster, tmp_path: Path, group: str, bucket: bool
 ) -> None:
     check(night, tmp_path, GROUPS[group], bucket=bucket)
-
-
-def test_the_nodes_power_off_when_all_is_stored(night: LiveCluster, tmp_path: Path) -> None:
-    """This ends the cluster, so it is the last test."""
-    machines = {node["instance"] for node in night.up_result["nodes"]}
-    job = submit(night, tmp_path / "project", ["trainer", "work"], "--down-when-done")
-
-    def running() -> set[str]:
-        names = podman("ps", "--format={{.Names}}").split()
-        return {each for each in machines if any(name.endswith(each) for name in names)}
-
-    assert running() == machines
-    until = time.monotonic() + 300
-    while running() and time.monotonic() < until:
-        time.sleep(1)
-    assert not running(), "the nodes have not powered off"
-    done = night.cli.run(
-        "fetch", f"{URL}/{job}", "--cloud", "local", "--results", str(tmp_path / "results")
-    )
-    texts = [each.read_bytes() for each in (tmp_path / "results").rglob("*") if each.is_file()]
-    for wanted in (b"checkpoint-1500/model.safetensors of rank 1", b"out/model.bin of rank 1"):
-        assert any(wanted in text for text in texts), done.stdout + done.stderr

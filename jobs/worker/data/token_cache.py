@@ -1,7 +1,7 @@
 """Tokenize texts on all ranks together, and cache the tokens on each node's disk for later jobs.
 
 One Arrow file per key, which a node's ranks map: it may be larger than the memory. A checksum detects damage,
-and reading takes about a fifth of the tokenizing time (benchmarks/results.md).
+and reading takes about a fifth of the tokenizing time (benchmarks/log.jsonl).
 """
 
 from __future__ import annotations

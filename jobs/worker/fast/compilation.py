@@ -24,7 +24,7 @@ LEAST_TFLOP = 200
 """Runs in which each rank computes less are not compiled.
 
 Compilation takes half a minute, and saves a quarter of a bf16 step of DistilBERT. Without AMX, it pays from
-30 TFLOP on one core and 60 on two (benchmarks/results.md). Faster ranks need more, so this is higher. Neither
+30 TFLOP on one core and 60 on two (benchmarks/log.jsonl). Faster ranks need more, so this is higher. Neither
 the number of cores nor measured times decide: a run that resumes on another machine could train with other
 dropout.
 """

@@ -68,7 +68,7 @@ def choose_precision(asked: str, flags_by_host: Mapping[str, frozenset[str]]) ->
 def find_fast_bf16(flags: frozenset[str]) -> frozenset[str]:
     """Return the flags of bf16 instructions that are faster than fp32.
 
-    With Intel's avx512_bf16, a product takes 1.85 times as long as in fp32 (benchmarks/results.md); with
+    With Intel's avx512_bf16, a product takes 1.85 times as long as in fp32 (benchmarks/log.jsonl); with
     AMD's, training was twice as fast.
     """
     slow = {"avx512_bf16"} if INTEL in flags and "amx_bf16" not in flags else set()

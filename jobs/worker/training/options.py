@@ -53,7 +53,7 @@ BASE_RATE, BASE_BATCH = 5e-5, 16
 """The default learning rate, and the samples per step (of all ranks) that it is meant for."""
 MOST_RATE = 5e-4
 """The highest default rate, from 1,600 samples per step. With 512, MiniLM learned best at 1.1e-3, the highest
-rate tried (benchmarks/results.md). Higher rates were not tried, nor wider models, which may tolerate less."""
+rate tried (benchmarks/log.jsonl). Higher rates were not tried, nor wider models, which may tolerate less."""
 
 _EVAL_TIMES = ("auto", "epoch", "never")
 

@@ -36,7 +36,7 @@ ADAM_BYTES = 8
 BEST_BYTES = 4
 """The copy of each trained weight that evaluation while training keeps, on rank 0."""
 LATER_BYTES = 100_000_000
-"""Libraries that are imported later, and oneDNN's buffers (measured: benchmarks/results.md)."""
+"""Libraries that are imported later, and oneDNN's buffers (measured: benchmarks/log.jsonl)."""
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 # For each version of control groups: limit, usage, and the line of memory.stat with reclaimable memory.

@@ -82,7 +82,7 @@ class Windows(NamedTuple):
 class Features(Sequence[Feature]):
     """Windows that are assembled from their texts' tokens on access.
 
-    They take less than half the memory of an object per window (benchmarks/results.md): a passage with
+    They take less than half the memory of an object per window (benchmarks/log.jsonl): a passage with
     a thousand questions is stored once.
     """
 

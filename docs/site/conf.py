@@ -18,7 +18,7 @@ GROUPS = {
         *("docs/commands", "docs/reference", "jobs/cli/setup/json_output", "benchmarks/results"),
         "CHANGELOG",
     ],
-    "Contribute": ["CONTRIBUTING", "docs/aws-check", "benchmarks/README"],
+    "Contribute": ["CONTRIBUTING", "SECURITY", "docs/aws-check", "benchmarks/README"],
 }
 
 project = "spr-cluster"

@@ -2,8 +2,8 @@
 
 `python -m tests.harness.recording docs/recording.svg`   (`make recording`)
 
-Each command runs in a terminal. Pauses are cut to half a second, and the whole to the length of the animation;
-the tool's own times remain those of the run.
+Each command runs in a terminal. Pauses are cut to half a second, and the whole to the length of the
+animation; the tool's own times remain those of the run.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def draw(frames: list[Frame]) -> str:
     last = frames[-1][0] or 1.0
     length, scale = LENGTH_S + END_S, min(1.0, LENGTH_S / last)
     length = last * scale + END_S
-    rows = {row: number for number, row in enumerate(dict.fromkeys(r for _, f in frames for r in f))}
+    rows = {
+        row: number for number, row in enumerate(dict.fromkeys(r for _, f in frames for r in f))
+    }
     height, width = _HEIGHT * LINES + 2 * _MARGIN, _WIDTH * COLUMNS + 2 * _MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
@@ -160,7 +162,9 @@ def draw(frames: list[Frame]) -> str:
         f"@media (prefers-reduced-motion) {{ .film {{ animation: none; "
         f"transform: translateY(-{still}px) }} }}</style><defs>",
     ]
-    lines += [f'<text id="r{number}">{_draw_row(row)}</text>' for row, number in rows.items() if row]
+    lines += [
+        f'<text id="r{number}">{_draw_row(row)}</text>' for row, number in rows.items() if row
+    ]
     lines += [
         f'</defs><rect class="back" x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1}" rx="8"/>',
         f'<svg x="{_MARGIN}" width="{_WIDTH * COLUMNS:.0f}" height="{height}"><g class="film">',

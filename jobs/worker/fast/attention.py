@@ -168,8 +168,8 @@ def attend_plainly(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
 
 
 def find_dropout(module: Any, kind: type[Dropout]) -> Dropout | None:
-    """Return a layer's dropout of attention weights, by its names in BERT, ALBERT, and others."""
-    for name in ("dropout", "attention_dropout"):
+    """Return a layer's dropout of attention weights, by its names in BERT, ALBERT, GPT-2, and others."""
+    for name in ("dropout", "attention_dropout", "attn_dropout"):
         found = getattr(module, name, None)
         if isinstance(found, kind):
             return found

@@ -136,8 +136,7 @@ class Replica(DistributedDataParallel):
     (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
     Gradients are summed, not averaged: scaling the loss is free, scaling gradients takes a pass over them.
-    :meth:`sum_words`, to be called after ``backward``, sums those of the word embeddings.
-    DistributedDataParallel sums the rest; its own bf16 hook refuses gloo.
+    DistributedDataParallel sums all but those of the word embeddings; its own bf16 hook refuses gloo.
     """
 
     def __init__(
@@ -156,9 +155,14 @@ class Replica(DistributedDataParallel):
             model, ignored
         )
         size = min(each.element_size() for each in model.parameters() if each.requires_grad)
+        # Before each forward pass, all ranks would wait for rank 0's buffers. Those that training changes,
+        # such as the averages of batch normalization, are part of the state; most models' are constants.
+        kept = model.state_dict().keys()
+        changing = any(b.is_floating_point() and n in kept for n, b in model.named_buffers())
         own: dict[str, Any] = {
             "gradient_as_bucket_view": True,
             "bucket_cap_mb": BUCKET_MB * size / 4,
+            "broadcast_buffers": changing,
         }
         super().__init__(model, **{**own, **options})
         if words is not None:
@@ -166,8 +170,8 @@ class Replica(DistributedDataParallel):
             dist.broadcast(words.data, 0, group=control)
             if isinstance(table, UsedEmbedding):
                 dist.broadcast(table.restored().weight.data, 0, group=control)
-        # In a tuple: as a plain attribute, it would be registered twice.
-        self._words = (words,)
+            words.register_post_accumulate_grad_hook(self._find_rows)  # type: ignore[no-untyped-call]
+        self._sends = True
         self.wire, self.control, self._all_reduce = wire, control, all_reduce
         self.last_sent = 0.0
         self._computing: set[int] = set()
@@ -177,8 +181,10 @@ class Replica(DistributedDataParallel):
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self.training and self.require_backward_grad_sync and torch.is_grad_enabled():
-            self._agree_on_layers()
+        if torch.is_grad_enabled():
+            self._sends = self.require_backward_grad_sync
+            if self.training and self._sends:
+                self._agree_on_layers()
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def _agree_on_layers(self) -> None:
@@ -220,17 +226,23 @@ class Replica(DistributedDataParallel):
         sent = gradients.to(self.wire)
         return self._all_reduce(sent)
 
-    def sum_words(self) -> None:
-        """Sum the gradients of the embeddings for which any rank has some. All ranks must call it."""
-        (words,) = self._words
-        if words is None:
-            return
+    def _find_rows(self, words: Tensor) -> None:
+        """Start to learn for which embeddings any rank has gradients, as soon as this rank has its own."""
         gradient = words.grad
-        assert gradient is not None, "the word embeddings took part in the backward pass"
+        if not self._sends or gradient is None:
+            return
         # Not from the IDs: a model may use the table in other ways, and a batch may name its IDs otherwise.
         # (This takes half the time of `any`, and the sum of squares could underflow.)
         seen = torch.linalg.vector_norm(gradient, ord=1, dim=1).ne(0).to(torch.uint8)
-        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control)
+        work = dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control, async_op=True)
+        # At the end of the backward pass, after DistributedDataParallel's own sums: all ranks must send
+        # in the same order.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: self._sum_rows(gradient, seen, work))
+
+    def _sum_rows(self, gradient: Tensor, seen: Tensor, work: Any) -> None:
+        """Sum the gradients of these embeddings."""
+        work.wait()
         rows = seen.nonzero().squeeze(1)
         # In groups of the usual size, so that the stages of a sum overlap.
         size = BUCKET_MB * 2**20 // gradient.element_size()

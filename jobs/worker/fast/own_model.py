@@ -79,22 +79,7 @@ class OwnReplica(Replica):
     def __init__(self, model: nn.Module, ranks: Ranks, bf16: bool, **options: Any) -> None:
         wire = torch.bfloat16 if bf16 else torch.float32
         super().__init__(model, wire, ranks.control, choose_all_reduce(ranks), **options)
-        self._share, self._sends = 1 / ranks.size, True
-        (words,) = self._words
-        if words is not None:
-            words.register_post_accumulate_grad_hook(self._after_words)  # type: ignore[no-untyped-call]
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        if torch.is_grad_enabled():
-            self._sends = self.require_backward_grad_sync
-        return super().forward(*inputs, **named)
+        self._share = 1 / ranks.size
 
     def _sum(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
         return super()._sum(gradients.mul_(self._share))
-
-    def _after_words(self, _: Tensor) -> None:
-        if self._sends:
-            # At the end of the backward pass, after DistributedDataParallel's own sums: all ranks must send
-            # in the same order.
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self.sum_words)

@@ -163,6 +163,7 @@ class StepReports(TrainerCallback):
         self._reporter = StepReporter(
             events, metrics, pace, self._request, state.max_steps, per_epoch, done
         )
+        self._reporter.check = self._check_loss
         self._begin = self._last = time.perf_counter()
 
     def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
@@ -184,21 +185,13 @@ class StepReports(TrainerCallback):
         return loss
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now, ranks, step = time.perf_counter(), self._ranks, state.global_step
-        loss = ranks.mean(torch.tensor(self._loss)) if ranks.size > 1 else self._loss
-        if math.isfinite(loss):
-            self._last_loss = loss
-        elif not self._warned:
-            self._warned = True
-            self._events.note(
-                f"warning: the loss is {loss} at step {step}; steps show the last one"
-            )
+        now = time.perf_counter()
         whole = now - self._last
         other = max(0.0, whole - self._computed - self._waited)
         seconds = {"compute": self._computed, "communication": self._waited, "other": other}
         counts = self._samples, self._tokens, self._padded
         figures = StepFigures(
-            step, now - self._begin, self._last_loss, self._rate, *counts, seconds
+            state.global_step, now - self._begin, self._loss, self._rate, *counts, seconds
         )
         if self._reporter.take(figures, whole - self._waited).stop:
             self._stops = control.should_save = control.should_training_stop = True
@@ -209,7 +202,18 @@ class StepReports(TrainerCallback):
         self._forget()
         self._last = time.perf_counter()
 
+    def _check_loss(self, figures: StepFigures) -> StepFigures:
+        if math.isfinite(figures.loss):
+            self._last_loss = figures.loss
+        elif not self._warned:
+            self._warned = True
+            self._events.note(
+                f"warning: the loss is {figures.loss} at step {figures.step}; steps show the last one"
+            )
+        return figures._replace(loss=self._last_loss)
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._reporter.finish()
         self._reporter.metrics.flush()
         self._checkpoint, now = f"checkpoint-{state.global_step}", time.perf_counter()
         took = round(now - self._last, 3)
@@ -222,6 +226,7 @@ class StepReports(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer.training_step = self._plain
         gc.unfreeze()
+        self._reporter.finish()
         if not self._stops:
             self._stack.close()
             return

@@ -104,14 +104,15 @@ def evaluate(loop: Loop, reporter: StepReporter) -> float:
 
 
 def after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> float:
-    """Report the step; then evaluate, save a checkpoint, or stop, if all ranks agree.
+    """Report steps; then evaluate, save a checkpoint, or stop, if all ranks agree.
 
     Returns the seconds of the evaluation.
     """
     progress, last = loop.progress, figures.step == loop.schedule.total
     due = loop.timer.by_step(figures.step, last=last)
     busy = sum(figures.seconds.values()) - figures.seconds.get("communication", 0.0)
-    agreed = reporter.take(figures, busy, talk=due, save=loop.timer.by_time(last=last))
+    now = due or loop.evaluator.is_due(progress)
+    agreed = reporter.take(figures, busy, now=now, save=loop.timer.by_time(last=last))
     progress.samples, progress.tokens = reporter.samples, reporter.tokens
     # A stop has to be quick; the resumed run evaluates first.
     seconds = 0.0 if agreed.stop else evaluate(loop, reporter)

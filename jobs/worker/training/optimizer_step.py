@@ -33,7 +33,7 @@ IPEX_MODULE = "intel_extension_for_pytorch"
 
 
 class Step(NamedTuple):
-    """A finished step: the mean ``loss`` of all ranks, and this rank's seconds by activity.
+    """A finished step: this rank's ``loss``, the mean of which is that of all, and its seconds by activity.
 
     ``forward``, ``backward``, ``communication`` (only the wait after the backward pass, during which most
     of it runs), and ``optimizer`` (with clipping).
@@ -203,20 +203,14 @@ def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, An
 def take_step(
     run: TrainingRun, model: Any, optimizer: torch.optim.Optimizer, batch: StepBatch
 ) -> Step:
-    """Take one optimizer step. The loss is nan if the gradients are not finite on any rank.
-
-    All ranks see the same loss and gradients, so they stop together.
-    """
+    """Take one optimizer step. All ranks' losses are nan if the gradients are not finite on any of them."""
     optimizer.zero_grad(set_to_none=True)
     watch = StepTimer()
     loss = compute_gradients(run, model, batch, watch)
     healthy = _clip_and_update(model, optimizer, run.context.options)
     watch.lap("optimizer")
-    ranks = run.context.ranks
     # The ranks' parts add up to the loss.
-    mean = ranks.mean(loss * ranks.size) if healthy else math.nan
-    watch.lap("communication")
-    return Step(mean, watch.seconds)
+    return Step(float(loss) * run.context.ranks.size if healthy else math.nan, watch.seconds)
 
 
 def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, options: TrainOptions) -> bool:
@@ -257,8 +251,6 @@ def compute_gradients(
         losses.append(loss.detach())
         # After the last gradients, the backward pass waits for the network.
         watch.lap("backward", until=replica.last_sent if replica and last else None)
-    if replica:
-        replica.sum_words()
     watch.lap("communication")
     return torch.stack(losses).sum()
 

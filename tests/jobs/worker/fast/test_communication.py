@@ -43,7 +43,6 @@ with join("gloo") as ranks:
         except Exception as error:
             os._exit(0 if lost_peer(error) else 1)
     replica(ids).backward()
-    replica.sum_words()
     gradients = {name: each.grad for name, each in model.named_parameters()}
     restore_words(model)
     gradients["table"] = model.words.weight.detach()
@@ -215,7 +214,6 @@ with join("gloo") as ranks:
     ids = torch.tensor([[1, 2]])
     for _ in range(3):
         replica(ids).backward()
-        replica.sum_words()
     added = count() - before
 assert torch.get_num_threads() == 4, "the main thread keeps its team"
 with open(f"{sys.argv[1]}/{ranks.rank}", "w") as file:

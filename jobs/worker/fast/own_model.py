@@ -19,6 +19,7 @@ from ..runtime.ranks import TIMEOUT, Ranks
 from .communication import Replica, choose_all_reduce
 from .compilation import COMPILED, keep_compiled, why_no_compiler
 from .first_batches import FastLayers
+from .parts import find_parts
 
 
 def say(ranks: Ranks, text: str) -> None:
@@ -59,8 +60,8 @@ def use_fast_layers(model: Any, ranks: Ranks) -> str:
         if wrong:
             return f"layers are not compiled: {wrong[0]}"
         first = Ranks(ranks.identity)  # without the group: a copy of the model must be possible
-        fast = FastLayers(model, lambda text: say(first, text), shared=ranks.size > 1)
-        return f"{fast.count} layers will be compiled"
+        FastLayers(model, lambda text: say(first, text), shared=ranks.size > 1)
+        return f"fast: {', '.join(find_parts(model))}"
 
 
 @contextmanager

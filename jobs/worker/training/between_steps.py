@@ -7,6 +7,7 @@ from the step's number, and everything else is in the checkpoint.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,8 @@ class Loop:
     highest_rate: float
     kept: str = ""
     """The newest checkpoint's name; the same on every rank."""
+    fast: Sequence[str] = ()
+    """The parts of the fast path that were active at the end."""
 
     @property
     def context(self) -> TrainContext:

@@ -19,6 +19,7 @@ from ..fast.embedding import restore_words
 from ..fast.first_token import compute_all_tokens
 from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
+from ..fast.parts import find_parts
 from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures, replacing
@@ -63,9 +64,10 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
     are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
     ``step``, and ``model_step`` is the step that the model is from. ``data_digest`` is that of the training
-    samples. ``samples_per_second`` and ``tokens_per_second`` (without padding) are the training speed of all
-    ranks together. ``resumed_after`` are the steps after which an interrupted run was resumed; its
-    ``seconds`` include all training but no interruption.
+    samples. ``fast`` are the parts of the fast path that were active. ``samples_per_second`` and
+    ``tokens_per_second`` (without padding) are the training speed of all ranks together. ``resumed_after``
+    are the steps after which an interrupted run was resumed; its ``seconds`` include all training but no
+    interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
@@ -167,6 +169,7 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
         "seed": options.seed,
         "model": options.model_name,
         "recipe": "fast",
+        "fast": loop.fast,
         "train_records": len(data.train),
         "train_samples": len(run.samples),
         "eval_records": len(data.eval),
@@ -219,6 +222,7 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
         resume(loop)
     _take_steps(loop)
     evaluator.take_best(loop.progress, state)
+    loop.fast = find_parts(model)
     plain_layers(model)
     restore_weights(model)
     restore_words(model)

@@ -37,8 +37,8 @@ from jobs.worker.training import run as job
 from .common import finish
 
 WARM_UPS, EACH, DELAY = 8, 10, 0.03
-STEPS = WARM_UPS + 2 * EACH + 1
 """Steps before any that counts, steps with and without delays, and the delay in seconds."""
+STEPS = WARM_UPS + 2 * EACH + 1
 NAMES = {"gather_later": "reports", "_find_rows": "rows seen", "_agree_on_layers": "layers"}
 TUN_SET, TUN, NO_HEADER, MTU = 0x400454CA, 1, 0x1000, "60000"
 SHAPE = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}

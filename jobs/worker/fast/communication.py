@@ -155,16 +155,17 @@ class Replica(DistributedDataParallel):
             model, ignored
         )
         size = min(each.element_size() for each in model.parameters() if each.requires_grad)
-        # Before each forward pass, all ranks would wait for rank 0's buffers. Those that training changes,
-        # such as the averages of batch normalization, are part of the state; most models' are constants.
-        kept = model.state_dict().keys()
-        changing = any(b.is_floating_point() and n in kept for n, b in model.named_buffers())
         own: dict[str, Any] = {
             "gradient_as_bucket_view": True,
             "bucket_cap_mb": BUCKET_MB * size / 4,
-            "broadcast_buffers": changing,
         }
         super().__init__(model, **{**own, **options})
+        if not options.keys() & {"broadcast_buffers", "forward_sync_buffers"}:
+            # Before each forward pass, all ranks would wait for rank 0's buffers. Those that training
+            # changes, such as batch normalization's averages, are part of the state.
+            kept = model.state_dict().keys()
+            changing = (b.is_floating_point() and n in kept for n, b in model.named_buffers())
+            self.broadcast_buffers = any(changing)
         if words is not None:
             # As DistributedDataParallel does with the other parameters.
             dist.broadcast(words.data, 0, group=control)

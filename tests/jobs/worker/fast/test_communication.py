@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.fast.communication import choose_all_reduce, sum_in_ring
+from jobs.worker.fast.communication import Replica, choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
-from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.runtime.ranks import Ranks, join
 from tests.jobs.worker.training.test_run import run_ranks
 
 ROOT = Path(__file__).parents[4]
@@ -147,6 +147,20 @@ def test_embeddings_stay_equal_whatever_a_task_calls_its_ids(tmp_path: Path, nam
     for name, expected in alone.items():
         assert torch.equal(first[name], other[name]), name
         assert torch.allclose(first[name], expected, atol=1e-6), name
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_only_buffers_that_training_may_change_are_sent(
+    persistent: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constants such as rotary embeddings' frequencies are not part of a model's state."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    model = small_model()
+    model.register_buffer("more", torch.zeros(3, dtype=dtype), persistent=persistent)
+    with join("gloo", environ={}):
+        replica = Replica(model, torch.float32)
+        assert replica.broadcast_buffers is (persistent and dtype.is_floating_point)
 
 
 def test_unequal_nodes_sum_in_one_ring() -> None:

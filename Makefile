@@ -76,7 +76,7 @@ test-next: ## run the tests of jobs/worker/fast with pre-releases of torch and t
 	$(PYTHON) -m venv .venv-next
 	.venv-next/bin/pip install --quiet --upgrade --pre torch transformers accelerate datasets scikit-learn \
 		--extra-index-url https://download.pytorch.org/whl/nightly/cpu --retries 1
-	.venv-next/bin/pip install --quiet --editable '.[local]' 'pytest>=8.3,<9.2' pytest-timeout pytest-xdist
+	.venv-next/bin/pip install --quiet --editable '.[local]' 'pytest>=8.3,<9.2' hypothesis pytest-timeout pytest-xdist
 	.venv-next/bin/python -c 'import torch, transformers as t; print("torch", torch.__version__, "transformers", t.__version__)'
 	.venv-next/bin/python -m pytest --numprocesses 2 -m "not full" tests/jobs/worker/fast
 

@@ -229,16 +229,11 @@ def use_products(model: Any) -> list[Any]:
         expected = [_outputs(model, width, modules) for width in _widths(model)]
         most = 1e-3 if model.dtype == torch.float32 else 0.03  # a model below adapters
         pairs = zip(chain(*found), chain(*expected))  # noqa: B905 - 3.8
-        if modules and all(are_close(*pair, most) for pair in pairs):
+        if modules and all((a - b).norm() <= most * b.norm() for a, b in pairs):
             model.set_attn_implementation(NAME)
             return modules
     model.set_attn_implementation(before)
     return []
-
-
-def are_close(found: Tensor, expected: Tensor, most: float) -> bool:
-    """Return whether the norm of the difference is at most this part of the expected one's."""
-    return bool((found - expected).norm() <= most * expected.norm())
 
 
 def stop_using_products(model: Any, before: str | None = None) -> None:

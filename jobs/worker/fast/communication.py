@@ -131,21 +131,16 @@ def _own_group(rank: int, lists: Sequence[range]) -> Any:
 class Replica(DistributedDataParallel):
     """This rank's replica of the model, which all ranks train together.
 
-    ``wire`` is the type of gradients on the network, ``control`` a group for small messages, ``all_reduce``
-    adds up the gradients, and ``options`` are DistributedDataParallel's. ``last_sent`` is the time
-    (``time.perf_counter``) at which the backward pass had its last gradients ready.
+    With ``bf16``, gradients are sent in it; ``options`` are DistributedDataParallel's. ``last_sent`` is the
+    time (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
-    Gradients are summed, not averaged: scaling the loss is free, scaling gradients takes a pass over them.
-    DistributedDataParallel sums all but those of the word embeddings; its own bf16 hook refuses gloo.
+    Gradients are summed, or averaged if ``share`` is 1 / ranks: scaling the loss is free, scaling gradients
+    takes a pass over them. DistributedDataParallel sums all but those of the word embeddings; its own bf16
+    hook refuses gloo.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        wire: torch.dtype,
-        control: Any = None,
-        all_reduce: SumOverRanks = sum_in_ring,
-        **options: Any,
+        self, model: nn.Module, ranks: Ranks, bf16: bool, share: float = 1.0, **options: Any
     ) -> None:
         table = word_table(model)
         words = None if table is None else table.weight
@@ -168,13 +163,13 @@ class Replica(DistributedDataParallel):
             self.broadcast_buffers = any(changing)
         if words is not None:
             # As DistributedDataParallel does with the other parameters.
-            dist.broadcast(words.data, 0, group=control)
+            dist.broadcast(words.data, 0, group=ranks.control)
             if isinstance(table, UsedEmbedding):
-                dist.broadcast(table.restored().weight.data, 0, group=control)
+                dist.broadcast(table.restored().weight.data, 0, group=ranks.control)
             words.register_post_accumulate_grad_hook(self._find_rows)  # type: ignore[no-untyped-call]
-        self._sends = True
-        self.wire, self.control, self._all_reduce = wire, control, all_reduce
-        self.last_sent = 0.0
+        self.control, self.all_reduce = ranks.control, choose_all_reduce(ranks)
+        self._wire, self._share = torch.bfloat16 if bf16 else torch.float32, share
+        self._sends, self.last_sent = True, 0.0
         self._computing: set[int] = set()
         self._troubled: Any = None
         self._agreed = False
@@ -224,8 +219,9 @@ class Replica(DistributedDataParallel):
 
     def _sum(self, gradients: Tensor) -> Future[Tensor]:
         """Start to sum a vector over all ranks. It may change the vector."""
-        sent = gradients.to(self.wire)
-        return self._all_reduce(sent)
+        if self._share != 1:
+            gradients.mul_(self._share)
+        return self.all_reduce(gradients.to(self._wire))
 
     def _find_rows(self, words: Tensor) -> None:
         """Start to learn for which embeddings any rank has gradients, as soon as this rank has its own."""

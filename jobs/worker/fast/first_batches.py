@@ -13,7 +13,6 @@ from .attention import LONGEST, LONGEST_CAUSAL, NAME, PLAIN
 from .compilation import FAST, compile_layers, find_layers, plain_layers
 from .dropout import HashDropout, draw_seeds
 
-ENDED = "layers are no longer compiled"
 _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
 """What transformers' modules call it before 5.20 and since."""
 _MOST = {False: (1e-3, 1e-2), True: (0.05, 0.2)}
@@ -31,13 +30,7 @@ class FastLayers:
     the results differ, or can't be compiled, the layers stay plain from then on; ``trouble`` is the reason.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        say: Callable[[str], None],
-        *,
-        shared: bool,
-    ) -> None:
+    def __init__(self, model: Any, say: Callable[[str], None], *, shared: bool) -> None:
         config, training = getattr(model, "config", None), model.training
         self._before = self._now = getattr(config, "_attn_implementation", None)
         self.count = compile_layers(model, shared=shared)
@@ -75,7 +68,7 @@ class FastLayers:
         self.count = 0
         plain_layers(model, self._before)
         for rank, text in [each for each in enumerate(troubles) if each[1]][:1]:
-            self._say(f"{ENDED}: rank {rank}: {text}")
+            self._say(f"layers are no longer compiled: rank {rank}: {text}")
 
     def _switch(self, model: Any, *, on: bool, attention: str | None) -> None:
         if on != self._on:

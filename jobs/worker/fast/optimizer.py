@@ -194,11 +194,6 @@ class MasterAdamW(torch.optim.AdamW):
         super().__init__(groups, rate, BETAS, EPSILON, weight_decay=0.0)
         self._most = most
 
-    @property
-    def _group_of(self) -> dict[nn.Parameter, dict[str, Any]]:
-        # Loading a checkpoint replaces the groups.
-        return {each: group for group in self.param_groups for each in group["params"]}
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         for each in self._trained:
@@ -232,7 +227,8 @@ class MasterAdamW(torch.optim.AdamW):
                 averages = {name: torch.zeros_like(each) for name in ("exp_avg", "exp_avg_sq")}
                 state.update(step=torch.zeros(()), **averages)
         torch._foreach_add_([state["step"] for state in states], 1)
-        groups = self._group_of
+        # Not before: loading a checkpoint replaces the groups.
+        groups = {each: group for group in self.param_groups for each in group["params"]}
         rates = np.array([groups[each]["lr"] for each in parameters])
         decays = np.array([groups[each]["weight_decay"] for each in parameters])
         steps = [int(state["step"]) for state in states]

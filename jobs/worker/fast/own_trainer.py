@@ -21,8 +21,9 @@ from ..runtime.output import Metrics, StepFigures
 from ..runtime.process import STOPPED, listen
 from ..runtime.ranks import Ranks
 from ..runtime.steps import Pace, StepReporter
+from .communication import Replica
 from .own_checkpoints import NodeCheckpoints
-from .own_model import OwnReplica, joined_ranks, say, use_fast_layers
+from .speed_up import joined_ranks, say, use_fast_layers
 
 OUTPUT = "SPR_OUTPUT"
 """The environment variable of a job's output folder; without it, no job wants reports."""
@@ -54,19 +55,19 @@ def _compile(trainer: Any, ranks: Ranks, bf16: bool) -> str:
 
 
 def _average_quickly(accelerator: Any, ranks: Ranks, bf16: bool) -> None:
-    """Let Accelerate wrap models in :class:`OwnReplica`, with its own options, for training."""
+    """Let Accelerate wrap models in :class:`Replica`, with its own options, for training."""
     plain, made = accelerator.prepare_model, list[Any]()
 
     def prepare(model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
         prepared = plain(model, device_placement, evaluation_mode=True)
-        is_replica = isinstance(prepared, OwnReplica)
+        is_replica = isinstance(prepared, Replica)
         if evaluation_mode or is_replica or not any(p.requires_grad for p in prepared.parameters()):
             return prepared
         # A second one would average gradients again.
         if not made or made[-1].module is not prepared:
             handler = accelerator.ddp_handler
             options = handler.to_kwargs() if handler else {}
-            made.append(OwnReplica(prepared, ranks, bf16, **options))
+            made.append(Replica(prepared, ranks, bf16, 1 / ranks.size, **options))
             made[-1]._is_accelerate_prepared = True
         return made[-1]
 
@@ -185,14 +186,13 @@ class StepReports(TrainerCallback):
         return loss
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now = time.perf_counter()
+        now, step = time.perf_counter(), state.global_step
         whole = now - self._last
         other = max(0.0, whole - self._computed - self._waited)
         seconds = {"compute": self._computed, "communication": self._waited, "other": other}
         counts = self._samples, self._tokens, self._padded
-        figures = StepFigures(
-            state.global_step, now - self._begin, self._loss, self._rate, *counts, seconds
-        )
+        since = now - self._begin
+        figures = StepFigures(step, since, self._loss, self._rate, *counts, seconds)
         if self._reporter.take(figures, whole - self._waited).stop:
             self._stops = control.should_save = control.should_training_stop = True
         if gc.get_freeze_count() == 0:

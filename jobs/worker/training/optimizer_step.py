@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..fast.communication import Replica, choose_all_reduce
+from ..fast.communication import Replica
 from ..fast.compilation import (
     COMPILED,
     FAST,
@@ -105,10 +105,8 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
     if context.ranks.size == 1:
         return model, optimizer
-    wire = torch.bfloat16 if options.wire == "bf16" else torch.float32
-    some = _skips_layers(model)
-    sums = choose_all_reduce(context.ranks)
-    replica = Replica(model, wire, context.ranks.control, sums, find_unused_parameters=some)
+    bf16, some = options.wire == "bf16", _skips_layers(model)
+    replica = Replica(model, context.ranks, bf16, find_unused_parameters=some)
     return replica, optimizer
 
 

@@ -75,6 +75,20 @@ test-full: prerequisites browser lint ## run everything, including large downloa
 	$(PYTEST)
 	$(PYTEST) tests/e2e --ignore=tests/e2e/kubernetes --base debian13
 
+.PHONY: test-next
+test-next: ## run the tests of jobs/worker/fast with pre-releases of torch and transformers
+	$(PYTHON) -m venv .venv-next
+	.venv-next/bin/pip install --quiet --upgrade --pre torch transformers accelerate datasets scikit-learn \
+		--extra-index-url https://download.pytorch.org/whl/nightly/cpu --retries 1
+	.venv-next/bin/pip install --quiet --editable '.[local]' 'pytest>=8.3,<9.2' hypothesis pytest-timeout pytest-xdist
+	.venv-next/bin/python -c 'import torch, transformers as t; print("torch", torch.__version__, "transformers", t.__version__)'
+	.venv-next/bin/python -m pytest --numprocesses 2 -m "not full" tests/jobs/worker/fast
+
+.PHONY: recording
+recording: .venv/with-dev ## record up, train, top, and down on the embedded cloud as docs/recording.svg
+	@rm -rf .demo; mkdir .demo; SPR_CLUSTER_HOME=$$PWD/.demo/home $(BIN)/python -m tests.harness.recording docs/recording.svg .demo; \
+	SPR_CLUSTER_HOME=$$PWD/.demo/home $(BIN)/spr-cluster local reset --yes --keep-base; rm -rf .demo
+
 .PHONY: aws-check
 aws-check: .venv/with-check ## compare the embedded cloud with real AWS, without cost: ARGS='--region us-east-1'
 	$(BIN)/python -m tests.aws_check $(ARGS)
@@ -85,7 +99,7 @@ release: ## write wheel, sdist, locked requirements, SBOM, and notes to dist/, c
 
 .PHONY: clean
 clean: ## remove everything that these targets created here
-	rm -rf .venv .venv-docs .demo results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-docs .venv-next .demo results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }

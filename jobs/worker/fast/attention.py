@@ -168,8 +168,8 @@ def attend_plainly(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
 
 
 def find_dropout(module: Any, kind: type[Dropout]) -> Dropout | None:
-    """Return a layer's dropout of attention weights, by its names in BERT, ALBERT, and others."""
-    for name in ("dropout", "attention_dropout"):
+    """Return a layer's dropout of attention weights, by its names in BERT, ALBERT, GPT-2, and others."""
+    for name in ("dropout", "attention_dropout", "attn_dropout"):
         found = getattr(module, name, None)
         if isinstance(found, kind):
             return found
@@ -229,16 +229,11 @@ def use_products(model: Any) -> list[Any]:
         expected = [_outputs(model, width, modules) for width in _widths(model)]
         most = 1e-3 if model.dtype == torch.float32 else 0.03  # a model below adapters
         pairs = zip(chain(*found), chain(*expected))  # noqa: B905 - 3.8
-        if modules and all(are_close(*pair, most) for pair in pairs):
+        if modules and all((a - b).norm() <= most * b.norm() for a, b in pairs):
             model.set_attn_implementation(NAME)
             return modules
     model.set_attn_implementation(before)
     return []
-
-
-def are_close(found: Tensor, expected: Tensor, most: float) -> bool:
-    """Return whether the norm of the difference is at most this part of the expected one's."""
-    return bool((found - expected).norm() <= most * expected.norm())
 
 
 def stop_using_products(model: Any, before: str | None = None) -> None:

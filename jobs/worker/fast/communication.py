@@ -131,22 +131,16 @@ def _own_group(rank: int, lists: Sequence[range]) -> Any:
 class Replica(DistributedDataParallel):
     """This rank's replica of the model, which all ranks train together.
 
-    ``wire`` is the type of gradients on the network, ``control`` a group for small messages, ``all_reduce``
-    adds up the gradients, and ``options`` are DistributedDataParallel's. ``last_sent`` is the time
-    (``time.perf_counter``) at which the backward pass had its last gradients ready.
+    With ``bf16``, gradients are sent in it; ``options`` are DistributedDataParallel's. ``last_sent`` is the
+    time (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
-    Gradients are summed, not averaged: scaling the loss is free, scaling gradients takes a pass over them.
-    :meth:`sum_words`, to be called after ``backward``, sums those of the word embeddings.
-    DistributedDataParallel sums the rest; its own bf16 hook refuses gloo.
+    Gradients are summed, or averaged if ``share`` is 1 / ranks: scaling the loss is free, scaling gradients
+    takes a pass over them. DistributedDataParallel sums all but those of the word embeddings; its own bf16
+    hook refuses gloo.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        wire: torch.dtype,
-        control: Any = None,
-        all_reduce: SumOverRanks = sum_in_ring,
-        **options: Any,
+        self, model: nn.Module, ranks: Ranks, bf16: bool, share: float = 1.0, **options: Any
     ) -> None:
         table = word_table(model)
         words = None if table is None else table.weight
@@ -161,15 +155,21 @@ class Replica(DistributedDataParallel):
             "bucket_cap_mb": BUCKET_MB * size / 4,
         }
         super().__init__(model, **{**own, **options})
+        if not options.keys() & {"broadcast_buffers", "forward_sync_buffers"}:
+            # Before each forward pass, all ranks would wait for rank 0's buffers. Those that training
+            # changes, such as batch normalization's averages, are part of the state.
+            kept = model.state_dict().keys()
+            changing = (b.is_floating_point() and n in kept for n, b in model.named_buffers())
+            self.broadcast_buffers = any(changing)
         if words is not None:
             # As DistributedDataParallel does with the other parameters.
-            dist.broadcast(words.data, 0, group=control)
+            dist.broadcast(words.data, 0, group=ranks.control)
             if isinstance(table, UsedEmbedding):
-                dist.broadcast(table.restored().weight.data, 0, group=control)
-        # In a tuple: as a plain attribute, it would be registered twice.
-        self._words = (words,)
-        self.wire, self.control, self._all_reduce = wire, control, all_reduce
-        self.last_sent = 0.0
+                dist.broadcast(table.restored().weight.data, 0, group=ranks.control)
+            words.register_post_accumulate_grad_hook(self._find_rows)  # type: ignore[no-untyped-call]
+        self.control, self.all_reduce = ranks.control, choose_all_reduce(ranks)
+        self._wire, self._share = torch.bfloat16 if bf16 else torch.float32, share
+        self._sends, self.last_sent = True, 0.0
         self._computing: set[int] = set()
         self._troubled: Any = None
         self._agreed = False
@@ -177,8 +177,10 @@ class Replica(DistributedDataParallel):
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self.training and self.require_backward_grad_sync and torch.is_grad_enabled():
-            self._agree_on_layers()
+        if torch.is_grad_enabled():
+            self._sends = self.require_backward_grad_sync
+            if self.training and self._sends:
+                self._agree_on_layers()
         return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def _agree_on_layers(self) -> None:
@@ -217,20 +219,27 @@ class Replica(DistributedDataParallel):
 
     def _sum(self, gradients: Tensor) -> Future[Tensor]:
         """Start to sum a vector over all ranks. It may change the vector."""
-        sent = gradients.to(self.wire)
-        return self._all_reduce(sent)
+        if self._share != 1:
+            gradients.mul_(self._share)
+        return self.all_reduce(gradients.to(self._wire))
 
-    def sum_words(self) -> None:
-        """Sum the gradients of the embeddings for which any rank has some. All ranks must call it."""
-        (words,) = self._words
-        if words is None:
-            return
+    def _find_rows(self, words: Tensor) -> None:
+        """Start to learn for which embeddings any rank has gradients, as soon as this rank has its own."""
         gradient = words.grad
-        assert gradient is not None, "the word embeddings took part in the backward pass"
+        if not self._sends or gradient is None:
+            return
         # Not from the IDs: a model may use the table in other ways, and a batch may name its IDs otherwise.
         # (This takes half the time of `any`, and the sum of squares could underflow.)
         seen = torch.linalg.vector_norm(gradient, ord=1, dim=1).ne(0).to(torch.uint8)
-        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control)
+        work = dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control, async_op=True)
+        # At the end of the backward pass, after DistributedDataParallel's own sums: all ranks must send
+        # in the same order.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: self._sum_rows(gradient, seen, work))
+
+    def _sum_rows(self, gradient: Tensor, seen: Tensor, work: Any) -> None:
+        """Sum the gradients of these embeddings."""
+        work.wait()
         rows = seen.nonzero().squeeze(1)
         # In groups of the usual size, so that the stages of a sum overlap.
         size = BUCKET_MB * 2**20 // gradient.element_size()

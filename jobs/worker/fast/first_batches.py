@@ -13,7 +13,6 @@ from .attention import LONGEST, LONGEST_CAUSAL, NAME, PLAIN
 from .compilation import FAST, compile_layers, find_layers, plain_layers
 from .dropout import HashDropout, draw_seeds
 
-ENDED = "layers are no longer compiled"
 _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
 """What transformers' modules call it before 5.20 and since."""
 _MOST = {False: (1e-3, 1e-2), True: (0.05, 0.2)}
@@ -31,18 +30,12 @@ class FastLayers:
     the results differ, or can't be compiled, the layers stay plain from then on; ``trouble`` is the reason.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        say: Callable[[str], None],
-        *,
-        shared: bool,
-    ) -> None:
+    def __init__(self, model: Any, say: Callable[[str], None], *, shared: bool) -> None:
         config, training = getattr(model, "config", None), model.training
         self._before = self._now = getattr(config, "_attn_implementation", None)
         self.count = compile_layers(model, shared=shared)
         model.train(training)
-        self._fast = self._now = getattr(config, "_attn_implementation", None)
+        self.attention = self._now = getattr(config, "_attn_implementation", None)
         # Module.compile sets it, and has no inverse.
         calls = [(each, each._compiled_call_impl) for each in model.modules()]
         self._calls = [(module, call) for module, call in calls if call is not None]
@@ -67,14 +60,15 @@ class FastLayers:
                 # With other ranks, their replica ends it everywhere two steps later, and says why.
                 self.end(model, [] if self._shared else [self.trouble])
                 return
-        self._switch(model, on=compiled, attention=self._fast)
+        self._switch(model, on=compiled, attention=self.attention)
         draw_seeds(model)
 
     def end(self, model: Any, troubles: Sequence[str]) -> None:
         """Leave the layers plain from now on, and say the first of all ranks' troubles."""
+        self.count = 0
         plain_layers(model, self._before)
         for rank, text in [each for each in enumerate(troubles) if each[1]][:1]:
-            self._say(f"{ENDED}: rank {rank}: {text}")
+            self._say(f"layers are no longer compiled: rank {rank}: {text}")
 
     def _switch(self, model: Any, *, on: bool, attention: str | None) -> None:
         if on != self._on:
@@ -97,7 +91,7 @@ class FastLayers:
     def _compare(self, model: Any, inputs: Any, named: Any) -> str:
         """Return what is wrong with the fast layers for a batch; nothing remains of the comparison."""
         state, kept = torch.get_rng_state(), [(each, each.clone()) for each in model.buffers()]
-        names = {False: PLAIN if self._fast == NAME else self._before, True: self._fast}
+        names = {False: PLAIN if self.attention == NAME else self._before, True: self.attention}
         results: list[Sequence[Tensor]] = []
         try:
             for on in (False, True):

@@ -27,7 +27,8 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 CHUNK = 1 << 14
 """Numbers that a thread takes at a time. Sums of squares are added in the order of the chunks, so they do not
 depend on the number of threads."""
-_KEPT = "_masters"
+KEPT = "_masters"
+"""The attribute of a model with its masters."""
 _ADDRESSES = ("master", "mean", "square", "gradient", "weight")
 _NUMBERS = ("rate", "root", "kept")
 _PART = np.dtype(
@@ -133,13 +134,13 @@ def halve_weights(model: Any) -> Masters:
                 master.data.copy_(state[prefix + name])
 
     hooks = model.register_state_dict_post_hook(save), model.register_load_state_dict_pre_hook(load)
-    setattr(model, _KEPT, (masters, hooks))
+    setattr(model, KEPT, (masters, hooks))
     return masters
 
 
 def restore_weights(model: Any) -> None:
     """Undo :func:`halve_weights`; the layers get the masters as trained so far."""
-    masters, hooks = vars(model).pop(_KEPT, ({}, ()))
+    masters, hooks = vars(model).pop(KEPT, ({}, ()))
     for hook in hooks:
         hook.remove()
     for weight, master in masters.items():
@@ -193,11 +194,6 @@ class MasterAdamW(torch.optim.AdamW):
         super().__init__(groups, rate, BETAS, EPSILON, weight_decay=0.0)
         self._most = most
 
-    @property
-    def _group_of(self) -> dict[nn.Parameter, dict[str, Any]]:
-        # Loading a checkpoint replaces the groups.
-        return {each: group for group in self.param_groups for each in group["params"]}
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         for each in self._trained:
@@ -231,7 +227,8 @@ class MasterAdamW(torch.optim.AdamW):
                 averages = {name: torch.zeros_like(each) for name in ("exp_avg", "exp_avg_sq")}
                 state.update(step=torch.zeros(()), **averages)
         torch._foreach_add_([state["step"] for state in states], 1)
-        groups = self._group_of
+        # Not before: loading a checkpoint replaces the groups.
+        groups = {each: group for group in self.param_groups for each in group["params"]}
         rates = np.array([groups[each]["lr"] for each in parameters])
         decays = np.array([groups[each]["weight_decay"] for each in parameters])
         steps = [int(state["step"]) for state in states]

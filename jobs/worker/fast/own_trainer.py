@@ -21,8 +21,9 @@ from ..runtime.output import Metrics, StepFigures
 from ..runtime.process import STOPPED, listen
 from ..runtime.ranks import Ranks
 from ..runtime.steps import Pace, StepReporter
+from .communication import Replica
 from .own_checkpoints import NodeCheckpoints
-from .own_model import OwnReplica, joined_ranks, say, use_fast_layers
+from .speed_up import joined_ranks, say, use_fast_layers
 
 OUTPUT = "SPR_OUTPUT"
 """The environment variable of a job's output folder; without it, no job wants reports."""
@@ -54,19 +55,19 @@ def _compile(trainer: Any, ranks: Ranks, bf16: bool) -> str:
 
 
 def _average_quickly(accelerator: Any, ranks: Ranks, bf16: bool) -> None:
-    """Let Accelerate wrap models in :class:`OwnReplica`, with its own options, for training."""
+    """Let Accelerate wrap models in :class:`Replica`, with its own options, for training."""
     plain, made = accelerator.prepare_model, list[Any]()
 
     def prepare(model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
         prepared = plain(model, device_placement, evaluation_mode=True)
-        is_replica = isinstance(prepared, OwnReplica)
+        is_replica = isinstance(prepared, Replica)
         if evaluation_mode or is_replica or not any(p.requires_grad for p in prepared.parameters()):
             return prepared
         # A second one would average gradients again.
         if not made or made[-1].module is not prepared:
             handler = accelerator.ddp_handler
             options = handler.to_kwargs() if handler else {}
-            made.append(OwnReplica(prepared, ranks, bf16, **options))
+            made.append(Replica(prepared, ranks, bf16, 1 / ranks.size, **options))
             made[-1]._is_accelerate_prepared = True
         return made[-1]
 
@@ -163,6 +164,7 @@ class StepReports(TrainerCallback):
         self._reporter = StepReporter(
             events, metrics, pace, self._request, state.max_steps, per_epoch, done
         )
+        self._reporter.check = self._check_loss
         self._begin = self._last = time.perf_counter()
 
     def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
@@ -184,22 +186,13 @@ class StepReports(TrainerCallback):
         return loss
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now, ranks, step = time.perf_counter(), self._ranks, state.global_step
-        loss = ranks.mean(torch.tensor(self._loss)) if ranks.size > 1 else self._loss
-        if math.isfinite(loss):
-            self._last_loss = loss
-        elif not self._warned:
-            self._warned = True
-            self._events.note(
-                f"warning: the loss is {loss} at step {step}; steps show the last one"
-            )
+        now, step = time.perf_counter(), state.global_step
         whole = now - self._last
         other = max(0.0, whole - self._computed - self._waited)
         seconds = {"compute": self._computed, "communication": self._waited, "other": other}
         counts = self._samples, self._tokens, self._padded
-        figures = StepFigures(
-            step, now - self._begin, self._last_loss, self._rate, *counts, seconds
-        )
+        since = now - self._begin
+        figures = StepFigures(step, since, self._loss, self._rate, *counts, seconds)
         if self._reporter.take(figures, whole - self._waited).stop:
             self._stops = control.should_save = control.should_training_stop = True
         if gc.get_freeze_count() == 0:
@@ -209,7 +202,18 @@ class StepReports(TrainerCallback):
         self._forget()
         self._last = time.perf_counter()
 
+    def _check_loss(self, figures: StepFigures) -> StepFigures:
+        if math.isfinite(figures.loss):
+            self._last_loss = figures.loss
+        elif not self._warned:
+            self._warned = True
+            self._events.note(
+                f"warning: the loss is {figures.loss} at step {figures.step}; steps show the last one"
+            )
+        return figures._replace(loss=self._last_loss)
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._reporter.finish()
         self._reporter.metrics.flush()
         self._checkpoint, now = f"checkpoint-{state.global_step}", time.perf_counter()
         took = round(now - self._last, 3)
@@ -222,6 +226,7 @@ class StepReports(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer.training_step = self._plain
         gc.unfreeze()
+        self._reporter.finish()
         if not self._stops:
             self._stack.close()
             return

@@ -118,7 +118,9 @@ class RankContext(Generic[Options]):
         pace = Pace(self.ranks, self.hosts)
         counts = (per_epoch or total, done, samples, tokens)
         with listen() as request, metrics:
-            yield StepReporter(self.events, metrics, pace, request, total, *counts)
+            reporter = StepReporter(self.events, metrics, pace, request, total, *counts)
+            yield reporter
+            reporter.finish()
 
     def facts(self) -> dict[str, Any]:
         """Return the part common to all results: ranks, backend, precision, versions."""

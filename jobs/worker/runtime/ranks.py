@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from .errors import BackendError, first_line
@@ -93,11 +94,20 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
-    def mean(self, value: Any) -> float:
-        """Return the mean over all ranks of a tensor of one number."""
-        total = value.detach().float().clone()
-        dist.all_reduce(total)
-        return float(total) / self.size
+    def gather_later(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Start to gather every rank's numbers; return a function that waits for them, in rank order."""
+        own = torch.tensor(numbers, dtype=torch.float64)
+        every = [own] if self.size == 1 else [torch.empty_like(own) for _ in range(self.size)]
+        work = None
+        if self.size > 1:
+            work = dist.all_gather(every, own, group=self.control, async_op=True)
+
+        def receive() -> list[list[float]]:
+            if work is not None:
+                work.wait()
+            return [each.tolist() for each in every]
+
+        return receive
 
 
 @contextmanager

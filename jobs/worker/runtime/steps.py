@@ -1,7 +1,7 @@
 """Reports of training steps: to the metrics file, the user, and the other ranks.
 
-About once a second, the ranks exchange a few bytes, to learn their speed and to agree on when to stop and
-when to save a checkpoint. With fast steps, a message per step would cost too much.
+After each step, the ranks exchange a few bytes: their losses, their speed, and whether to stop or to save a
+checkpoint. No rank waits for them: a step is reported when the next one has been taken.
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ from .output import Metrics, StepFigures
 from .process import StopRequest
 from .ranks import Ranks
 
-TALK_SECONDS = 1.0
+MARK_SECONDS = 1.0
 _WINDOW = 20
-"""Number of messages over which the speed is averaged."""
+"""Number of marks over which the speed is averaged."""
 
 
 class RankReport(NamedTuple):
-    """A rank's report on the steps since its last report. Only rank 0's ``save`` counts."""
+    """A rank's loss of one step, and its sums since training began. Only rank 0's ``save`` counts."""
 
-    samples: int
-    tokens: int
-    busy: float
+    loss: float = 0.0
+    stop: float = False
+    save: float = False
+    samples: float = 0
+    tokens: float = 0
+    busy: float = 0.0
     """Seconds spent computing, not waiting for other ranks."""
-    stop: bool
-    save: bool
-    next_in: int
-    """Steps until the next message."""
 
 
 class Consensus(NamedTuple):
-    """What all ranks know after a message; ``samples`` and ``tokens`` are all ranks' since the last one."""
+    """What all ranks agree on."""
 
-    samples: int = 0
-    tokens: int = 0
     stop: bool = False
     save: bool = False
 
@@ -58,66 +55,61 @@ class Mark(NamedTuple):
 
     time: float
     step: int
-    samples: int
-    tokens: int
+    reports: Sequence[RankReport]
+
+    @property
+    def samples(self) -> int:
+        return int(sum(each.samples for each in self.reports))
+
+    @property
+    def tokens(self) -> int:
+        return int(sum(each.tokens for each in self.reports))
 
 
 @dataclass
 class Pace:
-    """This rank's side of the messages. ``hosts`` are the ranks' host names."""
+    """The speed of all ranks, on ``hosts`` by rank."""
 
     ranks: Ranks
     hosts: Sequence[str]
     clock: Callable[[], float] = time.perf_counter
-    next_talk: int = 0
-    shares: dict[str, float] = field(default_factory=dict)
-    """Each host's share of the computing power: of the tokens per second of all ranks if none had to wait
-    for another."""
-    _samples: int = 0
-    _tokens: int = 0
-    _busy: float = 0.0
-    _since: tuple[float, int] | None = None
+    _own: RankReport = field(default_factory=RankReport)
     _marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
-    def begin(self, mark_step: int, samples: int, tokens: int) -> None:
-        """Start counting; a message follows the first step."""
-        now = self.clock()
-        self._since = (now, mark_step)
-        self._marks.append(Mark(now, mark_step, samples, tokens))
-        self.next_talk = mark_step + 1
+    def begin(self, step: int) -> None:
+        """Start counting after a step."""
+        self._marks.append(Mark(self.clock(), step, [self._own] * self.ranks.size))
 
-    def count(self, samples: int, tokens: int, busy: float) -> None:
-        """Add one step of this rank."""
-        self._samples += samples
-        self._tokens += tokens
-        self._busy += busy
+    def send(
+        self, figures: StepFigures, busy: float, *, stop: bool, save: bool
+    ) -> Callable[[], Mark]:
+        """Start to exchange reports on a step; return a function that waits for them.
 
-    def talk(self, step: int, *, stop: bool, save: bool) -> Consensus:
-        """Exchange reports. All ranks must call it, after the same step."""
-        assert self._since is not None
-        now = self.clock()
-        before, first = self._since
-        one = (now - before) / max(1, step - first)
-        next_in = how_many(TALK_SECONDS, one, 1, 1000)
-        own = RankReport(self._samples, self._tokens, self._busy, stop, save, next_in)
-        reports: list[RankReport] = self.ranks.gather(own)
-        self._samples, self._tokens, self._busy, self._since = 0, 0, 0.0, (self.clock(), step)
-        self.next_talk = step + reports[0].next_in
-        self.shares = host_shares(self.hosts, reports)
-        samples = sum(each.samples for each in reports)
-        tokens = sum(each.tokens for each in reports)
-        return Consensus(samples, tokens, any(each.stop for each in reports), reports[0].save)
+        All ranks must call both in the same order.
+        """
+        own = self._own
+        sums = own.samples + figures.samples, own.tokens + figures.tokens, own.busy + busy
+        self._own = RankReport(figures.loss, stop, save, *sums)
+        now, receive = self.clock(), self.ranks.gather_later(self._own)
+        return lambda: Mark(now, figures.step, [RankReport(*each) for each in receive()])
 
     def pause(self, seconds: float) -> None:
         """Leave a time without steps, which has just passed, out of the speed."""
-        if self._since is not None:
-            self._since = (self._since[0] + seconds, self._since[1])
         marks = [each._replace(time=each.time + seconds) for each in self._marks]
         self._marks = deque(marks, maxlen=_WINDOW)
 
-    def mark(self, step: int, samples: int, tokens: int) -> None:
-        """Record all ranks' progress after a message."""
-        self._marks.append(Mark(self.clock(), step, samples, tokens))
+    def mark(self, mark: Mark) -> None:
+        """Add all ranks' progress; of marks within a second, the last one remains."""
+        last, *before = reversed(self._marks)
+        if before and last.time - before[0].time < MARK_SECONDS:
+            self._marks.pop()
+        self._marks.append(mark)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each host's share of the computing power in the last seconds: of the tokens per second of all
+        ranks if none had to wait for another."""
+        return host_shares(self.hosts, self._marks[-min(3, len(self._marks))], self._marks[-1])
 
     def speed(self, total: int) -> Throughput:
         """Return the latest speed; valid after the first mark."""
@@ -136,18 +128,21 @@ def how_many(seconds: float, one: float, least: int, most: int) -> int:
     return max(least, min(most, int(seconds / max(one, 1e-6))))
 
 
-def host_shares(hosts: Sequence[str], reports: Sequence[RankReport]) -> dict[str, float]:
-    """Return each host's share of the throughput without waiting; the sum is 1."""
+def host_shares(hosts: Sequence[str], first: Mark, last: Mark) -> dict[str, float]:
+    """Return each host's share of the throughput without waiting between two marks; the sum is 1."""
     speeds = dict.fromkeys(hosts, 0.0)
-    for host, report in zip(hosts, reports, strict=True):
-        speeds[host] += (report.tokens or report.samples) / max(report.busy, 1e-9)
+    for host, a, b in zip(hosts, first.reports, last.reports, strict=True):
+        speeds[host] += (b.tokens - a.tokens or b.samples - a.samples) / max(b.busy - a.busy, 1e-9)
     whole = sum(speeds.values())
     return {host: round(speed / whole, 4) for host, speed in speeds.items()} if whole else {}
 
 
 @dataclass
 class StepReporter:
-    """Reports the steps after step ``done``. ``samples`` and ``tokens`` count those of all ranks."""
+    """Reports the steps after step ``done``. ``samples`` and ``tokens`` count those of all ranks.
+
+    ``check`` sees each step's figures, with the mean loss of all ranks, and returns those to report.
+    """
 
     events: Events
     metrics: Metrics
@@ -158,42 +153,62 @@ class StepReporter:
     done: int = 0
     samples: int = 0
     tokens: int = 0
+    check: Callable[[StepFigures], StepFigures] = lambda figures: figures
+    _sent: deque[tuple[StepFigures, Callable[[], Mark]]] = field(default_factory=deque)
     _begin: float = field(default_factory=time.perf_counter)
     _last: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.metrics.begin(self.done)
-        self.pace.begin(self.done, self.samples, self.tokens)
+        self.pace.begin(self.done)
+        self._before = self.samples, self.tokens
 
     def step(self, *, loss: float, samples: int, tokens: int = 0, lr: float = 0.0) -> None:
-        """Report this rank's next step. ``loss`` is the mean of all ranks.
+        """Report this rank's next step. ``loss`` is its own, or the mean of all ranks.
 
         All ranks must call it. Raises :class:`StoppedError` on all of them after a SIGTERM.
         """
         now = time.perf_counter()
-        step, seconds = self.done + 1, now - self._begin
+        step, seconds = self.done + len(self._sent) + 1, now - self._begin
         figures = StepFigures(step, seconds, loss, lr, samples, tokens, tokens, {})
         if self.take(figures, now - self._last).stop:
             self.stop()
         self._last = time.perf_counter()
 
     def take(
-        self, figures: StepFigures, busy: float, *, talk: bool = False, save: bool = False
+        self, figures: StepFigures, busy: float, *, now: bool = False, save: bool = False
     ) -> Consensus:
-        """Report one step, ``busy`` seconds of which this rank computed.
+        """Take one step's figures, with this rank's loss; it computed for ``busy`` seconds of the step.
 
-        The ranks exchange messages when due, after the last step, and when ``talk`` is true on all of
-        them. ``save`` requests a checkpoint.
+        They are reported at the next step. They are reported at once after the last step, with ``now``, which
+        must be the same on all ranks, and if the ranks agree on anything. ``save`` requests a checkpoint.
         """
-        self.done, agreed = figures.step, Consensus()
+        send = self.pace.send(figures, busy, stop=self.request.stop, save=save)
+        self._sent.append((figures, send))
+        agreed = self._report() if len(self._sent) > 1 else Consensus()
+        if now or any(agreed) or figures.step == self.total:
+            rest = self.finish()
+            agreed = Consensus(agreed.stop or rest.stop, agreed.save or rest.save)
+        return agreed
+
+    def finish(self) -> Consensus:
+        """Report the last step now."""
+        return self._report() if self._sent else Consensus()
+
+    def _report(self) -> Consensus:
+        figures, receive = self._sent.popleft()
+        mark = receive()
+        mean = sum(each.loss for each in mark.reports) / len(mark.reports)
+        figures = self.check(figures._replace(loss=mean))
+        self.pace.mark(mark)
+        # The ranks' numbers differ: the last batch may be incomplete, a rank may be missing.
+        samples, tokens = self._before
+        self.done, self.samples, self.tokens = (
+            mark.step,
+            samples + mark.samples,
+            tokens + mark.tokens,
+        )
         self.metrics.add(figures)
-        self.pace.count(figures.samples, figures.tokens, busy)
-        if talk or figures.step >= self.pace.next_talk or figures.step == self.total:
-            agreed = self.pace.talk(figures.step, stop=self.request.stop, save=save)
-            # The ranks' numbers differ: the last batch may be incomplete, a rank may be missing.
-            self.samples += agreed.samples
-            self.tokens += agreed.tokens
-            self.pace.mark(figures.step, self.samples, self.tokens)
         self.events.step(
             figures.step,
             self.total,
@@ -203,7 +218,7 @@ class StepReporter:
             **self.pace.speed(self.total)._asdict(),
             shares=self.pace.shares,
         )
-        return agreed
+        return Consensus(any(each.stop for each in mark.reports), bool(mark.reports[0].save))
 
     def stop(self, checkpoint: str = "") -> NoReturn:
         """Announce the stop that all ranks agreed on. Raises :class:`StoppedError`."""

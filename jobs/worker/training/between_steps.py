@@ -7,6 +7,7 @@ from the step's number, and everything else is in the checkpoint.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,8 @@ class Loop:
     highest_rate: float
     kept: str = ""
     """The newest checkpoint's name; the same on every rank."""
+    fast: Sequence[str] = ()
+    """The parts of the fast path that were active at the end."""
 
     @property
     def context(self) -> TrainContext:
@@ -104,14 +107,15 @@ def evaluate(loop: Loop, reporter: StepReporter) -> float:
 
 
 def after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> float:
-    """Report the step; then evaluate, save a checkpoint, or stop, if all ranks agree.
+    """Report steps; then evaluate, save a checkpoint, or stop, if all ranks agree.
 
     Returns the seconds of the evaluation.
     """
     progress, last = loop.progress, figures.step == loop.schedule.total
     due = loop.timer.by_step(figures.step, last=last)
     busy = sum(figures.seconds.values()) - figures.seconds.get("communication", 0.0)
-    agreed = reporter.take(figures, busy, talk=due, save=loop.timer.by_time(last=last))
+    now = due or loop.evaluator.is_due(progress)
+    agreed = reporter.take(figures, busy, now=now, save=loop.timer.by_time(last=last))
     progress.samples, progress.tokens = reporter.samples, reporter.tokens
     # A stop has to be quick; the resumed run evaluates first.
     seconds = 0.0 if agreed.stop else evaluate(loop, reporter)

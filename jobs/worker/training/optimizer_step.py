@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..fast.communication import Replica, choose_all_reduce
+from ..fast.communication import Replica
 from ..fast.compilation import (
     COMPILED,
+    FAST,
     choose_compilation,
     estimate_tflop,
     keep_compiled,
@@ -23,6 +24,7 @@ from ..fast.embedding import train_used_words
 from ..fast.first_batches import FastLayers
 from ..fast.first_token import skip_other_tokens
 from ..fast.optimizer import MasterAdamW, group_parameters, halve_weights
+from ..fast.parts import find_parts
 from ..runtime.errors import BackendError, first_line
 from .batches import StepBatch, TrainingRun
 from .options import TextOptions, TrainOptions
@@ -33,7 +35,7 @@ IPEX_MODULE = "intel_extension_for_pytorch"
 
 
 class Step(NamedTuple):
-    """A finished step: the mean ``loss`` of all ranks, and this rank's seconds by activity.
+    """A finished step: this rank's ``loss``, the mean of which is that of all, and its seconds by activity.
 
     ``forward``, ``backward``, ``communication`` (only the wait after the backward pass, during which most
     of it runs), and ``optimizer`` (with clipping).
@@ -84,11 +86,11 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     rate = options.highest_rate(context.ranks.planned)
     by_layer = options.layer_decay if isinstance(options, TextOptions) else 1.0
     decays = options.weight_decay, by_layer
-    is_compiled = _compile(run, model, steps)
+    why = _compile(run, model, steps)
     if not options.ipex:
         _skip_other_tokens(run)
     optimizer: torch.optim.Optimizer
-    if is_compiled:
+    if hasattr(model, FAST):
         masters = halve_weights(model) if _may_halve(run) else {}
         optimizer = MasterAdamW(model, masters, rate, options.max_grad_norm, *decays)
     else:
@@ -98,14 +100,13 @@ def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
             weight_decay=0.0,
             fused=not options.ipex,  # IPEX replaces the optimizer's step by its own
         )
+    context.events.note(f"fast: {', '.join(find_parts(model)) or 'nothing'}; {why}")
     if options.ipex:
         model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
     if context.ranks.size == 1:
         return model, optimizer
-    wire = torch.bfloat16 if options.wire == "bf16" else torch.float32
-    some = _skips_layers(model)
-    sums = choose_all_reduce(context.ranks)
-    replica = Replica(model, wire, context.ranks.control, sums, find_unused_parameters=some)
+    bf16, some = options.wire == "bf16", _skips_layers(model)
+    replica = Replica(model, context.ranks, bf16, find_unused_parameters=some)
     return replica, optimizer
 
 
@@ -141,8 +142,7 @@ def _skip_other_tokens(run: TrainingRun) -> None:
         return
     model = run.loaded.model
     sample = run.task.collate([run.samples[int(index)] for index in short], run.loaded)
-    if skip_other_tokens(model, lambda: run.task.loss(model, sample)):
-        run.context.events.note("the last layer is computed only for the first token")
+    skip_other_tokens(model, lambda: run.task.loss(model, sample))
 
 
 def _skips_layers(model: Any) -> bool:
@@ -159,13 +159,12 @@ def _may_halve(run: TrainingRun) -> bool:
     return run.context.precision.dtype == "bf16" and wire and not in_parts
 
 
-def _compile(run: TrainingRun, model: Any, steps: int) -> bool:
+def _compile(run: TrainingRun, model: Any, steps: int) -> str:
     """Compile the model's layers if worthwhile, on all ranks or none, because results would differ.
 
-    Return whether they will be compiled.
+    Return why they will be compiled or not.
     """
-    context = run.context
-    ranks, note = context.ranks, context.events.note
+    context, ranks = run.context, run.context.ranks
     options = context.options
     # A planned rank's, so that a run that resumes on fewer makes the same choice.
     tokens = steps * options.batch_size * float(run.lengths.mean())
@@ -173,17 +172,14 @@ def _compile(run: TrainingRun, model: Any, steps: int) -> bool:
     chosen = choose_compilation(options.compile, context.precision.dtype, tflop)
     if not chosen.enabled or options.ipex:
         reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
-        note(f"torch.compile is not used: {reason}")
-        return False
+        return f"torch.compile is not used: {reason}"
     keep_compiled(COMPILED)
     troubles = ranks.gather(why_no_compiler())
     wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
     if wrong:
-        note(f"torch.compile is not used: {wrong[0]}")
-        return False
-    fast = FastLayers(model, note, shared=ranks.size > 1)
-    note(f"torch.compile, {fast.count} layers: {chosen.reason}")
-    return True
+        return f"torch.compile is not used: {wrong[0]}"
+    FastLayers(model, context.events.note, shared=ranks.size > 1)
+    return chosen.reason
 
 
 def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:
@@ -203,20 +199,14 @@ def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, An
 def take_step(
     run: TrainingRun, model: Any, optimizer: torch.optim.Optimizer, batch: StepBatch
 ) -> Step:
-    """Take one optimizer step. The loss is nan if the gradients are not finite on any rank.
-
-    All ranks see the same loss and gradients, so they stop together.
-    """
+    """Take one optimizer step. All ranks' losses are nan if the gradients are not finite on any of them."""
     optimizer.zero_grad(set_to_none=True)
     watch = StepTimer()
     loss = compute_gradients(run, model, batch, watch)
     healthy = _clip_and_update(model, optimizer, run.context.options)
     watch.lap("optimizer")
-    ranks = run.context.ranks
     # The ranks' parts add up to the loss.
-    mean = ranks.mean(loss * ranks.size) if healthy else math.nan
-    watch.lap("communication")
-    return Step(mean, watch.seconds)
+    return Step(float(loss) * run.context.ranks.size if healthy else math.nan, watch.seconds)
 
 
 def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, options: TrainOptions) -> bool:
@@ -257,8 +247,6 @@ def compute_gradients(
         losses.append(loss.detach())
         # After the last gradients, the backward pass waits for the network.
         watch.lap("backward", until=replica.last_sent if replica and last else None)
-    if replica:
-        replica.sum_words()
     watch.lap("communication")
     return torch.stack(losses).sum()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..fast.embedding import restore_words
 from ..fast.first_token import compute_all_tokens
 from ..fast.layers import freeze_layers
 from ..fast.optimizer import restore_weights
+from ..fast.parts import find_parts
 from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import StepFigures, replacing
@@ -29,7 +31,7 @@ from .checkpoints import Checkpoint, CheckpointTimer, identify
 from .export import export_model, require_convertible, require_packages
 from .hub import push_model
 from .model import save_model
-from .optimizer_step import Step, count_parts, load_ipex, prepare, take_step
+from .optimizer_step import count_parts, load_ipex, prepare, take_step
 from .options import SCRATCH, EncoderOptions, TextOptions, TrainOptions
 from .state import State, TrainContext, TrainingProgress
 from .task import Data, Loaded, Task, pick_scores
@@ -62,9 +64,10 @@ def train_task(task: Task[Any], context: TrainContext) -> dict[str, Any] | None:
     Returns this job's part of results.json: the task's values, of which floats, or those in its ``scores``,
     are scores in percent, and those of training. ``evaluations`` are the scores while training, by their
     ``step``, and ``model_step`` is the step that the model is from. ``data_digest`` is that of the training
-    samples. ``samples_per_second`` and ``tokens_per_second`` (without padding) are the training speed of all
-    ranks together. ``resumed_after`` are the steps after which an interrupted run was resumed; its
-    ``seconds`` include all training but no interruption.
+    samples. ``fast`` are the parts of the fast path that were active. ``samples_per_second`` and
+    ``tokens_per_second`` (without padding) are the training speed of all ranks together. ``resumed_after``
+    are the steps after which an interrupted run was resumed; its ``seconds`` include all training but no
+    interruption.
     """
     options, ranks, events = context.options, context.ranks, context.events
     torch.manual_seed(options.seed)
@@ -166,6 +169,7 @@ def _describe(loop: Loop, data: Data) -> dict[str, Any]:
         "seed": options.seed,
         "model": options.model_name,
         "recipe": "fast",
+        "fast": loop.fast,
         "train_records": len(data.train),
         "train_samples": len(run.samples),
         "eval_records": len(data.eval),
@@ -218,6 +222,7 @@ def train(run: TrainingRun, unseen: Unseen) -> Loop:
         resume(loop)
     _take_steps(loop)
     evaluator.take_best(loop.progress, state)
+    loop.fast = find_parts(model)
     plain_layers(model)
     restore_weights(model)
     restore_words(model)
@@ -262,6 +267,7 @@ def _take_steps(loop: Loop) -> None:
         samples=progress.samples,
         tokens=progress.tokens,
     ) as reporter:
+        reporter.check = partial(_check_loss, loop)
         evaluate(loop, reporter)  # after the last step of an interrupted run
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()
@@ -279,7 +285,6 @@ def _take_steps(loop: Loop) -> None:
             progress.step, progress.seconds = number, ended - begin
             counts = len(batch), batch.tokens, batch.padded
             figures = StepFigures(number, progress.seconds, step.loss, rate, *counts, seconds)
-            _check_loss(loop, step)
             begin += after_step(loop, reporter, figures)
             if number == first:
                 exempt_from_collection()
@@ -296,30 +301,31 @@ def exempt_from_collection() -> None:
     gc.freeze()
 
 
-def _check_loss(loop: Loop, step: Step) -> None:
-    """Record the loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
-    progress, total = loop.progress, loop.schedule.total
-    if not math.isfinite(step.loss):
+def _check_loss(loop: Loop, figures: StepFigures) -> StepFigures:
+    """Record a step's loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
+    number, progress, total = figures.step, loop.progress, loop.schedule.total
+    if not math.isfinite(figures.loss):
         raise TrainingError(
-            f"the loss or its gradient became infinite at step {progress.step} of {total}",
+            f"the loss or its gradient became infinite at step {number} of {total}",
             hint="lower --learning-rate, or use --dtype fp32" + _resume_hint(loop),
         )
     watch = progress.watch
-    watch.see(step.loss)
+    watch.see(figures.loss)
     if watch.diverged:
         raise TrainingError(
-            f"the loss diverged: at step {progress.step} of {total} it is about {watch.level:.2f}, "
+            f"the loss diverged: at step {number} of {total} it is about {watch.level:.2f}, "
             f"after {watch.best:.2f} at its best",
             hint="lower --learning-rate, or raise --warmup-ratio" + _resume_hint(loop),
         )
     if watch.is_stuck(total):
         loop.context.events.note(
-            f"warning: at step {progress.step} of {total} the loss has hardly changed: {watch.level:.2f}, "
+            f"warning: at step {number} of {total} the loss has hardly changed: {watch.level:.2f}, "
             f"after {watch.first:.2f} at the beginning. Check the labels and --learning-rate"
         )
     every = -(-total // CURVE_POINTS)
-    if progress.step % every == 0 or progress.step == total:
-        progress.curve.append((progress.step, round(step.loss, 5)))
+    if number % every == 0 or number == total:
+        progress.curve.append((number, round(figures.loss, 5)))
+    return figures
 
 
 def _resume_hint(loop: Loop) -> str:

@@ -68,7 +68,6 @@ def _run(run: Run) -> Ran:
 def _work(run: Run, rank: int) -> int:
     import torch
 
-    from jobs.worker.runtime import steps
     from jobs.worker.tasks import TASKS
     from jobs.worker.training import between_steps, checkpoints, model
     from jobs.worker.training import run as job
@@ -76,7 +75,6 @@ def _work(run: Run, rank: int) -> int:
 
     gc.disable()  # like `python -m worker.tasks`
     torch.set_num_threads(1)
-    steps.TALK_SECONDS = 0.0  # after every step
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
     seen = {"step": 0, "disk": 0, "evaluation": 0}
 

@@ -54,6 +54,9 @@ class ThreadedRank(Ranks):
         self.table.barrier.wait()
         return list(self.table.rows[number])
 
+    def gather_later(self, numbers: Any) -> Callable[[], list[Any]]:
+        return lambda: self.gather(numbers)
+
     def share(self, value: Any) -> Any:
         return self.gather(value)[0]
 

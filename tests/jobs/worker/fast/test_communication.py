@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.fast.communication import choose_all_reduce, sum_in_ring
+from jobs.worker.fast.communication import Replica, choose_all_reduce, sum_in_ring
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
-from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.runtime.ranks import Ranks, join
 from tests.jobs.worker.training.test_run import run_ranks
 
 ROOT = Path(__file__).parents[4]
@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[4]
 RANK = """
 import os, sys, torch
 from jobs.worker.runtime.ranks import join, lost_peer
-from jobs.worker.fast.communication import choose_all_reduce
 from jobs.worker.fast.communication import Replica
 from jobs.worker.fast.embedding import restore_words, train_used_words
 from tests.jobs.worker.fast.test_communication import IDS, USED, small_model
@@ -30,8 +29,7 @@ with join("gloo") as ranks:
     model.words.weight.data += ranks.rank  # as another version of a model would be
     used = USED if wire == "float32" else range(10)
     train_used_words(model, used)
-    all_reduce = choose_all_reduce(ranks)
-    replica = Replica(model, getattr(torch, wire), ranks.control, all_reduce)
+    replica = Replica(model, ranks, wire == "bfloat16")
     ids = torch.tensor(IDS[ranks.rank : ranks.rank + 1])
     with replica.no_sync():  # accumulated, sends nothing
         replica(ids).backward()
@@ -43,13 +41,12 @@ with join("gloo") as ranks:
         except Exception as error:
             os._exit(0 if lost_peer(error) else 1)
     replica(ids).backward()
-    replica.sum_words()
     gradients = {name: each.grad for name, each in model.named_parameters()}
     restore_words(model)
     gradients["table"] = model.words.weight.detach()
     rows = gradients["words.weight"]
     gradients["words.weight"] = torch.zeros(10, 8).index_copy(0, torch.tensor([*used]), rows)
-    gradients["way"] = type(all_reduce).__name__
+    gradients["way"] = type(replica.all_reduce).__name__
     torch.save(gradients, f"{folder}/{ranks.rank}.pt")
 """
 USED = [1, 2, 3, 4, 5, 6, 8]
@@ -150,6 +147,20 @@ def test_embeddings_stay_equal_whatever_a_task_calls_its_ids(tmp_path: Path, nam
         assert torch.allclose(first[name], expected, atol=1e-6), name
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_only_buffers_that_training_may_change_are_sent(
+    persistent: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constants such as rotary embeddings' frequencies are not part of a model's state."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    model = small_model()
+    model.register_buffer("more", torch.zeros(3, dtype=dtype), persistent=persistent)
+    with join("gloo", environ={}) as ranks:
+        replica = Replica(model, ranks, False)
+        assert replica.broadcast_buffers is (persistent and dtype.is_floating_point)
+
+
 def test_unequal_nodes_sum_in_one_ring() -> None:
     places = [LocalPlace(0, 2), LocalPlace(1, 2), LocalPlace(0, 1)]
     ranks = Ranks(RankIdentity(0, 3), "gloo", "", None, places[0])
@@ -177,7 +188,7 @@ ended = []
 with join("gloo") as ranks:
     model = small_model()
     vars(model)[FAST] = Layers()
-    replica = Replica(model, torch.float32, ranks.control)
+    replica = Replica(model, ranks, False)
     for step in range(6):
         if (step, ranks.rank) == (2, 1):
             vars(model)[FAST].trouble = "no compiler"
@@ -199,7 +210,7 @@ EXCHANGE = """
 import os, sys, torch
 from torch import nn
 from jobs.worker.runtime.ranks import join
-from jobs.worker.fast.communication import Replica, choose_all_reduce
+from jobs.worker.fast.communication import Replica
 from tests.jobs.worker.fast.test_communication import small_model
 
 def count():
@@ -211,11 +222,10 @@ with join("gloo") as ranks:
     model = small_model()
     model.layer = nn.Linear(8, 2**18)
     before = count()
-    replica = Replica(model, torch.bfloat16, ranks.control, choose_all_reduce(ranks))
+    replica = Replica(model, ranks, True)
     ids = torch.tensor([[1, 2]])
     for _ in range(3):
         replica(ids).backward()
-        replica.sum_words()
     added = count() - before
 assert torch.get_num_threads() == 4, "the main thread keeps its team"
 with open(f"{sys.argv[1]}/{ranks.rank}", "w") as file:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from jobs.worker.fast import attention, first_batches
 from jobs.worker.fast.compilation import find_layers
 from jobs.worker.fast.first_batches import FastLayers
+from jobs.worker.fast.parts import find_parts
 
 Said = list[str]
 
@@ -136,10 +137,13 @@ def test_layers_that_cannot_be_compiled_stay_plain(backward: bool) -> None:
         return Fails.apply(layer._call_impl(*inputs, **named))  # type: ignore[no-untyped-call]
 
     layer = find_layers(model)[0]
+    assert find_parts(model)[0] == f"{fast.count} compiled layers"
+    assert "dropout by a hash" in find_parts(model)
     fast._calls = [(each, fail if each is layer else call) for each, call in fast._calls]
     model(**batch(2, 16)).loss.backward()
     assert said == ["layers are no longer compiled: rank 0: no lowering for it"]
     assert not is_compiled(model)
+    assert find_parts(model) == []
 
 
 def test_a_single_row_is_not_compiled_unless_all_are() -> None:

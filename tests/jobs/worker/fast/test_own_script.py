@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.fast import compilation, own_model
-from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
+from jobs.worker.fast import compilation
 from jobs.worker.fast.own_trainer import Trimmed
-from jobs.worker.fast.speed_up import speed_up
+from jobs.worker.fast.speed_up import joined_ranks, speed_up, use_fast_layers
 from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.events import MARK, parse_event
 from jobs.worker.runtime.output import state_folder
@@ -25,7 +24,8 @@ import sys, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from spr_cluster import speed_up
-from spr_cluster.fast.own_model import OwnReplica, joined_ranks
+from spr_cluster.fast.communication import Replica
+from spr_cluster.fast.speed_up import joined_ranks
 
 class Small(nn.Module):
     def __init__(self):
@@ -54,7 +54,7 @@ ids = torch.tensor([[1, 2, 2], [3, 4, 4 + rank]])
 wanted = gradients(DistributedDataParallel)
 found = gradients(lambda model: speed_up(model, bf16=False))
 torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
-found = gradients(lambda model: OwnReplica(model, joined_ranks(), True))
+found = gradients(lambda model: Replica(model, joined_ranks(), True, 1 / dist.get_world_size()))
 torch.testing.assert_close(found, wanted, rtol=2**-6, atol=1e-5)
 dist.barrier()
 dist.destroy_process_group()
@@ -65,9 +65,6 @@ import os, signal, sys, torch
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from spr_cluster import speed_up
-from spr_cluster.runtime import steps
-
-steps.TALK_SECONDS = 0.0  # after every step
 resume, output = sys.argv[1], os.environ["SPR_OUTPUT"]
 
 def train(fast, stop_at=0, **options):
@@ -122,7 +119,7 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
     for name in ("why_no_compiler", "keep_compiled"):
-        monkeypatch.setattr(own_model, name, lambda *_: None)
+        monkeypatch.setattr(f"jobs.worker.fast.speed_up.{name}", lambda *_: None)
     monkeypatch.setattr(compilation, "read_cpu_flags", frozenset)
 
 
@@ -220,7 +217,7 @@ def test_one_rank_keeps_its_model_whose_layers_are_fast_only_in_training(eagerly
 def test_without_a_compiler_a_model_stays_as_it_is(
     eagerly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_model, "why_no_compiler", lambda: "no g++")
+    monkeypatch.setattr("jobs.worker.fast.speed_up.why_no_compiler", lambda: "no g++")
     model = new_model()
     assert use_fast_layers(model, joined_ranks()) == "layers are not compiled: rank 0: no g++"
     assert not any(each._forward_pre_hooks for each in model.modules())

@@ -1,27 +1,29 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from jobs.worker.runtime.events import Events
-from jobs.worker.runtime.output import Metrics
+from jobs.worker.runtime.output import Metrics, StepFigures
 from jobs.worker.runtime.process import StopRequest
 from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.runtime.steps import Pace, RankReport, StepReporter, host_shares, how_many
+from jobs.worker.runtime.steps import Mark, Pace, RankReport, StepReporter, host_shares, how_many
 from tests.fakes import FakeClock
 from tests.jobs.worker.threaded_ranks import run_threaded
 
 
 def test_host_shares_ignore_waiting() -> None:
-    def said(tokens: int, busy: float) -> RankReport:
-        return RankReport(1, tokens, busy, False, False, 1)
+    def mark(*sums: tuple[int, float]) -> Mark:
+        return Mark(0.0, 0, [RankReport(samples=1, tokens=n, busy=busy) for n, busy in sums])
 
     # Each did as much; node b needed three times as long for it, and a has two ranks.
-    shares = host_shares(["a", "a", "b"], [said(90, 1.0), said(90, 1.0), said(90, 3.0)])
+    first, last = mark((5, 1.0), (5, 1.0), (5, 1.0)), mark((95, 2.0), (95, 2.0), (95, 4.0))
+    shares = host_shares(["a", "a", "b"], first, last)
     assert shares == {"a": pytest.approx(6 / 7, abs=1e-3), "b": pytest.approx(1 / 7, abs=1e-3)}
 
 
@@ -35,33 +37,49 @@ def test_steps_fit_into_the_time_within_bounds(seconds: float, one: float, steps
 
 @dataclass
 class TwoRanks:
-    """This rank, and another with a fixed report."""
+    """This rank, and another, which sends the same, with another loss, and asks to stop."""
 
-    other: RankReport
-    heard: list[RankReport] = field(default_factory=list)
+    size: int = 2
+    waiting: int = 0
 
-    def gather(self, value: RankReport) -> list[RankReport]:
-        self.heard.append(value)
-        return [value, self.other]
+    def gather_later(self, sent: RankReport) -> Callable[[], list[RankReport]]:
+        self.waiting += 1
+
+        def receive() -> list[RankReport]:
+            self.waiting -= 1
+            wanted = sent.samples >= 20  # from the fourth step
+            return [sent, sent._replace(loss=3.0, stop=wanted, save=True)]
+
+        return receive
 
 
-def test_any_rank_can_stop_all_and_rank_0_decides_when_to_save() -> None:
-    clock = FakeClock()
-    ranks = TwoRanks(RankReport(3, tokens=50, busy=1.0, stop=True, save=True, next_in=77))
+def test_reports_are_read_a_step_later_or_at_once_if_ranks_agree(tmp_path: Path) -> None:
+    clock, ranks, seen = FakeClock(), TwoRanks(), list[tuple[int, float]]()
+
+    def check(figures: StepFigures) -> StepFigures:
+        seen.append((figures.step, figures.loss))
+        return figures
+
+    said = io.StringIO()
     pace = Pace(cast(Ranks, ranks), ["a", "b"], clock.monotonic)
-    pace.begin(10, samples=100, tokens=1000)
-    assert pace.next_talk == 11
-    clock.sleep(0.5)
-    pace.count(samples=5, tokens=150, busy=0.4)
+    metrics = Metrics(tmp_path, 0, print)
+    reporter = StepReporter(
+        Events(0, said), metrics, pace, StopRequest(), 99, 9, samples=100, check=check
+    )
 
-    agreed = pace.talk(11, stop=False, save=False)
+    def take(step: int, **more: bool) -> tuple[bool, bool, int, int]:
+        clock.sleep(0.5)
+        figures = StepFigures(step, 0.5 * step, 1.0, 0.1, 5, 50, 60, {})
+        return *reporter.take(figures, 0.4, **more), ranks.waiting, reporter.samples
 
-    assert agreed == (8, 200, True, False), "the ranks' numbers of samples differ"
-    assert pace.next_talk == 13
-    pace.mark(11, 108, 1200)
-    assert pace.speed(total=21) == (16.0, 400.0, 5.0)
-    pace.talk(13, stop=False, save=False)
-    assert ranks.heard[-1][:2] == (0, 0), "counted once"
+    assert take(1) == (False, False, 1, 100)
+    assert take(2) == (False, False, 1, 110)
+    assert take(3, now=True) == (False, False, 0, 130)
+    assert pace.speed(total=5) == (20.0, 200.0, 1.0)
+    assert take(4) == (False, False, 1, 130)
+    assert take(5) == (True, False, 0, 150), "only rank 0 decides when to save"
+    assert seen == [(step, 2.0) for step in range(1, 6)]
+    assert '"step": 1, "total": 99' in said.getvalue()
 
 
 @pytest.mark.parametrize("tokens", [0, 7])

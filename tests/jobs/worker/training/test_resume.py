@@ -161,9 +161,11 @@ def test_a_run_can_not_be_resumed_with_fewer_steps_than_done(nodes_folder: Path)
     assert error["message"] == "the checkpoint is at step 4, and the run has only 2 steps"
 
 
-@pytest.mark.parametrize("step", [5, STEPS])
-def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path, step: int) -> None:
-    """No checkpoint is due by time; only the signal causes one."""
+@pytest.mark.parametrize(("step", "last"), [(5, 6), (STEPS, STEPS)])
+def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(
+    nodes_folder: Path, step: int, last: int
+) -> None:
+    """No checkpoint is due by time; only the signal causes one, a step later."""
     folder = nodes_folder
     rare: dict[str, Any] = {"checkpoint_every": None}
     term = {"at": "step", "step": step, "rank": 1, "signal": signal.SIGTERM}
@@ -178,14 +180,14 @@ def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path,
 
     assert (whole.codes, stopped.codes, resumed.codes) == ([0, 0], [143, 143], [0, 0])
     (result,) = [event for event in events(stopped) if event["event"] == "stopped"]
-    assert result["step"] == step
-    assert result["checkpoint"] == f"step-{step:06d}"
+    assert result["step"] == last
+    assert result["checkpoint"] == f"step-{last:06d}"
     assert not [event for event in events(stopped) if event["event"] == "error"]
     (told_again,) = [event for event in events(resumed) if event["event"] == "resumed"]
     assert told_again["step"] == result["step"]
     assert made(folder / "stopped") == made(folder / "whole")
     results = json.loads((folder / "stopped" / "results.json").read_text())
-    assert results["resumed_after"] == [step]
+    assert results["resumed_after"] == [last]
     assert results["tokens_per_second"] > 0
 
 

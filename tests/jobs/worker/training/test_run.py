@@ -163,6 +163,7 @@ def check_events(ended: Ended) -> None:
 
 def check_results(results: dict[str, Any]) -> None:
     assert results["world_size"] == 2
+    assert results["fast"] == ["only the data's words"]
     assert [rank["rank"] for rank in results["ranks"]] == [0, 1]
     assert len({rank["pid"] for rank in results["ranks"]}) == 2
     assert [rank["threads"] for rank in results["ranks"]] == [1, 1]

@@ -87,7 +87,7 @@ test-next: ## run the tests of jobs/worker/fast with pre-releases of torch and t
 .PHONY: recording
 recording: .venv/with-dev ## record up, train, top, and down on the embedded cloud as docs/recording.svg
 	@rm -rf .demo; mkdir .demo; SPR_CLUSTER_HOME=$$PWD/.demo/home $(BIN)/python -m tests.harness.recording docs/recording.svg .demo; \
-	SPR_CLUSTER_HOME=$$PWD/.demo/home $(BIN)/spr-cluster local reset --yes --keep-base; rm -rf .demo
+	SPR_CLUSTER_HOME=$$PWD/.demo/home $(BIN)/spr-cluster local reset --keep-base; rm -rf .demo
 
 .PHONY: aws-check
 aws-check: .venv/with-check ## compare the embedded cloud with real AWS, without cost: ARGS='--region us-east-1'

@@ -2,15 +2,17 @@
 
 `python -m tests.harness.recording docs/recording.svg`   (`make recording`)
 
-Each command runs in a terminal. Pauses are cut to half a second, and the whole to the length of the
-animation; the tool's own times remain those of the run.
+Each command runs in a terminal. Time in which only numbers change is cut; the tool's own times are those of
+the run.
 """
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -20,23 +22,27 @@ import time
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pyte
 
 COLUMNS, LINES = 100, 27
 LENGTH_S, END_S = 25.0, 3.0
-"""Of the animation, and of its last picture."""
-_PAUSE_S, _SETTLE_S = 0.5, 0.08
+"""Of the animation, at most, and of its last picture."""
+_WAIT_S, _SETTLE_S = 1.2, 0.2
+"""Of the animation, while only numbers change, and between two pictures."""
+_NUMBERS = re.compile(r"[\d.,:%\u2580-\u259f\u2800-\u28ff]+| min\b| s\b")
+_ALTERNATE = 1049
 _WIDTH, _HEIGHT, _MARGIN = 8.43, 18, 14
 _LONGEST_S = 900.0
 STEPS: tuple[tuple[str, float | None], ...] = (
     ("spr-cluster up --nodes 2 --cloud local", None),
     ("spr-cluster train squad --demo --detach", None),
-    ("spr-cluster top", 12.0),
+    ("spr-cluster top", 15.0),
     ("spr-cluster attach", None),
     ("spr-cluster down --yes", None),
 )
-"""Each command, and after how long ``q`` ends it."""
+"""Each command, and after how long ``q`` ends it; its numbers are shown for a third of that."""
 _COLORS = {
     "red": "r",
     "green": "g",
@@ -61,10 +67,10 @@ Row = tuple[tuple[str, str], ...]
 Frame = tuple[float, tuple[Row, ...]]
 
 
-def _row(line: object) -> Row:
+def _row(line: Any) -> Row:
     found: list[tuple[str, str]] = []
     for column in range(COLUMNS):
-        cell = line[column]  # type: ignore[index]
+        cell = line[column]
         name = " ".join(filter(None, (_COLORS.get(cell.fg, ""), "s" if cell.bold else "")))
         if found and (found[-1][1] == name or cell.data == " "):
             found[-1] = (found[-1][0] + cell.data, found[-1][1])
@@ -75,24 +81,46 @@ def _row(line: object) -> Row:
     return tuple(each for each in found if each[0])
 
 
+class Terminal(pyte.Screen):
+    """A screen that has a second one, as full-screen programs need."""
+
+    _first: Any = None
+
+    def set_mode(self, *modes: int, **options: Any) -> None:
+        super().set_mode(*modes, **options)
+        if _ALTERNATE in modes:
+            self._first = copy.deepcopy(self.buffer), copy.copy(self.cursor)
+            self.erase_in_display(2)
+
+    def reset_mode(self, *modes: int, **options: Any) -> None:
+        super().reset_mode(*modes, **options)
+        if _ALTERNATE in modes and self._first:
+            self.buffer, self.cursor = self._first
+
+
 class Recorder:
-    """A terminal whose pictures are kept, with the seconds since its start without pauses."""
+    """A terminal whose pictures are kept, with their seconds in the animation."""
 
     def __init__(self) -> None:
-        self._screen = pyte.Screen(COLUMNS, LINES)
+        self._screen = Terminal(COLUMNS, LINES)
         self._stream = pyte.ByteStream(self._screen)
-        self._now = 0.0
+        self._now = self._waited = 0.0
+        self._text = ""
+        self.wait_s = _WAIT_S
         self.frames: list[Frame] = []
 
     def show(self, data: bytes, after_s: float) -> None:
-        self._now += min(after_s, _PAUSE_S)
         self._stream.feed(data)
         rows = tuple(_row(self._screen.buffer[n]) for n in range(LINES))
-        if self.frames and self.frames[-1][1] == rows:
-            return
-        if self.frames and self._now - self.frames[-1][0] < _SETTLE_S:
-            self.frames.pop()
-        self.frames.append((self._now, rows))
+        text = _NUMBERS.sub("", " ".join(part for row in rows for part, _ in row)).replace(" ", "")
+        self._waited = 0.0 if text != self._text else self._waited
+        self._text = text
+        passed = min(after_s, max(0.0, self.wait_s - self._waited))
+        self._now, self._waited = self._now + passed, self._waited + passed
+        if self.frames and self._now - self.frames[-1][0] < _SETTLE_S and len(self.frames) > 1:
+            self.frames[-1] = (self.frames[-1][0], rows)
+        elif not self.frames or self.frames[-1][1] != rows:
+            self.frames.append((self._now, rows))
 
     def type(self, command: str) -> None:
         self.show(b"\x1b[0;36m$\x1b[0m ", 0.3)
@@ -101,8 +129,9 @@ class Recorder:
         self.show(b"\r\n", 0.4)
 
     def run(self, command: str, quit_after_s: float | None, folder: Path) -> None:
-        """Run a command to its end. Raises ``CalledProcessError`` if it fails."""
+        """Run a command to its end; if it fails, exit with what it printed."""
         self.type(command)
+        self.wait_s = quit_after_s / 3 if quit_after_s else _WAIT_S
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -115,7 +144,8 @@ class Recorder:
             self.show(data, after_s)
         os.close(leader)
         if code := process.wait():
-            raise subprocess.CalledProcessError(code, command)
+            shown = "\n".join(line.rstrip() for line in self._screen.display)
+            sys.exit(f"{command} ended with {code}:\n{shown.rstrip()}")
 
 
 def _read(leader: int, quit_after_s: float | None) -> Iterator[tuple[bytes, float]]:
@@ -138,7 +168,7 @@ def _read(leader: int, quit_after_s: float | None) -> Iterator[tuple[bytes, floa
 def draw(frames: list[Frame]) -> str:
     """Return the animation; each different line is drawn once."""
     last = frames[-1][0] or 1.0
-    length, scale = LENGTH_S + END_S, min(1.0, LENGTH_S / last)
+    scale = min(1.0, LENGTH_S / last)
     length = last * scale + END_S
     rows = {
         row: number for number, row in enumerate(dict.fromkeys(r for _, f in frames for r in f))

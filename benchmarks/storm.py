@@ -15,7 +15,7 @@ nodes are held to the last, which a job with a limit moves as far as a random --
 with a timer or a second guard may outlive the latest end, and the bill of those that end by themselves may
 be no more than --budget, by an independent meter (tests/cloud/meter.py). In the third, a job with a random
 --budget waits in the queue and runs as long as it may, on some of the nodes: until its end, and as long as
-it keeps all nodes, these may not cost more.
+it keeps all nodes, these may not cost more, also if one is lost and replaced.
 `--seed 7 --only 13` repeats one run.
 """
 
@@ -307,12 +307,14 @@ def run_job(
         cloud.connect().ec2.terminate_instances(InstanceIds=[own[0]])
         again = run_in_process(cloud, home, run_priced_up, request)
         wrong += [f"replacing: {again.error}"] if again.code == BROKEN else []
+        # Not those that `up` bought in vain.
+        alive = describe_inventory(cloud.connect().ec2, NAME, _KINDS).alive
+        own += [machine.id for machine in alive if machine.id not in ids]
     marks += [bill(max(first, min(end, over))), bill(max(first, over, keeps))]
     if keeps <= over:
         marks[2] = marks[1]
-    replaced = marks[1].keys() - marks[0].keys()
-    usd = sum(marks[1][id_] - marks[0].get(id_, 0.0) for id_ in {*own, *replaced})
-    usd += sum(marks[2][id_] - marks[1].get(id_, 0.0) for id_ in marks[2])
+    usd = sum(marks[1][id_] - marks[0].get(id_, 0.0) for id_ in own)
+    usd += sum(marks[2][id_] - marks[1].get(id_, 0.0) for id_ in {*own, *ids})
     most = limit.budget or 0.0
     for later in (1, 60):  # the machines end, then their disks
         bill(after.latest.timestamp() + AFTER.total_seconds() + later)

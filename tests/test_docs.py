@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 import runpy
 from collections.abc import Iterable, Iterator
@@ -169,6 +170,8 @@ def test_results_have_each_measured_figure_of_the_pages_and_no_other() -> None:
     for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
         prose = re.sub(r"(?s)```.*?```", "", page.read_text()).replace("**", "")
         shown[page.name] = " ".join(prose.split()) if page.name != "commands.md" else ""
+    chart = re.findall(r">([\d.]+) ×</text>", (ROOT / "docs/speed.svg").read_text())
+    shown["speed.svg"] = " ".join(f"{each} times" for each in chart if "." in each)
     rows = {*measured()}
     found = {(page, figure) for page, text in shown.items() for figure in FIGURE.findall(text)}
     given = {(page, each) for page, figures in NOT_MEASURED.items() for each in figures}
@@ -188,6 +191,29 @@ def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, "".join(words)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
             yield node.lineno, node.value
+
+
+def test_the_recording_has_the_words_of_today() -> None:
+    """Each step that it shows is a text of the product, and each command exists."""
+    texts = {
+        text
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for _, text in strings_of(ast.parse(path.read_text()))
+    }
+    svg = html.unescape((ROOT / "docs/recording.svg").read_text())
+    lines = {re.sub(r"<[^>]+>", "", row) for row in re.findall(r'<text id="r\d+">(.*)</text>', svg)}
+    steps = {found[1] for line in lines if (found := re.match(r"\s*✓ +(.*?)\s+[\d.]+ s$", line))}
+    assert len(steps) > 15
+    # The rest is of this cluster: "Terminate: i-123".
+    heads = {re.split(r": | spr\b| squad-| \d", step)[0] for step in steps}
+    assert {head for head in heads if not any(text.startswith(head) for text in texts)} == set()
+    commands = {line[2:] for line in lines if line.startswith("$ spr-cluster ")}
+    whole = {
+        each for each in commands if not any(o != each and o.startswith(each) for o in commands)
+    }
+    assert [unknown for each in whole for unknown in unknown_in(each)] == []
+    assert {each.split()[1] for each in whole} == {"up", "train", "top", "attach", "down"}
 
 
 @cache

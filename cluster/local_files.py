@@ -18,13 +18,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import spr_cluster
 from infra.aws.api_time import API_TIME
 from infra.ec2.tags import render_time
 from infra.errors import UsageError
 from infra.files import parse_object, read_text, write_private
 from infra.plan.actions import Action
 from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
+from infra.version import read_version
 from infra.words import nearest
 from provision.host import SSH_USER, Login
 
@@ -258,7 +258,7 @@ class EventLog:
         line = {
             "time": render_time(self.now()),
             "command": self.command,
-            "version": spr_cluster.__version__,
+            "version": read_version(),
             "event": event,
             "what": what,
             "reason": reason,

@@ -363,7 +363,7 @@ def test_paths_in_pages_help_and_hints_exist() -> None:
 
 
 def test_changelog_and_citation_name_the_release() -> None:
-    release = re.findall(r'(?m)^_RELEASE = "(.*)"', (ROOT / "spr_cluster/__init__.py").read_text())
+    release = re.findall(r'(?m)^_RELEASE = "(.*)"', (ROOT / "infra/version.py").read_text())
     titles = re.findall(r"(?m)^## \[(\d.*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text())
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (release, titles[0]) == (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import spr_cluster
+import infra.version
 from tests.harness.user_environment import (
     build_wheel,
     find_pythons,
@@ -143,17 +143,18 @@ def test_every_command_and_function_works_without_other_extras(
 
 def test_a_version_says_which_commit_it_came_from(tmp_path: Path) -> None:
     tree = tmp_path / "repository/tree"
-    (tree / "spr_cluster").mkdir(parents=True)
-    names = shutil.copy(spr_cluster.__file__, tree / "spr_cluster")
-    release = re.findall(r'_RELEASE = "(.*)"', Path(names).read_text())[0]
+    (tree / "infra").mkdir(parents=True)
+    copy = shutil.copy(infra.version.__file__, tree / "infra")
+    release = re.findall(r'_RELEASE = "(.*)"', Path(copy).read_text())[0]
     (tree / "pyproject.toml").touch()
+    (tree / "infra/__init__.py").touch()
 
     def git(folder: Path, *words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
         return subprocess.check_output(["git", "-C", str(folder), *who, *words], text=True).strip()
 
     def version() -> str:
-        script = "import spr_cluster; print(spr_cluster.__version__)"
+        script = "from infra.version import read_version; print(read_version())"
         environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.check_output(
             [sys.executable, "-c", script], env=environ, cwd=tmp_path, text=True

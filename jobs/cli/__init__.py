@@ -14,13 +14,13 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import spr_cluster
 from cluster.cli import GROUPS as CLUSTER_GROUPS
 from cluster.console.options import Option
 from cluster.console.output import allow_questions, say
 from cluster.console.parser import Command, Parser
 from infra.aws.api_time import API_TIME
 from infra.errors import HangupError, SprError, UsageError
+from infra.version import read_version
 
 if TYPE_CHECKING:
     from jobs.cli.shared.project_options import CommandWords
@@ -167,7 +167,7 @@ def _describe(words: Sequence[str]) -> int:
     """Print the version, or the list of commands."""
     parser = build_parser()
     if "version" in parser.parse_args(words):
-        print(f"spr-cluster {spr_cluster.__version__}")
+        print(f"spr-cluster {read_version()}")
         return 0
     parser.print_help()
     return 2

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..runtime.ranks import Ranks
-from .speed_up import say
+from .own_model import say
 
 _END = "trainer_state.json"
 """The last file of a checkpoint that Trainer writes."""

@@ -23,7 +23,7 @@ from ..runtime.ranks import Ranks
 from ..runtime.steps import Pace, StepReporter
 from .communication import Replica
 from .own_checkpoints import NodeCheckpoints
-from .speed_up import joined_ranks, say, use_fast_layers
+from .own_model import joined_ranks, say, use_fast_layers
 
 OUTPUT = "SPR_OUTPUT"
 """The environment variable of a job's output folder; without it, no job wants reports."""

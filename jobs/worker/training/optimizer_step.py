@@ -118,7 +118,7 @@ def find_idle(run: TrainingRun) -> list[Any]:
     model, state = run.loaded.model, torch.get_rng_state()
     idle: set[str] = set()
     try:
-        sample = run.task.collate([run.samples[0]], run.loaded)
+        sample = run.task.collate([run.samples[int((*_shortest(run), 0)[0])]], run.loaded)
         for training in (True, False):
             run.task.loss(model.train(training), sample).backward()  # type: ignore[no-untyped-call]
         idle = {
@@ -134,11 +134,15 @@ def find_idle(run: TrainingRun) -> list[Any]:
     return [each for name, each in model.named_parameters() if name in idle]
 
 
+def _shortest(run: TrainingRun) -> Any:
+    """Return the places of the two shortest samples with enough tokens, or of fewer."""
+    order = np.argsort(run.lengths, kind="stable")
+    return order[run.lengths[order] >= FEWEST_TOKENS][:2]
+
+
 def _skip_other_tokens(run: TrainingRun) -> None:
     """Compute only what the loss depends on, which the shortest samples tell."""
-    order = np.argsort(run.lengths, kind="stable")
-    short = order[run.lengths[order] >= FEWEST_TOKENS][:2]
-    if len(short) < 2:
+    if len(short := _shortest(run)) < 2:
         return
     model = run.loaded.model
     sample = run.task.collate([run.samples[int(index)] for index in short], run.loaded)

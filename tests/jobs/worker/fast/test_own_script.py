@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from jobs.worker.fast import compilation
+from jobs.worker.fast.own_model import joined_ranks, use_fast_layers
 from jobs.worker.fast.own_trainer import Trimmed
-from jobs.worker.fast.speed_up import joined_ranks, speed_up, use_fast_layers
+from jobs.worker.fast.speed_up import speed_up
 from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.events import MARK, parse_event
 from jobs.worker.runtime.output import state_folder
@@ -25,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from spr_cluster import speed_up
 from spr_cluster.fast.communication import Replica
-from spr_cluster.fast.speed_up import joined_ranks
+from spr_cluster.fast.own_model import joined_ranks
 
 class Small(nn.Module):
     def __init__(self):
@@ -119,7 +120,7 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
     for name in ("why_no_compiler", "keep_compiled"):
-        monkeypatch.setattr(f"jobs.worker.fast.speed_up.{name}", lambda *_: None)
+        monkeypatch.setattr(f"jobs.worker.fast.own_model.{name}", lambda *_: None)
     monkeypatch.setattr(compilation, "read_cpu_flags", frozenset)
 
 
@@ -217,7 +218,7 @@ def test_one_rank_keeps_its_model_whose_layers_are_fast_only_in_training(eagerly
 def test_without_a_compiler_a_model_stays_as_it_is(
     eagerly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.worker.fast.speed_up.why_no_compiler", lambda: "no g++")
+    monkeypatch.setattr("jobs.worker.fast.own_model.why_no_compiler", lambda: "no g++")
     model = new_model()
     assert use_fast_layers(model, joined_ranks()) == "layers are not compiled: rank 0: no g++"
     assert not any(each._forward_pre_hooks for each in model.modules())

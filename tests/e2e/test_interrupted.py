@@ -100,7 +100,8 @@ def model(results: Path) -> bytes:
 # Makes the next copy of a checkpoint to node1 hang, and waits until it does.
 _HANG_AMID_A_COPY = """printf '#!/bin/sh\\nexec sleep 999\\n' | sudo tee /usr/local/bin/tar >/dev/null
 sudo chmod 755 /usr/local/bin/tar
-for i in $(seq 100); do pgrep -fx 'sleep 999' && exit; sleep 0.1; done; exit 1"""
+for i in $(seq 100); do pgrep -fx 'sleep 999' && exit; sleep 0.1; done
+sudo rm /usr/local/bin/tar; exit 1"""
 
 
 def cut_off(cluster: LiveCluster) -> None:

@@ -110,7 +110,7 @@ def reader(
     """The cluster at the top of the page, with two nodes, and its bucket."""
     cli = replace(cli, home=tmp_path_factory.mktemp("reader"))
     folder = tmp_path_factory.mktemp("recipes")
-    (folder / "spr-cluster.toml").write_text('[cluster]\ncloud = "local"\n')
+    (folder / "spr-cluster.toml").write_text('[cluster]\ncloud = "local"\nname = "recipes"\n')
     found = cli.json("local", "bucket", "my-data")
     s3: Any = boto3.client(
         "s3",
@@ -123,7 +123,7 @@ def reader(
     (up,) = commands_of("Recipes")
     reader.run(up, **{"--nodes 4": "--nodes 2"})
     yield reader
-    cli.run("down", "--name", "spr", "--yes", "--cloud", "local", check=None)
+    cli.run("down", "--name", "recipes", "--yes", "--cloud", "local", check=None)
 
 
 def write_table(path: Path, header: list[str], rows: Sequence[tuple[str, ...]]) -> None:
@@ -258,4 +258,4 @@ def test_your_trainer_script_overnight(reader: Reader) -> None:
     steps = (results / "job/metrics/rank-1.jsonl").read_text().splitlines()
     assert len(steps) == 4
     reader.run(down)
-    assert reader.cli.json("status", "--name", "spr", "--cloud", "local")["resources"] == {}
+    assert reader.cli.json("status", "--name", "recipes", "--cloud", "local")["resources"] == {}

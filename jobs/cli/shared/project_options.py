@@ -146,6 +146,8 @@ def _place(words: Sequence[str], project: ProjectFile) -> Rendered:
         return {}
     if _typed("--name", words) not in (None, table.get("name")):
         return {}
+    if words[0] == "fetch" and any(word.startswith("s3://") for word in words):
+        found.pop("--name", None)  # a stored job needs no cluster
     if _typed("--cloud", words) not in (None, table.get("cloud", "aws")):
         found.pop("--region", None)
     return found

@@ -81,6 +81,7 @@ def test_a_stored_job_is_fetched_without_a_cluster(
     assert [node["name"] for node in record["nodes"]] == ["node0", "node1"]
     assert capsys.readouterr().out == "squad-1 (succeeded): results/squad-1/\n"
 
+    (tmp_path / "spr-cluster.toml").write_text('[cluster]\nname = "other"\n')
     assert main(["fetch", URL, "--results", "here", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert names(tmp_path / "here") == FETCHED

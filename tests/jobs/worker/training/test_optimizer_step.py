@@ -424,7 +424,7 @@ def test_layers_that_a_step_skips_at_random_are_trained(monkeypatch: pytest.Monk
     model.idle = torch.nn.Parameter(torch.zeros(2))
     ids = torch.arange(3, 11).view(1, 8)
     run: Any = mock.Mock()
-    run.loaded.model, run.samples = model, [None]
+    run.loaded.model, run.samples, run.lengths = model, [None], np.array([8])
     run.task.collate = lambda *_: {"input_ids": ids, "labels": ids}
     run.task.loss = lambda model, batch: model(**batch).loss
     run.context.ranks = Ranks()

@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-import spr_cluster
 from infra.errors import ConnectionLostError, HostError, JobError, SprError, UsageError
 from infra.words import format_size
 from jobs import worker
@@ -82,7 +81,7 @@ def worker_files() -> dict[str, Path]:
     """
     root = Path(worker.__file__).parent
     files = {f"code/worker/{source.relative_to(root)}": source for source in root.rglob("*.py")}
-    names = Path(spr_cluster.__file__)
+    names = root.parents[1] / "spr_cluster/__init__.py"  # a package above this one
     return {**files, "code/worker/program/imports/spr_cluster/__init__.py": names}
 
 

@@ -1,6 +1,6 @@
 """One-way delays on the critical path of a training step, by collective, for 2, 4, and 8 nodes.
 
-Each rank has a network namespace of its own. A process carries the packets between them, and from some step
+Each rank has its own network namespace. A process carries the packets between them, and from some step
 on it holds back each for a fixed time. It needs root and /dev/net/tun. The model is tiny, so that a step is
 little else than its messages.
 """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _RELEASE = "0.1.0"
 _ROOT = Path(__file__).resolve().parent.parent
 
 
+@cache
 def read_version() -> str:
     """Return the version, in a source tree with its commit: ``0.1.0+gabcdef1.dirty``."""
     import subprocess  # noqa: PLC0415

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -61,31 +62,41 @@ def _read_job(s3: S3Client, place: S3Location, job: str, sizes: Mapping[str, int
 
 def list_stored(s3: S3Client, place: S3Location) -> tuple[JobSummary, ...]:
     """Return the jobs whose folders are in ``place``, or whose folder it is, in the order of submission."""
+    found = []
+    for job, (where, sizes) in _find_folders(s3, place).items():
+        if where == place:
+            return (_read_job(s3, place, job, sizes),)
+        with suppress(SprError, ValueError):  # it may disappear meanwhile
+            found.append(_read_job(s3, where, job, sizes))
+    return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
+
+
+def _find_folders(s3: S3Client, place: S3Location) -> dict[str, tuple[S3Location, dict[str, int]]]:
+    """Return the place of each job in ``place``, or of the job whose folder it is, and its files' sizes."""
     sizes = list_folder(s3, place)
     if RECORD in sizes:
-        return (_read_job(s3, place, place.prefix.rpartition("/")[2], sizes),)
+        return {place.prefix.rpartition("/")[2]: (place, sizes)}
     folders: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size in sizes.items():
         folder, _, rest = name.partition("/")
         folders[folder][rest] = size
-    found = []
-    for job, own in folders.items():
-        # A folder may hold other files, or disappear meanwhile.
-        with suppress(SprError, ValueError):
-            if RECORD in own and NAME.fullmatch(job):
-                found.append(_read_job(s3, place.below(job), job, own))
-    return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
+    # A folder may hold other files.
+    jobs = {job: own for job, own in folders.items() if RECORD in own and NAME.fullmatch(job)}
+    return {job: (place.below(job), own) for job, own in jobs.items()}
 
 
 def fetch_records(s3: S3Client, place: S3Location, results: Path) -> None:
     """Download what is known of each ended job in ``place``, without its files, to folders in ``results``."""
     wanted = (RECORD, END, "output/results.json")
-    for job in list_stored(s3, place):
-        where = place if place.prefix.rpartition("/")[2] == job.job else place.below(job.job)
-        sizes = list_folder(s3, where)
-        if job.ended:
-            few = {name: sizes[name] for name in wanted if name in sizes}
-            fetch_stored(s3, where, few, results / job.job, lambda _: None)
+    for job, (where, sizes) in _find_folders(s3, place).items():
+        few = {name: sizes[name] for name in wanted if name in sizes}
+        if END in few:
+            try:
+                fetch_stored(s3, where, few, results / job, lambda _: None)
+                record = own_folder(results / job) / RECORD
+                parse_as(JobRecord, record.read_text(encoding="utf-8"), str(record))
+            except (SprError, ValueError):  # its record is damaged, or it has disappeared
+                shutil.rmtree(results / job, ignore_errors=True)
 
 
 def _read(s3: S3Client, place: S3Location, path: Path) -> str:

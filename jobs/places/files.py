@@ -80,7 +80,8 @@ def worker_files() -> dict[str, Path]:
     The folder of :mod:`spr_cluster` there has nothing else that could hide a program's own modules.
     """
     root = Path(worker.__file__).parent
-    files = {f"code/worker/{source.relative_to(root)}": source for source in root.rglob("*.py")}
+    sources = sorted(root.rglob("*.py"))
+    files = {f"code/worker/{source.relative_to(root)}": source for source in sources}
     names = root.parents[1] / "spr_cluster/__init__.py"  # a package above this one
     return {**files, "code/worker/program/imports/spr_cluster/__init__.py": names}
 

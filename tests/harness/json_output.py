@@ -26,7 +26,7 @@ def _schemas_of(command: str) -> Draft202012Validator | None:
 
 
 def _command_of(words: Sequence[str]) -> str:
-    """Return a command line's command; `local` is followed by one of its own."""
+    """Return a command line's command; `local` has subcommands."""
     (name, *_), rest = SHORT_FORMS.get(words[0], words[:1]), words[1:]
     return f"local {rest[0]}" if name == "local" else name
 

@@ -14,7 +14,7 @@ from .optimizer import KEPT
 
 
 def find_parts(model: Any) -> list[str]:
-    """Return what has been replaced in a model, whatever the options are."""
+    """Return what has actually been replaced in a model, not what the options ask for."""
     fast, kinds = vars(model).get(FAST), {type(each) for each in model.modules()}
     compiled = fast.count if fast else 0
     found = {

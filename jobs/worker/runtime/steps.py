@@ -180,8 +180,8 @@ class StepReporter:
     ) -> Consensus:
         """Take one step's figures, with this rank's loss; it computed for ``busy`` seconds of the step.
 
-        They are reported at the next step. They are reported at once after the last step, with ``now``, which
-        must be the same on all ranks, and if the ranks agree on anything. ``save`` requests a checkpoint.
+        They are reported at the next step; immediately after the last step, if the ranks agree on anything,
+        and with ``now``, which must be the same on all ranks. ``save`` requests a checkpoint.
         """
         send = self.pace.send(figures, busy, stop=self.request.stop, save=save)
         self._sent.append((figures, send))

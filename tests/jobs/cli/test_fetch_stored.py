@@ -118,6 +118,8 @@ def test_the_costs_of_the_jobs_in_a_bucket(
     record = replace(priced, cloud="aws", nodes=nodes).render()
     s3.put_object(Bucket="results", Key="team/squad-1/job.json", Body=record.encode())
     s3.put_object(Bucket="results", Key="team/squad-0/job.json", Body=record.encode())
+    for name in ("job.json", "end.json"):
+        s3.put_object(Bucket="results", Key=f"team/squad-2/{name}", Body=b"damaged")
 
     for place in ("s3://results/team", URL):
         assert main(["jobs", "--cost", place, "--json"]) == 0

@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # PyTorch's own index has CPU builds; if it is unreachable, pip's configuration decides.
 TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# To compile each module of each package takes two minutes; Python compiles those that it imports.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 # Four processes on two cores: those with the end-to-end tests mostly wait. tests/conftest.py distributes the
 # files. If one test breaks a cluster that others share, dozens of them would wait for it in vain.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder --durations=20 --maxfail=10
@@ -62,8 +63,14 @@ size: .venv/with-dev ## count commands, options, words, and lines, beside the pr
 	@$(BIN)/python -m tests.harness.size
 
 .PHONY: test
-test: prerequisites browser lint ## run all checks: lint, types, unit tests, and the product on the embedded cloud
+test: prerequisites ## run all checks: lint, types, unit tests, and the product on the embedded cloud
+	@$(MAKE) --no-print-directory --jobs=2 browser .venv/with-dev
+	@$(MAKE) --no-print-directory --jobs=2 lint collect
 	$(PYTEST) -m "not full"
+
+.PHONY: collect
+collect: .venv/with-dev # once, instead of in each of pytest's processes, which read what this one compiled
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 .PHONY: test-quick
 test-quick: lint ## run the same checks without the embedded cloud

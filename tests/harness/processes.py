@@ -8,9 +8,10 @@ from dataclasses import dataclass
 # Patterns for `pgrep -f`; a bracket keeps the search from finding its own shell.
 RANK = "[w]orker[.]tasks"
 SUPERVISOR = "[w]orker[.]supervisor"
-_OURS = f"[m]piexec|[h]ydra|{RANK}|{SUPERVISOR}|[w]orker[.]program|[r]un[.]sh"
+_ANY_RANK = f"{RANK}|[w]orker[.]program"
+_OURS = f"[m]piexec|[h]ydra|{_ANY_RANK}|{SUPERVISOR}|[r]un[.]sh"
 # Both searches wait: a job begins and ends its processes on each node in turn.
-_PRESENT = f"for i in $(seq 300); do pgrep -f '{RANK}' && exit; sleep 0.2; done; exit 1"
+_PRESENT = f"for i in $(seq 300); do pgrep -f '{_ANY_RANK}' && exit; sleep 0.2; done; exit 1"
 _LEFT = (
     f"for i in $(seq 25); do left=$(pgrep -af '{_OURS}') || break; sleep 0.2; done; echo \"$left\""
 )

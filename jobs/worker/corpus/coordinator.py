@@ -111,6 +111,7 @@ class Coordinator:
         self._files = [Progress(each, f"{self._run}-{each.digest}") for each in sources]
         self.output = Output(options.parts if self.is_file else options.output)
         self._resume()
+        self.output.require_writable()
 
     @property
     def is_file(self) -> bool:

@@ -127,6 +127,13 @@ class Output:
         with _explained(url):
             return sorted(push.list())
 
+    def require_writable(self) -> None:
+        """Raise :class:`WorkerError` if nothing can be written there: not after the first shard."""
+        if is_url(self.place):
+            push, url = self._push()
+            with _explained(url):
+                push.probe()
+
     @contextmanager
     def writing(self, name: str, folder: Path) -> Iterator[Path]:
         """Give the file to write, in ``folder`` if the output is in S3. Raises :class:`WorkerError`."""

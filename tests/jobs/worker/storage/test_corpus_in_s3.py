@@ -123,7 +123,7 @@ def test_two_ranks_write_each_row_once_though_they_are_killed(
 
 
 def test_what_is_wrong_is_named_with_its_rows(
-    bucket: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Any, proxy: Proxy, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(TextTask, "shard_rows", 32)
@@ -139,6 +139,13 @@ def test_what_is_wrong_is_named_with_its_rows(
     ):
         predict_corpus(asked, print)
     bucket.put_object(Key="in/a.jsonl", Body=texts(40))
+    denied = "403 Forbidden", "<Error><Code>AccessDenied</Code></Error>"
+    proxy.answer = lambda request: denied if "PUT" in request else None
+    other = replace(asked, output="s3://data/denied")
+    with pytest.raises(WorkerError, match="s3://data/denied: AccessDenied: the nodes may not"):
+        predict_corpus(other, print)
+    assert not [each for each in proxy.requests if "denied/" in each and ".probe" not in each]
+    proxy.answer = lambda _: None
     monkeypatch.setattr(shards, "predict_sorted", lambda *_: 1 / 0)
     with pytest.raises(WorkerError) as failed:
         predict_corpus(replace(asked, output="s3://data/other"), print)

@@ -1,4 +1,4 @@
-"""python -m benchmarks.prediction --name NAME: the end that `jobs` expects after one minute, and the real one.
+"""python -m benchmarks.prediction --name NAME: the end that `jobs` expects after a minute, and the real one.
 
 The cluster is the embedded cloud's. The jobs differ in length, from about two to four minutes.
 """
@@ -50,4 +50,6 @@ parser.add_argument("--runs", type=int, default=10)
 args = parser.parse_args()
 off = [measure(args.epochs + args.epochs * run // args.runs) for run in range(args.runs)]
 far = sum(abs(each) > BAR for each in off)
-finish([f"{far} of {len(off)}"] if far > len(off) // 10 else [], off=[round(each, 3) for each in off])
+finish(
+    [f"{far} of {len(off)}"] if far > len(off) // 10 else [], off=[round(each, 3) for each in off]
+)

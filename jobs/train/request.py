@@ -134,6 +134,11 @@ def expand_home(path: str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for unknown users
 
 
+def expand_path(name: str) -> str:
+    """Expand ``~`` in a path; a URL in S3 stays unchanged."""
+    return name if is_url(name) else str(expand_home(name))
+
+
 def local_model(options: TrainOptions) -> Path | None:
     """Return the model's local folder; ``None`` for a model on the hub or a new one.
 

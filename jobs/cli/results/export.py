@@ -19,7 +19,7 @@ from jobs.cli.shared.job_options import ResultsRequest
 from jobs.places.queue.job_output import JobOutput
 from jobs.train.export import can_export_here, export_here, export_options
 from jobs.train.predict import silence_libraries
-from jobs.train.request import TrainRequest, check_inputs, check_results, expand_home, spec_of
+from jobs.train.request import TrainRequest, check_inputs, check_results, expand_path, spec_of
 from jobs.train.train import train
 from jobs.worker.spec import Resources
 
@@ -76,7 +76,7 @@ def run(request: ExportRequest) -> int:
     now, model = datetime.now(timezone.utc), require_model(request.model)
     given: dict[str, Any] = {"export": request.precision, "max_loss": request.max_loss}
     paths = {"data": request.data, "eval": request.eval}
-    given |= {name: str(expand_home(path)) for name, path in paths.items() if path}
+    given |= {name: expand_path(path) for name, path in paths.items() if path}
     options = export_options(model, given)
     check_inputs(options)
     results = request.results_folder(options.task, now)

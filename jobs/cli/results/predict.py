@@ -37,7 +37,13 @@ from jobs.train.predict import (
     read_context,
     read_rows,
 )
-from jobs.train.request import MAX_DATA_BYTES, check_results, check_writable, expand_home
+from jobs.train.request import (
+    MAX_DATA_BYTES,
+    check_results,
+    check_writable,
+    expand_home,
+    expand_path,
+)
 from jobs.worker.corpus.options import INPUTS, PredictOptions
 from jobs.worker.spec import PlacementOptions, Resources, Work
 from jobs.worker.training.options import flag, is_url
@@ -210,8 +216,8 @@ def run(request: PredictCommand) -> int:
     if request.data is not None and request.output is not None:
         options = PredictOptions(
             model="",
-            data=request.data if is_url(request.data) else str(expand_home(request.data)),
-            output=request.output if is_url(request.output) else str(expand_home(request.output)),
+            data=expand_path(request.data),
+            output=expand_path(request.output),
             columns=request.columns,
             skip_bad_records=request.skip_bad_records,
             settings=request.settings,

@@ -25,7 +25,7 @@ from jobs.cli.shared.when_done import EndRequest
 from jobs.places.plan import new_job_id
 from jobs.program.plan import check_variables, read_variables
 from jobs.reference.plan import PRESETS
-from jobs.train.request import FILES, OTHER_FILES, expand_home
+from jobs.train.request import FILES, OTHER_FILES, expand_home, expand_path
 from jobs.train.trackers import HUB_TOKEN, find_hub_token
 from jobs.worker.spec import (
     PLACEMENTS,
@@ -257,7 +257,7 @@ class TaskRequest(Request):
         paths = {key: path for key, path in named.items() if path and path != BALANCED}
         # Without its dot, ./NAME would be a name on the hub.
         paths = {key: path for key, path in paths.items() if not path.startswith("./")}
-        given = {**self.given, **{key: str(expand_home(path)) for key, path in paths.items()}}
+        given = {**self.given, **{key: expand_path(path) for key, path in paths.items()}}
         return change_options(base, given)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from ..runtime.errors import WorkerError
 from ..runtime.events import MARK, Events, take_mark
 from ..runtime.heartbeat import Heartbeat
-from ..runtime.output import COPIER, keep_log, last_words
+from ..runtime.output import keep_log, last_words
 from ..runtime.pinning import take_place
 from ..runtime.process import leave, read_identity, read_words
 from .environment import (
@@ -47,6 +47,8 @@ _ABORTED = (
 )
 # The effect of another rank's failure.
 _PEER = re.compile(r"gloo/|\bDist\w*Error\b")
+FindRest = Callable[[], dict[int, str]]
+"""Returns the command lines of processes that the program left running, by process ID."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -66,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_packages(environ, args.packages, args.imports.split(":"))
         output = Path(environ["SPR_OUTPUT"])
         start_output(output)
-        if not args.terminal:
-            keep_log(output, identity.rank, append=True)
+        copier = None if args.terminal else keep_log(output, identity.rank, append=True)
         if args.output_dir:
             link_output(Path(args.folder, args.output_dir), output)
     except WorkerError as error:
@@ -83,8 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked = _note_stops()
             code = wait_for_session(program, args.folder, environ, asked)
         else:
-            code, asked = _run(program, args.folder, environ, Heartbeat(identity, events))
-            _end_rest(0 if code or asked else GRACE_S, asked, events)
+            find_rest = partial(_find_rest, copier)
+            heartbeat = Heartbeat(identity, events)
+            code, asked = _run(program, args.folder, environ, heartbeat, find_rest)
+            _end_rest(0 if code or asked else GRACE_S, asked, events, find_rest)
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -109,7 +112,11 @@ def link_output(link: Path, output: Path) -> None:
 
 
 def _run(
-    program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
+    program: Sequence[str],
+    folder: str,
+    environ: dict[str, str],
+    heartbeat: Heartbeat,
+    find_rest: FindRest,
 ) -> tuple[int, list[int]]:
     """Return the program's exit code, as a shell would, and the signals that asked it to stop."""
     # All orphans of the program become children of this process, even those of `env -i setsid`.
@@ -125,16 +132,16 @@ def _run(
         pid, status = os.wait()
     is_killed = os.WIFSIGNALED(status)
     code = child.returncode = 128 + os.WTERMSIG(status) if is_killed else os.WEXITSTATUS(status)
-    if code == 0 and (heartbeat.is_first or _find_rest()):
+    if code == 0 and (heartbeat.is_first or find_rest()):
         heartbeat.stay()
     heartbeat.stop(goodbye=code == 0 or bool(asked))
     return code, asked
 
 
-def _end_rest(grace_s: float, asked: Sequence[int], events: Events) -> None:
+def _end_rest(grace_s: float, asked: Sequence[int], events: Events, find_rest: FindRest) -> None:
     """Wait for processes that the program left running; then name and kill them."""
     until = time.monotonic() + grace_s
-    while (left := _find_rest()) and time.monotonic() < until and not asked:
+    while (left := find_rest()) and time.monotonic() < until and not asked:
         time.sleep(_POLL_S)
     if left and grace_s:
         named = ", ".join(f"{pid} ({words[:80]})" for pid, words in left.items())
@@ -144,20 +151,19 @@ def _end_rest(grace_s: float, asked: Sequence[int], events: Events) -> None:
         for each in left:
             _kill(each, signal.SIGKILL)
         time.sleep(_POLL_S)
-        left = _find_rest()
+        left = find_rest()
 
 
-def _find_rest() -> dict[int, str]:
-    """Return the command lines of this process's children by process ID, without its log's copier."""
+def _find_rest(copier: int | None) -> dict[int, str]:
+    """Return the command lines of this process's children by process ID, except its log's copier."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z":
+            pid = int(stat.parent.name)
+            if int(parent) == os.getpid() and state != "Z" and pid != copier:
                 words = (stat.parent / "cmdline").read_bytes().decode(errors="replace")
-                shown = "".join(each if each.isprintable() else " " for each in words)
-                if not shown.startswith(" ".join(COPIER)):
-                    found[int(stat.parent.name)] = shown.strip()
+                found[pid] = "".join(each if each.isprintable() else " " for each in words).strip()
     return found
 
 

@@ -36,7 +36,6 @@ LOGS, METRICS, RESULTS = "logs", "metrics", "results.json"
 FLUSH_SECONDS = 5.0
 """Minimum time between writes of metrics: a killed process loses at most this much, a checkpoint none."""
 
-COPIER = ("tee", "-a")
 _TAIL = 1 << 16
 _RANK = re.compile(r"\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |$)")
@@ -110,11 +109,11 @@ def _log_of(output: Path, rank: int) -> Path:
     return state_folder(output) / LOGS / f"rank-{rank}.log"
 
 
-def keep_log(output: Path, rank: int, *, append: bool) -> None:
-    """Copy all further output of this process to ``logs/rank-N.log``.
+def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
+    """Copy all further output of this process to ``logs/rank-N.log``; return the copying process's ID.
 
-    A separate process copies it and outlives this one, so that a crash's last lines are kept. If the
-    folder can't be written, there is no log; :func:`prepare_output` reports the error.
+    It outlives this process, so that a crash's last lines are kept. If the folder can't be written, there is
+    no log, and no process; :func:`prepare_output` reports the error.
     """
     path = _log_of(output, rank)
     with suppress(OSError):
@@ -130,6 +129,8 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
         copier.stdin.close()
         # It ends last, so nothing waits for it, about which Popen would warn.
         copier.returncode = 0
+        return copier.pid
+    return None
 
 
 def last_words(output: Path, rank: int) -> str:
@@ -165,7 +166,9 @@ def _start_copier(path: Path) -> subprocess.Popen[bytes]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        return subprocess.Popen([*COPIER, str(path)], stdin=subprocess.PIPE, start_new_session=True)
+        return subprocess.Popen(
+            ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

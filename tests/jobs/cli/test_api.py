@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -283,7 +284,9 @@ def test_two_jobs_in_one_second_are_two(
     assert all(id_.startswith("run-20260731-142501-") for id_ in ids)
 
 
-def test_ids_of_one_second_differ_among_moments_and_threads() -> None:
+def test_ids_of_one_second_differ_among_moments_threads_and_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
     moments = [now + timedelta(microseconds=each) for each in range(2000)]
     ids = [new_job_id("squad", each) for each in moments]
@@ -301,6 +304,13 @@ def test_ids_of_one_second_differ_among_moments_and_threads() -> None:
     for thread in threads:
         thread.join()
     assert len({*ids}) == len(ids) == 2005
+    assert all(re.fullmatch(r"squad-20260731-142501-[a-z0-9]{3,}", each) for each in ids)
+    assert max(*ids, later := new_job_id("squad", now + timedelta(seconds=1))) == later
+    others = set()
+    for process in (-1, -2, -3):
+        monkeypatch.setattr("os.getpid", lambda process=process: process)
+        others.add(new_job_id("squad", now))
+    assert len(others) > 1, "each process begins at random"
 
 
 def test_it_works_in_a_thread(line: CommandLine, head: Head) -> None:

@@ -122,10 +122,8 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: Cluster.up(privat=False), "unknown option '--privat'; did you mean --private"),
     (lambda: Cluster.up(nodes="two"), "argument --nodes: invalid int value: 'two'"),
     (lambda: Cluster.up(nodes=[1, 2]), "argument --nodes: invalid int value: '1,2'"),
-    (lambda: Cluster.up(nodes=0), "--nodes 0: expected a whole number from 1 to 256"),
     (lambda: Cluster.up(nodes=True), "argument --nodes: expected one argument"),
     (lambda: Cluster.up(private=3), "argument --private: ignored explicit argument '3'"),
-    (lambda: Cluster.up(cloud="azure"), "argument --cloud: invalid choice: 'azure'"),
     (lambda: Cluster.up(name=""), "--name is empty"),
     (lambda: Cluster.up(help=True), "help: not in Python\n  → spr-cluster up --help"),
     (lambda: Cluster.find("none"), "no cluster 'none' in aws us-east-1"),
@@ -133,7 +131,6 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: submit(Training("--help")), "unexpected '--help': options are keywords"),
     (lambda: submit(study("squad", tune=None)), "a study needs tune"),
     (lambda: submit(study("squad", tune={"epoch": "1,2"})), "--tune epoch: `train squad` has no"),
-    (lambda: submit(Training("squad", epochs=20000)), "--epochs 20000 is out of range: 0 to 10000"),
     (lambda: submit(Training("squad"), epoch=3), "unknown option '--epoch'; did you mean --epochs"),
     (
         lambda: submit(Run("ls", dry_run=True)),

@@ -114,14 +114,14 @@ def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_
 def test_a_folder_with_other_files_stays_as_it_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/mine").touch()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/mine").touch()
     result = run(capsys, *RENDER, "--output", str(tmp_path))
 
     assert result.code == 2
     assert "it contains other files" in result.err
     assert "that `--to slurm-script` wrote" in result.err
-    assert [path.name for path in tmp_path.rglob("*")] == ["data", "mine"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["code", "mine"]
 
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

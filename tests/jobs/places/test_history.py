@@ -133,7 +133,7 @@ def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
     assert list_jobs(head) == ()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"state": 3}', '{"began": 5}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"state": 3}'])
 def test_a_damaged_file_is_none(head: ThisMachine, text: str) -> None:
     folder = make_job(head.home, "squad-1")
     for name in ("begin.json", "end.json"):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from jobs.worker.tasks.adapters import ADAPTERS
 from provision.host import Result
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
+from tests.harness.forked import Forked
 from tests.jobs.context import (
     NOW,
     event,
@@ -92,13 +92,30 @@ def test_a_folder_that_is_no_model_is_explained(tmp_path: Path) -> None:
         predict_here(tmp_path, WHERE)
 
 
+_PYTHON = "nice /opt/spr-cluster/venv/bin/python"
+# Notes how Python would be started.
+_NOTE = """#!/bin/bash
+cd "$(dirname "$0")" && cat > stdin && env -0 > environ && printf '%s\\0' "$OLDPWD" "$@" > words
+"""
+
+
 @dataclass
 class Head(ThisMachine):
-    """A head whose home is a local folder and whose venv is this one; other tests don't delay it."""
+    """A head whose home is a local folder; its Python has loaded the libraries already."""
 
     def run(self, command: str, **more: Any) -> Result:
-        python = command.replace("nice /opt/spr-cluster/venv/bin/python", sys.executable)
-        return super().run(python, **more)
+        if _PYTHON not in command:
+            return super().run(command, **more)
+        note = self.root / "note"
+        note.write_text(_NOTE)
+        note.chmod(0o755)
+        super().run(command.replace(_PYTHON, str(note)), **more)
+        (folder, *words), variables = (
+            (self.root / name).read_text().split("\0")[:-1] for name in ("words", "environ")
+        )
+        environ = dict(each.split("=", 1) for each in variables)
+        code, said = Forked(words, Path(folder), environ, self.root / "stdin").finish(120)
+        return Result(code, said, "")
 
 
 def on_head(head: Head, model: Path) -> OnHead:

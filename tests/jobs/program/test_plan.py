@@ -27,7 +27,6 @@ from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     NOW,
-    event,
     interrupt,
     job_context,
     job_spec,
@@ -177,6 +176,7 @@ def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:
     assert f"-ppn 2 -wdir {PATHS.root} -n 4 " in mpirun_line(hosts["node0"], PATHS)
     launch = parse_launch(hosts["node0"].files[PATHS.new_launch].decode())
     assert [*launch.pinning] == ["node0", "node1", "node2"], "whichever are free"
+    assert json.loads((tmp_path / "job/job.json").read_text())["nnodes"] == 2
     with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):
         start(hosts_for([]), program_request(tmp_path, nodes=4))
 
@@ -245,13 +245,6 @@ def test_a_job_that_can_not_be_submitted_leaves_nothing(
     is_over = answer == "removed" or step == "# distributing"
     assert read_job_id(results) == ("" if is_over else PATHS.job_id)
     assert results.exists() is not is_over
-
-
-def test_the_programs_own_exit_code_is_kept_and_not_mpiruns(tmp_path: Path) -> None:
-    said = event(event="error", message="x ended with exit code 3", rank=1, host="b", exit_code=3)
-    with pytest.raises(JobError, match="rank 1 on b: x ended with exit code 3"):
-        start(hosts_for([said], 255), program_request(tmp_path))
-    assert json.loads((tmp_path / "job/job.json").read_text())["exit_code"] == 3
 
 
 def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) -> None:

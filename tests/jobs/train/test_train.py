@@ -13,7 +13,6 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from jobs.cli.train import build_request
-from jobs.places.queue.session import DetachedError
 from jobs.train.request import (
     TrainRequest,
     check_inputs,
@@ -107,15 +106,6 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     assert kept["placement"]["shares"][2] == [{"cpus": [0, 1], "workers": [], "numa": 0}]
 
 
-def test_the_root_cause_is_reported_not_a_lost_peer(tmp_path: Path) -> None:
-    lost = event(event="error", message="peer gone", hint=None, rank=0, host="a", lost_peer=True)
-    cause = event(event="error", message="NaN", hint="lower it", rank=1, host="b", lost_peer=False)
-
-    with pytest.raises(JobError, match="rank 1 on b: NaN") as caught:
-        run(make_hosts([lost, cause], exit_code=1), tmp_path)
-    assert caught.value.hint == f"lower it; the whole log is {tmp_path / 'job/log'}"
-
-
 def test_a_failure_with_a_checkpoint_names_the_resume_command(tmp_path: Path) -> None:
     cause = event(event="error", message="gone", hint=None, rank=1, host="b", lost_peer=False)
     hosts = make_hosts([cause], exit_code=1)
@@ -127,15 +117,6 @@ def test_a_failure_with_a_checkpoint_names_the_resume_command(tmp_path: Path) ->
         f"the whole log is {tmp_path / 'job/log'}; checkpoint step-000040 is saved; to resume the job: "
         "spr-cluster train squad --resume"
     )
-
-
-def test_a_detached_job_is_submitted_and_not_followed(tmp_path: Path) -> None:
-    hosts = make_hosts([])
-    with pytest.raises(DetachedError) as caught:
-        train(replace(job_context(hosts), detach=True), TrainRequest(spec_of(DEMO), tmp_path))
-    assert (caught.value.job, caught.value.flags) == (PATHS.job_id, "--name bert")
-    assert "# submitting a job" in hosts["node0"].commands[-1]
-    assert json.loads((tmp_path / "job/job.json").read_text())["state"] == ""
 
 
 def test_a_cancelled_job_is_reported_as_cancelled(tmp_path: Path) -> None:

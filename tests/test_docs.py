@@ -193,14 +193,20 @@ def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_the_recording_has_the_words_of_today() -> None:
-    """Each step that it shows is a text of the product, and each command exists."""
-    texts = {
-        text
+@cache
+def texts_of_the_product() -> list[tuple[str, str]]:
+    """Return every text in the product's code, after where it is."""
+    return [
+        (f"{path.relative_to(ROOT)}:{line}", text)
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
-        for _, text in strings_of(ast.parse(path.read_text()))
-    }
+        for line, text in strings_of(ast.parse(path.read_text()))
+    ]
+
+
+def test_the_recording_has_the_words_of_today() -> None:
+    """Each step that it shows is a text of the product, and each command exists."""
+    texts = {text for _, text in texts_of_the_product()}
     svg = html.unescape((ROOT / "docs/recording.svg").read_text())
     lines = {re.sub(r"<[^>]+>", "", row) for row in re.findall(r'<text id="r\d+">(.*)</text>', svg)}
     steps = {found[1] for line in lines if (found := re.match(r"\s*✓ +(.*?)\s+[\d.]+ s$", line))}
@@ -225,10 +231,8 @@ def commands_of_the_product() -> dict[str, set[str]]:
     found = {}
     for page in [*PAGES, *ROOT.glob("jobs/cli/setup/*.md"), ROOT / "CHANGELOG.md"]:
         found[page.name] = set(commands_in(page.read_text()))
-    for path in (each for folder in FOLDERS for each in (ROOT / folder).rglob("*.py")):
-        for line, text in strings_of(ast.parse(path.read_text())):
-            where = f"{path.relative_to(ROOT)}:{line}"
-            found[where] = {*commands_in(text), *bare_options_in(text)}
+    for where, text in texts_of_the_product():
+        found[where] = {*commands_in(text), *bare_options_in(text)}
     return found
 
 
@@ -297,9 +301,7 @@ def test_options_in_pages_help_and_hints_exist() -> None:
 @cache
 def aws_calls() -> dict[str, set[str]]:
     """Return the calls of the AWS command line in pages and messages, with their options."""
-    texts = [page.read_text() for page in PAGES]
-    for path in (each for folder in FOLDERS for each in (ROOT / folder).rglob("*.py")):
-        texts += [text for _, text in strings_of(ast.parse(path.read_text()))]
+    texts = [*(page.read_text() for page in PAGES), *(text for _, text in texts_of_the_product())]
     found: dict[str, set[str]] = {}
     for text in texts:
         for call, options in re.findall(

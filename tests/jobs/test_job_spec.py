@@ -23,7 +23,6 @@ from jobs.train.train import plan_training
 from jobs.worker.spec import JobSpec
 from jobs.worker.study.plan import Domain, StudyPlan
 from jobs.worker.supervisor.launch import parse_launch
-from jobs.worker.tasks import TASKS
 from provision.stacks.load import load_stack
 from tests.jobs.context import NOW, parse_request, whole_cluster
 from tests.jobs.places.topologies import machine
@@ -88,7 +87,7 @@ def on_the_node(plan: JobPlan) -> JobSpec:
     return parse_launch(launch.render().decode()).spec
 
 
-@pytest.mark.parametrize("kind", [*TASKS, "run"])
+@pytest.mark.parametrize("kind", ["squad", "digits", "run"])
 def test_the_value_is_the_same_on_both_ends(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

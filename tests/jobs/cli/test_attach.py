@@ -242,11 +242,6 @@ def test_a_detached_job_is_left_to_the_cluster(line: CommandLine, head: Head, wo
     assert (found["job"][:3], found["state"]) == (job[:3], "queued")
 
 
-def test_a_number_of_retries_is_small(line: CommandLine, head: Head) -> None:
-    for retries in ("-1", "11", "x"):
-        assert line.run("run", "--retries", retries, "--", "true").code == 2
-
-
 def test_a_connection_that_breaks_while_waiting_is_one_line(line: CommandLine, head: Head) -> None:
     def break_(_: object) -> Result:
         raise ConnectionLostError("node0", "the connection broke")

@@ -202,49 +202,13 @@ def test_a_study_needs_something_to_vary(line: CommandLine) -> None:
     assert "did you mean study?" in line.run("studdy", "squad").message
 
 
-_PLACEMENT = "--tune placement"
-_WITHOUT_EFFECT = (
-    "--detach,--dry-run,--trials 3,--max-time 1h,--results x,--push-to s3://b/p,--elastic 1,--retries 1,"
-    "--bucket s3://my-data/p,--down-when-done,--on-finish x"
-)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        *(
-            (f"{_PLACEMENT} {each}", f"{each.split()[0]}: not with a study that compares speeds")
-            for each in (*_WITHOUT_EFFECT.split(","), "--budget 12")
-        ),
-        (f"{_PLACEMENT} --placement reference", "--placement reference: its numbers are fixed"),
-        (f"{_PLACEMENT} --ppn 2", "--ppn: --tune varies it"),
-        ("--tune ccl-workers=1,2 --ccl-workers 1", "--ccl-workers: --tune varies it"),
-        ("--tune batch-size=8,16 --batch-size 8", "--batch-size: --tune varies it"),
-        (
-            "--tune learning-rate=1e-5,1e-4 --resume",
-            "--tune: not with --resume, which has its own options",
-        ),
-        (f"{_PLACEMENT} --resume squad-1", "--tune: not with --resume, which has its own options"),
-        (
-            f"{_PLACEMENT} --recipe reference",
-            "--tune: not with --recipe reference, which has its own options",
-        ),
-        (
-            "--tune epochs=1,2 --push-to hub:a/b --env HF_TOKEN=hf_x",
-            "--push-to hub: not with --tune",
-        ),
-        ("--trials 3", "--trials requires --tune"),
-        ("--tune epochs=1,2 --trials 1001", "--trials 1001 is out of range: 1 to 1000"),
-        ("--tune nodes --nodes 2", "--nodes: --tune varies it"),
-        ("--tune ppn=1 --nodes 3", "--nodes 3: the cluster has 2"),
-        ("--tune nodes=3", "--tune nodes=3: the cluster has 2"),
-        (f"{_PLACEMENT} --to slurm-script", "--tune"),
-    ],
-)
-def test_a_study_refuses_what_has_no_effect(line: CommandLine, words: str, message: str) -> None:
-    result = line.run("train", "squad", "--demo", *words.split())
-    assert result.code == 2
-    assert result.message.startswith(message)
+def test_a_study_has_no_more_nodes_than_the_cluster(line: CommandLine) -> None:
+    for more, message in (
+        (("--tune=ppn=1", "--nodes=3"), "--nodes 3: the cluster has 2"),
+        (("--tune=nodes=3",), "--tune nodes=3: the cluster has 2"),
+    ):
+        result = line.run(*study(*more))
+        assert (result.code, result.message.splitlines()[0]) == (2, message)
 
 
 @pytest.mark.parametrize(

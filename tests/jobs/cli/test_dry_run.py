@@ -90,7 +90,7 @@ def test_the_published_recipe(capsys: pytest.CaptureFixture[str], nodes: int, ra
 
 
 def test_a_cluster_is_read_from_its_tags_alone(line: CommandLine) -> None:
-    line.must("up", "--nodes", "2", "--yes")
+    line.begin("--nodes", "2")
     addresses = line.must("status", "--json").out
     head = json.loads(addresses)["nodes"][0]["private_ip"]
     line.stage(".*", "", AssertionError("a command was run on a node"))
@@ -105,51 +105,6 @@ def test_a_cluster_is_read_from_its_tags_alone(line: CommandLine) -> None:
     assert (refused.code, "--nodes 3: cluster spr has 2 nodes" in refused.err) == (2, True)
     assert line.changes == before
     assert [*Path().rglob("*")] == files
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("train squad --dry-run", "no cluster yet\n  → --instance-type TYPE needs no cluster; "),
-        (
-            "train squad --dry-run --instance-type x9.large",
-            "--instance-type x9.large: not in the table",
-        ),
-        (
-            "train squad --instance-type c7i.large",
-            "--instance-type is for --dry-run: `up --instance",
-        ),
-        ("run --instance-type c7i.large -- ls", "--instance-type is for --dry-run: `up --instance"),
-        ("train squad --stack intel", "--stack: the cluster has its own; only with --dry-run"),
-        ("train squad --dry-run --resume", "--dry-run: a resumed job's options are on its nodes"),
-        (
-            "train squad --demo --dry-run --instance-type c7i.large --ppn 2",
-            "--ppn 2: node0 has 1 phys",
-        ),
-        ("train squad --image x", "--image: not with --to cluster, only with --to kubernetes-yaml"),
-        (
-            "train squad --shape cores=8",
-            "--shape: not with --to cluster, only with --to slurm-script or kub",
-        ),
-        (
-            "run --to slurm-script -- ls",
-            "--to slurm-script: only tasks can run there: spr-cluster train",
-        ),
-        ("k8s submit squad", "'k8s' is now spr-cluster train TASK --to kubernetes-yaml\n"),
-        ("train distill --data x", "'train distill' is now spr-cluster train classify, score, or"),
-        (
-            "render slurm squad",
-            "'render' is now spr-cluster train TASK --to kubernetes-yaml, or --to sl",
-        ),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], words: str, message: str
-) -> None:
-    result = run(capsys, *words.split())
-
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"spr-cluster: {message}")
 
 
 @pytest.mark.parametrize("words", ["train squad --demo", "train tag --demo"])

@@ -168,7 +168,7 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         (folder / "faults.toml").write_text("profile = 'fast'\n")
         shutil.copy(SAMPLE, folder / "train.json")
         patch.setenv("SPR_CLUSTER_HOME", _MAKER)
-        line.must("up", "--nodes", "2", "--yes")
+        line.begin("--nodes", "2")
         # A job gets as far as the queue, which takes none.
         line.stage("node0", "# submitting a job", Result(1, "", "sbatch: error: no"))
         line.stage("node0", "# listing the jobs", Result(0, listed("squad", begin=_BEGUN), ""))
@@ -215,7 +215,7 @@ def _settings(examples: int) -> settings:
     )
 
 
-@_settings(100)
+@_settings(60)
 @given(argv=_argv(), reachable=st.booleans(), has_key=st.booleans())
 @example(argv=["train", "squad", "--data", "~nobody-here/x"], reachable=True, has_key=True)
 @example(
@@ -269,7 +269,7 @@ _WISHES = st.dictionaries(
 )
 
 
-@_settings(300)
+@_settings(100)
 @given(name=st.one_of(_ODD, _TEXT, st.just("spr")), cidr=st.one_of(_ODD, _TEXT), wishes=_WISHES)
 def test_any_options_make_a_spec_or_a_usage_error(
     name: str, cidr: str, wishes: dict[str, Any]
@@ -291,7 +291,7 @@ _LABELS = record_tags(_SPEC, _RECORD)
 _VALUES = st.one_of(_ODD, _TEXT, st.sampled_from([v for values in _GOOD.values() for v in values]))
 
 
-@_settings(300)
+@_settings(100)
 @given(
     changed=st.dictionaries(st.sampled_from(sorted(_LABELS)), _VALUES, max_size=4),
     gone=st.sets(st.sampled_from(sorted(_LABELS)), max_size=1),

@@ -283,18 +283,6 @@ def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None
     assert ends == ["squad-3", "squad-2"]
 
 
-def test_a_job_that_is_not_there_is_not_cancelled(line: CommandLine) -> None:
-    ends = run_job(line)
-
-    result = line.run("cancel", "squad-9")
-
-    assert (result.code, ends) == (2, [])
-    assert result.message == (
-        "there is no job squad-9 on cluster spr\n  → the last ones are squad-2"
-    )
-    assert line.run("cancel", "$(id)").code == 2
-
-
 def test_the_bucket_is_checked_before_a_model_is_pushed(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,62 +88,6 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(render: K8s, tmp_path:
     assert not (folder / "code/worker/old.py").exists()
 
 
-def test_the_users_home_may_be_named_by_its_sign(
-    render: K8s, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    result = render(*RENDER, "--output", "~/build")
-
-    assert f"kubectl create -f {tmp_path}/build/" in result.out
-
-
-def test_a_folder_with_other_files_stays_as_it_is(render: K8s, tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "mine.py").touch()
-    result = render(*RENDER, "--output", str(tmp_path))
-
-    assert result.code == 2
-    assert result.err.startswith(f"spr-cluster: --output {tmp_path}: it contains other files")
-    assert [path.name for path in tmp_path.rglob("*")] == ["code", "mine.py"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("squad", "--to kubernetes-yaml needs --nodes, the number of pods"),
-        (
-            "squad --nodes 0",
-            "argument --nodes: '0': expected a whole number of at least 1",
-        ),
-        ("squad --nodes 2 --kind Job", "argument --kind: invalid choice: 'Job'"),
-        ("squad --nodes 2 --data x.json", "--data x.json: no pod has this path"),
-        ("squad --nodes 2 --image=", "--image is empty"),
-        ("squad --nodes 2 --clam x", "unknown option '--clam'; did you mean --claim?"),
-        (
-            "squad --nodes 2 --node-selector pool",
-            "argument --node-selector: 'pool': expected a node's",
-        ),
-        (
-            "squad --nodes 2 --apply --output x",
-            "argument --output: not allowed with argument --apply",
-        ),
-        ("squad --nodes 2 --yes", "--yes requires --apply"),
-        (
-            "squad --nodes 2 --detach",
-            "--detach: not with --to kubernetes-yaml, only with --to cluster",
-        ),
-        ("squad --nodes 2 --name bert", "--name: not with --to kubernetes-yaml, only with"),
-        ("squad --nodes 2 --placement reference", "--placement: not with --to kubernetes-yaml"),
-        ("sqad", "argument JOB: invalid choice: 'sqad'"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(render: K8s, words: str, message: str) -> None:
-    result = render(*words.split())
-
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"spr-cluster: {message}")
-
-
 def test_a_dry_run_writes_nothing(render: K8s, tmp_path: Path) -> None:
     result = render(*RENDER, "--dry-run", "--output", str(tmp_path / "build"))
 

@@ -77,13 +77,6 @@ def test_results_of_an_earlier_job_are_named(
     assert again.err.startswith(f"warning: {tmp_path}/output is from an earlier job")
 
 
-def test_the_cores_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(capsys, *SLURM, "--nodes", "2", "--demo")
-
-    assert (result.code, result.out) == (2, "")
-    assert "--to slurm-script needs --shape cores=N" in result.err
-
-
 def test_an_instance_type_describes_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = ("--nodes", "2", "--instance-type", "m7i.metal-48xl", "--demo", "--json")
     found = json.loads(run(capsys, *SLURM, *nodes).out)
@@ -118,47 +111,17 @@ def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_
     assert (inner / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--job-name a;b", "--job-name 'a;b': expected letters, digits, and _.-, at most 64"),
-        ("--shape cores=3,numa=2", "--shape cores=3: not a multiple of numa=2"),
-        ("--ppn 33", "--ppn 33: a node has 32 physical cores, too few for 33 ranks"),
-        ("--stack intel", "--to slurm-script has no oneCCL"),
-        ("--backend ccl", "--to slurm-script has no oneCCL"),
-        ("--stack reference", "`train squad --to slurm-script` can't run on stack reference"),
-        ("--demo --preset distilbert", "--demo and --preset can't be used together"),
-        ("--data nothing.json", "nothing.json: can't be read"),
-        ("--image x", "--image: not with --to slurm-script, only with --to kubernetes-yaml"),
-        (
-            "--instance-type c7i.large",
-            "argument --instance-type: not allowed with argument --shape",
-        ),
-        ("--ccl-workers 2", "--ccl-workers: not with --to slurm-script, only with --to cluster or"),
-        ("--retries 0", "--retries: not with --to slurm-script, only with --to cluster"),
-        ("--output /dev/null", "--output /dev/null: /dev/null is not a folder"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], words: str, message: str
-) -> None:
-    result = run(capsys, *RENDER, *words.split(" "))
-
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"spr-cluster: {message}")
-
-
 def test_a_folder_with_other_files_stays_as_it_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/mine").touch()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/mine").touch()
     result = run(capsys, *RENDER, "--output", str(tmp_path))
 
     assert result.code == 2
     assert "it contains other files" in result.err
     assert "that `--to slurm-script` wrote" in result.err
-    assert [path.name for path in tmp_path.rglob("*")] == ["data", "mine"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["code", "mine"]
 
 
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -52,27 +52,8 @@ def test_without_a_terminal_it_prints_one_snapshot(
     assert capsys.readouterr().out == json.dumps(asdict(Recorded().first())) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--interval", "0.1"], "argument --interval: '0.1': expected seconds from 0.5 to 3600"),
-        (["--interval", "nan"], "'nan': expected seconds from 0.5 to 3600"),
-        (["--interval", "soon"], "'soon': expected seconds from 0.5 to 3600"),
-        (["--json", "--once"], "argument --once: not allowed with argument --json"),
-    ],
-)
-def test_usage_errors(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(["top", *argv])
-    except SystemExit as end:
-        code = int(end.code or 0)
-
-    assert code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_it_asks_the_head_of_a_cluster(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    line.must("up", "--nodes", "1", "--yes")
+    line.begin("--nodes", "1")
     answer = make_line([make_node(0)], cluster="", usd=None)
     line.stage("node0", "^exec python3", Result(0, answer, ""))
 

@@ -102,7 +102,7 @@ def stage(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> StagedJob:
 
     monkeypatch.setattr(StagedHost, "download", download)
     answers: dict[str, Act] = {
-        "# listing what would be lost": job.lost,
+        "# listing what would be lost": lambda on_text: job.lost(on_text),
         "# following a job": job.followed,
         "# collecting the results": lambda _: Result(0, f"at 5\n{job.missing}", ""),
         r"cat \S+/end.json": job.end,
@@ -118,7 +118,7 @@ def test_nothing_is_left_and_the_model_is_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with open_command_line(endpoint, tmp_path, monkeypatch) as line:
-        line.must("up", "--nodes", "2", "--yes")
+        line.begin("--nodes", "2")
         stage(line, monkeypatch)
 
         result = line.must(*_RUN, "--", "hostname")
@@ -165,20 +165,6 @@ def test_a_checkpoint_that_is_only_on_the_nodes_keeps_the_cluster(
     assert removed == []
 
 
-@pytest.mark.parametrize("state", ["running", "waiting"])
-def test_other_jobs_keep_the_cluster(
-    line: CommandLine, job: StagedJob, removed: Removed, state: str
-) -> None:
-    job.losses = [f"{state} squad-2\n"]
-
-    result = line.run(*_RUN, "--", "hostname")
-
-    assert result.code == 1
-    assert result.message.startswith(f"Job squad-2 is {state}.\n  → cluster spr stays, and ")
-    assert "As long as that is so" not in result.err  # that job will have ended by then
-    assert removed == []
-
-
 def test_results_that_were_never_fetched_are_named_at_the_start(
     line: CommandLine, job: StagedJob, removed: Removed
 ) -> None:
@@ -207,38 +193,75 @@ def test_the_job_itself_is_waited_for_until_the_queue_is_rid_of_it(
     assert removed == [("spr", False)]
 
 
-def test_a_job_that_stays_in_the_queue_keeps_the_cluster(
-    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+def _raise(error: BaseException) -> Result:
+    raise error
+
+
+_CUT = HostError("node0", "no SSH: timed out")
+_FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("job_changes", "replaced", "message"),
+    [
+        (
+            {"losses": ["running squad-2\n"]},
+            {},
+            r"Job squad-2 is running\.\n  → cluster spr stays, and ",
+        ),
+        (
+            {"losses": ["waiting squad-2\n"]},
+            {},
+            r"Job squad-2 is waiting\.\n  → cluster spr stays, and ",
+        ),
+        ({"losses": ["running run-1\n"]}, {}, r"Job run-1 is running\.\n"),
+        (
+            {"missing": "output node1\n"},
+            {},
+            r"not all results are here: the output of node1 could not be fetched\n"
+            r"  → to try again: spr-cluster fetch run-1 ",
+        ),
+        ({}, {f"{__name__}.pack_output": lambda _: b"not a tar"}, ".* arrived damaged"),
+        (
+            {},
+            {"jobs.places.record.write_record": lambda *_: _raise(_FULL)},
+            r".* could not be written to here: No space left on device\n",
+        ),
+        (
+            {"lost": lambda _: _raise(_CUT)},
+            {},
+            r"The head could not be asked what would be lost: \[node0\]",
+        ),
+    ],
+    ids=["running", "waiting", "itself", "missing", "damaged", "full disk", "unreachable"],
+)
+def test_the_cluster_stays_as_long_as_something_would_be_lost(
+    line: CommandLine,
+    job: StagedJob,
+    removed: Removed,
+    monkeypatch: pytest.MonkeyPatch,
+    job_changes: dict[str, Any],
+    replaced: dict[str, Any],
+    message: str,
 ) -> None:
     monkeypatch.setattr("jobs.places.queue.session.new_job_id", lambda *_: "run-1")
-    job.losses = ["running run-1\n"]
-
-    assert line.run(*_RUN, "--", "hostname").message.startswith("Job run-1 is running.\n")
-    assert removed == []
-
-
-def test_a_head_that_can_not_be_asked_keeps_the_cluster(
-    line: CommandLine, job: StagedJob, removed: Removed
-) -> None:
-    broken = HostError("node0", "no SSH: timed out")
-    line.machines.staged.insert(0, ("node0", "would be lost", lambda _: _raise(broken)))
+    for place, stand_in in replaced.items():
+        monkeypatch.setattr(place, stand_in)
+    vars(job).update(job_changes)
 
     result = line.run(*_RUN, "--", "hostname")
 
     assert result.code == 1
-    assert result.message.startswith("The head could not be asked what would be lost: [node0]")
+    assert re.match(message, result.message), result.message
+    assert "cluster spr stays" in result.message
+    assert "As long as that is so" not in result.err  # a running job will have ended by then
     assert removed == []
-
-
-def _raise(error: BaseException) -> Result:
-    raise error
 
 
 def test_a_full_disk_at_home_keeps_the_cluster(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("shutil.copyfileobj", lambda *_: _raise(full))
+    monkeypatch.setattr("shutil.copyfileobj", lambda *_: _raise(_FULL))
 
     result = line.run(*_RUN, "--on-finish", "touch said", "--", "hostname")
 
@@ -253,48 +276,6 @@ def test_a_full_disk_at_home_keeps_the_cluster(
     ]
     assert removed == []
     assert not Path("said").exists()
-
-
-def test_a_record_that_can_not_be_written_keeps_the_cluster(
-    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("jobs.places.record.write_record", lambda *_: _raise(full))
-
-    result = line.run(*_RUN, "--", "hostname")
-
-    assert "could not be written to here: No space left on device\n" in result.message
-    assert "cluster spr stays" in result.message
-    assert removed == []
-
-
-def test_a_damaged_archive_keeps_the_cluster(
-    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.jobs.cli.test_when_done.pack_output", lambda _: b"not a tar")
-
-    result = line.run(*_RUN, "--", "hostname")
-
-    assert result.code == 1
-    assert "arrived damaged" in result.message
-    assert "cluster spr stays" in result.message
-    assert removed == []
-
-
-def test_a_worker_whose_output_is_missing_keeps_the_cluster(
-    line: CommandLine, job: StagedJob, removed: Removed
-) -> None:
-    job.missing = "output node1\n"
-
-    result = line.run(*_RUN, "--", "hostname")
-
-    assert result.code == 1
-    assert result.message.startswith(
-        "not all results are here: the output of node1 could not be fetched\n"
-        "  → to try again: spr-cluster fetch run-"
-    )
-    assert "cluster spr stays" in result.message
-    assert removed == []
 
 
 def test_results_that_are_not_in_s3_keep_the_cluster(
@@ -373,6 +354,15 @@ def test_the_command_knows_its_job(
         "spr",
     ]
     assert removed == []
+
+
+def test_without_all_results_the_command_is_not_run(line: CommandLine, job: StagedJob) -> None:
+    job.missing = "output node1\n"
+
+    result = line.run("run", "--results", "here", "--on-finish", "touch said", "--", "hostname")
+
+    assert (result.code, Path("said").exists()) == (1, False)
+    assert "--on-finish was not run: the results are not here" in result.message
 
 
 def test_the_failure_of_the_command_is_not_the_jobs(

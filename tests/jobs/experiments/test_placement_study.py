@@ -212,12 +212,6 @@ def test_the_users_placement_is_kept(tmp_path: Path) -> None:
     assert not said
 
 
-def test_without_a_study_the_placement_is_the_default(tmp_path: Path) -> None:
-    script, said = next_train(trial_hosts({}), tmp_path, "placement", "batch_size")
-    assert "-ppn 1 " in script
-    assert not said
-
-
 def test_the_batch_is_kept_only_if_several_were_compared(tmp_path: Path) -> None:
     hosts = trial_hosts({"3/1/4": 10.0, "3/1/16": 20.0})
     study = run(hosts, "ppn=1,batch-size=4,16")

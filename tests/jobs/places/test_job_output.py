@@ -14,20 +14,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.console.output import printable
 from infra.errors import HangupError, HostError, JobError
-from jobs.places.launcher import RUNNING, JobEnd, JobSummary
-from jobs.places.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
-from jobs.places.queue import launcher
+from jobs.places.launcher import JobEnd
+from jobs.places.plan import JobPaths
 from jobs.places.queue.job_output import JobOutput, explain, note_silence, stop_job
-from jobs.places.queue.launcher import QueueLauncher
 from jobs.places.queue.session import JobSession
 from jobs.places.queue.slurm import SlurmLauncher
 from jobs.worker.runtime.events import mark_of, render_event
@@ -174,10 +170,17 @@ def test_a_command_that_ignores_the_hang_up_follows_to_the_end(follower: Any) ->
 def test_the_end_of_a_command_leaves_its_job_alone_and_says_how_to_come_back(
     ends: KeyboardInterrupt,
 ) -> None:
-    launcher, log = StandIn(follow_=raising(ends)), list[str]()
+    class Terminal(list[str]):
+        """It is closed: it shows a line, and fails."""
+
+        def append(self, line: str) -> None:
+            super().append(line)
+            raise OSError(errno.EIO, "Input/output error")
+
+    launcher, log = StandIn(follow_=raising(ends)), Terminal()
 
     with pytest.raises(type(ends)):
-        watch(launcher, JobOutput(ignore, log.append), log)
+        watch(launcher, JobOutput(ignore, ignore), log)
     assert launcher.graces == []
     assert log == [
         "job squad-1 continues without this command\n"
@@ -319,21 +322,3 @@ def test_what_a_program_prints_is_text(text: bytes, tmp_path: Path) -> None:
     assert max(map(len, shown)) <= LINE_BYTES
     assert all(printable(line).isprintable() for line in shown)
     assert explain(JobEnd("failed", 3), output, "").message
-
-
-def test_a_program_that_reports_steps_gets_time_to_save_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    graces: list[int] = []
-
-    def stop(_launcher: object, _paths: object, grace_s: int, _on_log: object) -> tuple[str, ...]:
-        graces.append(grace_s)
-        return ()
-
-    monkeypatch.setattr(launcher, "stop_job", stop)
-    context: Any = SimpleNamespace(flags="")
-    queue, at = QueueLauncher(context, FakeHost("node0", [])), datetime.now(timezone.utc)
-    for end in (None, at):
-        job = JobSummary(RUNNING, job="run-1", submitted=at, expected_end=end)
-        assert queue.cancel(job, print, now=False) == ()
-    assert graces == [STOP_SECONDS, CHECKPOINT_SECONDS]

@@ -196,12 +196,6 @@ def test_intels_openmp_is_preloaded_and_alone_configured() -> None:
     assert not [name for name in without if name.startswith("KMP_")]
 
 
-def test_ranks_use_tcp_on_the_cluster_s_interface() -> None:
-    env = environment(words(command_for(machine(4, interface="ens7"), backend="ccl")))
-
-    assert (env["FI_PROVIDER"], env["FI_TCP_IFACE"]) == ("tcp", "ens7")
-
-
 def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them() -> None:
     own = {"OMP_NUM_THREADS": "24", "CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "auto"}
     stack = with_environment("intel", **own, KMP_HW_SUBSET="1T", CCL_LOG_LEVEL="info")

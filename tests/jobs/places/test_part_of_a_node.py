@@ -12,7 +12,6 @@ import pytest
 from cluster.slurm.configuration import order_cores
 from infra.errors import UsageError
 from jobs.cli.run import run as run_program
-from jobs.cli.train import run as run_train
 from jobs.places.placement import Placement, check_part, plan_placement
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.slurm import build_launch, render_batch_script
@@ -243,31 +242,6 @@ def test_a_command_line_asks_for_a_part_of_one_node(tmp_path: Path) -> None:
     assert asked == Resources(2, PlacementOptions("auto", 2), 4, 16)
     with pytest.raises(UsageError, match=r"--memory.* --cores"):
         read("--memory", "16")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("train digits --cores 2 --elastic 1", "--elastic: not with --cores"),
-        (
-            "train digits --cores 2 --tune placement",
-            "--cores: not with a study that compares speeds",
-        ),
-        ("train digits --cores 2 --resume", "--cores: a resumed job keeps its own"),
-        (
-            "train digits --cores 2 --to slurm-script --nodes 1",
-            "--cores: not with --to slurm-script",
-        ),
-        (
-            "train digits --cores 2 --to kubernetes-yaml --nodes 1",
-            "--cores: not with --to kubernetes",
-        ),
-    ],
-)
-def test_options_that_need_whole_nodes_refuse_a_part(words: str, message: str) -> None:
-    request = parse_request(*words.split())
-    with pytest.raises(UsageError, match=message):
-        run_train(request)
 
 
 def test_a_dry_run_shows_the_part_and_its_price(capsys: pytest.CaptureFixture[str]) -> None:

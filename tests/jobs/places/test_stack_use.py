@@ -16,17 +16,6 @@ from tests.jobs.context import whole_cluster
 from tests.jobs.places.topologies import machine
 
 
-def test_worker_code_is_refused_on_a_stack_that_is_too_old() -> None:
-    with pytest.raises(UsageError) as caught:
-        require_able_stack(load_stack("reference"), "train squad")
-
-    assert str(caught.value) == (
-        "`train squad` can't run on stack reference: it needs Python 3.10 and torch 2.4 or newer, "
-        "and the stack has Python 3.8 and torch 1.13.0\n"
-        "  → use a cluster with --stack intel or upstream"
-    )
-
-
 @pytest.mark.parametrize("name", ["intel", "upstream"])
 def test_worker_code_runs_on_other_stacks(name: str) -> None:
     require_able_stack(load_stack(name), "train squad")

@@ -26,11 +26,13 @@ from tests.jobs.context import job_spec
 from tests.jobs.places import fake_slurm
 
 NODES = ("node0", "node1", "node2")
-# As on a node, but with a home that each node has for itself, names that only this process knows, and less
-# patience.
+# As on a node, but with a home that each node has for itself, names that only this process knows, less
+# patience, and without low priority, which would let other tests of this machine delay these.
 _PYTHON = """#!/bin/sh
 exec {python} -c '
 import dataclasses, os, runpy, socket, sys
+from worker.supervisor import commands
+commands.LOW_PRIORITY = "exec"
 from worker.supervisor import deadline, head, launch, watcher
 read = launch.parse_launch
 launch.parse_launch = lambda text: dataclasses.replace(read(text), folder=os.getcwd())

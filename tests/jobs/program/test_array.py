@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import UsageError
 from jobs.cli.run import build_request
-from jobs.program.array import MOST_ELEMENTS, parse_indexes, read_array
+from jobs.program.array import parse_indexes, read_array
 from jobs.program.plan import plan_program
 from jobs.worker.array.plan import ARRAY, ArrayPlan, parse_array
 from provision.stacks.load import load_stack
@@ -48,48 +47,6 @@ def test_rows_of_a_file_are_variables(tmp_path: Path) -> None:
     assert parse_array(plan.render().decode()) == plan
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "--array : expected indexes or a CSV file"),
-        ("1-", "--array 1-: expected indexes or a CSV file"),
-        ("1-5%0", "--array 1-5%0: expected indexes or a CSV file"),
-        ("5-1", "--array 5-1: 5-1: expected FIRST-LAST or FIRST-LAST:STEP"),
-        ("1-5:0", "--array 1-5:0: 1-5:0: expected FIRST-LAST or FIRST-LAST:STEP"),
-        ("1-999999999", f"--array 1-999999999: 10,001 elements, expected 1 to {MOST_ELEMENTS:,}"),
-        ("none.csv", "none.csv"),
-        ("a.csv:3", "--array a.csv:3: there is no row 3, only 1 to 2"),
-        ("bare.csv", "--array bare.csv: 0 elements, expected 1 to 10,000"),
-        ("empty.csv", "--array empty.csv: it is empty"),
-        ("short.csv", "--array short.csv: line 3 has 1 values for 2 columns"),
-        ("name.csv", "--array name.csv: column 'learning rate' is not the name of a variable"),
-        ("ours.csv", "--array ours.csv: column RANK: the placement sets it for each rank"),
-        ("index.csv", "--array index.csv: column SPR_ARRAY_INDEX: the placement sets it"),
-        ("twice.csv", "--array twice.csv: there are two columns lr"),
-        ("quote.csv", "--array quote.csv: line 2: unexpected end of data"),
-        ("null.csv", "--array null.csv: line 2 has a null character"),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    files = {
-        "a": "lr\n1\n2\n",
-        "bare": "lr\n",
-        "empty": "",
-        "short": "lr,seed\n1,2\n3\n",
-        "name": "learning rate\n1\n",
-        "ours": "RANK\n1\n",
-        "index": "SPR_ARRAY_INDEX\n1\n",
-        "twice": "lr,lr\n1,2\n",
-        "quote": 'lr\n"1\n',
-        "null": "lr\na\0b\n",
-    }
-    for name, content in files.items():
-        (tmp_path / f"{name}.csv").write_text(content)
-    with pytest.raises(UsageError) as caught:
-        read_array(text, tmp_path, PROGRAM)
-    assert message in str(caught.value)
-
-
 def test_the_plan_is_sent_and_ranks_run_the_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,16 +64,3 @@ def test_the_plan_is_sent_and_ranks_run_the_array(
     assert plan.details["elements"] == 3
     # Not that of the program alone, by which the job's time would be estimated.
     assert plan.command == ("--array", "1-3%2", "--", "hostname", "-f")
-
-
-@pytest.mark.parametrize(
-    ("more", "flags"),
-    [
-        (("--pty",), "--pty"),
-        (("--output-dir=out", "--backend=ccl"), "--output-dir and --backend"),
-    ],
-)
-def test_options_without_effect_are_refused(more: tuple[str, ...], flags: str) -> None:
-    request = parse_request("run", "--array=1-3", *more, "--", "hostname")
-    with pytest.raises(UsageError, match=f"--array runs separate programs: omit {flags}$"):
-        build_request(request, Path("r"))

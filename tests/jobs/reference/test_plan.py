@@ -90,13 +90,6 @@ def test_the_published_commands_word_for_word() -> None:
     )
 
 
-def test_a_single_process_has_no_rank_variables() -> None:
-    alone = reference_argv(load_stack("reference"), DISTILBERT, 1, "o")
-    assert alone[:3] == ("env", "-u", "RANK")
-    assert {"LOCAL_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "WORLD_SIZE"} <= set(alone)
-    assert reference_argv(load_stack("reference"), BERT, 1, "o")[0] == "python"
-
-
 def test_flags_that_a_version_lacks_are_refused() -> None:
     with pytest.raises(UsageError, match="does not know --use_ipex"):
         reference_argv(with_transformers("intel", "4.57.0"), BERT, 2, "o")
@@ -246,10 +239,6 @@ def typed(*flags: str) -> Any:
     return (build_reference if args.recipe == "reference" else build_request)(args, NOW)
 
 
-def test_the_command_line_knows_every_preset() -> None:
-    assert tuple(PRESETS) == ("distilbert", "bert-large")
-
-
 def test_the_command_line(script: Path) -> None:
     asked = typed("--recipe=reference", "--nodes=2", "--preset=bert-large", f"--run-qa={script}")
     assert isinstance(asked, ReferenceRequest)
@@ -262,21 +251,6 @@ def test_the_command_line(script: Path) -> None:
     assert (fast.options.batch_size, fast.options.learning_rate) == (12, 3e-5)
     assert fast.spec.resources.nodes == 2
     assert fast.may_tune == frozenset({"placement"})
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--recipe=reference --ppn=2 --demo", "--ppn, --demo: --recipe reference is the"),
-        ("--recipe=reference --cores=2", "--cores: --recipe reference is the"),
-        ("--run-qa=x", "--run-qa requires --recipe reference"),
-        ("--demo --preset=distilbert", "--demo and --preset can't be used together"),
-    ],
-)
-def test_contradictory_options_are_refused(flags: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        typed(*flags.split())
-    assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.report.results_folder import parse_lines, read_metrics
@@ -84,6 +84,7 @@ _ROW = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=20) | _ROW.map(json.dumps) | _JSON.map(json.dumps), max_size=8))
 def test_for_any_file_columns_have_equal_length_and_steps_increase(lines: list[str]) -> None:
     series = parse_lines(0, lines)

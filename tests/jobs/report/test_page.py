@@ -283,7 +283,7 @@ def test_the_page_is_well_formed_and_makes_no_requests(tmp_path: Path) -> None:
         assert all(each.text for each in chart[:2])
 
 
-@pytest.mark.parametrize(("ranks", "steps"), [(2, 20_000), (128, 60)])
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 8_000), (128, 60)])
 def test_the_page_stays_small(tmp_path: Path, ranks: int, steps: int) -> None:
     page = render_page(report_of(make_folder(tmp_path / "run", ranks=ranks, steps=steps, slow=5)))
     assert len(page.encode()) < 400_000

@@ -140,6 +140,8 @@ class NodeProcess:
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}"} if path else None,
+            # A sampler lowers the priority of its whole session, which would be that of all tests.
+            start_new_session=True,
         )
         node = cls(process)
         node.send(text)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from jobs.worker.tasks.adapters import ADAPTERS
 from provision.host import Result
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
+from tests.harness.forked import Forked
 from tests.jobs.context import (
     NOW,
     event,
@@ -92,13 +92,30 @@ def test_a_folder_that_is_no_model_is_explained(tmp_path: Path) -> None:
         predict_here(tmp_path, WHERE)
 
 
+_PYTHON = "nice /opt/spr-cluster/venv/bin/python"
+# Notes how Python would be started.
+_NOTE = """#!/bin/bash
+cd "$(dirname "$0")" && cat > stdin && env -0 > environ && printf '%s\\0' "$OLDPWD" "$@" > words
+"""
+
+
 @dataclass
 class Head(ThisMachine):
-    """A head whose home is a local folder and whose venv is this one."""
+    """A head whose home is a local folder; its Python has loaded the libraries already."""
 
     def run(self, command: str, **more: Any) -> Result:
-        python = command.replace("/opt/spr-cluster/venv/bin/python", sys.executable)
-        return super().run(python, **more)
+        if _PYTHON not in command:
+            return super().run(command, **more)
+        note = self.root / "note"
+        note.write_text(_NOTE)
+        note.chmod(0o755)
+        super().run(command.replace(_PYTHON, str(note)), **more)
+        (folder, *words), variables = (
+            (self.root / name).read_text().split("\0")[:-1] for name in ("words", "environ")
+        )
+        environ = dict(each.split("=", 1) for each in variables)
+        code, said = Forked(words, Path(folder), environ, self.root / "stdin").finish(120)
+        return Result(code, said, "")
 
 
 def on_head(head: Head, model: Path) -> OnHead:
@@ -307,44 +324,6 @@ def test_a_file_is_predicted_here(tmp_path: Path, model: Path) -> None:
     bad = rows_in(tmp_path, "question,context\n,in Delft\n")
     with pytest.raises(UsageError, match=r"rows\.csv: line 2: column 'question' is empty"):
         predict_file_here(PredictOptions(str(model), bad, str(output)), Silent())
-
-
-@pytest.mark.parametrize(
-    ("data", "output", "message"),
-    [
-        ("rows.csv", "out.txt", "--output out.txt: its name does not say its format"),
-        ("rows.csv", "rows.csv", "--output rows.csv: is the file in --data"),
-        ("rows.csv", "folder.csv", "--output folder.csv: is a folder"),
-        ("rows.csv", "rows.csv/out.csv", "--output rows.csv: rows.csv is not a folder"),
-        ("nowhere.csv", "out.csv", "nowhere.csv: can't be read: No such file"),
-        ("folder.csv", "out", "--data folder.csv: has no file whose name says its format"),
-        (
-            "folder.csv",
-            "folder.csv/out",
-            "--output folder.csv/out: is the file in --data, or in its folder",
-        ),
-        (
-            "s3://my-data/a",
-            "s3://my-data/a/out",
-            "--output s3://my-data/a/out: is the file in --data, or in its folder",
-        ),
-        ("rows.csv", "s3://my-data/out.csv", "in S3, predictions are Parquet files in a folder"),
-        ("rows.csv", "s3://my-data", "in S3, predictions are Parquet files in a folder"),
-        ("rows", "out.csv", "rows: its name does not say its format"),
-        ("empty.jsonl", "out.csv", "empty.jsonl: has no rows"),
-    ],
-)
-def test_files_are_checked_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, output: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows_in(tmp_path)
-    for name in ("empty.jsonl", "rows"):
-        Path(name).touch()
-    Path("folder.csv").mkdir()
-    with pytest.raises(UsageError) as refused:
-        check_prediction(PredictOptions("", data, output))
-    assert message in refused.value.message
 
 
 def test_a_column_is_looked_up_before_anything_starts(tmp_path: Path) -> None:

@@ -71,52 +71,6 @@ def test_what_a_study_varies(words: str, expected: dict[str, Domain]) -> None:
         assert name in ("learning_rate", "warmup_ratio") or isinstance(each.low, int)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", " : expected NAME=VALUES"),
-        ("learning-rate", " learning-rate: expected NAME=VALUES"),
-        ("learning-rate=", " learning-rate=: expected NAME=VALUES"),
-        (
-            "lerning-rate=1",
-            " lerning-rate: `train classify` has no such option to vary; did you mean learning-rate?",
-        ),
-        ("placement=1", " placement: `train classify` has no such option to vary"),
-        ("batch-size=a", " batch-size: 'a': expected whole numbers"),
-        ("batch-size=8,", " batch-size: '': expected whole numbers"),
-        ("batch-size=1e1", " batch-size: '1e1': expected whole numbers"),
-        ("batch-size=8,16..32", " batch-size: '8,16': expected whole numbers"),
-        ("learning-rate=1..x", " learning-rate: 'x': expected numbers"),
-        ("learning-rate=1e-5..1e-3:lin", " learning-rate: '1e-3:lin': expected numbers"),
-        ("learning-rate=nan", " learning-rate: --learning-rate nan is out of range: 1e-08 to 1"),
-        ("batch-size=8..5000", " batch-size: --batch-size 5000 is out of range: 1 to 4096"),
-        ("batch-size=8..8", " batch-size=8..8: expected a smaller number before a larger one"),
-        (
-            "weight-decay=0..0.1:log",
-            " weight-decay=0..0.1:log: expected a smaller number before a larger one, both above 0",
-        ),
-        ("ipex=yes", " ipex: 'yes': expected true or false"),
-        ("dtype=int8", " dtype: --dtype 'int8' is unknown: one of auto, bf16, fp32"),
-        ("wire=bf16..fp32", " wire: --wire 'bf16..fp32' is unknown: one of bf16, fp32"),
-        ("ppn=1,0", " ppn=1,0: expected whole numbers such as 1,2,4"),
-        ("nodes=1..4", " nodes=1..4: expected whole numbers such as 1,2,4"),
-        ("ccl-workers=1000", " ccl-workers=1000: expected whole numbers such as 1,2,4"),
-        (
-            "ppn=1 batch-size=8..32",
-            " batch-size: a study of the speed needs a list, such as 8,16,32",
-        ),
-        ("objective=regression", " objective: `train classify` has no such option to vary"),
-        ("text-column=a,b", " text-column: `train classify` has no such option to vary"),
-        ("distill-alpha=0.1,0.5", " distill-alpha requires --teacher"),
-        ("epochs=1 placement", ": --ppn changes the speed, --epochs what is learned"),
-    ],
-)
-def test_mistakes(words: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_tune(words.split() or [""], options())
-    assert caught.value.message == f"--tune{message}"
-
-
 def test_what_decides_how_runs_are_compared_does_not_vary() -> None:
     fixed = (
         "data eval model metric keep eval-every eval-fraction token-cache backend push-to resume"

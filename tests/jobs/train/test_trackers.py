@@ -68,23 +68,6 @@ def test_weights_and_biases_offline_needs_no_login() -> None:
     assert tracker_variables("wandb", ("WANDB_MODE=offline",)) == ("WANDB_MODE=offline",)
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("mlfow", "; did you mean mlflow"),
-        ("tensorboard,wandbb", "; did you mean wandb"),
-        ("auto,mlflow", "--report-to 'auto,mlflow': expected auto, none, or one or several of"),
-        ("mlflow,", "separated by commas"),
-        ("", "--report-to is empty"),
-    ],
-)
-def test_other_trackers_are_refused_with_the_closest_name(value: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        build_request(parse(f"--report-to={value}"), NOW)
-    with pytest.raises(UsageError, match=said):
-        build_resume(parse("--resume", f"--report-to={value}"))
-
-
 def test_clients_are_installed_beside_the_stack() -> None:
     def lines(report_to: str) -> list[str]:
         packages = tracker_packages(report_to)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +13,7 @@ from jobs.worker.training.text_task import TableOptions
 from provision.stacks.load import load_stack
 from provision.stacks.stack import render_requirements
 from tests.golden import check_golden
+from tests.harness.forked import Forked
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -42,16 +41,11 @@ def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
 
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.tasks", "squad", '{"epochs": 20000}'],
-        cwd=tmp_path / "code",
-        env={"PYTHONPATH": str(tmp_path / "code")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ["-m", "worker.tasks", "squad", '{"epochs": 20000}']
+    code = tmp_path / "code"
+    _, said = Forked(words, code, {"PYTHONPATH": str(code)}).finish(120)
 
-    assert "ValueError: --epochs 20000 is out of range: 0 to 10000" in done.stderr
+    assert "ValueError: --epochs 20000 is out of range: 0 to 10000" in said
     assert (tmp_path / "code/worker/tasks/squad/sample.json").is_file()
 
 

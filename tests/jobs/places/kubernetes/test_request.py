@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from infra.errors import UsageError
 from jobs.places.kubernetes.image import sample_in_image
 from jobs.worker.tasks.squad.task import SAMPLE, SquadOptions
 from tests.jobs.places.kubernetes.rendering import parse, rendered
@@ -48,40 +43,6 @@ def test_the_demo_needs_neither_claim_data_nor_hub() -> None:
 def test_every_option_of_the_training_is_offered() -> None:
     request = parse("--batch-size", "8", "--kind", "PyTorchJob")
     assert (request.given, request.kind) == ({"batch_size": 8}, "PyTorchJob")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--data train.json", "--data train.json: no pod has this path"),
-        ("--eval ../dev.json", "--eval ../dev.json: no pod has this path"),
-        ("--model ./encoder", "--model ./encoder: no pod has this path"),
-        ("--model bert/local", "--model bert/local: no pod has this path"),
-        ("--data /workspace/../etc/x", "--data /workspace/../etc/x: no pod has this path"),
-        ("--token-cache /data", "--token-cache /data: no pod has this path"),
-        ("--recipe reference --run-qa qa", "--run-qa qa: no pod has this path"),
-        ("--recipe reference --epochs 3", "--epochs: --recipe reference is the published command"),
-        ("--recipe reference --demo", "--demo: --recipe reference is the published command"),
-        ("--run-qa /workspace/qa", "--run-qa requires --recipe reference"),
-        ("--demo --preset distilbert", "--demo and --preset can't be used together"),
-        ("--stack reference", "`train squad --to kubernetes-yaml` can't run on stack reference"),
-        ("--stack nope", "unknown stack 'nope'"),
-        ("--claim A", "--claim 'A': expected a claim's name"),
-        ("--namespace a/b", "--namespace 'a/b': expected lower-case letters"),
-        ("--job-name Bert", "--job-name 'Bert': expected lower-case letters"),
-        ("--image x@@\n", "--image"),
-        ("--epochs 20000", "--epochs 20000 is out of range"),
-    ],
-)
-def test_a_request_that_cannot_run_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
-    (tmp_path / "bert" / "local").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError) as error:
-        rendered(*words.split(" "))
-
-    assert message in error.value.message
 
 
 def test_the_reference_recipe_is_the_documentations_command() -> None:

@@ -11,7 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch._inductor import codecache
 
 from jobs.worker.fast.attention import NAME
 from jobs.worker.fast.compilation import (
@@ -55,12 +54,7 @@ MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = tmp_path_factory.getbasetemp() / "compiled"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    # Other processes of the tests write the default one, in /tmp, at the same time.
-    monkeypatch.setattr(codecache, "_HEADER_DIR", str(compiled / "headers"))
-    monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(compiled / "headers/locks"))
+def own_folder(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 

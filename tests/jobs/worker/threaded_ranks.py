@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from jobs.worker.runtime.context import Hardware, RankContext, RankFacts
@@ -139,8 +140,12 @@ def train_alone(options: Any, output: Path, said: TextIO | None = None) -> Mappi
     """Train on one rank, which is this process, and return the results."""
     place = RankPlacement(None, 1, None)
     here = Hardware(RankFacts(0, "here", 1, 1, 1, None, place), frozenset())
-    with join("gloo", {}) as ranks:
-        context = session(options, ranks, said, output=output, hardware=[here])
-        found = train_task(TASKS[options.task](options), context)
+    try:
+        with join("gloo", {}) as ranks:
+            context = session(options, ranks, said, output=output, hardware=[here])
+            found = train_task(TASKS[options.task](options), context)
+    finally:
+        if dist.is_initialized():  # after a failure, it would end with the process
+            dist.destroy_process_group()
     assert found is not None
     return found

@@ -112,6 +112,7 @@ def test_long_batches_of_language_models_have_no_mask(
     assert torch.allclose(model(torch.arange(12).view(1, 12)).logits, expected, atol=1e-5)
     assert [mask is None for mask in masks] == [False, False, True, True]
     stop_using_products(model)
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_each_call_drops_other_weights() -> None:

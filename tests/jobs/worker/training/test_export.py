@@ -32,6 +32,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TEXTS = {"good": "an excellent and charming read", "bad": "a dull story without any point"}
 
 
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrate and measure forms of the model with few rows."""
+    for name, count in {"CALIBRATED": 32, "MEASURED": 32, "SINGLE": 8}.items():
+        monkeypatch.setattr(export, name, count)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder, found = tmp_path_factory.mktemp("data"), {}

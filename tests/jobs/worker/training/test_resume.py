@@ -127,7 +127,7 @@ AT_SEVEN = {"at": "step", "step": 7}
     ("kills", "more"),
     [
         ([AT_THE_END, AMID_EVALUATION, *WRITES], EVERY_OTHER),
-        # The other tasks are students there: test_teacher.py
+        # test_teacher.py has the other two, as students.
         *(
             ([AMID_EVALUATION], {"task": task, "ranks": 1, **EVERY_OTHER})
             for task in sorted({*TASKS} - {"squad", "classify", "embed"})
@@ -170,7 +170,7 @@ def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path)
     whole, *others = run_forked(runs)
 
     assert whole.codes == [0, 0], whole.texts
-    for step, last, stopped, resumed in ((5, 6, *others[:2]), (STEPS, STEPS, *others[2:])):
+    for step, last, (stopped, resumed) in ((5, 6, others[:2]), (STEPS, STEPS, others[2:])):
         assert (stopped.codes, resumed.codes) == ([143, 143], [0, 0])
         (result,) = [event for event in events(stopped) if event["event"] == "stopped"]
         assert (result["step"], result["checkpoint"]) == (last, f"step-{last:06d}")

@@ -310,12 +310,3 @@ def test_any_change_to_good_data_gives_questions_or_one_line(
         target = target[key]
     target[last] = wrong
     reads_or_refuses(write(tmp_path_factory.getbasetemp(), content))
-
-
-@given(content=st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
-def test_any_bytes_give_questions_or_one_line(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "bytes.json"
-    path.write_bytes(content)
-    reads_or_refuses(path)

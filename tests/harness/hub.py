@@ -1,4 +1,4 @@
-"""The hub's protocol for uploads, as huggingface_hub uses it: repositories, Git LFS, and commits."""
+"""The hub's protocol, as its libraries use it: files and their metadata, Git LFS, and commits."""
 
 from __future__ import annotations
 
@@ -16,23 +16,55 @@ import yaml
 
 TOKEN = "hf_of_the_test"
 _COMMIT = "0123456789abcdef0123456789abcdef0123456%d"
+_JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
 class Hub:
-    """Repositories of those who have :data:`TOKEN`. Files with weights go through LFS, by their SHA-256."""
+    """``team/…`` is private, ``gated/…`` needs :data:`TOKEN`, which has access, ``open/…`` neither.
+
+    Only ``team`` can be written. Files with weights go through LFS, by their SHA-256.
+    """
 
     url: str
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    """Content by repository and name."""
+    """Content by repository and name; data sets begin with ``datasets/``."""
     private: dict[str, bool] = field(default_factory=dict)
     commits: list[tuple[str, str]] = field(default_factory=list)
     """Repositories, and the names of the changed files."""
     objects: dict[str, bytes] = field(default_factory=dict)
     uploads: list[str] = field(default_factory=list)
 
-    def answer(self, method: str, path: str, token: str, body: bytes) -> tuple[int, Any]:
-        """Return the status and the answer of a request."""
+    def answer(
+        self, method: str, path: str, token: str, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Return the status, the headers, and the content that answer a request."""
+        if method in ("GET", "HEAD"):
+            return self._read(path, token)
+        status, found = self._write(method, path, token, body)
+        error = {"X-Error-Message": found["error"]} if "error" in found else {}
+        return status, {**_JSON, **error}, json.dumps(found).encode()
+
+    def _read(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
+        is_api = path.startswith("/api/")
+        words = path.partition("?")[0].strip("/").removeprefix("api/").removeprefix("models/")
+        parts = words.split("/")
+        length = 3 if parts[0] == "datasets" else 2
+        repo, rest = "/".join(parts[:length]), parts[length:]
+        owner = repo.removeprefix("datasets/").partition("/")[0]
+        if owner == "gated" and token != TOKEN:
+            return (403 if token else 401), {"X-Error-Code": "GatedRepo"}, b""
+        if repo not in self.files or (owner == "team" and token != TOKEN):
+            return (404 if token else 401), {"X-Error-Code": "RepoNotFound"}, b""
+        if is_api:
+            return 200, _JSON, json.dumps(_describe(repo, rest, self.files[repo])).encode()
+        content = self.files[repo].get("/".join(rest[2:]))
+        if content is None:
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": _COMMIT % 0}, b""
+        etag = f'"{hashlib.sha1(content).hexdigest()}"'
+        return 200, {"ETag": etag, "X-Repo-Commit": _COMMIT % 0}, content
+
+    def _write(self, method: str, path: str, token: str, body: bytes) -> tuple[int, Any]:
         if path.startswith("/lfs/"):  # the address is the permission
             assert (method, hashlib.sha256(body).hexdigest()) == ("PUT", path[5:])
             self.objects[path[5:]] = body
@@ -54,9 +86,8 @@ class Hub:
             return 404, {"error": "Repository not found"}
         if words[4:] == ["preupload", "main"]:
             return 200, {"files": [self._mode(repo, each) for each in json.loads(body)["files"]]}
-        if words[4:] == ["commit", "main"]:
-            return 200, self._commit(repo, [json.loads(line) for line in body.splitlines()])
-        return 200, {"id": repo, "sha": _COMMIT % 0, "siblings": [], "private": True, "tags": []}
+        assert words[4:] == ["commit", "main"], path
+        return 200, self._commit(repo, [json.loads(line) for line in body.splitlines()])
 
     def _create(self, asked: dict[str, Any]) -> tuple[int, Any]:
         repo = f"{asked['organization']}/{asked['name']}"
@@ -99,6 +130,18 @@ class Hub:
         return {"commitUrl": f"{self.url}/{repo}/commit/{commit}", "commitOid": commit}
 
 
+def _describe(repo: str, rest: list[str], files: dict[str, bytes]) -> Any:
+    if rest[:1] == ["tree"]:
+        return [
+            {"type": "file", "path": name, "size": len(each), "oid": hashlib.sha1(each).hexdigest()}
+            for name, each in files.items()
+            if "/".join(rest[2:]) in ("", name.rpartition("/")[0])
+        ]
+    siblings = [{"rfilename": name} for name in files]
+    about = {"id": repo.removeprefix("datasets/"), "sha": _COMMIT % 0, "private": False}
+    return {**about, "tags": [], "siblings": siblings}
+
+
 @contextmanager
 def serve_hub() -> Iterator[Hub]:
     """Serve a hub on loopback."""
@@ -109,21 +152,15 @@ def serve_hub() -> Iterator[Hub]:
         def do_POST(self) -> None:
             token = self.headers.get("Authorization", "").removeprefix("Bearer ")
             body = self._read()
-            status, answer = hub.answer(self.command, self.path, token, body)
-            content = json.dumps(answer).encode()
+            status, headers, content = hub.answer(self.command, self.path, token, body)
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            if "error" in answer:
-                self.send_header("X-Error-Message", answer["error"])
-            self.send_header("Content-Length", str(len(content)))
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(content)
+            if self.command != "HEAD":
+                self.wfile.write(content)
 
-        def do_GET(self) -> None:
-            self.do_POST()
-
-        def do_PUT(self) -> None:
-            self.do_POST()
+        do_GET = do_HEAD = do_PUT = do_POST  # noqa: N815
 
         def _read(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":

@@ -49,3 +49,17 @@ def nodes_folder(node: Path, node_environ: dict[str, str]) -> Path:
     document["data"] = document["data"][:1]
     (node / "data.json").write_text(json.dumps(document))
     return node
+
+
+@pytest.fixture
+def compiled(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place for compiled code that all processes of this run share: its headers alone take 6 s."""
+    from torch._inductor import codecache
+
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "compiled"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(folder / "headers"))
+    monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(folder / "headers/locks"))
+    # Otherwise setuptools, which the compiler imports, may refuse distutils as another test left it.
+    monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")

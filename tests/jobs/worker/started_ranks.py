@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.jobs.worker.training.test_run import free_port
+
 REPOSITORY = Path(__file__).parents[3]
-
-
-def find_two_ports() -> int:
-    """The second of two neighboring free ports: the first is the heartbeat's."""
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second, suppress(OSError):
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1] + 1
-            second.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no two free ports")
 
 
 @contextmanager
@@ -34,7 +24,7 @@ def started_ranks(
         "PYTHONPATH": str(REPOSITORY / "jobs"),
         "PMI_SIZE": str(len(folders)),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(find_two_ports()),
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
     }
     running = [

@@ -5,19 +5,25 @@ from __future__ import annotations
 import importlib
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.context import Hardware, RankContext, RankFacts
 from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.pinning import RankPlacement
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
-from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.run import train_task
 
 T = TypeVar("T")
 TIMEOUT = 60
@@ -115,3 +121,31 @@ def run_threaded(size: int, work: Callable[[Ranks], T]) -> list[T]:
     for error in sorted(failures, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
         raise error
     return [each.result() for each in running]
+
+
+def load_run(task: Any, size: int = 1, said: TextIO | None = None, **more: Any) -> TrainingRun:
+    """Return the last rank's run of a task before its first step; rank 0's events go to ``said``."""
+
+    def work(ranks: Ranks) -> TrainingRun:
+        own = task if ranks.first else type(task)(task.options)
+        context = session(task.options, ranks, said if ranks.first else None, **more)
+        data = own.read(lambda _: None)
+        loaded = own.load(context, data)
+        return TrainingRun(context, own, loaded, own.prepare(context, loaded, data.train))
+
+    return run_threaded(size, work)[-1]
+
+
+def train_alone(options: Any, output: Path, said: TextIO | None = None) -> Mapping[str, Any]:
+    """Train on one rank, which is this process, and return the results."""
+    place = RankPlacement(None, 1, None)
+    here = Hardware(RankFacts(0, "here", 1, 1, 1, None, place), frozenset())
+    try:
+        with join("gloo", {}) as ranks:
+            context = session(options, ranks, said, output=output, hardware=[here])
+            found = train_task(TASKS[options.task](options), context)
+    finally:
+        if dist.is_initialized():  # after a failure, it would end with the process
+            dist.destroy_process_group()
+    assert found is not None
+    return found

@@ -98,21 +98,16 @@ def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:
 GLUE = 'text\tlabel\none, 0\tbad\n"fresh bread, 1\tgood\nfine, 2\tbad\nvisit 3"\tgood\nlast\tbad\n'
 
 
+IN_TEXTS = ["one, 0", '"fresh bread, 1', "fine, 2", 'visit 3"', "last"]
+AROUND = ["one, 0", "fresh bread, 1\tgood\nfine, 2\tbad\nvisit 3", "last"]
+
+
 @pytest.mark.parametrize(
     ("added", "texts"),
     [
-        (
-            '"good" food\tgood\n',
-            ["one, 0", '"fresh bread, 1', "fine, 2", 'visit 3"', "last", '"good" food'],
-        ),
-        (
-            '"no end\tgood\n',
-            ["one, 0", '"fresh bread, 1', "fine, 2", 'visit 3"', "last", '"no end'],
-        ),
-        (
-            '"a\nb"\tgood\n',
-            ["one, 0", "fresh bread, 1\tgood\nfine, 2\tbad\nvisit 3", "last", "a\nb"],
-        ),
+        ('"good" food\tgood\n', [*IN_TEXTS, '"good" food']),
+        ('"no end\tgood\n', [*IN_TEXTS, '"no end']),
+        ('"a\nb"\tgood\n', [*AROUND, "a\nb"]),
     ],
 )
 def test_quotation_marks_of_tsv_files_belong_to_texts_or_are_around_cells(
@@ -126,11 +121,8 @@ def test_columns_keep_the_spaces_of_their_names(tmp_path: Path) -> None:
     table = read_table(str(write(tmp_path, "a.csv", "id, text , label\n1,a,b\n")))
     assert table.columns == ("id", " text ", " label")
     choose: Any = choose_column
-    assert [choose(table, x, ("text",), "") for x in (None, "label", " label")] == [
-        " text ",
-        " label",
-        " label",
-    ]
+    chosen = [choose(table, asked, ("text",), "") for asked in (None, "label", " label")]
+    assert chosen == [" text ", " label", " label"]
 
 
 def test_only_the_first_rows(tmp_path: Path) -> None:
@@ -145,9 +137,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "text,label\na\n", ": line 2: has 1 columns, and the first line 2"),
     ("a.csv", "text,text\na,b\n", ": line 1: needs a different name for each column: 'text', 'text'"),
     ("a.csv", "text,\na,b\n", ": line 1: needs a different name for each column: 'text', ''"),
-    ("a.csv", ",,text\na,b,c\n", ": line 1: needs a different name for each column: '', '', "),
     ("a.csv", "text;label\na;x\n", ": line 1: its columns are separated by ';', not ','"),
-    ("a.csv", "text\tlabel\na\tx\n", ": line 1: its columns are separated by '\\t', not ','"),
     ("a.tsv", "text,label\na,x\n", ": line 1: its columns are separated by ',', not '\\t'"),
     ("a.csv", "body,kind\na,b\n", ": which column? It has body, kind"),
     ("a.csv", "text,kind\na,b\n", ": which column? It has text, kind"),
@@ -161,7 +151,6 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.json", "{", ": is not JSON: "),
     ("a.json", "[" * 100_000, ": is nested too deeply"),
     ("a.json", '"text"', ": is not a list of objects, nor "),
-    ("a.json", '{"data": 1}', ": is not a list of objects, nor "),
     ("a.json", "[]", ": has no rows"),
     ("a.json", "[1]", ": row 1: is not an object with a value for each column"),
     ("a.json", '[{"text": "a"}]', ": has one column, text, and two are needed"),
@@ -169,18 +158,12 @@ BAD: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", GOOD + '{"label": "x"}\n', ": line 3: has no column 'text'"),
     ("a.jsonl", GOOD + '{"text": "a"}\n', ": line 3: column 'label' has no label"),
     ("a.jsonl", GOOD + '{"text": 5, "label": "x"}\n', ": line 3: column 'text' is not a text"),
-    ("a.jsonl", GOOD + '{"text": null, "label": "x"}\n', ": line 3: column 'text' is not a text"),
     ("a.jsonl", GOOD + '{"text": "\\ud800", "label": "x"}\n', ": line 3: column 'text' contains half"),
     ("a.jsonl", GOOD + '{"text": "a", "label": NaN}\n', ": line 3: column 'label' has no label"),
     (
         "a.jsonl",
         GOOD + '{"text": "a", "label": 2.5}\n',
         ": line 3: column 'label' is no label, which is a text or a whole number: '2.5'",
-    ),
-    (
-        "a.jsonl",
-        GOOD + '{"text": "a", "label": {}}\n',
-        ": line 3: column 'label' is no label, which is a text or a whole number: '{}'",
     ),
     ("a.jsonl", GOOD + '{"text": "a", "label": 1}\n', ": line 3: column 'label' is a number: 1; in other"),
     ("a.jsonl", GOOD + '{"text": "a", "label": true}\n', ": line 3: column 'label' is true or false"),
@@ -288,6 +271,7 @@ def test_skipping_is_no_hint_if_all_rows_are_bad(tmp_path: Path, text: str, skip
         check_inputs(options)
     assert "--skip-bad-records" not in (refused.value.hint or "")
     write(tmp_path, "a.jsonl", GOOD + text)
+    check_inputs(replace(options, skip_bad_records=True))
     with pytest.raises(UsageError) as refused:
         check_inputs(replace(options, skip_bad_records=False))
     assert "--skip-bad-records" in (refused.value.hint or "")
@@ -318,11 +302,6 @@ def test_a_folder_of_parquet_shards(
     )
     with pytest.raises(DatasetError, match=r"part-9\.parquet: has other columns"):
         read_table(str(tmp_path / "spark"), mapped=tmp_path / "new")
-
-
-def test_bad_rows_are_skipped_if_asked(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.jsonl", GOOD + "{oops}\n")
-    check_inputs(ClassifyOptions(model="scratch", data=str(path), skip_bad_records=True))
 
 
 def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:

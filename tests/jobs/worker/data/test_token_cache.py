@@ -1,4 +1,4 @@
-"""Token cache: reuse, damage, and size limit."""
+"""Tokens: their cache, and the digests that tell a resumed run whether its data have changed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ import pyarrow as pa
 import pytest
 
 from jobs.worker.data.token_cache import TokenCache, encode_together, share_texts, token_key
-from jobs.worker.data.tokens import Tokens, encode
+from jobs.worker.data.tokens import Column, TextSamples, Tokens, encode, read_template
 from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.squad.dataset import Answer, Question
-from jobs.worker.tasks.squad.features import Encoded, Texts, collect_texts
-from tests.jobs.worker.threaded_ranks import Table, ThreadedRank, run_threaded
+from jobs.worker.tasks.squad.features import Encoded, Features, Texts, build_features, collect_texts
+from jobs.worker.tasks.squad.task import Squad, SquadOptions
+from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.task import Loaded
+from tests.jobs.worker.threaded_ranks import Table, ThreadedRank, run_threaded, session
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +218,69 @@ def test_one_question_among_many_ranks(tmp_path: Path, tokenizer: Any) -> None:
         3, lambda ranks: encode_together(ranks, alone.columns, tokenizer, None, print)
     ):
         assert same(found, encode(alone.columns, tokenizer))
+
+
+TEXTS = ["tile registers", "eight cores", "which tile"]
+
+
+def samples(tokenizer: Any, texts: list[str], targets: Any) -> TextSamples:
+    template = read_template(tokenizer, pair=False)
+    return TextSamples(encode([Column(texts, offsets=True)], tokenizer), template, targets, 32)
+
+
+@pytest.mark.parametrize(
+    ("targets", "other"),
+    [
+        (np.array([0, 1, 1]), np.array([0, 1, 0])),
+        ([[0, 1], [], [1]], [[0, 1], [1], []]),
+        ([np.array([0, -100]), np.array([1]), np.array([2])], [np.array([0, -100])] * 3),
+        (range(3), range(1, 4)),
+    ],
+)
+def test_a_digest_is_of_texts_targets_and_their_order(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, targets: Any, other: Any
+) -> None:
+    # Ten million samples would take minutes, while other ranks wait.
+    monkeypatch.delattr(TextSamples, "__getitem__")
+    one = samples(tokenizer, TEXTS, targets)
+    assert one.digest() == samples(tokenizer, [*TEXTS], targets).digest()
+    changed = [
+        samples(tokenizer, TEXTS, other),
+        samples(tokenizer, TEXTS[::-1], targets),
+        samples(tokenizer, ["tile", "registers eight cores", "which tile"], targets),
+        replace(one, max_length=16),
+        replace(one, template=read_template(tokenizer, pair=True)),
+    ]
+    assert len({one.digest(), *(each.digest() for each in changed)}) == 6
+
+
+def test_a_digest_of_windows_is_of_texts_and_answers(
+    questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Features, "__getitem__")
+    one = build_features(questions[:8], tokenizer, 384, 128)
+    assert one.digest() == build_features(questions[:8], tokenizer, 384, 128).digest()
+    answer = questions[0].answers[0]
+    moved = replace(questions[0], answers=(replace(answer, text=answer.text.split()[0]),))
+    assert moved != questions[0]
+    changed = [[moved, *questions[1:8]], questions[7::-1], questions[:7]]
+    digests = {build_features(each, tokenizer, 384, 128).digest() for each in changed}
+    assert len(digests - {one.digest()}) == 3
+
+
+def test_lengths_are_computed_once_per_run(questions: list[Question], tokenizer: Any) -> None:
+    asked = []
+
+    class Counted(Features):
+        @property
+        def lengths(self) -> Any:
+            asked.append(self)
+            return super().lengths
+
+    made = build_features(questions[:8], tokenizer, 384, 128)
+    counted = Counted(made.encoded, made.template, made.windows)
+    options = SquadOptions()
+    run = TrainingRun(session(options, Ranks()), Squad(options), Loaded(None, tokenizer), counted)
+    for _ in range(3):
+        run.batch(np.arange(4))
+    assert len(asked) == 1

@@ -24,7 +24,6 @@ from transformers import (
 from jobs.worker.fast import attention
 from jobs.worker.fast.attention import (
     LONGEST,
-    NAME,
     attend,
     find_dropout,
     stop_using_products,
@@ -113,6 +112,7 @@ def test_long_batches_of_language_models_have_no_mask(
     assert torch.allclose(model(torch.arange(12).view(1, 12)).logits, expected, atol=1e-5)
     assert [mask is None for mask in masks] == [False, False, True, True]
     stop_using_products(model)
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_each_call_drops_other_weights() -> None:
@@ -125,14 +125,6 @@ def test_each_call_drops_other_weights() -> None:
     assert not torch.allclose(first, second)
 
 
-def test_without_a_mask_and_a_scale() -> None:
-    (query, key, value), _ = make_inputs(torch.float32)
-    found, weights = attend(None, query, key, value, None)
-    assert weights is None
-    expected = scaled_dot_product_attention(query, key, value).transpose(1, 2)
-    assert torch.allclose(found, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_products_are_for_short_texts(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "LONGEST", 20 - more)
@@ -141,13 +133,16 @@ def test_products_are_for_short_texts(more: int, monkeypatch: pytest.MonkeyPatch
     assert ("ProductAttention" in str(found.grad_fn.next_functions)) is not bool(more)  # type: ignore[union-attr]
 
 
-def test_without_a_known_dropout_it_is_torchs_own() -> None:
+@pytest.mark.parametrize(("masked", "p"), [(False, 0.0), (True, 0.5)])
+def test_without_a_mask_or_a_known_dropout_it_is_torchs_own(masked: bool, p: float) -> None:
     (query, key, value), mask = make_inputs(torch.float32)
+    given = mask if masked else None
     torch.manual_seed(1)
-    found, _ = attend(None, query, key, value, mask, dropout=0.5)
+    found, weights = attend(None, query, key, value, given, dropout=p)
     torch.manual_seed(1)
-    expected = scaled_dot_product_attention(query, key, value, mask, 0.5)
-    assert torch.equal(found, expected.transpose(1, 2))
+    expected = scaled_dot_product_attention(query, key, value, given, p)
+    assert weights is None
+    assert torch.allclose(found, expected.transpose(1, 2), atol=1e-6)
 
 
 SMALL = {"vocab_size": 99, "max_position_embeddings": 64}
@@ -160,39 +155,12 @@ SIZES = {
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        DistilBertForQuestionAnswering(
-            DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, **SMALL)
-        ),
-        BertForQuestionAnswering(BertConfig(**SMALL, **SIZES)),
-    ],
-    ids=lambda model: type(model).__name__,
+    "kind", [(BertConfig, BertForQuestionAnswering), (AlbertConfig, AlbertForQuestionAnswering)]
 )
-def test_models_use_it_until_they_are_told_not_to(model: Any) -> None:
-    model.train()
-    used = use_products(model)
-    assert [type(each).__name__.endswith("SelfAttention") for each in used] == [True, True]
-    assert model.training
-    assert model.config._attn_implementation == NAME
-    stop_using_products(model)
-    assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        BertForQuestionAnswering(BertConfig(**SMALL, **SIZES)),
-        AlbertForQuestionAnswering(
-            AlbertConfig(**SMALL, **SIZES, embedding_size=16, attention_probs_dropout_prob=0.1)
-        ),
-    ],
-    ids=["bert", "albert"],
-)
-def test_dropout_of_weights_is_found_in_a_model(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model.train()
+def test_dropout_of_weights_is_found_in_a_model(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, family = kind
+    own = {"embedding_size": 16, "attention_probs_dropout_prob": 0.1}
+    model = family(config(**SMALL, **SIZES, **own)).train()
     replace_dropouts(model)
     assert use_products(model)
     monkeypatch.setattr(attention, "scaled_dot_product_attention", None)

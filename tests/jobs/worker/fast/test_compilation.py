@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch._functorch.config
 from torch._inductor import codecache
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from jobs.worker.fast import compilation
 from jobs.worker.fast.compilation import keep_compiled
@@ -25,23 +26,23 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(codecache, name, f"/torch's own/{name}")
 
 
-def test_compiled_code_is_kept_in_the_folder(tmp_path: Path) -> None:
-    keep_compiled(tmp_path / "new")
-    (folder,) = (tmp_path / "new").iterdir()
-    assert os.environ[NAME] == str(folder)
-    assert torch._functorch.config.autograd_cache_allow_custom_autograd_functions
-    assert Path(codecache._HEADER_DIR) == folder / "precompiled_headers"
-    assert Path(codecache._HEADER_LOCK_DIR) == folder / "precompiled_headers/locks"
-
-
-def test_processors_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("own_default", [False, True])
+def test_compiled_code_is_kept_in_a_folder_for_each_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_default: bool
 ) -> None:
-    for flags in ({"avx2"}, {"avx2", "avx512f"}):
-        monkeypatch.delenv(NAME, raising=False)
+    for count, flags in enumerate(({"avx2"}, {"avx2", "avx512f"}), start=1):
+        if own_default:
+            monkeypatch.setenv(NAME, default_cache_dir())
+        else:
+            monkeypatch.delenv(NAME, raising=False)
         monkeypatch.setattr(compilation, "read_cpu_flags", lambda flags=flags: flags)
-        keep_compiled(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+        keep_compiled(tmp_path / "new")
+        folder = Path(os.environ[NAME])
+        assert folder in [*(tmp_path / "new").iterdir()]
+        assert len([*(tmp_path / "new").iterdir()]) == count
+        assert torch._functorch.config.autograd_cache_allow_custom_autograd_functions
+        assert Path(codecache._HEADER_DIR) == folder / "precompiled_headers"
+        assert Path(codecache._HEADER_LOCK_DIR) == folder / "precompiled_headers/locks"
 
 
 def test_a_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,14 +50,6 @@ def test_a_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     keep_compiled(tmp_path)
     assert os.environ[NAME] == "/mine"
     assert codecache._HEADER_DIR.startswith("/torch's own")
-
-
-def test_torchs_own_default_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    monkeypatch.setenv(NAME, default_cache_dir())
-    keep_compiled(tmp_path)
-    assert Path(os.environ[NAME]).parent == tmp_path
 
 
 def test_without_a_folder_it_stays_where_torch_keeps_it(tmp_path: Path) -> None:

@@ -90,14 +90,14 @@ def test_a_models_dropouts_are_replaced_and_restored() -> None:
     )
     assert [each.p for each in replace_dropouts(model)] == [0.25, 0.5]
     assert not model.state_dict().keys() - {"0.weight", "0.bias"}
-    draw_seeds(model)
-    first = [int(each.seed) for each in model.modules() if isinstance(each, HashDropout)]
-    state = torch.get_rng_state()
-    draw_seeds(model)
-    second = [int(each.seed) for each in model.modules() if isinstance(each, HashDropout)]
+
+    def draw() -> list[int]:
+        draw_seeds(model)
+        return [int(each.seed) for each in model.modules() if isinstance(each, HashDropout)]
+
+    first, state, second = draw(), torch.get_rng_state(), draw()
     torch.set_rng_state(state)
-    draw_seeds(model)
-    assert [int(each.seed) for each in model.modules() if isinstance(each, HashDropout)] == second
+    assert draw() == second
     assert len({*first, *second}) == 4
     model.eval()
     restore_dropouts(model)

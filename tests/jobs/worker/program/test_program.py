@@ -81,6 +81,13 @@ def begin(
     )
 
 
+def event_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the event at the end of what a rank printed."""
+    found = parse_event(done.stdout[done.stdout.rindex(prefix_of("0a")) :], "0a")
+    assert found is not None
+    return found
+
+
 def test_the_program_gets_torchs_env_variables(node: Path) -> None:
     plan = RankPlacement(format_cpus([CPU]), 1, None)
 
@@ -141,10 +148,8 @@ def test_what_a_program_writes_is_newer_than_the_mark_of_its_start(node: Path) -
 def test_arguments_and_exit_code_pass_through(node: Path) -> None:
     done = start(node, "sh", "-c", 'echo "$@"; exit 7', "name", "--folder=x", "--", "it's")
 
-    first, second = done.stdout.splitlines()
-    assert (done.returncode, first) == (7, "--folder=x -- it's")
-    said = parse_event(second, "0a")
-    assert said is not None
+    said = event_of(done)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (7, "--folder=x -- it's")
     assert said["message"] == "sh ended with exit code 7: --folder=x -- it's"
     assert said["exit_code"] == 7
     assert (node / "output.state/logs/rank-3.log").read_text() == done.stdout
@@ -159,7 +164,6 @@ _GLOO = (
     ("printed", "last", "lost_peer"),
     [
         ("", "", False),
-        ("no such file\n\n", "no such file", False),
         (f"{'x' * 99}\n" * 9999 + "the last\n", "the last", False),
         (
             "step 1\rstep 2\nTraceback (most recent call last):\n  x\nKeyError: 'a'\n",
@@ -190,9 +194,7 @@ def test_a_failure_has_the_last_line_of_its_own_rank(
 ) -> None:
     (node / "work").mkdir()
     (node / "work/said").write_text(printed)
-    done = start(node, "sh", "-c", "cat said >&2; exit 1")
-    said = parse_event(done.stdout[done.stdout.rindex(prefix_of("0a")) :], "0a")
-    assert said is not None
+    said = event_of(start(node, "sh", "-c", "cat said >&2; exit 1"))
     assert said["message"] == f"sh ended with exit code 1{': ' if last else ''}{last}"
     assert said["lost_peer"] is lost_peer
 
@@ -201,9 +203,7 @@ def test_a_failure_has_the_last_line_of_its_own_rank(
 def test_a_missing_module_of_a_src_folder_is_explained(node: Path, place: str) -> None:
     (node / "work" / place).parent.mkdir(parents=True)
     (node / "work" / place).touch()
-    done = start(node, sys.executable, "-c", "import mine.deep")
-    said = parse_event(done.stdout[done.stdout.rindex(prefix_of("0a")) :], "0a")
-    assert said is not None
+    said = event_of(start(node, sys.executable, "-c", "import mine.deep"))
     assert said["message"].endswith("ModuleNotFoundError: No module named 'mine'")
     hint = "src/ can be imported only with a pyproject.toml, or with --env PYTHONPATH=src"
     assert said["hint"] == (hint if place.startswith("src") else None)
@@ -212,14 +212,11 @@ def test_a_missing_module_of_a_src_folder_is_explained(node: Path, place: str) -
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_killed_program_is_reported_with_its_signal(node: Path, number: int) -> None:
     done = start(node, "sh", "-c", f"kill -{number} $$")
-    said = parse_event(done.stdout, "0a")
-    assert said is not None
+    said, killed = event_of(done), number == signal.SIGKILL
     assert done.returncode == 128 + number
-    memory = ", usually because its node ran out of memory" if number == signal.SIGKILL else ""
+    memory = ", usually because its node ran out of memory" if killed else ""
     assert said["message"] == f"sh was ended by signal {number}{memory}"
-    assert ("destroy_process_group() at the end" in (said["hint"] or "")) == (
-        number == signal.SIGABRT
-    )
+    assert ("destroy_process_group() at the end" in (said["hint"] or "")) is not killed
 
 
 def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> None:
@@ -249,10 +246,9 @@ def test_what_a_program_leaves_running_is_named_and_killed(node: Path, daemon: s
     source.write_text(text.replace("GRACE_S = 30.0", "GRACE_S = 0.5"))
     done = start(node, "sh", "-c", f"{daemon} & (sleep 0.1; echo late) & echo $!", options=())
 
-    pid, late, said = done.stdout.splitlines()
+    pid, late, _ = done.stdout.splitlines()
     assert (done.returncode, late) == (0, "late")
-    found = parse_event(said, "0a")
-    assert found is not None
+    found = event_of(done)
     assert "warning: rank 3 on " in found["text"]
     assert re.search(r"which are killed: \d+ \((sh -c )?sleep 607\d", found["text"]), found["text"]
     assert pid not in found["text"]
@@ -274,8 +270,7 @@ def _has_ended(pid: int) -> bool | None:
 def test_a_rank_with_wrong_placement_never_starts_the_program(node: Path) -> None:
     done = start(node, "touch", "started", plan=RankPlacement("900-901", 4, None))
 
-    said = parse_event(done.stdout, "0a")
-    assert said is not None
+    said = event_of(done)
     assert done.returncode == 1
     assert (said["event"], said["rank"]) == ("error", 3)
     assert f"CPUs 900-901 planned, {CPU} found; 4 threads planned, 1 found" in said["message"]
@@ -284,11 +279,8 @@ def test_a_rank_with_wrong_placement_never_starts_the_program(node: Path) -> Non
 
 def test_a_missing_program_is_one_clear_line(node: Path) -> None:
     done = start(node, "no-such-program")
-
-    said = parse_event(done.stdout, "0a")
-    assert said is not None
     assert done.returncode == 127
-    assert said["message"] == "no-such-program can't be run: No such file or directory"
+    assert event_of(done)["message"] == "no-such-program can't be run: No such file or directory"
     assert done.stderr == ""
 
 

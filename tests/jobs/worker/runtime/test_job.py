@@ -107,7 +107,7 @@ def test_sigterm_on_one_rank_stops_all_after_the_same_step(toy: Path) -> None:
     assert not (toy / "output/results.json").exists()
 
 
-def test_ranks_of_a_slurm_job_that_share_cores_say_so(toy: Path) -> None:
+def test_ranks_of_a_slurm_job_that_share_cores_say_so_and_a_failure_is_one_event(toy: Path) -> None:
     cores = len(read_cores(os.sched_getaffinity(0)))
     torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "SPR_BACKEND": "gloo"}
     environ = {**os.environ, **LOOPBACK, **torchrun, "LOCAL_WORLD_SIZE": f"{cores + 1}"}
@@ -120,15 +120,10 @@ def test_ranks_of_a_slurm_job_that_share_cores_say_so(toy: Path) -> None:
     assert f"{cores + 1} x 1 threads do not fit its {cores} cores" in warning
     assert warning.endswith(f"write the job again with --shape cores={cores}")
     assert "not pinned" not in pod.output
-
-
-def test_a_failure_is_one_event_with_its_hint(toy: Path) -> None:
-    first, _ = run_two(toy, "--fail")
-
-    (error,) = first.of("error")
+    (error,) = pod.of("error")
     assert (error["message"], error["hint"]) == ("the loss is infinite", "lower it")
-    assert first.code == 1
-    assert "Traceback" not in first.output
+    assert pod.code == 1
+    assert "Traceback" not in pod.output
 
 
 @pytest.mark.parametrize(

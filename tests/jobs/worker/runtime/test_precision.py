@@ -25,7 +25,6 @@ OLD = frozenset(("avx2",))
             ("fp32", "without amx_bf16, Intel's fp32 is faster than bf16, on b"),
         ),
         ("bf16", {"a": INTEL_AVX512}, ("bf16", "set by --dtype bf16")),
-        ("bf16", {"a": OLD}, ("bf16", "set by --dtype bf16")),
         ("fp32", {"a": AMX}, ("fp32", "set by --dtype fp32")),
     ],
 )
@@ -43,7 +42,6 @@ def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(
         ({"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, frozenset()),
         ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, ZEN4),
         ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX2"}, AMX),
-        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, AMX),
     ],
 )
 def test_instructions_that_onednn_must_not_use_do_not_count(

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from contextlib import suppress
 from types import ModuleType
 
 import pytest
 
 from jobs.worker.runtime import process
-from jobs.worker.runtime.errors import BackendError
-from jobs.worker.runtime.process import RankIdentity, abort_all, read_identity
+from jobs.worker.runtime.errors import BackendError, StoppedError
+from jobs.worker.runtime.process import RankIdentity, abort_all, listen, read_identity
 from jobs.worker.runtime.ranks import CCL_MODULE, choose_backend, lost_peer
 
 
@@ -61,3 +63,20 @@ def test_abort_writes_to_mpiruns_descriptor(monkeypatch: pytest.MonkeyPatch) -> 
         assert pipe.read() == "cmd=abort exitcode=1\n"
     abort_all({"PMI_FD": str(write_end)})  # mpirun is gone: nothing left to tell
     abort_all({})
+
+
+def test_an_unhandled_sigterm_is_not_lost() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        with listen() as request:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert request.stop
+            assert got == []
+        assert got == [signal.SIGTERM]
+        with suppress(StoppedError), listen():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise StoppedError
+        assert got == [signal.SIGTERM], "this one was handled"
+    finally:
+        signal.signal(signal.SIGTERM, before)

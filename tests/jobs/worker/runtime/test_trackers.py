@@ -194,22 +194,21 @@ def test_a_slow_tracker_keeps_the_newest_points(job: Job, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("address", "reason"), [("", "MLFLOW_TRACKING_URI is not set"), ("gopher://x", "gopher")]
+    ("name", "address", "reason"),
+    [
+        ("mlflow", "", "MLFLOW_TRACKING_URI is not set"),
+        ("mlflow", "gopher://x", "gopher"),
+        ("wandb", "", "warning: wandb gets no more metrics: import of wandb halted"),
+    ],
 )
-def test_a_wrong_setting_is_one_note(
-    job: Job, monkeypatch: pytest.MonkeyPatch, address: str, reason: str
+def test_a_wrong_setting_or_a_missing_client_is_one_note(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, address: str, reason: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-    job.run("mlflow", range(1, 7), accuracy=97.5)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    job.run(name, range(1, 7), accuracy=97.5)
     (note,) = job.notes
     assert reason in note
-
-
-def test_a_client_that_is_missing_is_one_note(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    job.run("wandb", range(1, 7), accuracy=97.5)
-    (note,) = job.notes
-    assert note.startswith("warning: wandb gets no more metrics: import of wandb halted")
 
 
 def test_weights_and_biases_offline_keeps_the_run_with_the_results(

@@ -68,12 +68,6 @@ def test_all_are_the_results_and_inputs_but_no_secrets(
     assert json.loads(capsys.readouterr().out) == done
 
 
-def test_inputs_have_no_data_from_s3(job: Path, bucket: Any) -> None:
-    assert run("checkpoint", job) == 0
-    assert names(bucket) == ["data/train.csv", "job.json"]
-    assert not (job / push.PUSHED).exists()
-
-
 def test_only_what_differs_is_stored_again(job: Path, bucket: Any, proxy: Proxy) -> None:
     run("all", job)
     proxy.requests.clear()
@@ -151,10 +145,13 @@ def test_after_an_interruption_only_the_rest_is_stored(
     assert len(names(bucket)) == 10
 
 
-def test_denial_fails_at_once_without_secrets(
+def test_a_probe_leaves_nothing_and_a_denial_fails_at_once_without_secrets(
     job: Path, bucket: Any, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert run("probe", job) == 0
+    assert names(bucket) == []
     proxy.answer = lambda _: DENIED
+    proxy.requests.clear()
     assert run("probe", job) == 1
     assert len(proxy.requests) == 1
     assert capsys.readouterr().err == f"{URL}: AccessDenied: the nodes may not write it\n"
@@ -169,7 +166,8 @@ def test_errors_of_the_server_are_tried_again(
     monkeypatch.setattr("random.random", lambda: 0.001)  # boto3's pauses
     proxy.answer = lambda request: slow if "PUT" in request and next(failures, None) == 0 else None
     assert run("checkpoint", job) == 0
-    assert names(bucket) == ["data/train.csv", "job.json"]
+    assert names(bucket) == ["data/train.csv", "job.json"], "no data from S3"
+    assert not (job / push.PUSHED).exists()
 
 
 @pytest.mark.parametrize("may", [True, False], ids=["allowed", "denied"])
@@ -189,8 +187,3 @@ def test_uploads_that_an_earlier_push_left_unfinished_are_aborted(
     left = [each.object_key for each in bucket.multipart_uploads.all()]
     assert left == list(uploads)[1 if may else 0 :]
     assert (job / push.PUSHED).exists()
-
-
-def test_probe_leaves_nothing(job: Path, bucket: Any) -> None:
-    assert run("probe", job) == 0
-    assert names(bucket) == []

@@ -15,6 +15,7 @@ from jobs.worker.study.coordinator import BEST, JOURNAL, Coordinator, restore
 from jobs.worker.study.plan import STUDY, Domain, StudyPlan
 from jobs.worker.tasks.digits import DigitsOptions
 from jobs.worker.tasks.lm.model import LmOptions
+from jobs.worker.tasks.squad.task import SquadOptions
 from jobs.worker.training.options import TrainOptions
 
 RATES = {"learning_rate": Domain(low=1e-4, high=1e-1, log=True)}
@@ -70,26 +71,36 @@ def test_all_combinations_are_tried_once(state: Path) -> None:
     assert study.ask() == {}
 
 
-def test_values_are_drawn_from_a_range(state: Path) -> None:
+def test_values_are_drawn_from_a_range_by_the_seed(tmp_path: Path) -> None:
     layers = {"batch_size": Domain(low=4, high=64), **RATES}
-    tried = run(make(state, layers, 8), *range(8))
+    tried, again, other = (
+        run(make(tmp_path / str(number), layers, 8, DigitsOptions(seed=seed)), *range(8))
+        for number, seed in enumerate((42, 42, 7))
+    )
+    assert tried == again != other
     assert all(isinstance(each["batch_size"], int) for each in tried)
     assert all(4 <= each["batch_size"] <= 64 for each in tried)
     assert all(1e-4 <= each["learning_rate"] <= 1e-1 for each in tried)
     assert len({each["learning_rate"] for each in tried}) == 8
 
 
-def test_the_same_seed_proposes_the_same(tmp_path: Path) -> None:
-    first, second = (run(make(tmp_path / name), 1.0, 2.0) for name in "ab")
-    assert first == second
-    other = make(tmp_path / "c", options=DigitsOptions(seed=7))
-    assert run(other, 1.0, 2.0) != first
-
-
-def test_the_best_output_is_kept_and_the_first_of_equal_ones(state: Path) -> None:
-    study = make(state)
-    run(study, 50.0, 70.0, 70.0, 60.0)
+@pytest.mark.parametrize(
+    ("options", "metric", "scores"),
+    [
+        (DigitsOptions(), "accuracy", [{"accuracy": each} for each in (50.0, 70.0, 70.0, 60.0)]),
+        (LmOptions(), "perplexity", [{"perplexity": each} for each in (9.0, 4.0, 5.0)]),
+        (SquadOptions(metric="em"), "em", [{"f1": 90.0, "em": 10.0}, {"f1": 80.0, "em": 20.0}]),
+    ],
+    ids=["the first of equal ones", "the lowest perplexity", "by the user's metric"],
+)
+def test_the_best_output_is_kept(
+    state: Path, options: TrainOptions, metric: str, scores: list[dict[str, float]]
+) -> None:
+    study = make(state, options=options)
+    for each in scores:
+        end(study, study.ask()["number"], scores=each)
     assert best_of(study) == 1
+    assert study.results()["metric"] == metric
     assert not list(study.folder.glob("new-*"))
 
 
@@ -99,23 +110,6 @@ def test_of_equal_trials_the_first_to_end_is_the_best(state: Path) -> None:
     for number in reversed(numbers):
         end(study, number, scores={"accuracy": 50.0})
     assert study.best().number == best_of(study) == 1
-
-
-def test_the_lowest_perplexity_is_the_best(state: Path) -> None:
-    study = make(state, options=LmOptions())
-    for perplexity in (9.0, 4.0, 5.0):
-        end(study, study.ask()["number"], scores={"perplexity": perplexity})
-    assert best_of(study) == 1
-
-
-def test_the_metric_is_the_users(state: Path) -> None:
-    from jobs.worker.tasks.squad.task import SquadOptions
-
-    study = make(state, options=SquadOptions(metric="em"))
-    for em, f1 in ((10.0, 90.0), (20.0, 80.0)):
-        end(study, study.ask()["number"], scores={"f1": f1, "em": em})
-    assert best_of(study) == 1
-    assert study.results()["metric"] == "em"
 
 
 def test_a_trial_ends_early_unless_it_is_in_the_best_third_so_far(state: Path) -> None:
@@ -157,36 +151,33 @@ def test_no_trial_is_made_twice(state: Path) -> None:
     assert len(study.results()["trials"]) == 3
 
 
-def test_a_pruned_trial_is_no_result_and_frees_its_place(state: Path) -> None:
-    study = make(state, trials=2)
+def test_a_pruned_or_failed_trial_is_no_result_and_does_not_end_the_study(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make(state, trials=3)
     end(study, study.ask()["number"])
+    end(study, study.ask()["number"], failure="no memory")
     assert study.best() is None
     run(study, 5.0)
     assert study.ask() == {}
-    assert [each["state"] for each in study.results()["trials"]] == ["pruned", "complete"]
+    trials = study.results()["trials"]
+    assert [each["state"] for each in trials] == ["pruned", "fail", "complete"]
+    assert [each.get("failure") for each in trials] == [None, "no memory", None]
+    said = "trial 2 (2 of 3 have ended): failed: no memory (--learning-rate 0."
+    assert said in capsys.readouterr().out
 
 
-def test_a_failed_trial_does_not_end_the_study(
-    state: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("ranks", "failures"), [(1, 3), (5, 5)])
+def test_three_failures_before_any_success_end_it_or_one_of_each_rank(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int, failures: int
 ) -> None:
-    study = make(state, trials=2)
-    end(study, study.ask()["number"], failure="no memory")
-    run(study, 5.0)
-    assert [each.get("failure") for each in study.results()["trials"]] == ["no memory", None]
-    assert (
-        "trial 1 (1 of 2 have ended): failed: no memory (--learning-rate 0."
-        in capsys.readouterr().out
-    )
-
-
-def test_three_failures_before_any_success_end_it(
-    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = make(state, trials=50)
-    for _ in range(3):
-        end(study, study.ask()["number"], failure="no such model")
-    assert study.ask() == {}
-    assert study.is_over()
+    study = make(state, trials=50, ranks=ranks)
+    numbers = [study.ask()["number"] for _ in range(failures)]
+    for number in numbers[1:]:
+        end(study, number, failure="no such model")
+    assert study.ask()
+    end(study, numbers[0], failure="no such model")
+    assert study.ask() == {}, "though one still runs"
     assert study.finish(tmp_path / "output") == 1
     assert "no trial succeeded: no such model" in capsys.readouterr().out
 
@@ -226,16 +217,6 @@ def test_a_restart_has_the_rest_of_the_time(
     assert make(tmp_path / "b").join(0, "a")[2] is None
 
 
-def test_with_several_ranks_each_may_fail_once(state: Path) -> None:
-    study = make(state, trials=50, ranks=5)
-    numbers = [study.ask()["number"] for _ in range(6)]
-    for number in numbers[:4]:
-        end(study, number, failure="no memory")
-    assert study.ask()
-    end(study, numbers[4], failure="no memory")
-    assert study.ask() == {}, "though one still runs"
-
-
 def test_it_is_over_when_every_rank_knows(state: Path) -> None:
     study = make(state, trials=2, ranks=2)
     numbers = [study.ask()["number"] for _ in range(2)]
@@ -248,6 +229,8 @@ def test_it_is_over_when_every_rank_knows(state: Path) -> None:
 
 
 def test_a_checkpoint_brings_back_what_has_ended(state: Path) -> None:
+    (state / "checkpoints" / "step-000001.partial").mkdir(parents=True)
+    assert not restore(state)
     study = make(state, SIZES, 6)
     run(study, 10.0, 30.0)
     interrupted = study.ask()
@@ -289,12 +272,6 @@ def test_the_end_of_a_trial_is_saved_unless_checkpoints_take_too_long(
     assert (folder / "step-000003").exists()
 
 
-def test_without_a_checkpoint_there_is_nothing_to_restore(state: Path) -> None:
-    make(state)
-    (state / "checkpoints" / "step-000001.partial").mkdir(parents=True)
-    assert not restore(state)
-
-
 def test_two_checkpoints_are_kept_each_with_the_best_output(state: Path) -> None:
     study = make(state)
     for accuracy in (10.0, 20.0, 15.0):
@@ -324,12 +301,6 @@ def test_the_results_are_those_of_the_best_trial_with_all_trials(
     assert sum(results["importance"].values()) == pytest.approx(1, abs=0.01)
     assert (output / "study.journal").read_bytes() == (state / STUDY / JOURNAL).read_bytes()
     assert "trial 2 (2 of 4 have ended): accuracy 40.00, the best so far" in capsys.readouterr().out
-
-
-def test_one_option_has_no_share_of_the_differences(state: Path) -> None:
-    study = make(state)
-    run(study, 10.0, 40.0)
-    assert study.results()["importance"] == {}
 
 
 def test_the_ranks_hosts_are_announced_when_all_have_joined(

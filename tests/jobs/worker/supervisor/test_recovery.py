@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ from jobs.worker.supervisor.attempt import (
     describe_lost_nodes,
     name_nodes,
 )
-from jobs.worker.supervisor.commands import CANCELLED, REQUEUED, SlurmJob
+from jobs.worker.supervisor.commands import CANCELLED, LOW_PRIORITY, REQUEUED, Running, SlurmJob
 from jobs.worker.supervisor.launch import fit_pinning, render_pinning
 from jobs.worker.supervisor.nodes import (
     NodeState,
@@ -123,13 +122,7 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
 
 @pytest.mark.parametrize(
     ("code", "fate", "waits"),
-    [
-        (0, "", False),
-        (143, "", True),
-        (1, "", False),
-        (1, REQUEUED, False),
-        (143, CANCELLED, False),
-    ],
+    [(0, "", False), (143, "", True), (1, REQUEUED, False), (143, CANCELLED, False)],
 )
 def test_copies_do_not_delay_the_end_until_slurm_kills(
     code: int, fate: str, *, waits: bool
@@ -182,12 +175,10 @@ def test_what_a_node_says_about_itself() -> None:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        ({"node0": 30, "node1": 15}, ""),
         ({"node0": 15, "node1": 30, "node2": 15}, "node1"),
         ({"node0": 30, "node1": 30}, ""),
         ({"node1": 15}, "node1"),  # nothing is known of this node
         ({"node0": -1, "node1": -1}, ""),
-        ({}, ""),
     ],
 )
 def test_the_newest_checkpoint_comes_from_another_node(
@@ -239,22 +230,18 @@ def test_a_silent_node_with_the_only_checkpoint_is_asked_again(
     assert (*found, *fetched) == ()
 
 
-@pytest.mark.parametrize("cpus", [range(8), (0, 1)], ids=["fits", "too few: a rank will say so"])
-def test_a_pinning_stays(cpus: Sequence[int]) -> None:
-    assert fit_pinning(PLANNED, cpus) == PLANNED
-    assert fit_pinning((), cpus) == ()
-
-
-def test_a_pinning_moves_to_the_cpus_of_a_replaced_node() -> None:
+def test_a_pinning_moves_to_the_cpus_of_a_replaced_node_if_there_are_enough() -> None:
+    for cpus in (range(8), range(2)):  # as planned; too few, as a rank will say
+        assert fit_pinning(PLANNED, cpus) == PLANNED
+        assert fit_pinning((), cpus) == ()
     moved = fit_pinning(PLANNED, range(10, 16))
     env = render_pinning(moved, 2, 2, ccl=True)
 
     assert env["I_MPI_PIN_DOMAIN"] == f"[{hex(0b11 << 10)},{hex(0b11 << 13)}]"
     assert env["CCL_WORKER_AFFINITY"] == "12,15"
     places = [RankPlacement(**place) for place in json.loads(env[VARIABLE])]
-    assert [place.cpus for place in places] == ["10-11", "13-14"]
-    assert [place.workers for place in places] == ["12", "15"]
-    assert [place.memory for place in places] == [None, None]
+    found = [(place.cpus, place.workers, place.memory) for place in places]
+    assert found == [("10-11", "12", None), ("13-14", "15", None)]
 
 
 def test_an_idle_job_is_mentioned_after_ten_minutes_and_then_rarely() -> None:
@@ -285,3 +272,42 @@ def test_only_ranks_of_the_job_count(tmp_path: Path) -> None:
                 time.sleep(0.3)
                 assert measure_ranks(f"SPR_JOB_FOLDER={tmp_path}".encode()) == 0
             rank.kill()
+
+
+def run(words: str) -> str:
+    """Run a command at low priority in its own session; return its output."""
+    argv = ["sh", "-c", f"{LOW_PRIORITY} {words}"]
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=True, start_new_session=True
+    ).stdout
+
+
+def test_low_priority_within_a_session() -> None:
+    assert run("nice") == "19\n"
+
+
+def test_low_priority_where_sessions_have_none() -> None:
+    words = LOW_PRIORITY.replace("/proc/self/autogroup", "/proc/self/no-such-file")
+    done = subprocess.run(["sh", "-ec", f"({words} nice)"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "19\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroup")
+def test_low_priority_among_sessions() -> None:
+    assert run("cat /proc/self/autogroup").endswith("nice 19\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "limit_s", "printed", "why"),
+    [
+        (["head", "-c", "99999", "/dev/zero"], 60, "\0" * 99999, ""),  # more than a pipe takes
+        (["sh", "-c", "echo a; echo b >&2; echo c >&2; exit 3"], 60, "a", "c"),
+        (["sh", "-c", "exit 3"], 60, "", "exit code 3"),
+        (["sleep", "60"], 0, "", "it took longer than 0 min"),
+        (["no-such-program"], 60, "", "env: 'no-such-program': No such file or directory"),
+    ],
+    ids=["long", "says why", "silent", "slow", "missing"],
+)
+def test_a_command_beside_the_loop(argv: list[str], limit_s: float, printed: str, why: str) -> None:
+    found = Running(argv, limit_s).wait()
+    assert (found.printed, found.why.translate({0x2018: "'", 0x2019: "'"})) == (printed, why)

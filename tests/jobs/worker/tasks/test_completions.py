@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks.lm.head import IGNORED
 from jobs.worker.tasks.lm.memory import Plan, simulate
 from jobs.worker.tasks.lm.model import LmOptions
@@ -37,7 +38,7 @@ from tests.jobs.worker.tasks.chat_models import (
     save_chat_model,
     share_answered,
 )
-from tests.jobs.worker.threaded_ranks import run_threaded, session
+from tests.jobs.worker.threaded_ranks import load_run
 
 PAIRS = [
     {"prompt": f"{n} plus {n} is", "completion": f" {2 * n}, {'I think' * (n % 3)}"}
@@ -73,14 +74,8 @@ def options_for(folder: Path, rows: Any, **more: Any) -> LmOptions:
 def load(options: LmOptions, ranks: int = 1, **more: Any) -> tuple[TrainingRun, str]:
     """Return the last rank's run, before its first step, and the notes of the first."""
     said = io.StringIO()
-
-    def work(own: Ranks) -> TrainingRun:
-        task, context = Lm(options), session(options, own, said if own.first else None, **more)
-        data = task.read(lambda _: None)
-        loaded = task.load(context, data)
-        return TrainingRun(context, task, loaded, task.prepare(context, loaded, data.train))
-
-    return run_threaded(ranks, work)[-1], said.getvalue()
+    with patch("jobs.worker.tasks.lm.memory.require_memory"):  # which takes most of the time
+        return load_run(Lm(options), ranks, said, **more), said.getvalue()
 
 
 def learned(run: TrainingRun, number: int) -> str:
@@ -88,11 +83,15 @@ def learned(run: TrainingRun, number: int) -> str:
     sample = run.samples[number]
     ids, labels = sample.inputs["input_ids"], sample.inputs["labels"]
     assert {*labels[labels != ids].tolist()} <= {IGNORED}
-    weights = run.task.weights(run.samples)
-    assert weights is not None
-    assert weights[number] == (labels[1:] != IGNORED).sum()
+    assert weights_of(run)[number] == (labels[1:] != IGNORED).sum()
     text: str = run.loaded.tokenizer.decode(ids[labels != IGNORED])
     return text
+
+
+def weights_of(run: TrainingRun) -> Any:
+    weights = run.task.weights(run.samples)
+    assert weights is not None
+    return weights
 
 
 def test_a_completion_and_its_end_are_learned(folder: Path) -> None:
@@ -103,9 +102,7 @@ def test_a_completion_and_its_end_are_learned(folder: Path) -> None:
         whole = row["prompt"] + row["completion"] + END
         assert run.samples[number].inputs["input_ids"].tolist() == tokenizer(whole)["input_ids"]
         assert learned(run, number) == row["completion"] + END
-    weights = run.task.weights(run.samples)
-    assert weights is not None
-    assert weights[0] == len(tokenizer(PAIRS[0]["completion"] + END)["input_ids"])
+    assert weights_of(run)[0] == len(tokenizer(PAIRS[0]["completion"] + END)["input_ids"])
     ended = [{"prompt": "a", "completion": f"b{END}"}]
     assert learned(load(options_for(folder, ended))[0], 0) == f"b{END}"
 
@@ -114,9 +111,7 @@ def test_all_tokens_are_learned_if_asked(folder: Path) -> None:
     run, _ = load(options_for(folder, PAIRS, train_on="all"))
     row = PAIRS[3]
     assert learned(run, 3) == row["prompt"] + row["completion"] + END
-    weights = run.task.weights(run.samples)
-    assert weights is not None
-    assert weights[3] == run.samples.lengths[3] - 1
+    assert weights_of(run)[3] == run.samples.lengths[3] - 1
     chats, _ = load(options_for(folder, CHATS, train_on="all"))
     assert learned(chats, 0).startswith("<|im_start|>user\nWhat is 1 plus 1?<|im_end|>\n")
 
@@ -144,8 +139,7 @@ def test_the_end_is_learned_though_it_pads(folder: Path, tmp_path: Path, pad: st
         batch["labels"].numel(),
     )
     # Padding changes no loss.
-    model, weights = run.loaded.model.eval(), run.task.weights(run.samples)
-    assert weights is not None
+    model, weights = run.loaded.model.eval(), weights_of(run)
     with torch.no_grad():
         both, *alone = (
             float(run.task.loss(model, run.task.collate(each, run.loaded)))

@@ -31,10 +31,10 @@ from jobs.worker.training.optimizer_step import StepTimer, compute_gradients, pr
 from jobs.worker.training.options import SMALL
 from jobs.worker.training.scores import rank_candidates
 from jobs.worker.training.teacher import ask_teacher
+from tests.harness.hub import serve_hub
 from tests.jobs.worker.fast.test_communication import run_script
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.threaded_ranks import run_threaded, session
-from tests.jobs.worker.training.test_hub import serve_hub
+from tests.jobs.worker.threaded_ranks import load_run, run_threaded, session
 
 RANK = """
 import sys, torch
@@ -96,15 +96,10 @@ def write_rows(path: Path, rows_of: str) -> None:
 
 def save_encoder(folder: Path, data: str, dim: int = 128) -> str:
     """Save a new model with vectors of this size; return its folder."""
-
-    def work(ranks: Ranks) -> None:
-        task = Embed(EmbedOptions(data=data, **SMALL))
-        save_model(folder, task.load(session(task.options, ranks), task.read(lambda _: None)))
-
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(model_module.SCRATCH_SHAPE, "dim", dim)
-        run_threaded(1, work)
+        save_model(folder, load_run(Embed(EmbedOptions(data=data, **SMALL))).loaded)
     return str(folder / "model")
 
 
@@ -202,67 +197,81 @@ def train(folder: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
 def test_sentence_transformers_computes_the_same(node: Path, node_environ: dict[str, str]) -> None:
-    """Also the scores, on the same texts."""
-    result = train(node, epochs=10, max_length=16)
-    lines = Path(str(Embed.demo.data)).read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    anchors, subjects = [row["text"] for row in rows], sorted({row["label"] for row in rows})
-    config = json.loads((node / "out/model/config.json").read_text())
-    assert config["data_columns"] == {"text": "text"}, "for `predict --data`"
-    vectors = predict(node / "out" / "model", [{"text": text} for text in (*anchors, *subjects)])
-    own = torch.tensor([each["embedding"] for each in vectors])
-
+    """Also the scores, with prompts, shorter vectors, and other texts than those of the data."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import cos_sim
 
-    theirs = SentenceTransformer(str(node / "out" / "model"), device="cpu")
-    found = theirs.encode([*anchors, *subjects], convert_to_tensor=True)
+    rows = [json.loads(line) for line in Path(str(Embed.demo.data)).read_text().splitlines()]
+    anchors, subjects = [row["text"] for row in rows], {row["label"] for row in rows}
+    texts = sorted({*subjects, "another text", "and one more"})
+    (node / "more.txt").write_text("\n\n".join([*texts, "and one more"]))
+    result = train(
+        node,
+        epochs=10,
+        max_length=16,
+        matryoshka="16",
+        mine_negatives=2,
+        query_prompt="query: ",
+        passage_prompt="passage: ",
+        corpus=str(node / "more.txt"),
+    )
+    assert result["candidates"] == len(texts)
+    assert re.search(r"negatives that the model found: \d\.\d per anchor", result["log"])
+    folder = node / "out" / "model"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["data_columns"] == {"text": "text"}, "for `predict --data`"
+    whole, short = (
+        SentenceTransformer(str(folder), device="cpu", truncate_dim=size) for size in (None, 16)
+    )
+    asked = whole.encode_query(anchors, convert_to_tensor=True)
+    known = whole.encode_document(texts, convert_to_tensor=True)
+    prompted = [*(f"query: {text}" for text in anchors), *(f"passage: {text}" for text in texts)]
+    vectors = predict(folder, [{"text": text} for text in prompted])
+    own = torch.tensor([each["embedding"] for each in vectors])
     # `predict` computes in bf16 where that is faster.
-    assert torch.nn.functional.cosine_similarity(found, own).min() > 0.999
+    assert torch.nn.functional.cosine_similarity(torch.cat([asked, known]), own).min() > 0.999
+    assert whole.encode(anchors[0], prompt_name="query") == pytest.approx(asked[0], abs=1e-5)
+    assert short.encode_query(anchors[0]) == pytest.approx(asked[0][:16], abs=1e-5)
 
-    scores = cos_sim(found[: len(anchors)], found[len(anchors) :])
-    truth = torch.tensor([subjects.index(row["label"]) for row in rows])
+    truth = torch.tensor([texts.index(row["label"]) for row in rows])
+    scores = cos_sim(asked, known)
     places = 1 + (scores > scores.gather(1, truth[:, None])).sum(dim=1)
-    known = dict(zip(anchors, (1 / places).tolist(), strict=True))  # equal anchors count once
-    assert result["scores"]["mrr"] == pytest.approx(100 * np.mean([*known.values()]), abs=0.01)
-    assert result["candidates"] == len(subjects)
-    assert result["scores"]["recall_at_1"] > 60, "by chance, 17"
+    best = dict(zip(anchors, (1 / places).tolist(), strict=True))  # equal anchors count once
+    assert result["scores"]["mrr"] == pytest.approx(100 * np.mean([*best.values()]), abs=0.01)
+    assert result["scores"]["recall_at_1"] > 60, "by chance, 12"
+    scores = short.similarity(short.encode_query(anchors), short.encode_document(texts))
+    assert (scores.argmax(dim=1) == truth).float().mean() > 0.4
 
 
-@pytest.mark.parametrize(
-    "pooling", [{"pooling_mode_cls_token": True}, {"pooling_mode": "cls"}, {"pooling_mode": "max"}]
-)
 @pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
-def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path, pooling: dict[str, Any]) -> None:
+def test_pooling_and_prompts_of_the_base_are_kept(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    def work(ranks: Ranks) -> None:
-        task = Embed(replace(Embed.demo, model=model, max_length=16))
-        context = session(task.options, ranks)
-        save_model(folder, task.load(context, task.read(lambda _: None)))
+    def save(name: str, model: str) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        save_model(
+            tmp_path / name,
+            load_run(Embed(replace(Embed.demo, model=model, max_length=16))).loaded,
+        )
+        return tmp_path / name / "model"
 
-    model, folder, prompts = "scratch", tmp_path / "base", {"query": "Represent this: "}
-    folder.mkdir()
-    run_threaded(1, work)
-    model = str(folder / "model")
-    size = {"word_embedding_dimension": 128}
-    (folder / "model/1_Pooling/config.json").write_text(json.dumps({**size, **pooling}))
-    (folder / "model/config_sentence_transformers.json").write_text(
-        json.dumps({"prompts": prompts})
-    )
-    folder = tmp_path / "tuned"
-    folder.mkdir()
-    if pooling == {"pooling_mode": "max"}:
-        with pytest.raises(
-            ModelError, match="the model's pooling is 'max'; `embed` has mean and cls"
-        ):
-            run_threaded(1, work)
-        return
-    run_threaded(1, work)
-    theirs = SentenceTransformer(str(folder / "model"), device="cpu")
+    base, prompts = save("base", "scratch"), {"query": "Represent this: "}
+    (base / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+
+    def pool(**how: Any) -> None:
+        (base / "1_Pooling/config.json").write_text(
+            json.dumps({"word_embedding_dimension": 128, **how})
+        )
+
+    pool(pooling_mode="max")
+    with pytest.raises(ModelError, match="the model's pooling is 'max'; `embed` has mean and cls"):
+        save("other", str(base))
+    pool(pooling_mode_cls_token=True)
+    tuned = save("tuned", str(base))
+    theirs = SentenceTransformer(str(tuned), device="cpu")
     assert theirs.prompts["query"] == prompts["query"]
     texts = ["one text", "another longer text"]
-    own = predict(folder / "model", [{"text": text} for text in texts])
+    own = predict(tuned, [{"text": text} for text in texts])
     vectors = torch.tensor([each["embedding"] for each in own])
     found = theirs.encode(texts, convert_to_tensor=True)
     assert torch.nn.functional.cosine_similarity(found, vectors).min() > 0.999
@@ -291,9 +300,9 @@ def test_rank_0_reads_the_pooling_from_the_hub(
         hub.files["open/model"] = {"config.json": b"{}", **files}
         answer = hub.answer
 
-        def record(path: str, token: str) -> Any:
+        def record(method: str, path: str, token: str, body: bytes) -> Any:
             asked.append(path)
-            return answer(path, token)
+            return answer(method, path, token, body)
 
         monkeypatch.setattr(hub, "answer", record)
         assert read(said) == [pooling] * 2
@@ -327,11 +336,6 @@ def test_what_data_lack(tmp_path: Path, content: str, options: Any, message: str
     assert message in refused.value.message
 
 
-def test_a_batch_can_not_be_split() -> None:
-    with pytest.raises(ValueError, match="--accumulate: `embed` needs whole batches"):
-        EmbedOptions(accumulate=2)
-
-
 def test_lists_of_texts_are_groups(tmp_path: Path) -> None:
     rows = [
         {"query": "q", "pos": ["a", "b"], "neg": ["x", "y"], "negative_1": "z"},
@@ -340,18 +344,12 @@ def test_lists_of_texts_are_groups(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     task = Embed(EmbedOptions(data=str(data), query_prompt="ask: ", **SMALL))
-    found = task.read(lambda _: None)
-    assert [group.texts for group in found.train] == [
+    assert [group.texts for group in task.read(lambda _: None).train] == [
         ("q", "a", "x", "y", "z"),
         ("q", "b", "x", "y", "z"),
         ("r", "a", "z"),
     ]
-
-    def work(ranks: Ranks) -> Any:
-        context = session(task.options, ranks)
-        return task.prepare(context, task.load(context, found), found.train)
-
-    (groups,) = run_threaded(1, work)
+    groups: Any = load_run(task).samples
     texts = [groups.texts_of(n).tolist() for n in range(3)]
     assert texts[0][0] == texts[1][0] != texts[2][0], "equal texts have one number"
     assert (texts[0][1], texts[0][2:]) == (texts[2][1], texts[1][2:])
@@ -414,46 +412,6 @@ def test_a_model_finds_its_own_negatives(tmp_path: Path) -> None:
     assert one.lengths.sum() > plain.lengths.sum()
 
 
-@pytest.mark.filterwarnings("ignore")  # those of other packages that it imports
-def test_prompts_shorter_vectors_and_a_larger_corpus(
-    node: Path, node_environ: dict[str, str]
-) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    subjects = sorted(
-        {json.loads(line)["label"] for line in Path(str(Embed.demo.data)).read_text().splitlines()}
-    )
-    (node / "more.txt").write_text(
-        "\n\n".join([*subjects, "another text", "and one more", "and one more"])
-    )
-    result = train(
-        node,
-        epochs=6,
-        max_length=16,
-        matryoshka="16",
-        mine_negatives=2,
-        query_prompt="query: ",
-        passage_prompt="passage: ",
-        corpus=str(node / "more.txt"),
-    )
-    assert result["candidates"] == len(subjects) + 2
-    assert re.search(r"negatives that the model found: \d\.\d per anchor", result["log"])
-    folder = str(node / "out" / "model")
-    whole, short = (SentenceTransformer(folder, device="cpu", truncate_dim=n) for n in (None, 16))
-    text = "how many cores"
-    (own,) = predict(folder, [{"text": f"query: {text}"}])
-    for found in (whole.encode(text, prompt_name="query"), whole.encode_query(text)):
-        assert np.dot(found, own["embedding"]) > 0.999
-    assert np.array_equal(whole.encode_document(text), whole.encode(f"passage: {text}"))
-    assert short.encode_query(text) == pytest.approx(whole.encode_query(text)[:16], abs=1e-5)
-    rows = [json.loads(line) for line in Path(str(Embed.demo.data)).read_text().splitlines()]
-    scores = short.similarity(
-        short.encode_query([row["text"] for row in rows]), short.encode_document(subjects)
-    )
-    right = scores.argmax(dim=1) == torch.tensor([subjects.index(row["label"]) for row in rows])
-    assert right.float().mean() > 0.4, "by chance, 0.17"
-
-
 def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
     from transformers import BertConfig, BertModel
 
@@ -468,6 +426,7 @@ def test_an_encoder_with_all_layers_frozen_has_nothing_to_train() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"accumulate": 2}, "--accumulate: `embed` needs whole batches"),
         ({"matryoshka": "64,x"}, "--matryoshka '64,x': expected numbers such as 256,128,64"),
         ({"teacher": "scores.csv"}, "--teacher: `embed` learns vectors: give a model, not a file"),
     ],
@@ -481,6 +440,4 @@ def test_more_dimensions_than_the_vectors_have(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "pairs")
     task = Embed(EmbedOptions(data=str(tmp_path / "rows.jsonl"), matryoshka="128,64", **SMALL))
     with pytest.raises(ModelError, match="--matryoshka 128,64: the vectors have 128 dimensions"):
-        run_threaded(
-            1, lambda ranks: task.load(session(task.options, ranks), task.read(lambda _: None))
-        )
+        load_run(task)

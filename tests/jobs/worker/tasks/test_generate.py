@@ -36,21 +36,8 @@ from jobs.worker.training.task import Loaded
 from jobs.worker.training.text_task import Row
 from tests.jobs.worker.tasks.test_lm import TINY
 
-WORDS = [
-    "the",
-    "first",
-    "physical",
-    "core",
-    "of",
-    "each",
-    "socket",
-    "has",
-    "eight",
-    "tiles",
-    "and",
-    "a",
-    "list",
-]
+TEXT = "the first physical core of each socket has eight tiles and a list"
+WORDS = TEXT.split()
 PROMPTS = [" ".join(WORDS[n % 5 : n % 5 + 1 + n % 7]) for n in range(12)]
 ROWS = [{"prompt": text} for text in PROMPTS]
 TEMPLATE = (
@@ -75,6 +62,15 @@ def write_llama(folder: Path, seed: int = 1, **more: Any) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with clear preferences, whose texts also end after a word."""
     return write_llama(tmp_path_factory.mktemp("llama") / "base")
+
+
+@pytest.fixture(scope="module")
+def chat(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a chat template."""
+    target = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(folder, target)
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    return target
 
 
 def write_adapters(base: Path, target: Path) -> Path:
@@ -163,27 +159,23 @@ def test_random_texts_depend_on_the_seed_only(folder: Path) -> None:
     assert draw(temperature=2.0, top_p=1e-6) == draw(temperature=1e-4) == draw()
 
 
-def test_a_chat_is_answered_with_the_saved_template(folder: Path, tmp_path: Path) -> None:
-    chat = [
+def test_a_chat_is_answered_with_the_saved_template(folder: Path, chat: Path) -> None:
+    turns = [
         {"role": "user", "content": "the core"},
         {"role": "assistant", "content": "of each"},
         {"role": "user", "content": "socket"},
     ]
     reference = {"role": "assistant", "content": "tiles"}
     with pytest.raises(ModelError, match="no chat template for messages"):
-        predict(folder, [{"messages": chat}])
+        predict(folder, [{"messages": turns}])
     assert predict(folder, [{"text": "the core"}]) == predict(folder, [{"prompt": "the core"}])
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    write_model(tmp_path / "chat", Loaded(LlamaForCausalLM.from_pretrained(folder), tokenizer))
-
     def ask(row: Mapping[str, Any]) -> dict[str, Any]:
-        (found,) = predict(tmp_path / "chat", [row], {"max_new_tokens": 9})
+        (found,) = predict(chat, [row], {"max_new_tokens": 9})
         return found
 
     plain = ask({"prompt": "user the core assistant of each user socket assistant"})
-    assert ask({"messages": chat}) == ask({"messages": [*chat, reference]}) == plain
+    assert ask({"messages": turns}) == ask({"messages": [*turns, reference]}) == plain
     # A text of the command line is a turn; a prompt is continued as it is.
     assert ask({"text": "the core"}) == ask({"prompt": "user the core assistant"})
     assert ask({"text": "the core"}) != ask({"prompt": "the core"})
@@ -197,15 +189,10 @@ def test_a_chat_is_answered_with_the_saved_template(folder: Path, tmp_path: Path
             ask({"messages": messages})
 
 
-def test_files_have_texts_prompts_or_chats(folder: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    write_model(tmp_path / "chat", Loaded(LlamaForCausalLM.from_pretrained(folder), tokenizer))
+def test_files_have_texts_prompts_or_chats(folder: Path, chat: Path, tmp_path: Path) -> None:
     direct = predict(folder, ROWS, {"max_new_tokens": 4})
     chats = [[{"role": "user", "content": text}] for text in PROMPTS]
-    answers = predict(
-        tmp_path / "chat", [{"messages": each} for each in chats], {"max_new_tokens": 4}
-    )
+    answers = predict(chat, [{"messages": each} for each in chats], {"max_new_tokens": 4})
     for name, values, expected in (
         ("text", PROMPTS, direct),
         ("prompt", PROMPTS, direct),
@@ -213,8 +200,8 @@ def test_files_have_texts_prompts_or_chats(folder: Path, tmp_path: Path) -> None
     ):
         rows = [{name: value, "completion": "known"} for value in values]
         (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        model, data, output = (str(tmp_path / each) for each in ("chat", "in.jsonl", "out.jsonl"))
-        options = PredictOptions(model, data, output, settings={"max_new_tokens": 4})
+        data, output = (str(tmp_path / each) for each in ("in.jsonl", "out.jsonl"))
+        options = PredictOptions(str(chat), data, output, settings={"max_new_tokens": 4})
         predict_corpus(replace(options, parts=str(tmp_path / "parts")), lambda _: None)
         found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert [
@@ -243,12 +230,6 @@ def test_prompts_begin_as_in_training(folder: Path) -> None:
         single="[CLS] $A", pair="[CLS] $A $B", special_tokens=[("[CLS]", begin)]
     )
     assert encode(tokenizer, text="text") == [begin, core]
-
-
-def test_the_column_of_training_comes_first() -> None:
-    table = Table("a.csv", ("text", "question", "messages"), [])
-    chosen = [choose_columns(Lm, table, {}, trained) for trained in ({"prompt": "question"}, {})]
-    assert chosen == [{"text": "question"}, {"text": "text"}]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -342,7 +323,9 @@ def test_a_models_own_code_never_runs(folder: Path, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_a_second_text_is_refused_where_models_read_one() -> None:
-    table = Table("a.csv", ("text", "other"), [])
+def test_the_column_of_training_comes_first_and_a_second_text_is_refused() -> None:
+    table = Table("a.csv", ("text", "question", "messages"), [])
+    chosen = [choose_columns(Lm, table, {}, trained) for trained in ({"prompt": "question"}, {})]
+    assert chosen == [{"text": "question"}, {"text": "text"}]
     with pytest.raises(DatasetError, match="--pair-column: a model of `train lm` reads text"):
-        choose_columns(Lm, table, {"pair": "other"}, {})
+        choose_columns(Lm, table, {"pair": "question"}, {})

@@ -16,8 +16,6 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from jobs.worker.runtime.context import Hardware, RankFacts
-from jobs.worker.runtime.pinning import RankPlacement
 from jobs.worker.runtime.ranks import join
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.digits import Digits
@@ -25,8 +23,7 @@ from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.score import Score
 from jobs.worker.training.card import find_intervals
 from jobs.worker.training.options import BASE_MODEL
-from jobs.worker.training.run import train_task
-from tests.jobs.worker.threaded_ranks import session
+from tests.jobs.worker.threaded_ranks import session, train_alone
 
 ADAPTERS = "lm with adapters"
 NAMES = (*TASKS, ADAPTERS)
@@ -66,14 +63,8 @@ def train(name: str, root: Path) -> Mapping[str, Any]:
     if name != "digits":
         options = replace(options, token_cache="none", **(more if name == ADAPTERS else {}))
     torch.manual_seed(3)
-    with join("gloo", {}) as ranks:
-        place = RankPlacement(None, 1, None)
-        here = Hardware(RankFacts(0, "here", 1, 1, 1, None, place), frozenset())
-        (root / name).mkdir()
-        context = session(options, ranks, output=root / name, hardware=[here])
-        found = train_task(task(options), context)
-    assert found is not None
-    return found
+    (root / name).mkdir()
+    return train_alone(options, root / name)
 
 
 def compute(name: str, folder: Path) -> Any:

@@ -182,6 +182,9 @@ def test_a_model_with_one_output_keeps_its_head_and_is_no_classifier(
     assert renewed.new_weights == ("classifier.bias", "classifier.weight")
 
 
+RANKING = {"objective": "ranking"}
+
+
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
@@ -189,22 +192,10 @@ def test_a_model_with_one_output_keeps_its_head_and_is_no_classifier(
         ({"text": "a", "score": True}, {}, "line 1: column 'score' is not a number: 'True'"),
         ({"text": "a", "score": 1e999}, {}, "line 1: column 'score' is not a number: 'inf'"),
         ({"text": "a", "rating": 1, "pair": ""}, {}, "line 1: column 'pair' is empty"),
-        ({"query": "a", "pos": "b"}, {"objective": "ranking"}, "ranking needs negatives"),
-        (
-            {"query": "a", "pos": "b", "neg": []},
-            {"objective": "ranking"},
-            "line 1: column 'neg' has no text to rank lower",
-        ),
-        (
-            {"query": "a", "pos": [], "neg": ["c"]},
-            {"objective": "ranking"},
-            "line 1: column 'pos' has no text",
-        ),
-        (
-            {"query": "a", "pos": "b", "neg": ["c", ""]},
-            {"objective": "ranking"},
-            "line 1: column 'neg': text 2 is empty",
-        ),
+        ({"query": "a", "pos": "b"}, RANKING, "ranking needs negatives"),
+        ({"query": "a", "pos": "b", "neg": []}, RANKING, "column 'neg' has no text to rank lower"),
+        ({"query": "a", "pos": [], "neg": ["c"]}, RANKING, "line 1: column 'pos' has no text"),
+        ({"query": "a", "pos": "b", "neg": ["c", ""]}, RANKING, "column 'neg': text 2 is empty"),
     ],
 )
 def test_what_data_lack(tmp_path: Path, row: Any, options: Any, message: str) -> None:
@@ -213,15 +204,15 @@ def test_what_data_lack(tmp_path: Path, row: Any, options: Any, message: str) ->
     assert message in refused.value.message
 
 
-def test_a_metric_of_the_other_objective_is_refused() -> None:
-    with pytest.raises(ValueError, match="--metric mrr: not with --objective regression"):
-        ScoreOptions(metric="mrr")
-    with pytest.raises(ValueError, match="--metric mse: not with --objective ranking"):
-        ScoreOptions(metric="mse", objective="ranking")
-
-
-def test_columns_of_the_other_objective_are_refused() -> None:
-    with pytest.raises(ValueError, match="--label-column: --objective ranking has no labels"):
-        ScoreOptions(label_column="x", objective="ranking")
-    with pytest.raises(ValueError, match="--negative-column has an effect only with --objective"):
-        ScoreOptions(negative_column="x")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "mrr"}, "--metric mrr: not with --objective regression"),
+        ({"metric": "mse", **RANKING}, "--metric mse: not with --objective ranking"),
+        ({"label_column": "x", **RANKING}, "--label-column: --objective ranking has no labels"),
+        ({"negative_column": "x"}, "--negative-column has an effect only with --objective"),
+    ],
+)
+def test_options_of_the_other_objective_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScoreOptions(**options)

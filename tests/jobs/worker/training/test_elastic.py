@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from jobs.worker.runtime.process import PLANNED
-from jobs.worker.runtime.ranks import Ranks
-from jobs.worker.tasks.squad.task import Squad, SquadOptions
-from jobs.worker.training.batches import SampleList, TrainingRun
+from jobs.worker.tasks.squad.task import SquadOptions
 from jobs.worker.training.optimizer_step import count_parts
-from jobs.worker.training.task import Loaded, Samples
 from tests.jobs.worker.forked_ranks import run_forked
-from tests.jobs.worker.threaded_ranks import run_threaded, session
 from tests.jobs.worker.training.test_resume import options
 
 
@@ -66,30 +59,3 @@ def test_a_run_that_loses_a_rank_goes_on_with_the_same_steps(
 @pytest.mark.parametrize(("features", "parts"), [(8, 2), (3, 2), (12, 4), (16, 4), (24, 6)])
 def test_a_rank_with_more_features_computes_them_in_more_parts(features: int, parts: int) -> None:
     assert count_parts(SquadOptions(batch_size=8, accumulate=2), features) == parts
-
-
-def test_every_label_counts_the_same_on_ranks_with_different_numbers_of_them() -> None:
-    labels = np.array([4, 1, 2, 5, 3, 1, 1])
-
-    class Labels(Squad):
-        def weights(self, samples: Samples) -> Any:
-            return labels if self.options.seed else None
-
-        def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Any]:
-            return {}
-
-    def shares(ranks: Ranks, seed: int) -> list[float]:
-        options = SquadOptions(seed=seed)
-        run = TrainingRun(
-            session(options, ranks), Labels(options), Loaded(None), SampleList(["x"] * 7)
-        )
-        batch = run.batch(np.arange(7))
-        return [ranks.size * each / batch.total for each in batch.weights]
-
-    def of_ranks(size: int, seed: int) -> list[float]:
-        found = run_threaded(size, lambda ranks: shares(ranks, seed))
-        return [each / size for share in found for each in share]
-
-    for size in (1, 2, 3):
-        assert of_ranks(size, 0) == pytest.approx([1 / 7] * 7)
-        assert of_ranks(size, 1) == pytest.approx([each / 17 for each in labels])

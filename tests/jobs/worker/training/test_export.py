@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from jobs.train.study import job_packages
-from jobs.worker.runtime.errors import TrainingError
+from jobs.worker.runtime.errors import TrainingError, WorkerError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.tasks import TASKS
 from jobs.worker.tasks.classify import ClassifyOptions
@@ -22,22 +23,33 @@ from jobs.worker.training import export
 from jobs.worker.training.export import _openvino, _trace, _uncertainty, require_packages
 from tests.jobs.worker.fast.test_families import build
 from tests.jobs.worker.forked_ranks import Ran, run_forked
+from tests.jobs.worker.tasks.test_classify_and_tag import write
+from tests.jobs.worker.threaded_ranks import train_alone
 from tests.jobs.worker.tokenizer_families import bert
 
+# Those of other packages that it imports.
+pytestmark = pytest.mark.filterwarnings("ignore")
 TEXTS = {"good": "an excellent and charming read", "bad": "a dull story without any point"}
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrate and measure forms of the model with few rows."""
+    for name, count in {"CALIBRATED": 32, "MEASURED": 32, "SINGLE": 8}.items():
+        monkeypatch.setattr(export, name, count)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("data")
+    folder, found = tmp_path_factory.mktemp("data"), {}
     for name in ("train", "eval"):
         rows = [
             {"text": f"{text} {name} {number}", "label": label}
             for number in range(40)
             for label, text in TEXTS.items()
         ]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {name: str(folder / f"{name}.jsonl") for name in ("train", "eval")}
+        found[name] = write(folder, rows, f"{name}.jsonl")
+    return found
 
 
 def options(output: Path, task: str, **more: Any) -> Any:
@@ -45,14 +57,17 @@ def options(output: Path, task: str, **more: Any) -> Any:
     return replace(TASKS[task].demo, output=str(output), **{**fixed, "export": "int8", **more})
 
 
-def notes_of(ran: Ran) -> list[str]:
-    events = filter(None, map(parse_event, ran.texts[0].splitlines()))
+def notes_of(printed: str) -> list[str]:
+    events = filter(None, map(parse_event, printed.splitlines()))
     return [each["text"] for each in events if each["event"] == "note"]
 
 
-def export_of(output: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((output / "results.json").read_text())["export"]
-    return found
+def export_alone(chosen: Any) -> tuple[Any, list[str]]:
+    """Return the results of a single rank, and its notes."""
+    said, output = io.StringIO(), Path(chosen.output)
+    output.mkdir(exist_ok=True)
+    found = train_alone(chosen, output, said)
+    return found, notes_of(said.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +87,7 @@ def test_a_trained_model_is_exported_in_int8_with_its_score_and_speed(
     output, ran = trained
 
     assert ran.codes == [0, 0], ran.texts
-    found = export_of(output)
+    found = json.loads((output / "results.json").read_text())["export"]
     original, int8 = found["forms"]
     assert (found["metric"], found["max_loss"]) == ("accuracy", 10.0)
     assert (original["form"], int8["form"]) == ("PyTorch, fp32", "int8")
@@ -84,7 +99,7 @@ def test_a_trained_model_is_exported_in_int8_with_its_score_and_speed(
     assert all(0 < form["p50_ms"] <= form["p99_ms"] for form in found["forms"])
     card = (output / "model" / "README.md").read_text()
     assert "| int8 | " in card
-    assert any(text.startswith("export, int8: ") for text in notes_of(ran))
+    assert any(text.startswith("export, int8: ") for text in notes_of(ran.texts[0]))
 
 
 def test_openvino_alone_loads_it_and_finds_the_classes(trained: tuple[Path, Ran]) -> None:
@@ -108,10 +123,8 @@ def test_a_promise_that_no_form_keeps_is_said(
     model = {"model": str(trained[0] / "model"), "epochs": 0, "max_loss": 0.0}
     chosen = options(tmp_path, "classify", data=data["train"], eval=data["eval"], **model)
 
-    (ran,) = run_forked([(chosen, {"ranks": 1})])
+    result, notes = export_alone(chosen)
 
-    assert ran.codes == [0], ran.texts
-    result = json.loads((tmp_path / "results.json").read_text())
     assert (result["accuracy"], result["loss_curve"]) == (100.0, [])
     assert "samples_per_second" not in result
     forms = [form["form"] for form in result["export"]["forms"]]
@@ -119,7 +132,7 @@ def test_a_promise_that_no_form_keeps_is_said(
     has_bf16 = "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     last = f"OpenVINO, {'bf16' if has_bf16 else 'fp32'}"
     assert forms == ["PyTorch, fp32", "int8", "int8 except the first and last layer", last]
-    (warning,) = (text for text in notes_of(ran) if text.startswith("warning: no form"))
+    (warning,) = (text for text in notes if text.startswith("warning: no form"))
     assert "--max-loss 0" in warning
 
 
@@ -127,42 +140,37 @@ def test_a_model_for_other_classes_is_not_only_evaluated(
     trained: tuple[Path, Ran], tmp_path: Path
 ) -> None:
     rows = [{"text": text, "label": label} for label, text in (("a", "one"), ("b", "two"))]
-    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     other = options(
         tmp_path / "output",
         "classify",
         model=str(trained[0] / "model"),
-        data=str(tmp_path / "other.jsonl"),
+        data=write(tmp_path, rows),
         epochs=0,
     )
-
-    (ran,) = run_forked([(other, {"ranks": 1})])
-
-    new = replace(other, model="scratch", output=str(tmp_path / "new"))
-    (scratch,) = run_forked([(new, {"ranks": 1})])
-
-    assert (ran.codes, scratch.codes) == ([1], [1])
-    assert "--epochs 0: the model has no trained classifier.bias" in ran.texts[0]
-    assert "--epochs 0 needs a trained model" in scratch.texts[0]
+    for model, message in (
+        (other.model, "--epochs 0: the model has no trained classifier.bias"),
+        ("scratch", "--epochs 0 needs a trained model"),
+    ):
+        with pytest.raises(WorkerError, match=message):
+            export_alone(replace(other, model=model))
 
 
 @pytest.mark.parametrize("task", ["squad", "embed", "score", "tag"])
 def test_each_task_with_an_encoder_exports(task: str, tmp_path: Path) -> None:
-    (ran,) = run_forked([(options(tmp_path, task, epochs=1, max_loss=100.0), {"ranks": 1})])
+    result, notes = export_alone(options(tmp_path, task, epochs=1, max_loss=100.0))
 
-    assert ran.codes == [0], ran.texts
-    found = export_of(tmp_path)
+    found = result["export"]
     _, int8 = found["forms"]
     assert int8["form"] == "int8"
     # Only the interval of a share of records is known.
-    assert (int8["loss_at_most"] > int8["loss"]) == (found["metric"] in TASKS[task].shares)
-    certain = [text for text in notes_of(ran) if "certainty" in text]
-    assert len(certain) == (found["metric"] in TASKS[task].shares)
+    is_share = found["metric"] in TASKS[task].shares
+    assert (int8["loss_at_most"] > int8["loss"]) == is_share
+    assert len([text for text in notes if "certainty" in text]) == is_share
     assert (tmp_path / "model" / "openvino" / "openvino_model.bin").stat().st_size > 0
 
 
 def test_a_model_that_openvino_can_not_convert_is_not_trained(
-    data: dict[str, str], tmp_path: Path
+    data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(AutoModel, "fnet")  # its encoder takes no mask
     tokenizer = bert([*TEXTS.values()])
@@ -172,12 +180,9 @@ def test_a_model_that_openvino_can_not_convert_is_not_trained(
     chosen = options(
         tmp_path / "output", "classify", data=data["train"], model=str(tmp_path / "model")
     )
-
-    (ran,) = run_forked([(chosen, {"ranks": 1})])
-
-    assert ran.codes == [1]
-    assert "OpenVINO can't convert FNetForSequenceClassification: " in ran.texts[0]
-    assert '"name": "train"' not in ran.texts[0]
+    monkeypatch.setattr("jobs.worker.training.run.take_step", None)
+    with pytest.raises(WorkerError, match="OpenVINO can't convert FNetForSequenceClassification: "):
+        export_alone(chosen)
 
 
 @pytest.mark.parametrize("name", ["roberta", "mpnet", "deberta-v2", "electra", "albert"])

@@ -1,136 +1,34 @@
-"""Private and gated models and data from a hub: the real libraries, and a mirror on loopback."""
+"""Models and data from a hub, and models for it: the real libraries, and a hub on loopback."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from typing import TextIO
 
 import pytest
+from huggingface_hub import ModelCard
 
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.training.hub import push_model
+from tests.harness.hub import TOKEN, Hub, serve_hub
+from tests.jobs.worker.threaded_ranks import run_threaded, session
 
 ROOT = Path(__file__).parents[4]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-TOKEN = "hf_of_the_test"
-
-
-@dataclass
-class Mirror:
-    """A hub: ``team/…`` is private, ``gated/…`` needs a token with access, ``open/…`` neither."""
-
-    url: str
-    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    """Content by repository and name; data sets begin with ``datasets/``."""
-
-    def refuse(self, repository: str, token: str) -> tuple[int, str] | None:
-        """Return the status and the error code, as the hub does."""
-        owner = repository.removeprefix("datasets/").partition("/")[0]
-        if owner == "gated" and token != TOKEN:
-            return (403 if token else 401), "GatedRepo"
-        if repository not in self.files or (owner == "team" and token != TOKEN):
-            return (404 if token else 401), "RepoNotFound"
-        return None
-
-    def answer(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
-        is_api = path.startswith("/api/")
-        words = path.partition("?")[0].strip("/").removeprefix("api/").removeprefix("models/")
-        parts = words.split("/")
-        length = 3 if parts[0] == "datasets" else 2
-        repository, rest = "/".join(parts[:length]), parts[length:]
-        if refused := self.refuse(repository, token):
-            return refused[0], {"X-Error-Code": refused[1]}, b""
-        files = self.files[repository]
-        if is_api:
-            return 200, {"Content-Type": "application/json"}, _describe(repository, rest, files)
-        content = files.get("/".join(rest[2:]))
-        if content is None:
-            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""
-        etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        return 200, {"ETag": etag, "X-Repo-Commit": COMMIT}, content
-
-
-def _describe(repository: str, rest: list[str], files: dict[str, bytes]) -> bytes:
-    if rest[:1] == ["tree"]:
-        tree = [
-            {"type": "file", "path": name, "size": len(each), "oid": hashlib.sha1(each).hexdigest()}
-            for name, each in files.items()
-            if "/".join(rest[2:]) in ("", name.rpartition("/")[0])
-        ]
-        return json.dumps(tree).encode()
-    id_ = repository.removeprefix("datasets/")
-    siblings = [{"rfilename": name} for name in files]
-    about = {"id": id_, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
-    return json.dumps(about).encode()
-
-
-@contextmanager
-def serve_hub() -> Iterator[Mirror]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            status, headers, content = mirror.answer(self.path, token)
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def log_message(self, format: str, *args: object) -> None:
-            return None
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    mirror = Mirror(f"http://127.0.0.1:{server.server_address[1]}")
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield mirror
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a tiny model, which transformers itself writes."""
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
-
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "vocab.txt").write_text(
-        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"])
-    )
-    config = BertConfig(
-        vocab_size=7,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-        max_position_embeddings=32,
-    )
-    BertForSequenceClassification(config).save_pretrained(folder)
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
-def hub(model: dict[str, bytes]) -> Iterator[Mirror]:
-    with serve_hub() as mirror:
-        mirror.files = dict.fromkeys(("open/model", "team/model", "gated/model"), model)
-        rows = b"text,label\ngood,yes\nbad,no\ngood good,yes\nbad bad,no\n"
-        data = {"train.csv": rows, "test.csv": rows}
-        mirror.files |= {"datasets/team/data": data, "datasets/gated/data": data}
-        yield mirror
+def hub() -> Iterator[Hub]:
+    with serve_hub() as served:
+        yield served
 
 
 _ASK = """
@@ -162,6 +60,9 @@ LOADS = (
     ("data", "team/data", ""),
     ("data", "team/data", TOKEN),
 )
+
+
+REPO, TARGET = "team/news", "hub:team/news"
 JOB = ClassifyOptions(
     model="team/model",
     data="team/data",
@@ -173,14 +74,39 @@ JOB = ClassifyOptions(
     report_to="none",
     dtype="fp32",
     token_cache="none",
+    push_to=TARGET,
 )
 
 
+@pytest.fixture
+def full_hub(hub: Hub, tmp_path: Path) -> Hub:
+    """A hub that has a tiny model, which transformers itself writes, and data."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    folder = tmp_path / "written"
+    folder.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    shape = dict(zip(sizes, (8, 1, 1, 8), strict=True))
+    config = BertConfig(vocab_size=7, max_position_embeddings=32, **shape)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    model = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.files = dict.fromkeys(("open/model", "team/model", "gated/model"), model)
+    rows = b"text,label\ngood,yes\nbad,no\ngood good,yes\nbad bad,no\n"
+    data = {"train.csv": rows, "test.csv": rows}
+    hub.files |= {"datasets/team/data": data, "datasets/gated/data": data}
+    return hub
+
+
 def test_what_is_private_or_gated_needs_the_token_which_a_job_has_in_its_private_file(
-    hub: Mirror, tmp_path: Path
+    full_hub: Hub, tmp_path: Path
 ) -> None:
-    """One process, because the libraries read the mirror's address when they are loaded."""
-    (tmp_path / "environment.json").write_text(json.dumps([f"HF_TOKEN={TOKEN}"]))
+    """One process, because the libraries read the hub's address when they are loaded."""
+    hub, folder = full_hub, tmp_path / "job"
+    folder.mkdir()
+    (folder / "environment.json").write_text(json.dumps([f"HF_TOKEN={TOKEN}"]))
     # Without a login, a cache, or a proxy.
     kept = {
         name: value
@@ -188,10 +114,11 @@ def test_what_is_private_or_gated_needs_the_token_which_a_job_has_in_its_private
         if not name.startswith("HF_") and "proxy" not in name.lower()
     }
     own = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "jobs")}
+    own |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}  # as a mirror without Xet needs it
     done = subprocess.run(
         [sys.executable, "-c", _ASK, json.dumps(LOADS), "classify", JOB.to_json()],
-        env={**kept, **own, "HF_ENDPOINT": hub.url},
-        cwd=tmp_path,
+        env={**kept, **own},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=240,
@@ -212,7 +139,106 @@ def test_what_is_private_or_gated_needs_the_token_which_a_job_has_in_its_private
         hidden,
         "loaded",
     ]
-    assert (tmp_path / "output/model/model.safetensors").exists()
+    results = json.loads((folder / "output/results.json").read_text())
+    assert results["pushed_to"] == f"{hub.url}/{REPO}"
+    paths = [path for path in (folder / "output/model").rglob("*") if path.is_file()]
+    sent = {str(path.relative_to(folder / "output/model")): path.read_bytes() for path in paths}
+    assert hub.files[REPO] == sent
+    assert {"README.md", "model.safetensors"} <= sent.keys()
+    assert (hub.private[REPO], len(hub.commits)) == (True, 1)
+    card = ModelCard(sent["README.md"].decode())
+    assert card.data.get("tags") == ["spr-cluster", "classify"]
+    assert "# news\n" in card.text
     assert TOKEN not in done.stdout + done.stderr
-    outputs = [path for path in (tmp_path / "output").rglob("*") if path.is_file()]
+    outputs = [path for path in (folder / "output").rglob("*") if path.is_file()]
     assert not [path for path in outputs if TOKEN.encode() in path.read_bytes()]
+
+
+@pytest.fixture
+def model(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a model, and the libraries' settings as a job's variables make them."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    folder = tmp_path / "output" / "model"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "README.md").write_text("---\ntags: [a]\n---\nten minutes\n")
+    return folder
+
+
+def send(
+    model: Path,
+    target: str = TARGET,
+    step: int = 9,
+    *,
+    resume: bool = False,
+    said: TextIO | None = None,
+) -> list[dict[str, str]]:
+    """Return what two ranks get."""
+
+    def work(ranks: Ranks) -> dict[str, str]:
+        context = session(replace(JOB, resume=resume), ranks, output=model.parent)
+        context = replace(context, events=Events(ranks.rank, said or StringIO()))
+        return push_model(context, target, step)
+
+    return run_threaded(2, work)
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's
+def test_a_restarted_job_does_not_send_its_model_again(hub: Hub, model: Path) -> None:
+    url = {"pushed_to": f"{hub.url}/{REPO}"}
+    assert send(model) == [url, {}]
+    (model / "README.md").write_text("---\ntags: [a]\n---\neleven minutes\n")
+    assert send(model, resume=True) == [url, {}]
+    assert len(hub.commits) == 1
+    # A restart before this was recorded, another step, another run in the same folder, another place.
+    (model.parent.with_name("output.state") / "pushed.json").unlink()
+    others = ((TARGET, 9), (TARGET, 10), ("hub:team/other", 10))
+    for number, (target, step) in enumerate(others):
+        found = send(model, target, step, resume=True)
+        assert found == [{"pushed_to": f"{hub.url}/{target[4:]}"}, {}]
+        (model / "README.md").write_text(f"---\ntags: [a]\n---\n{number} minutes\n")
+    send(model, "hub:team/other", 10)
+    assert hub.commits == [
+        (REPO, "README.md model.safetensors"),
+        *[(REPO, "README.md")] * 2,
+        ("team/other", "README.md model.safetensors"),
+        ("team/other", "README.md"),
+    ]
+    assert len(hub.uploads) == 1, "the weights crossed the network again"
+
+
+@pytest.mark.parametrize(
+    ("token", "target", "why"),
+    [
+        ("hf_of_others", TARGET, "401"),
+        (TOKEN, "hub:strangers/news", "403 Forbidden: You don't have the rights to create"),
+    ],
+)
+def test_a_refusal_is_a_warning_with_the_command_that_sends_it_later(
+    hub: Hub,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+    target: str,
+    why: str,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.chdir(model.parent.parent)
+    said = StringIO()
+    found, other = send(model, target, said=said)
+    assert other == {}
+    assert found["push_error"].startswith(f"the model was not pushed to {target}: ")
+    assert why in found["push_error"]
+    assert found["push_error"].count(why[:3]) == 1
+    again = f"; to do it later: hf upload {target[4:]} "
+    assert found["push_error"].endswith(f"{again}{model} --private")
+    assert f"warning: {found['push_error']}" in said.getvalue()
+    assert not model.parent.with_name("output.state").exists()
+
+    Path("job.json").write_text('{"more": {"results": "my models/a"}}')
+    found, _ = send(model, target)
+    assert f"{again}'my models/a/model' --private" in found["push_error"]
+    assert hub.files == {}

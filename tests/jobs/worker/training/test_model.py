@@ -36,17 +36,12 @@ def test_a_missing_folder_is_named(name: str) -> None:
         load_model(replace(DEMO, model=name), HEAD, [], Ranks())
 
 
-@pytest.mark.parametrize("name", ["no-such-organisation/no-such-model", "not a model name"])
-def test_an_unknown_hub_model_is_one_line(name: str) -> None:
+@pytest.mark.parametrize("name", ["no-such-organisation/no-such-model", "not a model name", ""])
+def test_an_unknown_model_or_a_folder_without_one_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    name = name or str(tmp_path)
     with pytest.raises(ModelError, match=f"model {name} can't be loaded: ") as raised:
         load_model(replace(DEMO, model=name), HEAD, [], Ranks())
-    assert "\n" not in raised.value.message
-
-
-def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=f"model {tmp_path} can't be loaded: ") as raised:
-        load_model(replace(DEMO, model=str(tmp_path)), HEAD, [], Ranks())
     assert "\n" not in raised.value.message
 
 

@@ -243,21 +243,3 @@ def test_ranks_train_a_model_that_has_idle_parameters(
 
     assert (first.code, second.code) == (0, 0), first.output + second.output
     assert first.of("step")[-1]["step"] == 4
-
-
-def test_an_unusable_question_is_reported_before_training(nodes_folder: Path) -> None:
-    content = json.loads((nodes_folder / "data.json").read_text())
-    passage = content["data"][0]["paragraphs"][0]
-    # One word to the check before the start, hundreds to the tokenizer.
-    passage["qas"][0]["question"] = "-".join("abcdefgh" * 60)
-    (nodes_folder / "eval.json").write_text(json.dumps(content))
-    chosen = replace(
-        small(nodes_folder, "long", batch_size=4), eval=str(nodes_folder / "eval.json")
-    )
-
-    (ended,) = run_ranks(nodes_folder, [chosen])
-
-    assert ended.code == 1, ended.output
-    assert [event["name"] for event in ended.of("phase")] == ["load", "tokenize"]
-    (error,) = ended.of("error")
-    assert "tokens leave no room" in error["message"]

@@ -25,18 +25,14 @@ def questions(count: int) -> list[Question]:
     return [Question(str(n), "?", "a b", (Answer("a", 0),)) for n in range(count)]
 
 
-def test_a_trial_reads_part_of_many_questions() -> None:
-    some = enough_for_trial(TRIAL, questions(5000), 2)
+def test_a_trial_reads_part_of_many_questions_and_the_training_itself_all() -> None:
+    everything, few = questions(5000), questions(10)
+    some = enough_for_trial(TRIAL, everything, 2)
 
     assert len(some) == 50 * 4 * 2
-    assert some == enough_for_trial(TRIAL, questions(5000), 2), "the same on every rank"
+    assert some == enough_for_trial(TRIAL, everything, 2), "the same on every rank"
     assert len({question.id for question in some}) == len(some)
-
-
-def test_training_itself_reads_all_of_them() -> None:
-    everything = questions(5000)
     assert enough_for_trial(replace(TRIAL, trial_seconds=None), everything, 2) is everything
-    few = questions(10)
     assert enough_for_trial(TRIAL, few, 2) is few
 
 

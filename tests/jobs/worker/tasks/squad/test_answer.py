@@ -136,12 +136,9 @@ def test_a_question_longer_than_the_window_is_named(folder: Path) -> None:
         answer(folder, [("which core? " * 30, "eight cores " * 30)])
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_was_not_trained_for_a_task_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="can't be loaded"):
         answer(tmp_path, PAIRS)
-
-
-def test_a_model_that_was_not_trained_for_a_task_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     loaded.model.distilbert.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
 from jobs.train.request import check_inputs
-from jobs.worker.data.records import skip_note
+from jobs.worker.data.records import SKIP_HINT, skip_note
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks.squad.dataset import Question, read_dataset
 from jobs.worker.tasks.squad.task import DEMO
@@ -46,7 +46,6 @@ WRONG: list[tuple[Change, str]] = [
     (lambda c: c.pop("data"), "train.json: has no 'data'"),
     (lambda c: c.update(data={}), "train.json: 'data' is not a list"),
     (lambda c: c.update(data=[]), "train.json: has no question"),
-    (lambda c: c.update(data=[7]), "train.json: data[0] '': is not an object with 'paragraphs'"),
     (lambda c: article(c).pop("paragraphs"), "train.json: data[0] 'Nets': has no 'paragraphs'"),
     (
         lambda c: article(c).update(title=["x"], paragraphs=0),
@@ -60,13 +59,9 @@ WRONG: list[tuple[Change, str]] = [
         lambda c: article(c).update(title="\ud800\x1b[31m", paragraphs=0),
         "train.json: data[0] '\\ud800\\x1b[31m': 'paragraphs' is not a list",
     ),
-    (lambda c: paragraph(c).update(context=["x"]), f"{PARAGRAPH}: 'context' is not a text"),
     (lambda c: paragraph(c).pop("context"), f"{PARAGRAPH}: has no 'context'"),
     (lambda c: paragraph(c).update(context="  "), f"{PARAGRAPH}: 'context' is empty"),
-    (lambda c: paragraph(c).pop("qas"), f"{PARAGRAPH}: has no 'qas'"),
-    (lambda c: question(c).pop("id"), f"{PARAGRAPH}, qas[0]: has no 'id'"),
     (lambda c: question(c).update(id=5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
-    (lambda c: question(c).update(question=""), f"{QUESTION}: 'question' is empty"),
     (lambda c: question(c).update(answers=[]), f"{QUESTION}: has no answer"),
     (
         lambda c: question(c).update(is_impossible=True),
@@ -80,7 +75,6 @@ WRONG: list[tuple[Change, str]] = [
     (lambda c: answer(c).update(text=""), f"{QUESTION}: 'text' is empty"),
     (lambda c: answer(c).pop("answer_start"), f"{QUESTION}: has no 'answer_start'"),
     (lambda c: answer(c).update(answer_start="11"), f"{QUESTION}: 'answer_start' is not a whole number"),
-    (lambda c: answer(c).update(answer_start=11.0), f"{QUESTION}: 'answer_start' is not a whole number"),
     (
         lambda c: answer(c).update(answer_start=True),
         f"{QUESTION}: answer_start True does not point at '20 Gbit': it is at 11",
@@ -94,16 +88,8 @@ WRONG: list[tuple[Change, str]] = [
         f"{QUESTION}: has no 'answer_start'",
     ),
     (
-        lambda c: answer(c).update(answer_start=12),
-        f"{QUESTION}: answer_start 12 does not point at '20 Gbit': it is at 11",
-    ),
-    (
         lambda c: answer(c).update(answer_start=-8),
         f"{QUESTION}: answer_start -8 does not point at '20 Gbit': it is at 11",
-    ),
-    (
-        lambda c: answer(c).update(text="21 Gbit"),
-        f"{QUESTION}: answer_start 11 does not point at '21 Gbit': it is not in the context",
     ),
     (lambda c: paragraph(c)["qas"].append(question(c)), "train.json: the id 'q1' is used twice"),
     (
@@ -141,7 +127,6 @@ UNREADABLE: list[tuple[bytes, str]] = [
     (b"PK\x03\x04\x14\0", "is a zip archive: unpack it first"),
     (b"PAR1\x15\x04", "is a Parquet file"),
     (b"\0" * 4096, "contains NUL bytes: it may have been copied incompletely"),
-    (b'{"data": [\0', "contains NUL bytes: it may have been copied incompletely"),
     (b"<!DOCTYPE html>", "is HTML or XML, perhaps a web page instead of the data"),
     (
         b'{"id": "q1", "context": "It."}\n{"id": "q2", "context": "It."}\n',
@@ -151,13 +136,6 @@ UNREADABLE: list[tuple[bytes, str]] = [
         b"id,question,context,answer\nq1,Why?,It is.,is\n",
         "looks like CSV (its first line: 'id,question,context,answer'); SQuAD's layout is JSON",
     ),
-    (
-        b"id\tquestion\tcontext\tanswer\n",
-        "looks like CSV (its first line: 'id\\tquestion\\tcontext\\tanswer'); "
-        "SQuAD's layout is JSON",
-    ),
-    (b"How fast?", "is not JSON: Expecting value (line 1, column 1)"),
-    (b'{"id": "q1", "context": "It."}', "has no 'data'"),
     (
         b'{"data": [%s]}' % (b"9" * 5000),
         "is not SQuAD JSON: Exceeds the limit (4300 digits) for integer string conversion: "
@@ -186,25 +164,25 @@ def test_rows_of_a_table_are_recognized(tmp_path: Path, layout: str) -> None:
     assert str(raised.value.hint).startswith("nest the rows in SQuAD's layout: {")
 
 
-def test_hints_name_the_fix(tmp_path: Path) -> None:
-    def hint(change: Change, *, has_good: bool = True) -> str | None:
-        content, good = document(), document()
-        question(good)["id"] = "good"
-        content["data"] += good["data"] * has_good
-        change(content)
-        with pytest.raises(DatasetError) as raised:
-            read_dataset(write(tmp_path, content))
-        return raised.value.hint
+NO_ANSWER = 'a question that has none needs "is_impossible": true'
 
-    assert hint(lambda c: answer(c).update(answer_start=3)) == (
-        "--skip-bad-records skips bad records"
-    )
-    assert hint(lambda c: question(c).update(answers=[])) == (
-        'a question that has none needs "is_impossible": true; --skip-bad-records skips bad records'
-    )
-    assert hint(lambda c: question(c).update(answers=[]), has_good=False) == (
-        'a question that has none needs "is_impossible": true'
-    )
+
+@pytest.mark.parametrize(
+    ("change", "has_good", "hint"),
+    [
+        (lambda c: answer(c).update(answer_start=3), True, SKIP_HINT),
+        (lambda c: question(c).update(answers=[]), True, f"{NO_ANSWER}; {SKIP_HINT}"),
+        (lambda c: question(c).update(answers=[]), False, NO_ANSWER),
+    ],
+)
+def test_hints_name_the_fix(tmp_path: Path, change: Change, has_good: bool, hint: str) -> None:
+    content, good = document(), document()
+    question(good)["id"] = "good"
+    content["data"] += good["data"] * has_good
+    change(content)
+    with pytest.raises(DatasetError) as raised:
+        read_dataset(write(tmp_path, content))
+    assert raised.value.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -293,14 +271,12 @@ ANY_JSON = st.recursive(
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values."""
+    if not isinstance(content, dict | list):
+        return [path]
     inner = content.items() if isinstance(content, dict) else enumerate(content)
-    found = [path] if path else []
-    if isinstance(content, dict | list):
-        for key, value in inner:
-            found += (
-                places(value, (*path, key)) if isinstance(value, dict | list) else [(*path, key)]
-            )
-    return found
+    below = [place for key, value in inner for place in places(value, (*path, key))]
+    return [path, *below] if path else below
 
 
 def reads_or_refuses(path: Path) -> None:
@@ -323,7 +299,6 @@ def outcome_of(path: Path, skipped: list[DatasetError] | None) -> list[Question]
         return error
 
 
-@settings(deadline=None)
 @given(data=st.data(), wrong=ANY_JSON)
 def test_any_change_to_good_data_gives_questions_or_one_line(
     data: st.DataObject, wrong: Any, tmp_path_factory: pytest.TempPathFactory
@@ -335,13 +310,3 @@ def test_any_change_to_good_data_gives_questions_or_one_line(
         target = target[key]
     target[last] = wrong
     reads_or_refuses(write(tmp_path_factory.getbasetemp(), content))
-
-
-@settings(deadline=None)
-@given(content=st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
-def test_any_bytes_give_questions_or_one_line(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "bytes.json"
-    path.write_bytes(content)
-    reads_or_refuses(path)

@@ -30,11 +30,6 @@ def write(tmp_path: Path, content: Any) -> Path:
     return path
 
 
-def test_reads_questions(tmp_path: Path) -> None:
-    expected = Question("q1", "How fast?", "It reaches 20 Gbit.", (Answer("20 Gbit", 11),))
-    assert read_dataset(write(tmp_path, document())) == [expected]
-
-
 def test_offsets_count_characters_and_byte_order_marks_are_ignored(tmp_path: Path) -> None:
     content = document()
     paragraph = content["data"][0]["paragraphs"][0]

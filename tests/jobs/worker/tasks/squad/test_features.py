@@ -9,37 +9,7 @@ from jobs.worker.data.tokens import read_template
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.tasks.squad.dataset import Answer, Question, all_texts
 from jobs.worker.tasks.squad.features import Feature, build_features
-from jobs.worker.tasks.squad.metrics import normalize
 from tests.jobs.worker.tokenizer_families import KINDS
-
-
-def test_labels_lead_back_to_the_answers(questions: list[Question], tokenizer: Any) -> None:
-    features = build_features(questions, tokenizer, max_length=384, stride=128)
-    assert [feature.question for feature in features] == list(range(len(questions)))
-    for feature, question in zip(features, questions, strict=True):
-        begin, end = feature.offsets[feature.start][0], feature.offsets[feature.end][1]
-        assert question.context[begin:end] == question.answers[0].text
-
-
-def test_long_passages_give_overlapping_windows(questions: list[Question], tokenizer: Any) -> None:
-    features = build_features(questions, tokenizer, max_length=48, stride=16)
-    assert len(features) > 2 * len(questions)
-    assert max(map(len, features)) == 48
-    for index, question in enumerate(questions):
-        windows = [feature for feature in features if feature.question == index]
-        covered: set[int] = set()
-        for window in windows:
-            inside = window.offsets[window.offsets[:, 0] >= 0]
-            covered.update(*(range(begin, end) for begin, end in inside))
-        blanks = {i for i, character in enumerate(question.context) if character.isspace()}
-        assert covered == set(range(len(question.context))) - blanks
-        labelled = [window for window in windows if window.start]
-        assert labelled, "every short answer is whole in some window"
-        for window in labelled:
-            text = question.context[window.offsets[window.start][0] : window.offsets[window.end][1]]
-            assert normalize(text) == normalize(question.answers[0].text)
-        for window in windows:
-            assert (window.start == 0) == (window.end == 0)
 
 
 def test_blanks_around_questions_and_answers_do_not_matter(tokenizer: Any) -> None:

@@ -6,7 +6,7 @@ import math
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.worker.tasks.squad.dataset import Answer, Question
@@ -29,37 +29,25 @@ from jobs.worker.tasks.squad.metrics import (
         ("The  Cat's, \n a hat!", "cats hat"),
         # Articles: whole words, whatever their case; what remains of a word is none.
         ("a an the", ""),
-        ("THE Matrix", "matrix"),
-        ("another theatre", "another theatre"),
-        ("Vitamin A", "vitamin"),
-        ("A.B.C.", "abc"),
         ("a-team", "ateam"),  # punctuation goes first, so there is no article left
         ("the_end", "theend"),
+        ("another theatre, THE Matrix", "another theatre matrix"),
         ("T.H.E. one", "one"),  # and it may leave an article behind
-        ("an'", ""),
         ("théâtre the", "théâtre"),
         # Punctuation: all of ASCII's, joined without a blank; no other.
         (string.punctuation, ""),
-        ("rock'n'roll", "rocknroll"),
         ("$26.19", "2619"),
-        ("1,000", "1000"),
-        ("-5", "5"),
-        ("50%", "50"),
         ("São “Paulo”", "são “paulo”"),
-        ("1914–18", "1914–18"),
-        ("it’s", "it’s"),
         ("€5", "€5"),
         ("the—end", "—end"),  # a dash of Unicode ends a word, so this is an article
         # Blanks: any of Unicode's, one between words, none around.
         ("\t two \n\n words\r", "two words"),
         ("no\u00a0break\u3000wide\u2003em", "no break wide em"),
         ("zero\u200bwidth", "zero\u200bwidth"),
-        ("", ""),
         ("  \n", ""),
         # Case: that of Unicode. Nothing is composed, and no number is read.
         ("ÉCOLE STRASSE ΣΊΣΥΦΟΣ", "école strasse σίσυφος"),
         ("İ", "i\u0307"),
-        ("\u00e9", "\u00e9"),
         ("e\u0301", "e\u0301"),
         ("two 2 Ⅱ", "two 2 ⅱ"),
     ],
@@ -72,33 +60,22 @@ def test_normalize(text: str, bare: str) -> None:
     ("prediction", "truth", "em", "overlap"),
     [
         ("Linux kernel", "Linux kernel", 1, 1),
-        ("the Linux kernel", "Linux kernel.", 1, 1),
         ("kernel Linux", "Linux kernel", 0, 1),  # the order of words counts in EM only
-        ("Linux", "Linux kernel", 0, 2 / 3),
         ("kernel of Linux", "Linux kernel", 0, 4 / 5),
         ("a b c d", "c d e", 0, 2 * (2 / 3) * (2 / 3) / (4 / 3)),  # the a is no word
         ("cores", "threads", 0, 0),
-        ("core", "cores", 0, 0),
         ("", "threads", 0, 0),
         ("threads", "", 0, 0),
         # Words count as often as they stand there.
-        ("two two", "two", 0, 2 / 3),
         ("two two", "two two three", 0, 4 / 5),
         ("two two three", "two three three", 0, 2 / 3),
         # Nothing is left of either: they match exactly, but have no word in common.
         ("an", "the", 1, 0),
-        ("", "", 1, 0),
         ("!?", "", 1, 0),
         # Numbers are words.
         ("1,000", "1000", 1, 1),
-        ("1 000", "1000", 0, 0),
-        ("26.19", "26,19", 1, 1),
-        ("3 million", "3000000", 0, 0),
         ("20 Gbit/s", "20 Gbit", 0, 1 / 2),
-        ("1914–18", "1914-18", 0, 0),
         ("“Nets”", "Nets", 0, 0),
-        ('"Nets"', "Nets", 1, 1),
-        ("École", "école", 1, 1),
         ("e\u0301cole", "école", 0, 0),
     ],
 )
@@ -136,13 +113,10 @@ def test_a_missing_prediction_is_wrong_even_if_an_empty_one_is_right() -> None:
     assert score(asked, {}) == (0.0, 0.0)
 
 
-def test_equal_truths_count_once() -> None:
-    assert score([ask(PART, PART, PART)], {"q": "eight"}) == (100.0, 100.0)
-
-
 WORDS = st.text("ab theé.,-“ 1\n", max_size=30) | st.text(max_size=30)
 
 
+@settings(max_examples=40)
 @given(WORDS, WORDS)
 def test_measures_are_symmetric_and_within_their_range(one: str, other: str) -> None:
     assert exact_match(one, other) == exact_match(other, one)

@@ -55,21 +55,6 @@ def test_squad_reads_an_object_as_json() -> None:
         check_inputs(replace(options, eval="s3://my-data/squad/"))
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("s3://", "--data s3://: expected s3://BUCKET"),
-        ("s3://My_Bucket/x.csv", "expected s3://BUCKET"),
-        ("s3://my-data/a//b.csv", "without empty parts"),
-        ("s3://my-data/train.doc", "its name does not say its format"),
-        ("s3://my-data/train.xlsx.gz", "its name does not say its format"),
-    ],
-)
-def test_malformed_urls_are_refused(url: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_inputs(ClassifyOptions(data=url, model="scratch"))
-
-
 def test_a_teacher_in_s3_is_checked_on_the_nodes(tmp_path: Path) -> None:
     data = tmp_path / "rows.csv"
     data.write_text("text,label\none,a\ntwo,b\n")

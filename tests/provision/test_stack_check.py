@@ -162,19 +162,6 @@ def test_the_time_of_a_whole_check_is_limited(resolver: Resolver, intel: Package
     assert sentences(report) == ["uv did not finish within 2 s"]
 
 
-def test_packages_are_not_resolved_if_no_index_answers(
-    resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
-) -> None:
-    pypi.statuses["/"] = intel.statuses["/"] = 503
-
-    report = check(resolver, intel)
-
-    assert sentences(report) == [
-        f"{index.url} answers 503 Service Unavailable" for index in (pypi, intel)
-    ]
-    assert pypi.asked + intel.asked == ["/", "/"]
-
-
 def test_pages_of_links_pip_and_examples_are_checked_too(
     resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -20,10 +19,8 @@ from infra.ec2.images import (
     ubuntu_parameter,
     wait_until_available,
 )
-from infra.errors import CloudError, DeadlineError
-from infra.wait import Silent
+from infra.errors import CloudError
 from tests.aws import Recorder
-from tests.infra.hasty_time import HastyTime
 from tests.infra.local.fakes import BASE, FakeCloud
 from tests.infra.plan_inputs import RECIPE, make_image
 
@@ -121,36 +118,6 @@ def test_an_image_is_waited_for_as_long_as_it_takes(ec2_cloud: FakeCloud) -> Non
 
     assert image.state == "available"
     assert notes.told[-1] == f"{image_id}: 20 of at most 90 min"
-
-
-def test_an_image_that_ec2_gives_up_is_an_error_with_its_reason(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.podman.refuse = "copy"
-    image_id = begin(ec2_cloud)
-
-    with pytest.raises(CloudError, match=f"image {image_id} failed: .*refused"):
-        wait_until_available(ec2_cloud.clients.ec2, image_id, Silent(), ec2_cloud.clock)
-
-
-def test_no_image_is_waited_for_without_an_end(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.faults("image_s = 86400")
-    image_id = begin(ec2_cloud)
-    assert isinstance(ec2_cloud.clock, HastyTime)
-    ec2_cloud.clock.pace = 50
-
-    with pytest.raises(DeadlineError, match=f"image {image_id} timed out after 90 min"):
-        wait_until_available(ec2_cloud.clients.ec2, image_id, Silent(), ec2_cloud.clock)
-
-
-def test_an_image_that_is_not_shown_yet_is_waited_for(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.faults("visibility_s = 4")
-    client: Any = ec2_cloud.clients.ec2
-    (machine,) = ec2_cloud.run(1)
-    ec2_cloud.clock.sleep(5)
-    image_id = create_image(client, machine, "bert", "spr-cluster-bert-1", LABELS)
-
-    with pytest.raises(Exception, match="NotFound"):
-        describe_image(client, image_id)
-    assert wait_until_available(client, image_id, Silent(), ec2_cloud.clock).id == image_id
 
 
 @pytest.mark.parametrize(("spot", "vcpus"), [(False, 256), (True, 64)])

@@ -11,11 +11,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 import cluster.overview
-import infra.aws.clients
 from cluster.local_files import ClusterFiles
-from cluster.overview import Overview, describe_regions, list_clusters
-from infra.aws.clients import Clients
-from infra.aws.cloud import Cloud
+from cluster.overview import Overview, list_clusters
 from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD
@@ -189,44 +186,6 @@ def test_as_a_dictionary() -> None:
     }
     rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
     assert (rest["wanted_nodes"], rest["age_s"], rest["left_s"]) == (None, None, None)
-
-
-@pytest.fixture
-def here(cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    """The cloud; a set of clients takes a while to make, and that of one region is there."""
-    real = infra.aws.clients.connect
-
-    def connect(cloud: Cloud) -> Clients:
-        return cloud.ctx.clients if cloud.region == "us-east-1" else real(cloud)
-
-    monkeypatch.setattr(cluster.overview, "connect", connect)
-    return cloud.ctx.cloud
-
-
-def test_every_cluster_of_a_region_is_listed(cloud: SimulatedCloud, here: Cloud) -> None:
-    assert list_clusters(here, ("us-east-1",)) == ((), {})
-    cloud.prepared(nodes=2)
-    ResourceFactory(cloud.fake, "forgotten").volumes()
-
-    (bert, forgotten), closed = list_clusters(here, ("us-east-1",))
-
-    now = cloud.ctx.now()
-    assert closed == {}
-    assert (bert.name, bert.state(now), bert.region) == ("bert", "running", "us-east-1")
-    assert (forgotten.name, forgotten.state(now)) == ("forgotten", "expired")
-    assert bert.found.ids() == cloud.found().ids()
-
-
-def test_the_regions_are_ec2s_and_each_is_looked_into(cloud: SimulatedCloud, here: Cloud) -> None:
-    cloud.fake.application.open_region("eu-west-1")
-    ResourceFactory(cloud.fake, "bert").key_pairs()
-    regions = describe_regions(cloud.ctx.clients)
-    assert regions == ("eu-west-1", "us-east-1")
-
-    listed, closed = list_clusters(here, regions)
-
-    assert [(overview.region, overview.name) for overview in listed] == [("us-east-1", "bert")]
-    assert closed == {}
 
 
 def test_a_closed_region_is_named_and_the_others_are_listed(

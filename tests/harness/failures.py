@@ -27,12 +27,8 @@ EMPTY = " is empty\n  → give it a value, or omit it"
 # Prepares a fault.
 Act = Callable[[CommandLine], None]
 
-# How a message names the cluster: once this machine knows where it is, and before.
+# How a message names the cluster once this machine knows where it is.
 FLAGS = "--name spr"
-NEW_FLAGS = f"{FLAGS} --cloud aws --region us-east-1"
-BUSY = "\n  → EC2 is busy or throttling this account: run the same command again in a few minutes"
-
-
 EVENTS_HINT = "\n  → spr-cluster events --name spr shows what was done and why"
 # What there is when the groups are made, when the first machine has failed, and when a worker has.
 GROUPS = "1 security group, 1 placement group, 1 key pair"

@@ -374,8 +374,7 @@ def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live
 
 def test_repair_refuses_a_cluster_without_a_record(line: CommandLine) -> None:
     line.begin("--nodes", "2", "--name", "bert")
-    group = line.cloud.found("security_groups").group
-    assert group is not None
+    group = line.cloud.group
     keys = [{"Key": key} for key in group.tags if key != "spr-cluster:cluster"]
     line.cloud.ec2.delete_tags(Resources=[group.id], Tags=keys)
 
@@ -400,8 +399,7 @@ def test_gc_leaves_a_cluster_alone_that_was_renewed_while_it_asked(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.begin("--nodes", "1", "--name", "bert")
-    group = line.cloud.found("security_groups").group
-    assert group is not None
+    group = line.cloud.group
     expires = group.tags["spr-cluster:expires"]
     ids = [group.id, *line.ids()]
     label_instances(line.cloud.ec2, ids, dict.fromkeys(_ENDS, "2020-01-01T00:00:00Z"))

@@ -43,8 +43,7 @@ def test_machines_go_even_if_the_scheduler_can_not_be_asked(
 ) -> None:
     monkeypatch.setattr("cluster.cli.down.confirm", lambda *_, **__: None)
     line.must("up", "--nodes", "2", "--second-guard", "--yes", "--name", "bert")
-    group = line.cloud.found("security_groups").group
-    assert group is not None
+    group = line.cloud.group
     ids = [group.id, *line.ids()]
     over = dict.fromkeys(("spr-cluster:expires", "spr-cluster:latest"), "2020-01-01T00:00:00Z")
     label_instances(line.cloud.ec2, ids, over)

@@ -13,12 +13,6 @@ from tests.harness.simulated_cloud import SimulatedCloud
 HOUR = timedelta(hours=1)
 
 
-def ssh_cidrs(cloud: SimulatedCloud) -> tuple[str, ...]:
-    group = cloud.found("security_groups").group
-    assert group is not None
-    return group.ssh_cidrs
-
-
 def test_a_wider_range_stays_for_a_caller_in_it_until_another_is_named(
     cloud: SimulatedCloud,
 ) -> None:
@@ -27,9 +21,9 @@ def test_a_wider_range_stays_for_a_caller_in_it_until_another_is_named(
 
     assert not cloud.plan().changes
     cloud.up()
-    assert ssh_cidrs(cloud) == ("203.0.113.0/24",)
+    assert cloud.group.ssh_cidrs == ("203.0.113.0/24",)
     cloud.up("203.0.113.99/32")
-    assert ssh_cidrs(cloud) == ("203.0.113.99/32",)
+    assert cloud.group.ssh_cidrs == ("203.0.113.99/32",)
 
 
 def test_a_key_deleted_in_ec2_is_imported_again(cloud: SimulatedCloud) -> None:
@@ -49,8 +43,7 @@ def test_the_time_to_live_stays_as_it_was_set(cloud: SimulatedCloud) -> None:
 
     cloud.up(nodes=1, ttl=9 * HOUR)
 
-    group = cloud.found("security_groups").group
-    assert group is not None
+    group = cloud.group
     assert group.tags[tags.EXPIRES] == cloud.expires(2 * HOUR)
 
 
@@ -72,8 +65,7 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(cloud: Simul
     again = cloud.clock.now
     cloud.up(nodes=1)
 
-    group = cloud.found("security_groups").group
-    assert group is not None
+    group = cloud.group
     end = tags.parse_time(group.tags[tags.EXPIRES]).timestamp()
     assert int(again) <= end - 2 * 3600 < again + 3600
 

@@ -174,8 +174,7 @@ def test_nothing_moves_the_end_beyond_its_limit(cloud: SimulatedCloud) -> None:
 
 def test_without_a_record_nothing_can_be_extended(cloud: SimulatedCloud) -> None:
     cloud.prepared(nodes=1)
-    group = cloud.found("security_groups").group
-    assert group is not None
+    group = cloud.group
     cloud.ec2.delete_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes"}])
 
     with pytest.raises(SprError, match="cluster 'bert' has no record"):

@@ -39,8 +39,7 @@ def test_a_private_cluster_is_reached_at_private_addresses(nat: SimulatedCloud) 
     config = nat.ctx.files.ssh_config.read_text()
     assert f"HostName {cluster.head.private_ip}" in config
     assert "ProxyCommand" not in config
-    group = nat.found("security_groups").group
-    assert group is not None
+    group = nat.group
     assert group.ssh_cidrs == (str(nat.fake.backend.vpc_range),), "the VPC's own range"
 
 
@@ -108,8 +107,7 @@ def test_down_asks_the_head_over_the_jump_what_would_be_lost(
 
 def test_with_an_unreadable_record_it_is_unknown_what_would_be_lost(nat: SimulatedCloud) -> None:
     nat.up(nodes=1, private=True, jump="ssm")
-    group = nat.found("security_groups").group
-    assert group is not None
+    group = nat.group
     nat.ec2.create_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes", "Value": "many"}])
 
     assert "invalid cluster record" in find_losses(nat.ctx, nat.found()).unknown
@@ -198,8 +196,7 @@ def test_public_machines_are_reached_over_a_jump_where_port_22_is_blocked(
     head = cluster.head
     assert head.public_ip
     assert head.address == head.private_ip
-    group = cloud.found("security_groups").group
-    assert group is not None
+    group = cloud.group
     assert group.ssh_cidrs == (str(cloud.fake.backend.vpc_range),)
     config = cloud.ctx.files.ssh_config.read_text()
     assert [line for line in config.splitlines() if "Proxy" in line][1:] == [

@@ -304,8 +304,7 @@ def lose_record(cloud: SimulatedCloud) -> None:
     """Somebody has removed everything of EC2's."""
     for machine in machines(cloud):
         cloud.end(machine)
-    group = cloud.found("security_groups").group
-    assert group is not None
+    group = cloud.group
     cloud.ec2.delete_security_group(GroupId=group.id)
 
 

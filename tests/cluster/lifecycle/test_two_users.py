@@ -13,18 +13,11 @@ from infra.ec2.cluster_record import new_record, parse_record, record_tags
 from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory
 from infra.ec2.key_pair import fingerprint, read_public
-from infra.ec2.network import SecurityGroup
 from infra.errors import SprError, UsageError
 from infra.plan.ownership import ForeignClusterError
 from tests.harness.simulated_cloud import SimulatedCloud
 
 DAY_S = 26 * 3600
-
-
-def group_of(cloud: SimulatedCloud) -> SecurityGroup:
-    group = cloud.found("security_groups").group
-    assert group is not None
-    return group
 
 
 def other_user(cloud: SimulatedCloud, folder: Path) -> SimulatedCloud:
@@ -62,7 +55,7 @@ def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
         cloud.apply(older)
 
     assert len(cloud.found("instances").alive) == 5
-    record = parse_record(group_of(cloud).tags)
+    record = parse_record(cloud.group.tags)
     assert record is not None
     assert record.nodes == 5
 
@@ -87,7 +80,7 @@ def test_an_expired_cluster_that_its_owner_renews_is_not_taken_over(
     expire(cloud)
     other = other_user(cloud, tmp_path)
     takeover = other.plan_input(nodes=1)
-    wish, group = cloud.plan_input(nodes=1), group_of(cloud)
+    wish, group = cloud.plan_input(nodes=1), cloud.group
     record = new_record(wish.spec, cloud.ctx.now(), None)
     renewed = record_tags(wish.spec, record, fingerprint(wish.public_key))
     label_instances(cloud.ec2, [group.id], renewed)
@@ -101,12 +94,12 @@ def test_an_expired_cluster_that_its_owner_renews_is_not_taken_over(
 
 def test_an_expired_cluster_is_taken_over(cloud: SimulatedCloud, tmp_path: Path) -> None:
     expire(cloud)
-    old = group_of(cloud).id
+    old = cloud.group.id
 
     cluster = other_user(cloud, tmp_path).up(nodes=1)
 
     assert len(cluster.nodes) == 1
-    assert group_of(cloud).id != old
+    assert cloud.group.id != old
 
 
 def test_a_key_from_before_stays_where_another_user_was_first(

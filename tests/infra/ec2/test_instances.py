@@ -8,7 +8,6 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 import infra.ec2.instances
-from infra.ec2 import tags
 from infra.ec2.instances import (
     describe_impaired,
     describe_instances,
@@ -21,7 +20,6 @@ from infra.wait import BOOT_DEADLINE_S
 from tests.aws import Recorder
 from tests.infra.hasty_time import HastyTime
 from tests.infra.local.fakes import FakeCloud
-from tests.infra.local.fakes import tags as tag_specification
 from tests.infra.plan_inputs import NOW, make_machine
 
 
@@ -116,21 +114,6 @@ def test_without_spot_machines_no_request_is_sent(
 ) -> None:
     assert describe_spot_notices(ec2_cloud.clients.ec2, [make_machine(1)]) == {}
     assert ec2_calls.calls == []
-
-
-def test_a_machine_as_ec2_tells_of_it(ec2_cloud: FakeCloud) -> None:
-    labels = {tags.CLUSTER: "bert", tags.ROLE: "head", tags.EXPIRES: "2026-07-31T20:00:00Z"}
-    (id_,) = ec2_cloud.run(1, TagSpecifications=tag_specification("instance", **labels))
-
-    (machine,) = describe_instances(ec2_cloud.clients.ec2, tags.cluster_filter("bert"))
-
-    assert (machine.id, machine.role, machine.state) == (id_, "head", "running")
-    assert machine.place == ("r7iz.metal-16xl", machine.zone)
-    assert machine.zone.startswith("us-east-1")
-    assert machine.expires == tags.parse_time("2026-07-31T20:00:00Z")
-    assert machine.private_ip
-    assert machine.tags == labels
-    assert machine.spot_request == ""
 
 
 def test_the_hours_of_a_machine() -> None:

@@ -30,8 +30,6 @@ from tests.infra.plan_inputs import (
 )
 
 K = ActionKind
-FRESH = (K.CREATE_GROUP, K.OPEN_GROUP, K.IMPORT_KEY)
-FROM_HEAD = (K.RUN_HEAD, K.INSTALL, K.CREATE_IMAGE, K.RUN_WORKERS, K.CONNECT, K.VERIFY)
 GROWTH = (K.REACH, K.RUN_WORKERS, K.CONNECT, K.VERIFY)
 SPEC = make_spec(3)
 _GOLDEN = Path(__file__).parent / "golden" / "plans.txt"

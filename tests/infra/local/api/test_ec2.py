@@ -223,6 +223,26 @@ def test_a_terminated_instance_neither_starts_nor_stops(fake_cloud: FakeCloud) -
     assert refusal(ec2.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
 
 
+def test_a_failed_start_is_reported_and_changes_nothing(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
+    ec2.stop_instances(InstanceIds=ids)
+    podman.refuse = "start"
+    assert refusal(ec2.start_instances, InstanceIds=ids) == "InternalError"
+    assert fake_cloud.state_of(ids[0]) == "stopped"
+
+
+def test_reboot_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+    (instance_id,) = fake_cloud.run()
+    before = podman.state[fake_cloud.container(instance_id)].pid
+    fake_cloud.clients.ec2.reboot_instances(InstanceIds=[instance_id])
+    after = podman.state[fake_cloud.container(instance_id)]
+    assert after.running
+    assert after.pid != before
+    assert fake_cloud.state_of(instance_id) == "running"
+
+
 @pytest.mark.parametrize(
     ("behavior", "state", "containers"), [("terminate", "terminated", 0), ("stop", "stopped", 1)]
 )
@@ -315,6 +335,26 @@ def test_an_image_without_no_reboot_reboots_the_instance(
     assert fake_cloud.state_of(instance_id) == "running"
 
 
+def test_an_image_of_a_stopped_instance_is_refused(fake_cloud: FakeCloud) -> None:
+    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
+    ec2.stop_instances(InstanceIds=ids)
+    assert refusal(ec2.create_image, InstanceId=ids[0], Name="my-image") == "UnsupportedOperation"
+    assert ec2.describe_images(Owners=["self"])["Images"] == []
+
+
+def test_a_snapshot_appears_when_the_disk_is_copied(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
+    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
+    podman.copying_allowed.clear()
+    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
+    of_image: Any = [{"Name": "description", "Values": [f"*{image_id}*"]}]
+    assert ec2.describe_snapshots(Filters=of_image)["Snapshots"] == []
+    podman.copying_allowed.set()
+    wait_for_image(fake_cloud, image_id)
+    assert len(ec2.describe_snapshots(Filters=of_image)["Snapshots"]) == 1
+
+
 def test_an_image_that_can_not_be_copied_fails_with_the_reason(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
@@ -367,6 +407,21 @@ def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
     ec2.delete_security_group(GroupId=used)
     names = {g["GroupName"] for g in ec2.describe_security_groups()["SecurityGroups"]}
     assert names == {"default"}
+
+
+def test_the_group_of_a_requested_interface_is_shown_and_in_use(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    subnet_id = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
+    interface = {
+        "DeviceIndex": 0,
+        "SubnetId": subnet_id,
+        "Groups": [group],
+        "AssociatePublicIpAddress": True,
+    }
+    (instance_id,) = fake_cloud.run(NetworkInterfaces=[interface])
+    assert [g["GroupId"] for g in fake_cloud.describe(instance_id)["SecurityGroups"]] == [group]
+    assert refusal(ec2.delete_security_group, GroupName="g") == "DependencyViolation"
 
 
 # Resume

@@ -31,11 +31,36 @@ def launch(cloud: FakeCloud, least: int, most: int, **parameters: Any) -> list[s
 # Capacity
 
 
+def test_a_group_with_machines_is_bound_to_their_zone(fake_cloud: FakeCloud) -> None:
+    fake_cloud.ec2.create_placement_group(GroupName="near", Strategy="cluster")
+    near: dict[str, Any] = {
+        "cloud": fake_cloud,
+        "least": 1,
+        "most": 1,
+        "Placement": {"GroupName": "near"},
+    }
+    ids = launch(**near, SubnetId=subnet(fake_cloud, "us-east-1a"))
+    elsewhere: dict[str, Any] = {**near, "SubnetId": subnet(fake_cloud, "us-east-1b")}
+    assert refusal(launch, **elsewhere) == "InvalidPlacementGroup.InUse"
+    fake_cloud.ec2.terminate_instances(InstanceIds=ids)
+    assert len(launch(**elsewhere)) == 1
+
+
 def test_a_token_whose_machines_have_ended_is_refused(fake_cloud: FakeCloud) -> None:
     fake_cloud.ec2.terminate_instances(InstanceIds=launch(fake_cloud, 1, 1, ClientToken="spent"))
     request: dict[str, Any] = {"cloud": fake_cloud, "least": 1, "most": 1}
     assert refusal(launch, **request, ClientToken="spent") == "IdempotentInstanceTerminated"
     assert len(launch(**request, ClientToken="fresh")) == 1
+
+
+def test_a_zone_without_the_instance_type_refuses_it(fake_cloud: FakeCloud) -> None:
+    offered = fake_cloud.ec2.describe_instance_type_offerings(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],
+    )["InstanceTypeOfferings"]
+    zones = {f"us-east-1{letter}" for letter in "abcdef"} - {o["Location"] for o in offered}
+    request = {"SubnetId": subnet(fake_cloud, min(zones))}
+    assert refused(launch, cloud=fake_cloud, least=1, most=1, **request) == ("Unsupported", 400)
 
 
 # Quotas
@@ -91,6 +116,14 @@ def test_the_root_volume_is_as_large_as_the_image_or_larger(fake_cloud: FakeClou
 
     assert [root(20), root()] == [(20, True), (8, True)]
     assert refusal(root, size_gib=4) == "InvalidBlockDeviceMapping"
+
+
+def test_a_missing_group_is_refused_and_not_created(fake_cloud: FakeCloud) -> None:
+    interface = {"DeviceIndex": 0, "Groups": ["sg-0123"]}
+    for request in ({"NetworkInterfaces": [interface]}, {"SecurityGroupIds": ["sg-0123"]}):
+        code = refusal(launch, cloud=fake_cloud, least=1, most=1, **request)
+        assert code == "InvalidGroup.NotFound"
+    assert len(fake_cloud.ec2.describe_security_groups()["SecurityGroups"]) == 1
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.infra.local.fakes import (
     FakeCloud,
     refusal,
@@ -53,3 +55,22 @@ def test_requests_are_found_by_filters_and_ids(fake_cloud: FakeCloud) -> None:
     unknown = {"SpotInstanceRequestIds": ["sir-12345678"]}
     for call in (ec2.describe_spot_instance_requests, ec2.cancel_spot_instance_requests):
         assert refusal(call, **unknown) == "InvalidSpotInstanceRequestID.NotFound"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_request_is_closed_with_its_machine_or_canceled_before(
+    fake_cloud: FakeCloud, cancelled: bool
+) -> None:
+    (instance_id,) = run_spot(fake_cloud)
+    (request,) = requests(fake_cloud)
+    if cancelled:
+        ids = [request["SpotInstanceRequestId"]]
+        answer = fake_cloud.ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
+        assert answer["CancelledSpotInstanceRequests"][0]["State"] == "cancelled"
+        assert fake_cloud.state_of(instance_id) == "running"
+        (request,) = requests(fake_cloud)
+        assert request["Status"]["Code"] == "request-canceled-and-instance-running"
+    fake_cloud.ec2.terminate_instances(InstanceIds=[instance_id])
+    (request,) = requests(fake_cloud)
+    assert request["State"] == ("cancelled" if cancelled else "closed")
+    assert request["Status"]["Code"] == "instance-terminated-by-user"

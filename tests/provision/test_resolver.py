@@ -103,6 +103,16 @@ def test_uv_resolves_for_nodes_whose_c_library_it_does_not_know(
     assert resolve(index, "math", target=NodePython("3.13.5", glibc)) == {"math": newest}
 
 
+def test_the_best_version_of_all_indexes_is_chosen(index: PackageIndex) -> None:
+    with serve_index() as other:
+        other.add("torch", "2.7.0+cpu")
+        for urls in ((index.url, other.url), (other.url, index.url)):
+            found = find_resolver(isolated=True).resolve(
+                ["torch==2.7.0"], TARGET, Sources(urls), 60
+            )
+            assert [package.version for package in found.packages] == ["2.7.0+cpu"]
+
+
 def test_pips_configuration_counts_unless_isolated(
     index: PackageIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

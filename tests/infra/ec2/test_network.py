@@ -68,6 +68,17 @@ def test_it_is_opened_for_the_caller_and_for_itself_alone(
     assert egress["IpPermissions"] == [inside]
 
 
+def test_what_is_open_already_is_left_as_it_is(
+    ec2_cloud: FakeCloud, ec2_calls: Recorder, group: SecurityGroup
+) -> None:
+    open_security_group(ec2_cloud.clients.ec2, group, [CALLER], CALLER)
+    before = len(ec2_calls.calls)
+
+    open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), [CALLER], CALLER)
+
+    assert ec2_calls.operations()[before:] == ["DescribeSecurityGroups"]
+
+
 @pytest.fixture(params=["default", "own"])
 def open_group(ec2_cloud: FakeCloud, request: pytest.FixtureRequest) -> SecurityGroup:
     """A group that is open to CALLER, which is followed, and to OTHER, which was chosen."""

@@ -11,8 +11,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 import cluster.overview
+import infra.aws.clients
 from cluster.local_files import ClusterFiles
-from cluster.overview import Overview, list_clusters
+from cluster.overview import Overview, describe_regions, list_clusters
 from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD
@@ -186,6 +187,25 @@ def test_as_a_dictionary() -> None:
     }
     rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
     assert (rest["wanted_nodes"], rest["age_s"], rest["left_s"]) == (None, None, None)
+
+
+def test_the_regions_are_ec2s_and_each_is_looked_into(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.fake.application.open_region("eu-west-1")
+    ResourceFactory(cloud.fake, "bert").key_pairs()
+    regions = describe_regions(cloud.ctx.clients)
+    assert regions == ("eu-west-1", "us-east-1")
+    # A set of clients takes a while to make, and that of one region is there.
+    made, real = cloud.ctx.clients, infra.aws.clients.connect
+    monkeypatch.setattr(
+        cluster.overview, "connect", lambda c: made if c.region == "us-east-1" else real(c)
+    )
+
+    listed, closed = list_clusters(cloud.ctx.cloud, regions)
+
+    assert [(overview.region, overview.name) for overview in listed] == [("us-east-1", "bert")]
+    assert closed == {}
 
 
 def test_a_closed_region_is_named_and_the_others_are_listed(

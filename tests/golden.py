@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 
 
@@ -20,3 +21,19 @@ def compare(base: str, text: str) -> str:
     lines = difflib.unified_diff(base.splitlines(), text.splitlines(), n=1, lineterm="")
     changed = [*lines][2:]
     return "".join("@@\n" if line.startswith("@@") else f"{line}\n" for line in changed)
+
+
+def read_sections(path: Path) -> dict[str, str]:
+    """Return the parts of a golden file, each of which begins with its name in ``== name``."""
+    parts = re.split(r"^== (.*)\n", path.read_text(), flags=re.MULTILINE)
+    return {name: text.rstrip("\n") for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def check_section(path: Path, name: str, text: str) -> None:
+    """Compare with one part of a golden file; ``UPDATE_GOLDEN=1`` rewrites it."""
+    sections = read_sections(path) if path.exists() else {}
+    if os.environ.get("UPDATE_GOLDEN"):
+        sections[name] = text
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(f"== {name}\n{text}\n" for name, text in sections.items()))
+    assert text == sections[name], f"{path.name}: {name}; if it should, run with UPDATE_GOLDEN=1"

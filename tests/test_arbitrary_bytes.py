@@ -603,7 +603,7 @@ def test_a_hostile_file_is_understood(name: str, reader: Reader) -> None:
 def test_any_bytes_are_a_value_or_a_clear_error(name: str, reader: Reader) -> None:
     valid = reader.valid()
 
-    @settings(max_examples=50)
+    @settings(max_examples=25)
     @given(
         st.one_of(st.binary(max_size=200), st.integers(0, 2**32).map(lambda n: damaged(valid, n)))
     )

@@ -17,7 +17,7 @@ from infra.errors import UsageError
 from infra.files import parse_object
 from infra.words import nearest
 
-_ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
+_ELEMENTS = {"Sid", "Effect", "Action", "Resource", "Condition"}
 # The keys that :mod:`tests.cloud.authorization` provides.
 _KEYS = (
     "aws:PrincipalAccount",
@@ -88,14 +88,13 @@ def _check(statement: Mapping[str, Any], source: str) -> None:
         raise UsageError(f"{source}: {element}{nearest(element, _ELEMENTS)}: unknown element")
     if statement.get("Effect") not in ("Allow", "Deny"):
         raise UsageError(f"{source}: expected a Statement with its Effect, Allow or Deny")
-    if not (statement.keys() & {"Action", "NotAction"}):
-        raise UsageError(f"{source}: a statement has no Action")
-    if not (statement.keys() & {"Resource", "NotResource"}):
-        raise UsageError(f"{source}: a statement has no Resource")
+    for element in ("Action", "Resource"):
+        if element not in statement:
+            raise UsageError(f"{source}: a statement has no {element}")
     for operator, tests in statement.get("Condition", {}).items():
-        _, name, _ = _split_operator(operator)
-        if name not in _OPERATORS:
-            raise UsageError(f"{source}: unknown operator {operator!r}{nearest(name, _OPERATORS)}")
+        if operator not in _OPERATORS:
+            near = nearest(operator, _OPERATORS)
+            raise UsageError(f"{source}: unknown operator {operator!r}{near}")
         for key in tests:
             if not any(_like(pattern.lower(), key.lower()) for pattern in _KEYS):
                 raise UsageError(f"{source}: unknown condition key {key!r}{nearest(key, _KEYS)}")
@@ -103,14 +102,11 @@ def _check(statement: Mapping[str, Any], source: str) -> None:
 
 def _applies(statement: Mapping[str, Any], request: Request) -> bool:
     """Return whether a statement matches a request, including its conditions."""
-    named = "Action" in statement
-    actions = _listed(statement["Action" if named else "NotAction"])
-    action = request.action.lower()
-    if named != any(_like(pattern.lower(), action) for pattern in actions):
+    action, actions = request.action.lower(), _listed(statement["Action"])
+    if not any(_like(pattern.lower(), action) for pattern in actions):
         return False
-    named = "Resource" in statement
-    resources = _listed(statement["Resource" if named else "NotResource"])
-    if named != any(_covers(_fill_in(r, request), request.resource) for r in resources):
+    resources = _listed(statement["Resource"])
+    if not any(_covers(_fill_in(r, request), request.resource) for r in resources):
         return False
     conditions = statement.get("Condition", {}).items()
     return all(
@@ -150,21 +146,13 @@ def _same_truth(wanted: str, found: str) -> bool:
     return wanted.lower() == found.lower()
 
 
-# Each operator's comparison, and whether the operator negates it.
-_OPERATORS: dict[str, tuple[Callable[[str, str], bool], bool]] = {
-    "StringEquals": (str.__eq__, False),
-    "StringNotEquals": (str.__eq__, True),
-    "StringLike": (_like, False),
-    "StringNotLike": (_like, True),
-    "Bool": (_same_truth, False),
-    "Null": (_same_truth, False),
+# Each operator's comparison.
+_OPERATORS: dict[str, Callable[[str, str], bool]] = {
+    "StringEquals": str.__eq__,
+    "StringLike": _like,
+    "Bool": _same_truth,
+    "Null": _same_truth,
 }
-
-
-def _split_operator(operator: str) -> tuple[str, str, bool]:
-    """Return an operator's set qualifier, its name, and whether it ends in IfExists."""
-    qualifier, _, name = operator.rpartition(":")
-    return qualifier, name.removesuffix("IfExists"), name.endswith("IfExists")
 
 
 def _holds(operator: str, key: str, wanted: Sequence[str], request: Request) -> bool:
@@ -172,13 +160,11 @@ def _holds(operator: str, key: str, wanted: Sequence[str], request: Request) -> 
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-logic-multiple-context-keys-or-values.html
     """
-    qualifier, name, if_exists = _split_operator(operator)
-    compare, negated = _OPERATORS[name]
     found = next((v for k, v in request.context.items() if k.lower() == key.lower()), None)
-    if name == "Null":
+    if operator == "Null":
         return _same_truth(wanted[0], str(found is None))
     if found is None:
-        return if_exists or negated or qualifier == "ForAllValues"
+        return False
     values = (found,) if isinstance(found, str) else found
-    fits = (negated != any(compare(each, value) for each in wanted) for value in values)
-    return all(fits) if qualifier == "ForAllValues" else any(fits)
+    compare = _OPERATORS[operator]
+    return any(compare(each, value) for each in wanted for value in values)

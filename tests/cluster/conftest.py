@@ -13,17 +13,15 @@ START = 1_800_000_000.0
 
 
 @pytest.fixture
-def simulated_cloud(
-    endpoint: Endpoint,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def cloud(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SimulatedCloud]:
     """EC2 and its machines in this process, and the tool's context on them."""
     leave_moto_as_it_was(monkeypatch)
-    with open_simulated_cloud(endpoint, tmp_path, START) as simulated_cloud:
-        let_no_time_pass(simulated_cloud.clock, monkeypatch)
+    with open_simulated_cloud(endpoint, tmp_path, START) as cloud:
+        let_no_time_pass(cloud.clock, monkeypatch)
         monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
-        yield simulated_cloud
+        yield cloud
 
 
 @pytest.fixture

@@ -79,18 +79,18 @@ def test_a_log_that_cannot_be_written_stops_no_command(tmp_path: Path) -> None:
     make_log(tmp_path).record("plan", "one")
 
 
-def test_why_a_node_was_replaced_is_found(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.faults("[[machine]]\nn = 1\nfate = 'no-ssh'\n")
-    simulated_cloud.clock.pace = 60
-    simulated_cloud.up(nodes=2, bake="none")
+def test_why_a_node_was_replaced_is_found(cloud: SimulatedCloud) -> None:
+    cloud.faults("[[machine]]\nn = 1\nfate = 'no-ssh'\n")
+    cloud.clock.pace = 60
+    cloud.up(nodes=2, bake="none")
 
-    log = simulated_cloud.ctx.events
+    log = cloud.ctx.events
     (faulty,) = named(log, "faulty")
     (lost,) = faulty["resources"]
     assert (faulty["what"], "no SSH" in faulty["reason"]) == ("node1", True)
     bought = named(log, "bought")[-1]
     assert bought["replaces"] == {lost: faulty["reason"]}
-    replacement = simulated_cloud.cluster().nodes[1].instance
+    replacement = cloud.cluster().nodes[1].instance
     assert bought["resources"] == [replacement.id]
     # Other machines have no log of it.
     assert replacement.tags[tags.REPLACES] == f"replaces {lost}: {faulty['reason']}"
@@ -102,37 +102,35 @@ def test_why_a_node_was_replaced_is_found(simulated_cloud: SimulatedCloud) -> No
     assert any(lost in event["resources"] for event in named(log, "done"))
 
 
-def test_the_log_survives_down_and_is_no_cluster(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=1)
-    files = simulated_cloud.ctx.files
-    key, groups = files.key.read_text(), simulated_cloud.found("security_groups").ids()
+def test_the_log_survives_down_and_is_no_cluster(cloud: SimulatedCloud) -> None:
+    cloud.up(nodes=1)
+    files = cloud.ctx.files
+    key, groups = files.key.read_text(), cloud.found("security_groups").ids()
 
-    removed = simulated_cloud.down()
+    removed = cloud.down()
 
     assert [path.name for path in files.folder.iterdir()] == ["events.jsonl"]
     assert (cluster_names(), remembered_cloud("bert"), files.exist) == ([], None, False)
     text = files.events.read_text()
     assert key.splitlines()[1] not in text
     assert "PRIVATE KEY" not in text
-    (gone,) = named(simulated_cloud.ctx.events, "removed")
+    (gone,) = named(cloud.ctx.events, "removed")
     assert sorted(gone["resources"]) == sorted(id_ for ids in removed.ids.values() for id_ in ids)
-    assert {
-        r for event in named(simulated_cloud.ctx.events, "created") for r in event["resources"]
-    } >= {
+    assert {r for event in named(cloud.ctx.events, "created") for r in event["resources"]} >= {
         *groups["security_groups"],
         "spr-cluster-bert",
     }
     size = files.events.stat().st_size
-    assert simulated_cloud.down().ids == {}
+    assert cloud.down().ids == {}
     assert files.events.stat().st_size == size
 
 
-def test_a_zone_that_was_left_is_named_with_ec2s_code(simulated_cloud: SimulatedCloud) -> None:
-    first = simulated_cloud.first_zone()
-    simulated_cloud.faults(f"[[capacity]]\nzone = '{first}'\nfree = 0\n")
-    simulated_cloud.up(nodes=1)
+def test_a_zone_that_was_left_is_named_with_ec2s_code(cloud: SimulatedCloud) -> None:
+    first = cloud.first_zone()
+    cloud.faults(f"[[capacity]]\nzone = '{first}'\nfree = 0\n")
+    cloud.up(nodes=1)
 
-    refused = named(simulated_cloud.ctx.events, "refused")
+    refused = named(cloud.ctx.events, "refused")
     assert refused
     assert all(first in event["what"] for event in refused)
     assert refused[0]["reason"].startswith("InsufficientInstanceCapacity: ")
@@ -169,20 +167,6 @@ def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["events", "--name", "../x"], "--name ../x: expected "),
-        (["events", "--tail", "0"], "--tail 0: expected a whole number of at least 1"),
-    ],
-)
-def test_a_usage_error_is_one_line(line: CommandLine, argv: list[str], message: str) -> None:
-    result = line.run(*argv)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"spr-cluster: {message}")
-    assert len(result.err.splitlines()) == 1
-
-
 def test_an_error_is_kept_with_its_hint_and_names_the_log(line: CommandLine) -> None:
     line.cloud.faults("[[error]]\naction = 'ImportKeyPair'\ncode = 'Boom'\nmessage = 'no'\n")
 
@@ -197,8 +181,8 @@ def test_an_error_is_kept_with_its_hint_and_names_the_log(line: CommandLine) -> 
     assert named(log, "failed")[-1]["action"] == "import_key"
 
 
-def test_context_and_log_have_the_same_time_and_command(simulated_cloud: SimulatedCloud) -> None:
-    ctx: Context = simulated_cloud.ctx
+def test_context_and_log_have_the_same_time_and_command(cloud: SimulatedCloud) -> None:
+    ctx: Context = cloud.ctx
     ctx.events.record("plan", "one")
     (event,) = ctx.events.read()
     assert event["time"] == f"{ctx.now():%Y-%m-%dT%H:%M:%SZ}"

@@ -14,8 +14,6 @@ import cluster.overview
 import infra.aws.clients
 from cluster.local_files import ClusterFiles
 from cluster.overview import Overview, describe_regions, list_clusters
-from infra.aws.clients import Clients
-from infra.aws.cloud import Cloud
 from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2 import tags
 from infra.ec2.instances import HEAD
@@ -191,80 +189,59 @@ def test_as_a_dictionary() -> None:
     assert (rest["wanted_nodes"], rest["age_s"], rest["left_s"]) == (None, None, None)
 
 
-@pytest.fixture
-def here(simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    """The cloud; a set of clients takes a while to make, and that of one region is there."""
-    real = infra.aws.clients.connect
-
-    def connect(cloud: Cloud) -> Clients:
-        return simulated_cloud.ctx.clients if cloud.region == "us-east-1" else real(cloud)
-
-    monkeypatch.setattr(cluster.overview, "connect", connect)
-    return simulated_cloud.ctx.cloud
-
-
-def test_every_cluster_of_a_region_is_listed(simulated_cloud: SimulatedCloud, here: Cloud) -> None:
-    assert list_clusters(here, ("us-east-1",)) == ((), {})
-    simulated_cloud.prepared(nodes=2)
-    ResourceFactory(simulated_cloud.fake, "forgotten").volumes()
-
-    (bert, forgotten), closed = list_clusters(here, ("us-east-1",))
-
-    now = simulated_cloud.ctx.now()
-    assert closed == {}
-    assert (bert.name, bert.state(now), bert.region) == ("bert", "running", "us-east-1")
-    assert (forgotten.name, forgotten.state(now)) == ("forgotten", "expired")
-    assert bert.found.ids() == simulated_cloud.found().ids()
-
-
 def test_the_regions_are_ec2s_and_each_is_looked_into(
-    simulated_cloud: SimulatedCloud, here: Cloud
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated_cloud.fake.application.open_region("eu-west-1")
-    ResourceFactory(simulated_cloud.fake, "bert").key_pairs()
-    regions = describe_regions(simulated_cloud.ctx.clients)
+    cloud.fake.application.open_region("eu-west-1")
+    ResourceFactory(cloud.fake, "bert").key_pairs()
+    regions = describe_regions(cloud.ctx.clients)
     assert regions == ("eu-west-1", "us-east-1")
+    # A set of clients takes a while to make, and that of one region is there.
+    made, real = cloud.ctx.clients, infra.aws.clients.connect
+    monkeypatch.setattr(
+        cluster.overview, "connect", lambda c: made if c.region == "us-east-1" else real(c)
+    )
 
-    listed, closed = list_clusters(here, regions)
+    listed, closed = list_clusters(cloud.ctx.cloud, regions)
 
     assert [(overview.region, overview.name) for overview in listed] == [("us-east-1", "bert")]
     assert closed == {}
 
 
 def test_a_closed_region_is_named_and_the_others_are_listed(
-    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ResourceFactory(simulated_cloud.fake, "bert").key_pairs()
+    ResourceFactory(cloud.fake, "bert").key_pairs()
     closed_ec2: Any = Closed()
-    open_, shut = simulated_cloud.ctx.clients, copy(simulated_cloud.ctx.clients)
+    open_, shut = cloud.ctx.clients, copy(cloud.ctx.clients)
     shut.ec2 = closed_ec2
     monkeypatch.setattr(
         cluster.overview, "connect", lambda c: shut if c.region == "eu-west-1" else open_
     )
 
-    listed, closed = list_clusters(simulated_cloud.ctx.cloud, ("eu-west-1", "us-east-1"))
+    listed, closed = list_clusters(cloud.ctx.cloud, ("eu-west-1", "us-east-1"))
 
     assert [overview.name for overview in listed] == ["bert"]
     assert list(closed) == ["eu-west-1"]
     assert "no permission for DescribeInstances" in closed["eu-west-1"]
     with pytest.raises(ClientError):
-        list_clusters(simulated_cloud.ctx.cloud, ("eu-west-1",))
+        list_clusters(cloud.ctx.cloud, ("eu-west-1",))
 
 
 def test_machines_are_listed_even_if_the_scheduler_fails(
-    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated_cloud.prepared(nodes=1)
-    scheduler = simulated_cloud.ctx.clients.scheduler
+    cloud.prepared(nodes=1)
+    scheduler = cloud.ctx.clients.scheduler
 
     def fail(operation: str, _: object) -> None:
         raise ClientError({"Error": {"Code": "InternalServerException"}}, operation)
 
     monkeypatch.setattr(scheduler, "_make_api_call", fail)
-    clients = simulated_cloud.ctx.clients
+    clients = cloud.ctx.clients
     monkeypatch.setattr(cluster.overview, "connect", lambda _: clients)
 
-    (listed,), incomplete = list_clusters(simulated_cloud.ctx.cloud, ("us-east-1",))
+    (listed,), incomplete = list_clusters(cloud.ctx.cloud, ("us-east-1",))
 
     assert len(listed.found.alive) == 1
     assert "ListScheduleGroups" in incomplete["us-east-1"]

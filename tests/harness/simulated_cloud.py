@@ -25,6 +25,7 @@ from cluster.local_files import ClusterFiles
 from cluster.nodes import Cluster, find_cluster
 from infra.aws.cloud import Cloud
 from infra.ec2.inventory import Inventory, describe_inventory
+from infra.ec2.network import SecurityGroup
 from infra.ec2.tags import render_time
 from infra.local.state import StateFolder
 from infra.plan.actions import Plan
@@ -197,6 +198,12 @@ class SimulatedCloud:
     def found(self, *kinds: str) -> Inventory:
         """What exists of the cluster, of all kinds or of these alone."""
         return describe_inventory(self.ec2, NAME, *([kinds] if kinds else []))
+
+    @property
+    def group(self) -> SecurityGroup:
+        group = self.found("security_groups").group
+        assert group is not None
+        return group
 
     def cluster(self) -> Cluster:
         return find_cluster(self.ec2, NAME)

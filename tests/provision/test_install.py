@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -347,20 +345,6 @@ def test_what_was_installed_is_kept_with_its_hashes(node: Machine) -> None:
         install("d3", numpy="dd")
 
 
-def test_a_lock_is_part_of_the_digest() -> None:
-    digests = {stack_digest(make_stack(lock=lock)) for lock in ((), LOCK, LOCK[:1])}
-
-    assert len(digests) == 3
-
-
-def test_a_digest_identifies_the_installation() -> None:
-    upstream = stack_digest(load_stack("upstream"))
-
-    assert re.fullmatch("[0-9a-f]{12}", upstream)
-    assert stack_digest(load_stack("upstream")) == upstream
-    assert stack_digest(make_stack(python_packages=["torch==2.12.0"])) != upstream
-
-
 class Flaky(FakeHost):
     """A machine whose connection breaks under the installation, for the first times."""
 
@@ -523,42 +507,3 @@ def test_a_version_is_checked_by_its_numbers(
 
     assert (done.returncode == 0) is fine, done.stdout + done.stderr
     assert fine or "torch: expected 2.7.0, found 2.7.1" in done.stdout + done.stderr
-
-
-DIGESTS = """
-import json
-from provision.install import stack_digest
-from provision.stacks.load import load_stack, shipped_names
-print(json.dumps({name: stack_digest(load_stack(name)) for name in shipped_names()}))
-"""
-
-
-def digests(checkout: Path) -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", DIGESTS],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return dict(json.loads(done.stdout))
-
-
-def test_another_checkout_has_the_same_digests_until_something_changes(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    for name in ("infra", "provision"):
-        shutil.copytree(
-            root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "local")
-        )
-    own = {name: stack_digest(load_stack(name)) for name in shipped_names()}
-    assert digests(tmp_path) == own
-
-    upstream = tmp_path / "provision/stacks/upstream.toml"
-    upstream.write_text(upstream.read_text().replace("datasets==5.2.0", "datasets==5.2.1"))
-    pinned = digests(tmp_path)
-    assert {name for name in own if pinned[name] != own[name]} == {"upstream"}
-
-    script = tmp_path / "provision/on_node/install.sh"
-    script.write_text(script.read_text().replace("--retries 5", "--retries 6"))
-    assert not {*digests(tmp_path).values()} & {*own.values(), *pinned.values()}

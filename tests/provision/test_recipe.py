@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from provision.bake import recipe_digest
-from provision.stacks.load import load_stack
+from provision.install import stack_digest
+from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
 
-ROOT = Path(__file__).parents[2]
-ASK = (
-    "from provision.bake import recipe_digest; from provision.stacks.load import load_stack; "
-    "print(recipe_digest(load_stack('intel')))"
-)
+ASK = """
+import json
+from provision.bake import recipe_digest
+from provision.install import stack_digest
+from provision.stacks.load import load_stack, shipped_names
+stacks = [load_stack(name) for name in shipped_names()]
+print(json.dumps({stack.name: [stack_digest(stack), recipe_digest(stack)] for stack in stacks}))
+"""
 
 
 def changed(**values: object) -> Stack:
     return Stack.model_validate({**load_stack("upstream").model_dump(), **values})
-
-
-def checkout(folder: Path) -> None:
-    """Another copy of the code."""
-    for name in ("infra", "provision"):
-        shutil.copytree(ROOT / name, folder / name)
-
-
-def recipe_in(folder: Path) -> str:
-    """The recipe of stack intel by the code in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def test_another_checkout_has_the_same_recipe(tmp_path: Path) -> None:
-    checkout(tmp_path)
-
-    assert recipe_in(tmp_path) == recipe_digest(load_stack("intel"))
 
 
 def test_every_change_of_content_changes_the_recipe() -> None:
@@ -55,16 +38,41 @@ def test_every_change_of_content_changes_the_recipe() -> None:
         recipe_digest(changed(python_packages=packages)),
         recipe_digest(changed(system_packages=[*stack.system_packages, "jq"])),
         recipe_digest(changed(indexes=[*stack.indexes, "https://example.org/simple"])),
+        recipe_digest(changed(lock=["torch==2.13.0 --hash=sha256:" + "1" * 64])),
         recipe_digest(load_stack("intel")),
     ]
 
     assert len(set(recipes)) == len(recipes)
 
 
-@pytest.mark.parametrize("name", ["install.sh", "seal.sh"])
-def test_one_changed_line_of_a_script_changes_the_recipe(name: str, tmp_path: Path) -> None:
-    checkout(tmp_path)
-    with (tmp_path / "provision/on_node" / name).open("a") as script:
-        script.write("true\n")
+def ask(folder: Path) -> dict[str, list[str]]:
+    """Each stack's installation and recipe by the code in a folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(done.stdout))
 
-    assert recipe_in(tmp_path) != recipe_digest(load_stack("intel"))
+
+def test_another_checkout_has_the_same_recipes_until_one_line_changes(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "local")
+    for name in ("infra", "provision"):
+        shutil.copytree(Path(__file__).parents[2] / name, tmp_path / name, ignore=ignored)
+    stacks = [load_stack(name) for name in shipped_names()]
+    own = {stack.name: [stack_digest(stack), recipe_digest(stack)] for stack in stacks}
+    assert ask(tmp_path) == own
+
+    upstream = tmp_path / "provision/stacks/upstream.toml"
+    upstream.write_text(upstream.read_text().replace("datasets==5.2.0", "datasets==5.2.1"))
+    pinned = ask(tmp_path)
+    assert {name for name in own if pinned[name] != own[name]} == {"upstream"}
+
+    with (tmp_path / "provision/on_node/seal.sh").open("a") as script:
+        script.write("true\n")
+    sealed = ask(tmp_path)
+    for name, (installation, recipe) in pinned.items():
+        assert (sealed[name][0], sealed[name][1] != recipe) == (installation, True)
+
+    with (tmp_path / "provision/on_node/install.sh").open("a") as script:
+        script.write("true\n")
+    for name, digests in ask(tmp_path).items():
+        assert not {*digests} & {*sealed[name]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,16 +95,6 @@ def test_a_missing_version_is_named_with_the_newest(
     assert report.packages == ()
 
 
-def test_wheels_for_another_python_do_not_count(resolver: Resolver, intel: PackageIndex) -> None:
-    report = check(resolver, intel, ubuntu="24.04", python="3.12")
-
-    (sentence,) = sentences(report)
-    assert sentence.startswith(
-        "oneccl-bind-pt==2.7.0 is not available for Python 3.12 on Ubuntu 24.04"
-    )
-    assert sentence.endswith("there is no version of it")
-
-
 def test_conflicting_packages_are_named(
     resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
 ) -> None:
@@ -116,17 +106,6 @@ def test_conflicting_packages_are_named(
     assert sentence.startswith("No solution found when resolving dependencies: ")
     assert "depends on torch==2.6.0" in sentence
     assert "you require torch==2.7.0" in sentence
-
-
-def test_a_missing_dependency_is_named(
-    resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
-) -> None:
-    pypi.add("torch", "2.7.0", needs=["libfabric>=2.6"])
-
-    (sentence,) = sentences(check(resolver, intel))
-
-    assert "libfabric was not found in the package registry" in sentence
-    assert "depends on libfabric>=2.6" in sentence
 
 
 def test_an_index_that_does_not_answer_is_named_in_bounded_time(
@@ -162,19 +141,6 @@ def test_the_time_of_a_whole_check_is_limited(resolver: Resolver, intel: Package
     assert sentences(report) == ["uv did not finish within 2 s"]
 
 
-def test_packages_are_not_resolved_if_no_index_answers(
-    resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
-) -> None:
-    pypi.statuses["/"] = intel.statuses["/"] = 503
-
-    report = check(resolver, intel)
-
-    assert sentences(report) == [
-        f"{index.url} answers 503 Service Unavailable" for index in (pypi, intel)
-    ]
-    assert pypi.asked + intel.asked == ["/", "/"]
-
-
 def test_pages_of_links_pip_and_examples_are_checked_too(
     resolver: Resolver, pypi: PackageIndex, intel: PackageIndex
 ) -> None:
@@ -192,31 +158,6 @@ def test_pages_of_links_pip_and_examples_are_checked_too(
         f"pip==25.0.1 is not available for Python 3.10 on Ubuntu 22.04: on {pypi.url}, {page} "
         "there is no version of it",
     ]
-
-
-@dataclass
-class Notes(Silent):
-    heard: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        self.heard.append(text)
-
-
-def test_progress_names_the_queried_hosts(resolver: Resolver, pypi: PackageIndex) -> None:
-    notes = Notes()
-    stack = Stack.model_validate(
-        {
-            **load_stack("upstream").model_dump(),
-            "indexes": [],
-            "examples": "",
-            "python_packages": ["torch==2.7.0"],
-        }
-    )
-
-    check_sources(stack, resolver, notes, limit_s=60)
-
-    host = pypi.url.removeprefix("http://")
-    assert notes.heard == [f"querying {host}", "resolving all packages together"]
 
 
 def test_an_address_without_a_server_cannot_be_reached() -> None:

@@ -162,19 +162,3 @@ def test_the_nodes_may_find_unfinished_uploads() -> None:
     for bucket, may in {"team-b": True, "team-c": False}.items():
         looks = Request("s3:ListBucketMultipartUploads", f"arn:aws:s3:::{bucket}", {})
         assert policy.allows(looks) is may
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--bucket-kms-key", KEY),
-        (*BUCKET, "--bucket-kms-key", "alias/mine"),
-        (*BUCKET, "--bucket-kms-key", KEY, "--instance-profile", "own"),
-    ],
-)
-def test_a_key_without_a_use_is_refused(line: CommandLine, options: tuple[str, ...]) -> None:
-    refused = line.run("up", "--nodes", "1", *options, "--yes")
-
-    assert refused.code == 2
-    assert "--bucket-kms-key" in refused.message
-    assert line.cloud.left() == []

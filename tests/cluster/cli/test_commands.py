@@ -139,22 +139,6 @@ def test_a_second_up_changes_nothing(line: CommandLine) -> None:
     assert re.fullmatch(STAMP, result["expires"])
 
 
-def test_a_failure_lists_what_exists_and_how_to_continue_or_remove_it(
-    line: CommandLine,
-) -> None:
-    line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
-
-    result = line.run("up", "--nodes", "2", "--yes")
-
-    assert result.code == 1
-    assert "[node0] no AMX" in result.err
-    assert "--allow-no-amx" in result.err
-    assert "To continue:           spr-cluster up --name spr\n" in result.err
-    assert "To remove what exists: spr-cluster down --name spr\n" in result.err
-    assert "It exists now and costs money: 2 instances (" in result.err
-    assert line.must("up", "--nodes", "2", "--allow-no-amx", "--yes").code == 0
-
-
 def test_status_of_a_cluster(line: CommandLine) -> None:
     assert "No cluster spr in aws us-east-1" in line.must("status").out
     assert parsed(line.run("status", "--json"))["state"] == "none"
@@ -323,9 +307,7 @@ def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> No
     assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
 
 
-def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(
-    line: CommandLine,
-) -> None:
+def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(line: CommandLine) -> None:
     line.begin("--nodes", "2", "--name", "kept")
     line.must("down", "--yes", "--keep-image", "--name", "kept")
     line.cloud.faults("[[capacity]]\nfree = 0\n")
@@ -392,8 +374,7 @@ def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live
 
 def test_repair_refuses_a_cluster_without_a_record(line: CommandLine) -> None:
     line.begin("--nodes", "2", "--name", "bert")
-    group = line.cloud.found("security_groups").group
-    assert group is not None
+    group = line.cloud.group
     keys = [{"Key": key} for key in group.tags if key != "spr-cluster:cluster"]
     line.cloud.ec2.delete_tags(Resources=[group.id], Tags=keys)
 
@@ -418,8 +399,7 @@ def test_gc_leaves_a_cluster_alone_that_was_renewed_while_it_asked(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.begin("--nodes", "1", "--name", "bert")
-    group = line.cloud.found("security_groups").group
-    assert group is not None
+    group = line.cloud.group
     expires = group.tags["spr-cluster:expires"]
     ids = [group.id, *line.ids()]
     label_instances(line.cloud.ec2, ids, dict.fromkeys(_ENDS, "2020-01-01T00:00:00Z"))

@@ -189,11 +189,6 @@ def test_a_check_without_an_answer_does_not_hold_up_the_others(
     }
 
 
-def test_a_wrong_option_ends_with_2(line: CommandLine) -> None:
-    assert line.run("doctor", "--nodes", "0").code == 2
-    assert line.call_log.calls == []
-
-
 @pytest.mark.parametrize(
     ("rule", "conflict"),
     [

@@ -22,9 +22,7 @@ _ACCOUNT = "210987654321"
 
 
 @pytest.fixture
-def asked(
-    simulated_cloud: SimulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
+def asked(cloud: SimulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The questions for an MFA code. All of AWS is the embedded cloud, through the user's own files."""
     key, secret = CREDENTIALS
     config = (
@@ -35,7 +33,7 @@ def asked(
     (tmp_path / "aws").write_text(config)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
     monkeypatch.setenv("AWS_PROFILE", "work")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", simulated_cloud.fake.endpoint.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.fake.endpoint.url)
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     questions: list[str] = []
 
@@ -49,10 +47,10 @@ def asked(
 
 
 def test_list_asks_once_for_all_regions_and_later_commands_not_at_all(
-    simulated_cloud: SimulatedCloud, asked: list[str], capsys: pytest.CaptureFixture[str]
+    cloud: SimulatedCloud, asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for region in ("us-east-1", "eu-west-1", "eu-central-1"):
-        simulated_cloud.fake.application.open_region(region, _ACCOUNT)
+        cloud.fake.application.open_region(region, _ACCOUNT)
 
     assert main(["list", "--all-regions", "--json"]) == 0
 
@@ -75,7 +73,7 @@ def test_without_a_terminal_the_missing_answer_is_reported(
     assert "a question needs an answer, but there is no terminal" in capsys.readouterr().err
 
 
-def test_s3_does_not_ask_again(simulated_cloud: SimulatedCloud, asked: list[str]) -> None:
+def test_s3_does_not_ask_again(cloud: SimulatedCloud, asked: list[str]) -> None:
     arn = f"arn:aws:sts::{_ACCOUNT}:assumed-role/Admin/botocore-session-"
     assert connect(open_aws_cloud(None)).caller.arn.startswith(arn)
 
@@ -86,7 +84,7 @@ def test_s3_does_not_ask_again(simulated_cloud: SimulatedCloud, asked: list[str]
 
 
 def test_a_code_that_was_used_is_reported(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
     asked: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -103,13 +101,13 @@ def test_a_code_that_was_used_is_reported(
 
 
 def test_the_end_of_a_session_in_a_long_command_asks_for_the_command_again(
-    simulated_cloud: SimulatedCloud, asked: list[str]
+    cloud: SimulatedCloud, asked: list[str]
 ) -> None:
-    cloud = open_aws_cloud(None)
-    clients = connect(cloud)
+    opened = open_aws_cloud(None)
+    clients = connect(opened)
     assert clients.caller.account == _ACCOUNT
-    assert cloud.session is not None
-    credentials: Any = cloud.session.get_credentials()
+    assert opened.session is not None
+    credentials: Any = opened.session.get_credentials()
     credentials._expiry_time = credentials._time_fetcher()
 
     with pytest.raises(Exception, match="MFA token required") as caught:
@@ -141,7 +139,7 @@ def shorten(folder: Path, minutes: int) -> None:
     ],
 )
 def test_a_purchase_asks_before_the_session_ends_in_it(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
     asked: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -158,17 +158,6 @@ def test_a_type_that_only_ec2_knows_lives_from_up_to_down(
     assert line.cloud.left() == []
 
 
-def test_a_type_that_no_region_knows_is_refused_with_the_nearest(line: CommandLine) -> None:
-    result = line.run("up", "--instance-type", "r7iz.metal-16xl,c7i.9xlarge", "--yes")
-
-    assert result.code == 2
-    assert result.message.startswith(
-        "unknown instance type 'c7i.9xlarge' in us-east-1; did you mean c7i.xlarge or c7i.8xlarge"
-    )
-    assert "families with AMX: r7iz, c7i" in result.message
-    assert not line.changes
-
-
 def test_metal_without_a_size_is_taken_with_a_line(line: CommandLine) -> None:
     result = line.must("up", "--dry-run", "--instance-type", "r7iz.metal,m7i.metal")
 

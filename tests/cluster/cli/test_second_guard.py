@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from infra.ec2.instances import label_instances
 from infra.iam.policy import build_policy
+from tests.cluster.cli.test_iam_policy import allow
 from tests.harness.command_line import CommandLine
 
+
 # AWS asks for these in calls that are named otherwise.
-_IMPLIED = {
-    "iam:PassRole",
-    "iam:TagRole",
-    "scheduler:DeleteSchedule",
-    "scheduler:TagResource",
-}
-_SERVICES = ("iam:", "scheduler:")
-
-
-def allow(line: CommandLine, folder: Path, *, second_guard: bool) -> set[str]:
-    """Put the policy in force without conditions and resources, which moto does not know."""
-    policy = build_policy(second_guard=second_guard)
-    for statement in policy["Statement"]:
-        statement.pop("Condition", None)
-        statement["Resource"] = "*"
-    (folder / "policy.json").write_text(json.dumps(policy))
-    line.cloud.faults(f'[iam]\npolicy = "{folder / "policy.json"}"\n')
-    return {action for statement in policy["Statement"] for action in statement["Action"]}
-
-
 def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
     free = "(free: one of 14 million free invocations a month for each node)"
 
@@ -46,7 +27,7 @@ def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
 
 
 def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path) -> None:
-    allow(line, tmp_path, second_guard=False)
+    allow(line, tmp_path, build_policy())
 
     result = line.run("up", "--nodes", "2", "--second-guard", "--yes")
 
@@ -62,8 +43,7 @@ def test_machines_go_even_if_the_scheduler_can_not_be_asked(
 ) -> None:
     monkeypatch.setattr("cluster.cli.down.confirm", lambda *_, **__: None)
     line.must("up", "--nodes", "2", "--second-guard", "--yes", "--name", "bert")
-    group = line.cloud.found("security_groups").group
-    assert group is not None
+    group = line.cloud.group
     ids = [group.id, *line.ids()]
     over = dict.fromkeys(("spr-cluster:expires", "spr-cluster:latest"), "2020-01-01T00:00:00Z")
     label_instances(line.cloud.ec2, ids, over)

@@ -119,23 +119,6 @@ def test_a_problem_is_a_sentence(capsys: pytest.CaptureFixture[str], index: Pack
     ]
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("stacks", "--check", "intell"), "unknown stack 'intell'"),
-        (("stacks", "--check", "mine", "--timeout", "0"), "--timeout 0: expected seconds"),
-    ],
-)
-def test_a_mistake(
-    capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: tuple[str, ...], message: str
-) -> None:
-    code, out, err = run(capsys, *argv)
-
-    assert (code, out) == (2, "")
-    assert message in err
-    assert index.asked == []
-
-
 def test_a_mismatched_stack_is_rejected_before_anything_is_bought(
     capsys: pytest.CaptureFixture[str], index: PackageIndex
 ) -> None:

@@ -115,23 +115,3 @@ def test_a_lock_that_cannot_be_written(
 
     assert (code, out) == (2, "")
     assert "spr-cluster: spr-cluster.locks/mine.txt: " in err
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("stacks", "--check", "intell", "--lock"), "unknown stack 'intell'"),
-        (
-            ("stacks", "--check", "mine", "--lock", "--timeout", "-1"),
-            "--timeout -1: expected seconds",
-        ),
-    ],
-)
-def test_a_mistake(
-    capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: tuple[str, ...], message: str
-) -> None:
-    code, out, err = run(capsys, *argv)
-
-    assert (code, out) == (2, "")
-    assert message in err
-    assert index.asked == []

@@ -45,13 +45,6 @@ def test_without_credentials_the_table_answers(
     assert not line.call_log.calls
 
 
-def test_an_unknown_type_is_a_usage_error(line: CommandLine) -> None:
-    told = line.run("types", "c7j")
-
-    assert told.code == 2
-    assert told.err.startswith("spr-cluster: unknown instance type 'c7j'; did you mean c7i?\n")
-
-
 def test_up_names_a_type_on_which_the_same_work_costs_a_third_less(line: CommandLine) -> None:
     text = line.must("up", "--nodes", "2", "--dry-run").out
 

@@ -154,12 +154,6 @@ def test_a_single_node_has_no_peers(line: CommandLine) -> None:
     assert pairs["found"] == "a single node has no peers"
 
 
-def test_a_missing_cluster_is_an_error(line: CommandLine) -> None:
-    result = verify(line, code=2)
-
-    assert result.message.startswith("no cluster 'spr' is running in us-east-1")
-
-
 def test_an_unreachable_head_is_an_error(cluster: CommandLine) -> None:
     change(cluster, 0, fate="no-ssh")
 

@@ -37,9 +37,9 @@ def bring(cloud: SimulatedCloud, before: Callable[[int], None]) -> Callable[[Pro
 
 @pytest.mark.parametrize("free", [0, 1])
 def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
-    simulated_cloud: SimulatedCloud, free: int
+    cloud: SimulatedCloud, free: int
 ) -> None:
-    cloud, alive = simulated_cloud, []
+    alive = []
     cloud.faults(_NO_ROOM.format(free))
     # A head that can't move to another zone is terminated.
     zone = [{"Name": "availability-zone", "Values": [cloud.first_zone()]}]
@@ -64,8 +64,7 @@ def test_it_buys_when_there_is_room_and_keeps_nothing_until_then(
     assert record.expires - cloud.ctx.now() > timedelta(hours=7, minutes=30)
 
 
-def test_when_the_time_is_over_nothing_is_left_running(simulated_cloud: SimulatedCloud) -> None:
-    cloud = simulated_cloud
+def test_when_the_time_is_over_nothing_is_left_running(cloud: SimulatedCloud) -> None:
     cloud.faults(_NO_ROOM.format(1))
     cloud.clock.pace = 3
     begun = cloud.clock.monotonic()
@@ -80,10 +79,7 @@ def test_when_the_time_is_over_nothing_is_left_running(simulated_cloud: Simulate
 
 
 @pytest.mark.parametrize("wait", [None, timedelta(hours=1)])
-def test_it_does_not_wait_for_a_quota(
-    simulated_cloud: SimulatedCloud, wait: timedelta | None
-) -> None:
-    cloud = simulated_cloud
+def test_it_does_not_wait_for_a_quota(cloud: SimulatedCloud, wait: timedelta | None) -> None:
     cloud.faults("[quota]\non_demand_vcpus = 64\n")
     begun = cloud.clock.monotonic()
     patience = CapacityWait(wait, lambda: plan(cloud)) if wait else None

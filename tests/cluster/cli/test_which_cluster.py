@@ -38,34 +38,32 @@ def know(name: str, cloud: str = "local", region: str = "us-east-1", *, key: boo
         write_private(files.key, "key")
 
 
-@pytest.mark.parametrize("argv", _ADDRESSED)
 def test_before_the_first_up_every_command_says_how_to_begin(
-    line: CommandLine, no_account: None, argv: str
+    line: CommandLine, no_account: None
 ) -> None:
-    result = line.run(*argv.split())
+    for argv in _ADDRESSED:
+        result = line.run(*argv.split())
 
-    assert result.code == 2
-    assert result.message.startswith("no cluster yet\n  → `spr-cluster up --nodes 2` ")
-    assert "spr-cluster up --nodes 2 --cloud local" in result.message
-    assert "aws configure" in result.message
+        assert result.code == 2
+        assert result.message.startswith("no cluster yet\n  → `spr-cluster up --nodes 2` ")
+        assert "spr-cluster up --nodes 2 --cloud local" in result.message
+        assert "aws configure" in result.message
     assert not line.call_log.calls
 
 
-@pytest.mark.parametrize("argv", _ADDRESSED)
-def test_a_mistyped_name_gets_the_nearest_one(
-    line: CommandLine, no_account: None, argv: str
-) -> None:
+def test_a_mistyped_name_gets_the_nearest_one(line: CommandLine, no_account: None) -> None:
     know("tutor")
-    verb, *rest = argv.split()
-    place = 1 if verb in ("train", "tune") else 0
+    for argv in _ADDRESSED:
+        verb, *rest = argv.split()
+        place = 1 if verb in ("train", "tune") else 0
 
-    result = line.run(verb, *rest[:place], "--name", "tuor", *rest[place:])
+        result = line.run(verb, *rest[:place], "--name", "tuor", *rest[place:])
 
-    assert result.code == 2
-    assert result.message.startswith(
-        "this machine knows no cluster 'tuor'; did you mean tutor?\n  → it knows tutor"
-    )
-    assert "AWS credentials" in result.message
+        assert result.code == 2
+        assert result.message.startswith(
+            "this machine knows no cluster 'tuor'; did you mean tutor?\n  → it knows tutor"
+        )
+        assert "AWS credentials" in result.message
     assert not line.call_log.calls
 
 
@@ -245,9 +243,8 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
     assert "local was not searched: the embedded cloud needs root; tutor is there" in shown.err
 
 
-@pytest.mark.parametrize(
-    ("verb", "cloud"),
-    [
+def test_the_help_says_which_cloud_is_used(line: CommandLine) -> None:
+    for verb, cloud in (
         ("status", "the cluster's, or aws"),
         ("up", "the cluster's, or aws"),
         ("list", "aws, and those of known clusters"),
@@ -255,11 +252,9 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
         ("bake", "aws"),
         ("images", "aws"),
         ("iam-policy", "aws"),
-    ],
-)
-def test_the_help_says_which_cloud_is_used(line: CommandLine, verb: str, cloud: str) -> None:
-    help_ = " ".join(line.must(*verb.split(), "--help").out.split())
+    ):
+        help_ = " ".join(line.must(verb, "--help").out.split())
 
-    assert f"AWS, or containers on this machine (default: {cloud})" in help_
-    made_here = "AWS region (default: the cluster's, else AWS_REGION" in help_
-    assert made_here == cloud.startswith("the cluster's")
+        assert f"AWS, or containers on this machine (default: {cloud})" in help_
+        made_here = "AWS region (default: the cluster's, else AWS_REGION" in help_
+        assert made_here == cloud.startswith("the cluster's")

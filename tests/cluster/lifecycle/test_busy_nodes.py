@@ -26,15 +26,6 @@ def change_job(line: CommandLine, **values: object) -> None:
     line.cloud.change_machine(line.ids()[0], **values)
 
 
-def test_nodes_are_not_taken_from_a_running_job(three: CommandLine) -> None:
-    before = three.changes
-
-    result = three.run("up", "--nodes", "2", "--yes")
-
-    assert (result.code, result.message) == (2, _BUSY)
-    assert three.changes == before
-
-
 @pytest.mark.parametrize(
     "job",
     [{"job_nodes": ["node0", "node1"]}, {"job_state": "PENDING", "job_nodes": []}, {"job": ""}],

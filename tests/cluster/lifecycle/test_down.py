@@ -22,48 +22,48 @@ class StopError(Exception):
     """An `up` that ends here, as if it had been killed."""
 
 
-def stop_at(simulated_cloud: SimulatedCloud, action: str, moment: str) -> None:
+def stop_at(cloud: SimulatedCloud, action: str, moment: str) -> None:
     """End `up` around an EC2 call; what was asked for before it exists."""
 
     def tell(name: str, when: str) -> None:
         if (name, when) == (action, moment):
-            simulated_cloud.fake.application.on_call = None
+            cloud.fake.application.on_call = None
             raise StopError
 
-    simulated_cloud.fake.application.on_call = tell
+    cloud.fake.application.on_call = tell
 
 
 def test_down_ends_machines_first_leaves_nothing_and_says_what_there_was(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.prepared(nodes=3)
-    found, before = simulated_cloud.found(), len(simulated_cloud.writes())
+    cloud.prepared(nodes=3)
+    found, before = cloud.found(), len(cloud.writes())
 
-    removed = simulated_cloud.down()
+    removed = cloud.down()
 
-    assert simulated_cloud.left() == []
-    assert not simulated_cloud.found()
+    assert cloud.left() == []
+    assert not cloud.found()
     assert not removed.kept
     assert set(removed.ids) >= {"instances", "security_groups", "key_pairs", "images", "snapshots"}
     assert removed.ids["instances"] == sorted(found.ids()["instances"])
-    assert not simulated_cloud.ctx.files.exist
-    order = simulated_cloud.writes()[before:]
-    (terminate,) = simulated_cloud.recorder.of("TerminateInstances")
+    assert not cloud.ctx.files.exist
+    order = cloud.writes()[before:]
+    (terminate,) = cloud.recorder.of("TerminateInstances")
     assert len(terminate["InstanceIds"]) == 3
     assert order.index("TerminateInstances") < order.index("DeleteSecurityGroup")
     assert order.index("TerminateInstances") < order.index("DeletePlacementGroup")
     assert order.index("DeregisterImage") < order.index("DeleteSnapshot")
 
-    before, again = len(simulated_cloud.writes()), simulated_cloud.down()
-    assert (again.ids, len(simulated_cloud.writes())) == ({}, before)
+    before, again = len(cloud.writes()), cloud.down()
+    assert (again.ids, len(cloud.writes())) == ({}, before)
     assert not again.kept
 
 
-def test_without_a_trace_one_look_is_enough(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.down()
+def test_without_a_trace_one_look_is_enough(cloud: SimulatedCloud) -> None:
+    cloud.down()
 
-    assert simulated_cloud.writes() == []
-    assert len(simulated_cloud.recorder.of("DescribeInstances")) == 1
+    assert cloud.writes() == []
+    assert len(cloud.recorder.of("DescribeInstances")) == 1
 
 
 @pytest.mark.parametrize(
@@ -77,107 +77,99 @@ def test_without_a_trace_one_look_is_enough(simulated_cloud: SimulatedCloud) -> 
         ("DescribeSnapshots", "after"),
     ],
 )
-def test_every_unfinished_state_is_removed(
-    simulated_cloud: SimulatedCloud, action: str, moment: str
-) -> None:
-    stop_at(simulated_cloud, action, moment)
+def test_every_unfinished_state_is_removed(cloud: SimulatedCloud, action: str, moment: str) -> None:
+    stop_at(cloud, action, moment)
     with pytest.raises(StopError):
-        simulated_cloud.up(nodes=2)
+        cloud.up(nodes=2)
 
-    simulated_cloud.down()
+    cloud.down()
 
-    assert simulated_cloud.left() == []
-    assert not simulated_cloud.ctx.files.exist
+    assert cloud.left() == []
+    assert not cloud.ctx.files.exist
 
 
 def test_it_works_from_any_machine_and_in_any_state(
-    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.end(simulated_cloud.cluster().head.instance.id)
-    simulated_cloud.ec2.stop_instances(InstanceIds=[simulated_cloud.found("instances").alive[0].id])
-    simulated_cloud.ctx.files.remove()
+    cloud.prepared(nodes=2)
+    cloud.end(cloud.cluster().head.instance.id)
+    cloud.ec2.stop_instances(InstanceIds=[cloud.found("instances").alive[0].id])
+    cloud.ctx.files.remove()
 
-    simulated_cloud.down()
+    cloud.down()
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
-def test_what_is_still_starting_or_ending_is_removed_too(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.faults('boot_s = 600\nterminate_s = 60\n[[machine]]\nfate = "never-boots"\n')
-    simulated_cloud.fake.run(2, TagSpecifications=tags.tag_specifications(["instance"], LABELS))
-    simulated_cloud.ec2.terminate_instances(
-        InstanceIds=[simulated_cloud.found("instances").instances[0].id]
-    )
+def test_what_is_still_starting_or_ending_is_removed_too(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+    cloud.faults('boot_s = 600\nterminate_s = 60\n[[machine]]\nfate = "never-boots"\n')
+    cloud.fake.run(2, TagSpecifications=tags.tag_specifications(["instance"], LABELS))
+    cloud.ec2.terminate_instances(InstanceIds=[cloud.found("instances").instances[0].id])
 
-    simulated_cloud.down()
+    cloud.down()
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
 LABELS = {tags.CLUSTER: "bert"}
 
 
-def test_everything_with_the_tag_is_removed_and_nothing_else(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.prepared(nodes=1)
-    ours = ResourceFactory(simulated_cloud.fake, "bert")
-    others = ResourceFactory(simulated_cloud.fake, "other")
+def test_everything_with_the_tag_is_removed_and_nothing_else(cloud: SimulatedCloud) -> None:
+    cloud.be("instant")
+    cloud.prepared(nodes=1)
+    ours = ResourceFactory(cloud.fake, "bert")
+    others = ResourceFactory(cloud.fake, "other")
     made = {kind: make(ours) for kind, make in KINDS.items()}
     foreign = {make(others) for make in KINDS.values()}
 
-    removed = simulated_cloud.down()
+    removed = cloud.down()
 
     for kind, id_ in made.items():
         assert id_ in removed.ids[kind]
-    left = set(simulated_cloud.left())
+    left = set(cloud.left())
     assert not left & set(made.values())
     assert foreign <= left
 
 
 def test_a_volume_that_a_foreign_machine_uses_is_waited_for_and_then_named(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.prepared(nodes=1)
-    (stranger,) = simulated_cloud.fake.run(1)
-    volume = simulated_cloud.fake.describe(stranger)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
-    simulated_cloud.ec2.create_tags(
-        Resources=[volume], Tags=[{"Key": tags.CLUSTER, "Value": "bert"}]
-    )
-    simulated_cloud.clock.pace = 60
+    cloud.be("instant")
+    cloud.prepared(nodes=1)
+    (stranger,) = cloud.fake.run(1)
+    volume = cloud.fake.describe(stranger)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
+    cloud.ec2.create_tags(Resources=[volume], Tags=[{"Key": tags.CLUSTER, "Value": "bert"}])
+    cloud.clock.pace = 60
 
     with pytest.raises(SprError, match=rf"still there after `down`: 1 volume \({volume}\)") as it:
-        simulated_cloud.down()
+        cloud.down()
     assert "spr-cluster down --name bert" in str(it.value)
     assert "VolumeInUse" in str(it.value)
-    assert simulated_cloud.fake.state_of(stranger) == "running"
-    assert simulated_cloud.ctx.files.exist
+    assert cloud.fake.state_of(stranger) == "running"
+    assert cloud.ctx.files.exist
 
-    simulated_cloud.ec2.terminate_instances(InstanceIds=[stranger])
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
+    cloud.ec2.terminate_instances(InstanceIds=[stranger])
+    cloud.down()
+    assert cloud.left() == []
 
 
-def test_machines_that_do_not_end_are_named_in_time(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1)
-    machine = simulated_cloud.cluster().head.instance.id
-    simulated_cloud.faults("terminate_s = 80000")
-    simulated_cloud.clock.pace = 20
-    began = simulated_cloud.clock.now
+def test_machines_that_do_not_end_are_named_in_time(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1)
+    machine = cloud.cluster().head.instance.id
+    cloud.faults("terminate_s = 80000")
+    cloud.clock.pace = 20
+    began = cloud.clock.now
 
     with pytest.raises(SprError, match=r"still there after `down`: 1 instance") as caught:
-        simulated_cloud.down()
+        cloud.down()
     assert f"termination of {machine} timed out after 20 min" in str(caught.value)
-    assert 5400 < simulated_cloud.clock.now - began < 9000
+    assert 5400 < cloud.clock.now - began < 9000
 
 
-def test_ec2_lets_go_late_and_is_waited_for(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.faults(
+def test_ec2_lets_go_late_and_is_waited_for(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+    cloud.faults(
         "".join(
             f'[[error]]\naction = "{action}"\ncode = "{code}"\ntimes = 3\n'
             for action, code in (
@@ -188,131 +180,111 @@ def test_ec2_lets_go_late_and_is_waited_for(simulated_cloud: SimulatedCloud) -> 
         )
     )
 
-    simulated_cloud.down()
+    cloud.down()
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
-def test_answers_that_are_lost_stop_nothing(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
+def test_answers_that_are_lost_stop_nothing(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
     actions = ("TerminateInstances", "DeregisterImage", "DeleteSecurityGroup", "DeleteKeyPair")
-    simulated_cloud.faults(
-        "".join(f'[[error]]\naction = "{action}"\neffect = true\n' for action in actions)
-    )
+    cloud.faults("".join(f'[[error]]\naction = "{action}"\neffect = true\n' for action in actions))
 
-    simulated_cloud.down()
+    cloud.down()
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
-def test_a_second_denial_is_an_error(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1)
-    simulated_cloud.faults(
+def test_a_second_denial_is_an_error(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1)
+    cloud.faults(
         '[[error]]\naction = "DeleteSecurityGroup"\ncode = "UnauthorizedOperation"\ntimes = 9\n'
     )
     with pytest.raises(ClientError, match="UnauthorizedOperation"):
-        simulated_cloud.down()
+        cloud.down()
 
 
 @pytest.mark.parametrize("action", ["CreateSecurityGroup", "RunInstances"])
-def test_what_shows_up_late_is_found(simulated_cloud: SimulatedCloud, action: str) -> None:
+def test_what_shows_up_late_is_found(cloud: SimulatedCloud, action: str) -> None:
     """An `up` was killed as EC2 had just begun to make something that it does not show yet."""
-    simulated_cloud.faults("visibility_s = 4.5")
-    stop_at(simulated_cloud, action, "after")
+    cloud.faults("visibility_s = 4.5")
+    stop_at(cloud, action, "after")
     with pytest.raises(StopError):
-        simulated_cloud.up(nodes=2)
-    assert len(simulated_cloud.left()) > sum(len(i) for i in simulated_cloud.found().ids().values())
+        cloud.up(nodes=2)
+    assert len(cloud.left()) > sum(len(i) for i in cloud.found().ids().values())
 
-    simulated_cloud.down()
+    cloud.down()
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
 @pytest.mark.parametrize(("minutes", "ends"), [(80, True), (200, False)])
 def test_a_snapshot_in_progress_is_deleted_when_it_is_complete(
-    simulated_cloud: SimulatedCloud, minutes: int, ends: bool
+    cloud: SimulatedCloud, minutes: int, ends: bool
 ) -> None:
-    simulated_cloud.faults(f"image_s = {minutes * 60}\n")
-    simulated_cloud.up(nodes=1, bake="none")
-    (snapshot,) = simulated_cloud.found("snapshots").snapshots
-    simulated_cloud.clock.pace = 20
+    cloud.faults(f"image_s = {minutes * 60}\n")
+    cloud.up(nodes=1, bake="none")
+    (snapshot,) = cloud.found("snapshots").snapshots
+    cloud.clock.pace = 20
 
     if ends:
-        simulated_cloud.down()
-        assert simulated_cloud.left() == []
+        cloud.down()
+        assert cloud.left() == []
     else:
         with pytest.raises(SprError, match=r"still there after `down`: 1 snapshot \(snap-") as it:
-            simulated_cloud.down()
+            cloud.down()
         assert f"the copy of snapshot {snapshot.id} timed out after 90 min" in str(it.value)
     note = "EC2 deletes a snapshot in progress when it is complete: "
-    assert any(text.startswith(note) for text in simulated_cloud.progress.notes)
-
-
-def test_three_calls_of_ten_are_throttled(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.faults('seed = 5\n[[throttle]]\naction = "*"\nrate = 0.3\n')
-
-    simulated_cloud.down()
-
-    assert simulated_cloud.left() == []
-
-
-def test_spot_requests_go_with_their_machines(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, market="spot")
-
-    removed = simulated_cloud.down()
-
-    assert len(removed.ids["spot_requests"]) == 2
-    assert simulated_cloud.left() == []
+    assert any(text.startswith(note) for text in cloud.progress.notes)
 
 
 # An image that is kept
 
 
-def test_down_can_keep_the_image(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
-    (image,) = simulated_cloud.found("images").images
+def test_down_can_keep_the_image(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+    (image,) = cloud.found("images").images
 
-    removed = simulated_cloud.down(keep_image=True)
+    removed = cloud.down(keep_image=True)
 
     assert set(removed.kept.ids()) == {"images", "snapshots"}
-    assert sorted(simulated_cloud.left()) == sorted([image.id, *image.snapshot_ids])
-    assert simulated_cloud.found("images").images[0].tags[tags.KEPT] == "yes"
-    assert not simulated_cloud.ctx.files.key.exists()
+    assert sorted(cloud.left()) == sorted([image.id, *image.snapshot_ids])
+    assert cloud.found("images").images[0].tags[tags.KEPT] == "yes"
+    assert not cloud.ctx.files.key.exists()
     assert remembered_cloud("bert") == ("local", "us-east-1")
 
-    again = simulated_cloud.down()
+    again = cloud.down()
     assert again.ids["images"] == [image.id]
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
     assert remembered_cloud("bert") is None
 
 
-def test_there_may_be_no_image_to_keep(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.prepared(nodes=1)
-    of_no_image = ResourceFactory(simulated_cloud.fake, "bert").snapshots()
+def test_there_may_be_no_image_to_keep(cloud: SimulatedCloud) -> None:
+    cloud.be("instant")
+    cloud.prepared(nodes=1)
+    of_no_image = ResourceFactory(cloud.fake, "bert").snapshots()
 
-    assert simulated_cloud.down(keep_image=True).kept == Inventory()
-    assert simulated_cloud.found() == Inventory()
-    assert of_no_image not in simulated_cloud.left()
+    assert cloud.down(keep_image=True).kept == Inventory()
+    assert cloud.found() == Inventory()
+    assert of_no_image not in cloud.left()
 
 
 @pytest.mark.parametrize("region", ["eu-west-1", "us-east-1"], ids=["elsewhere", "not listed"])
 def test_the_key_of_a_cluster_that_this_did_not_see_is_left_alone(
-    simulated_cloud: SimulatedCloud, region: str
+    cloud: SimulatedCloud, region: str
 ) -> None:
-    simulated_cloud.prepared(nodes=1)
-    (simulated_cloud.ctx.files.folder / "events.jsonl").unlink()
-    key = simulated_cloud.ctx.files.key.read_text()
+    cloud.prepared(nodes=1)
+    (cloud.ctx.files.folder / "events.jsonl").unlink()
+    key = cloud.ctx.files.key.read_text()
 
-    name = "aws" if region == "eu-west-1" else simulated_cloud.ctx.cloud.name
-    elsewhere = simulated_cloud.seen_as(name=name, region=region)
+    name = "aws" if region == "eu-west-1" else cloud.ctx.cloud.name
+    elsewhere = cloud.seen_as(name=name, region=region)
     nothing: Any = Empty()
-    clients = copy(simulated_cloud.ctx.clients)
+    clients = copy(cloud.ctx.clients)
     clients.ec2 = nothing
     replace(elsewhere, ctx=replace(elsewhere.ctx, clients=clients)).down()
 
-    assert simulated_cloud.ctx.files.key.read_text() == key
+    assert cloud.ctx.files.key.read_text() == key
 
 
 class Empty:

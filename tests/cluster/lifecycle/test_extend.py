@@ -17,182 +17,165 @@ from tests.harness.simulated_cloud import NAME, SimulatedCloud
 HOUR = timedelta(hours=1)
 
 
-def run(simulated_cloud: SimulatedCloud, more: timedelta) -> ClusterRecord:
-    return extend(simulated_cloud.ctx, NAME, more)
+def run(cloud: SimulatedCloud, more: timedelta) -> ClusterRecord:
+    return extend(cloud.ctx, NAME, more)
 
 
-def ends(simulated_cloud: SimulatedCloud) -> set[str]:
+def ends(cloud: SimulatedCloud) -> set[str]:
     """The end of the cluster's life as every tag tells it."""
-    found = simulated_cloud.found()
+    found = cloud.found()
     all_tags = [group.tags for group in found.security_groups]
     all_tags += [machine.tags for machine in found.instances]
     return {labels[tags.EXPIRES] for labels in all_tags}
 
 
-def deadlines(simulated_cloud: SimulatedCloud) -> set[int]:
+def deadlines(cloud: SimulatedCloud) -> set[int]:
     """The end of life of each node, in seconds since 1970."""
-    nodes = simulated_cloud.cluster().nodes
-    return {simulated_cloud.machine(node.instance.id).get("expires", 0) for node in nodes}
+    nodes = cloud.cluster().nodes
+    return {cloud.machine(node.instance.id).get("expires", 0) for node in nodes}
 
 
-def test_all_nodes_and_all_tags_get_the_new_time(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=3, ttl=2 * HOUR)
+def test_all_nodes_and_all_tags_get_the_new_time(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=3, ttl=2 * HOUR)
 
-    record = run(simulated_cloud, HOUR)
+    record = run(cloud, HOUR)
 
-    assert ends(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
-    assert deadlines(simulated_cloud) == {int(record.expires.timestamp())}
-    assert tags.render_time(record.expires) == simulated_cloud.expires(3 * HOUR)
-    assert not simulated_cloud.plan().changes
-    assert (
-        simulated_cloud.recorder.operations().count("CreateTags") == 5
-    )  # one of them for all nodes
+    assert ends(cloud) == {cloud.expires(3 * HOUR)}
+    assert deadlines(cloud) == {int(record.expires.timestamp())}
+    assert tags.render_time(record.expires) == cloud.expires(3 * HOUR)
+    assert not cloud.plan().changes
+    assert cloud.recorder.operations().count("CreateTags") == 5  # one of them for all nodes
 
 
-def test_twice_adds_up(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1, ttl=2 * HOUR)
+def test_later_nodes_get_the_new_time_too(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2, ttl=2 * HOUR)
+    run(cloud, 5 * HOUR)
+    cloud.clock.sleep(3 * 3600)
 
-    run(simulated_cloud, HOUR)
-    run(simulated_cloud, HOUR)
+    cloud.up(nodes=3)
 
-    assert ends(simulated_cloud) == {simulated_cloud.expires(4 * HOUR)}
-
-
-def test_later_nodes_get_the_new_time_too(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, ttl=2 * HOUR)
-    run(simulated_cloud, 5 * HOUR)
-    simulated_cloud.clock.sleep(3 * 3600)
-
-    simulated_cloud.up(nodes=3)
-
-    assert ends(simulated_cloud) == {simulated_cloud.expires(7 * HOUR)}
-    new = simulated_cloud.purchases()[-1]
-    assert simulated_cloud.expires(7 * HOUR) in str(new["TagSpecifications"])
+    assert ends(cloud) == {cloud.expires(7 * HOUR)}
+    new = cloud.purchases()[-1]
+    assert cloud.expires(7 * HOUR) in str(new["TagSpecifications"])
 
 
-def test_an_interrupted_extend_can_be_repeated(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, ttl=2 * HOUR)
+def test_an_interrupted_extend_can_be_repeated(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2, ttl=2 * HOUR)
     for action in ("DescribeInstances", "CreateTags"):
-        simulated_cloud.faults(f'[[error]]\naction = "{action}"\ncode = "UnauthorizedOperation"\n')
+        cloud.faults(f'[[error]]\naction = "{action}"\ncode = "UnauthorizedOperation"\n')
         with pytest.raises(Exception, match="UnauthorizedOperation"):
-            run(simulated_cloud, HOUR)
-    simulated_cloud.faults("")
-    assert ends(simulated_cloud) == {simulated_cloud.expires(2 * HOUR)}
+            run(cloud, HOUR)
+    cloud.faults("")
+    assert ends(cloud) == {cloud.expires(2 * HOUR)}
 
-    run(simulated_cloud, HOUR)
+    run(cloud, HOUR)
 
-    assert ends(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
-    assert deadlines(simulated_cloud) == {int(simulated_cloud.began) + 3 * 3600}
+    assert ends(cloud) == {cloud.expires(3 * HOUR)}
+    assert deadlines(cloud) == {int(cloud.began) + 3 * 3600}
 
 
 def test_an_unreachable_node_is_named_and_the_tags_name_no_earlier_time_than_any_node(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.prepared(nodes=2, ttl=2 * HOUR)
-    worker = simulated_cloud.cluster().workers[0].instance.id
-    simulated_cloud.break_ssh(worker)
+    cloud.prepared(nodes=2, ttl=2 * HOUR)
+    worker = cloud.cluster().workers[0].instance.id
+    cloud.break_ssh(worker)
 
     with pytest.raises(
         HostsError, match=r"extending failed on 1 of 2 nodes:\s+\[node1\]"
     ) as caught:
-        run(simulated_cloud, HOUR)
+        run(cloud, HOUR)
     assert list(caught.value.outcomes) == ["node1"]
-    assert ends(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
-    assert max(deadlines(simulated_cloud)) == int(simulated_cloud.began) + 3 * 3600
+    assert ends(cloud) == {cloud.expires(3 * HOUR)}
+    assert max(deadlines(cloud)) == int(cloud.began) + 3 * 3600
     assert "`spr-cluster extend 1m --name bert" in str(caught.value)
 
-    simulated_cloud.mend_ssh(worker)
-    record = run(simulated_cloud, timedelta(minutes=1))
-    assert deadlines(simulated_cloud) == {int(record.expires.timestamp())}
+    cloud.mend_ssh(worker)
+    record = run(cloud, timedelta(minutes=1))
+    assert deadlines(cloud) == {int(record.expires.timestamp())}
 
 
-def test_thirty_days_from_now_on_are_the_most(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1, ttl=2 * HOUR)
+def test_thirty_days_from_now_on_are_the_most(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1, ttl=2 * HOUR)
 
     with pytest.raises(UsageError, match="the maximum is 30 days from now"):
-        run(simulated_cloud, timedelta(days=30))
-    assert ends(simulated_cloud) == {simulated_cloud.expires(2 * HOUR)}
-    assert deadlines(simulated_cloud) == {0}
-    run(simulated_cloud, timedelta(days=29))
-    simulated_cloud.clock.sleep(10 * 24 * 3600)
-    run(simulated_cloud, timedelta(days=10))
+        run(cloud, timedelta(days=30))
+    assert ends(cloud) == {cloud.expires(2 * HOUR)}
+    assert deadlines(cloud) == {0}
+    run(cloud, timedelta(days=29))
+    cloud.clock.sleep(10 * 24 * 3600)
+    run(cloud, timedelta(days=10))
 
 
-def test_a_cluster_is_revived_in_its_grace_period_only(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1, ttl=HOUR, grace=HOUR / 2)
-    simulated_cloud.clock.sleep(3600)
+def test_a_cluster_is_revived_in_its_grace_period_only(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1, ttl=HOUR, grace=HOUR / 2)
+    cloud.clock.sleep(3600)
     with pytest.raises(SprError, match=r"wait for `fetch` until .* and start nothing new"):
-        simulated_cloud.plan()
+        cloud.plan()
 
-    record = run(simulated_cloud, HOUR)
+    record = run(cloud, HOUR)
 
     assert record.latest - record.expires == HOUR / 2
-    assert not simulated_cloud.plan().changes
-    simulated_cloud.clock.sleep(5400)
+    assert not cloud.plan().changes
+    cloud.clock.sleep(5400)
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over"):
-        run(simulated_cloud, HOUR)
+        run(cloud, HOUR)
 
 
-def latest(simulated_cloud: SimulatedCloud) -> set[str]:
+def latest(cloud: SimulatedCloud) -> set[str]:
     """The latest end as every tag and every node tells it."""
-    found = simulated_cloud.found()
+    found = cloud.found()
     labels = [*(group.tags for group in found.security_groups), *(m.tags for m in found.instances)]
-    machines = [simulated_cloud.machine(machine.id) for machine in found.instances]
+    machines = [cloud.machine(machine.id) for machine in found.instances]
     at = (int(machine["rest"].split()[0]) for machine in machines)
     times = [tags.render_time(datetime.fromtimestamp(each, timezone.utc)) for each in at]
     return {each[tags.LATEST] for each in labels} | set(times)
 
 
-def test_the_grace_period_moves_along(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, ttl=2 * HOUR, grace=HOUR)
-    assert latest(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
+def test_the_grace_period_moves_along(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2, ttl=2 * HOUR, grace=HOUR)
+    assert latest(cloud) == {cloud.expires(3 * HOUR)}
 
-    run(simulated_cloud, HOUR)
+    run(cloud, HOUR)
 
-    assert latest(simulated_cloud) == {simulated_cloud.expires(4 * HOUR)}
+    assert latest(cloud) == {cloud.expires(4 * HOUR)}
 
 
-def test_jobs_move_only_the_latest_end_and_never_back(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=2, ttl=2 * HOUR, second_guard=True)
-    begin = simulated_cloud.cluster().expires
+def test_jobs_move_only_the_latest_end_and_never_back(cloud: SimulatedCloud) -> None:
+    cloud.up(nodes=2, ttl=2 * HOUR, second_guard=True)
+    begin = cloud.cluster().expires
     assert begin
     for hours in (6, 4):
-        record = raise_latest(simulated_cloud.ctx, NAME, begin + hours * HOUR)
+        record = raise_latest(cloud.ctx, NAME, begin + hours * HOUR)
 
     assert record.latest == begin + 6 * HOUR
-    assert latest(simulated_cloud) == {simulated_cloud.expires(8 * HOUR)}
-    assert ends(simulated_cloud) == {simulated_cloud.expires(2 * HOUR)}
-    scheduler = simulated_cloud.ctx.clients.scheduler
+    assert latest(cloud) == {cloud.expires(8 * HOUR)}
+    assert ends(cloud) == {cloud.expires(2 * HOUR)}
+    scheduler = cloud.ctx.clients.scheduler
     (name, *_) = [s["Name"] for s in scheduler.list_schedules()["Schedules"]]
     at = scheduler.get_schedule(Name=name, GroupName="spr-cluster-bert")["ScheduleExpression"]
     assert at == f"at({begin + 6 * HOUR + AFTER:%Y-%m-%dT%H:%M:%S})"
 
 
-def test_nothing_moves_the_end_beyond_its_limit(simulated_cloud: SimulatedCloud) -> None:
-    begin = simulated_cloud.prepared(nodes=1, ttl=2 * HOUR).expires
-    group = simulated_cloud.found("security_groups").group
+def test_nothing_moves_the_end_beyond_its_limit(cloud: SimulatedCloud) -> None:
+    begin = cloud.prepared(nodes=1, ttl=2 * HOUR).expires
+    group = cloud.found("security_groups").group
     assert begin
     assert group
     bound = {"spr-cluster:bound": tags.render_time(begin + HOUR)}
-    label_instances(simulated_cloud.ec2, [group.id], bound)
+    label_instances(cloud.ec2, [group.id], bound)
 
     with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
-        raise_latest(simulated_cloud.ctx, NAME, begin + 1.1 * HOUR)
+        raise_latest(cloud.ctx, NAME, begin + 1.1 * HOUR)
     with pytest.raises(UsageError, match="later than --max-time or --budget allows"):
-        run(simulated_cloud, HOUR)
-    assert raise_latest(simulated_cloud.ctx, NAME, begin + HOUR).latest == begin + HOUR
+        run(cloud, HOUR)
+    assert raise_latest(cloud.ctx, NAME, begin + HOUR).latest == begin + HOUR
 
 
-def test_there_must_be_a_cluster(simulated_cloud: SimulatedCloud) -> None:
-    with pytest.raises(UsageError, match="no cluster 'bert' is running"):
-        run(simulated_cloud, HOUR)
-
-
-def test_without_a_record_nothing_can_be_extended(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1)
-    group = simulated_cloud.found("security_groups").group
-    assert group is not None
-    simulated_cloud.ec2.delete_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes"}])
+def test_without_a_record_nothing_can_be_extended(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1)
+    group = cloud.group
+    cloud.ec2.delete_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes"}])
 
     with pytest.raises(SprError, match="cluster 'bert' has no record"):
-        run(simulated_cloud, HOUR)
+        run(cloud, HOUR)

@@ -15,28 +15,26 @@ from provision.stacks.load import load_stack
 from tests.harness.simulated_cloud import SimulatedCloud
 
 
-def test_a_cluster_of_one_that_grows_has_its_network_from_the_start(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.up(nodes=1)
+def test_a_cluster_of_one_that_grows_has_its_network_from_the_start(cloud: SimulatedCloud) -> None:
+    cloud.up(nodes=1)
 
-    cluster = simulated_cloud.up(nodes=3)
+    cluster = cloud.up(nodes=3)
 
-    requests = simulated_cloud.purchases()
+    requests = cloud.purchases()
     assert [r["Placement"]["GroupName"] for r in requests] == ["spr-cluster-bert"] * len(requests)
     assert [node.instance.ena_express for node in cluster.nodes] == [True] * 3
 
 
 def test_machines_with_ena_express_have_its_mtu_and_verify_expects_it(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    cluster = simulated_cloud.up(nodes=2)
+    cluster = cloud.up(nodes=2)
 
-    assert [simulated_cloud.machine(n.instance.id)["mtu"] for n in cluster.nodes] == [8900] * 2
-    assert "mtu" not in simulated_cloud.progress.notes[-1]
-    simulated_cloud.change_machine(cluster.nodes[1].instance.id, mtu=9001)
-    simulated_cloud.up()
-    assert "node1: mtu: ens5: 9001" in simulated_cloud.progress.notes[-1]
+    assert [cloud.machine(n.instance.id)["mtu"] for n in cluster.nodes] == [8900] * 2
+    assert "mtu" not in cloud.progress.notes[-1]
+    cloud.change_machine(cluster.nodes[1].instance.id, mtu=9001)
+    cloud.up()
+    assert "node1: mtu: ens5: 9001" in cloud.progress.notes[-1]
 
 
 def verdicts(cloud: SimulatedCloud) -> list[tuple[str, str]]:
@@ -50,35 +48,35 @@ def verdicts(cloud: SimulatedCloud) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("mib_s", [5, 0.5])
 def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
-    simulated_cloud: SimulatedCloud, mib_s: float
+    cloud: SimulatedCloud, mib_s: float
 ) -> None:
     """At 5 MiB/s the boot has read enough in time; at 0.5 `verify` waits, longer than usual."""
-    simulated_cloud.be("instant")
-    simulated_cloud.faults(f"[disk]\nfirst_read_mib_s = {mib_s}\n")
-    simulated_cloud.up(nodes=2)
+    cloud.be("instant")
+    cloud.faults(f"[disk]\nfirst_read_mib_s = {mib_s}\n")
+    cloud.up(nodes=2)
 
-    began = simulated_cloud.clock.now
-    assert verdicts(simulated_cloud) == []
+    began = cloud.clock.now
+    assert verdicts(cloud) == []
 
-    waited = simulated_cloud.clock.now - began
+    waited = cloud.clock.now - began
     assert (waited > 120) == (mib_s < 1)
-    noted = "node1: a new disk, read for the first time, is slow" in simulated_cloud.progress.notes
+    noted = "node1: a new disk, read for the first time, is slow" in cloud.progress.notes
     assert noted == (mib_s < 1)
 
 
 def test_a_rate_of_initialization_that_is_refused_costs_nothing_but_a_note(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.faults("[disk]\ninit_rate = false\n")
+    cloud.be("instant")
+    cloud.faults("[disk]\ninit_rate = false\n")
 
-    simulated_cloud.up(nodes=2, volume_init_rate=200, volume_throughput=250)
+    cloud.up(nodes=2, volume_init_rate=200, volume_throughput=250)
 
-    assert simulated_cloud.cluster().is_whole
-    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.purchases()]
+    assert cloud.cluster().is_whole
+    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in cloud.purchases()]
     assert [disk.get("VolumeInitializationRate") for disk in disks] == [200, None] * 2
     assert [disk["Throughput"] for disk in disks] == [250] * 4
-    notes = [note for note in simulated_cloud.progress.notes if "InvalidParameterValue" in note]
+    notes = [note for note in cloud.progress.notes if "InvalidParameterValue" in note]
     assert len(notes) == 2
 
 
@@ -86,68 +84,57 @@ def test_a_rate_of_initialization_that_is_refused_costs_nothing_but_a_note(
     ("name", "parameter"), [("volume_throughput", "Throughput"), ("volume_iops", "Iops")]
 )
 def test_the_speed_of_disks_is_recorded_and_kept(
-    simulated_cloud: SimulatedCloud, name: str, parameter: str
+    cloud: SimulatedCloud, name: str, parameter: str
 ) -> None:
-    simulated_cloud.up(nodes=1, volume_iops=4000, volume_throughput=250)
-    simulated_cloud.up(nodes=2)
+    cloud.up(nodes=1, volume_iops=4000, volume_throughput=250)
+    cloud.up(nodes=2)
 
-    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.purchases()]
+    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in cloud.purchases()]
     assert len({disk[parameter] for disk in disks}) == 1
     changed: dict[str, Any] = {name: 5000 if name == "volume_iops" else 300}
     with pytest.raises(UsageError, match="was created with"):
-        simulated_cloud.plan_input(**changed)
+        cloud.plan_input(**changed)
 
 
 # Bare metal is slow
 
 
-def test_a_young_machine_that_seems_impaired_is_left_alone(simulated_cloud: SimulatedCloud) -> None:
+def test_a_young_machine_that_seems_impaired_is_left_alone(cloud: SimulatedCloud) -> None:
     """A metal machine's checks fail while it boots; a second `up` must not end it."""
-    simulated_cloud.faults('[[machine]]\nn = 1\nfate = "slow-checks"\nafter_s = 1500\n')
-    worker = simulated_cloud.up(nodes=2).workers[0].instance.id
+    cloud.faults('[[machine]]\nn = 1\nfate = "slow-checks"\nafter_s = 1500\n')
+    worker = cloud.up(nodes=2).workers[0].instance.id
 
     for _ in range(2):
-        assert simulated_cloud.plan().terminations == ()
-        simulated_cloud.clock.now += 1800
-    assert simulated_cloud.up().workers[0].instance.id == worker
-
-
-def test_an_impaired_machine_is_replaced_once_it_can_not_be_booting(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.faults('[[machine]]\nn = 1\nfate = "impaired"\n')
-    worker = simulated_cloud.up(nodes=2).workers[0].instance.id
-    simulated_cloud.clock.now += 2400
-
-    (removal,) = simulated_cloud.plan().terminations
-    assert removal.ids == (worker,)
+        assert cloud.plan().terminations == ()
+        cloud.clock.now += 1800
+    assert cloud.up().workers[0].instance.id == worker
 
 
 def test_a_worker_that_ec2_takes_back_is_replaced_while_it_still_runs(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    worker = simulated_cloud.up(nodes=2, market="spot").workers[0].instance.id
-    assert simulated_cloud.plan().terminations == ()
-    simulated_cloud.faults(f'[spot]\ninterrupt = ["{worker}"]\n')
+    worker = cloud.up(nodes=2, market="spot").workers[0].instance.id
+    assert cloud.plan().terminations == ()
+    cloud.faults(f'[spot]\ninterrupt = ["{worker}"]\n')
 
-    (removal,) = simulated_cloud.plan().terminations
+    (removal,) = cloud.plan().terminations
     assert removal.ids == (worker,)
     assert "EC2 is reclaiming it" in removal.detail
 
 
-def test_images_and_ends_that_take_an_hour_are_waited_for(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.faults("image_s = 3600\nterminate_s = 3600\n")
-    simulated_cloud.clock.pace = 20
+def test_images_and_ends_that_take_an_hour_are_waited_for(cloud: SimulatedCloud) -> None:
+    cloud.faults("image_s = 3600\nterminate_s = 3600\n")
+    cloud.clock.pace = 20
 
-    lost = simulated_cloud.up(nodes=2).workers[0].instance.id
-    assert simulated_cloud.clock.now - simulated_cloud.began > 3600
-    simulated_cloud.end(lost)
-    began = simulated_cloud.clock.now
-    simulated_cloud.up()
-    assert simulated_cloud.cluster().is_whole
-    assert simulated_cloud.clock.now - began < 3600, "`up` waits for a machine that is of no use"
+    lost = cloud.up(nodes=2).workers[0].instance.id
+    assert cloud.clock.now - cloud.began > 3600
+    cloud.end(lost)
+    began = cloud.clock.now
+    cloud.up()
+    assert cloud.cluster().is_whole
+    assert cloud.clock.now - began < 3600, "`up` waits for a machine that is of no use"
 
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
-    noted = [note for note in simulated_cloud.progress.notes if note.startswith("shutting down")]
+    cloud.down()
+    assert cloud.left() == []
+    noted = [note for note in cloud.progress.notes if note.startswith("shutting down")]
     assert any("min of at most 100" in note for note in noted)

@@ -21,87 +21,85 @@ STRANGER = host_key_of("i-stranger")
 _NOT_OURS = "another SSH key|not the right one"
 
 
-def pin_stranger(simulated_cloud: SimulatedCloud, *instance_ids: str) -> Callable[[], None]:
+def pin_stranger(cloud: SimulatedCloud, *instance_ids: str) -> Callable[[], None]:
     """Make this machine know nodes by a stranger's key, as after a first contact with somebody else."""
 
     def pin() -> None:
         for instance_id in instance_ids:
-            pin_host_keys(simulated_cloud.ctx.files.known_hosts, instance_id, [STRANGER])
+            pin_host_keys(cloud.ctx.files.known_hosts, instance_id, [STRANGER])
 
     return pin
 
 
-def secrets_given(simulated_cloud: SimulatedCloud) -> int:
+def secrets_given(cloud: SimulatedCloud) -> int:
     """How often anything was installed, copied or connected."""
     steps = ("install.sh", "sealing", "tar -C")
-    return sum(simulated_cloud.steps.count(step) for step in steps)
+    return sum(cloud.steps.count(step) for step in steps)
 
 
-def test_a_host_key_that_has_changed_ends_it_at_once(simulated_cloud: SimulatedCloud) -> None:
-    worker = simulated_cloud.prepared(nodes=2).workers[0].instance.id
-    pin_stranger(simulated_cloud, worker)()
-    before, began = secrets_given(simulated_cloud), simulated_cloud.clock.now
+def test_a_host_key_that_has_changed_ends_it_at_once(cloud: SimulatedCloud) -> None:
+    worker = cloud.prepared(nodes=2).workers[0].instance.id
+    pin_stranger(cloud, worker)()
+    before, began = secrets_given(cloud), cloud.clock.now
 
     with pytest.raises(HostKeyError, match=rf"\[node1\] {worker} shows another SSH host key"):
-        simulated_cloud.up(nodes=3)
-    assert secrets_given(simulated_cloud) == before
-    assert simulated_cloud.clock.now - began < 60
-    assert worker in simulated_cloud.found("instances").ids()["instances"], (
-        "it was replaced without a word"
-    )
-    assert pinned_host_keys(simulated_cloud.ctx.files.known_hosts, worker) == (STRANGER,)
+        cloud.up(nodes=3)
+    assert secrets_given(cloud) == before
+    assert cloud.clock.now - began < 60
+    assert worker in cloud.found("instances").ids()["instances"], "it was replaced without a word"
+    assert pinned_host_keys(cloud.ctx.files.known_hosts, worker) == (STRANGER,)
 
 
 def test_a_head_whose_console_shows_another_key_is_not_trusted(
-    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = (f"{STRANGER} root@somewhere",)
-    monkeypatch.setattr(simulated_cloud.engine, "host_keys", lambda *_: keys)
+    monkeypatch.setattr(cloud.engine, "host_keys", lambda *_: keys)
 
     for _ in range(2):
         with pytest.raises(
             HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"
         ):
-            simulated_cloud.up(nodes=2)
-    assert secrets_given(simulated_cloud) == 0
-    assert len(simulated_cloud.purchases()) == 1
+            cloud.up(nodes=2)
+    assert secrets_given(cloud) == 0
+    assert len(cloud.purchases()) == 1
 
 
-def test_an_empty_console_is_reported(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.engine.keys = ()
-    simulated_cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
+def test_an_empty_console_is_reported(cloud: SimulatedCloud) -> None:
+    cloud.engine.keys = ()
+    cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
 
-    simulated_cloud.up(nodes=1)
+    cloud.up(nodes=1)
 
     said = "its host key was accepted on first contact: the console does not show it"
-    assert any(said in note for note in simulated_cloud.progress.notes)
-    assert list(verified_by(simulated_cloud.ctx.events).values()) == ["first contact"]
+    assert any(said in note for note in cloud.progress.notes)
+    assert list(verified_by(cloud.ctx.events).values()) == ["first contact"]
 
 
 @pytest.mark.parametrize("latest", ["true", "false"])
 def test_a_console_line_that_a_kernel_message_cuts_stops_nothing(
-    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, latest: str
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, latest: str
 ) -> None:
-    simulated_cloud.faults(f"[console]\nlatest = {latest}\n")
+    cloud.faults(f"[console]\nlatest = {latest}\n")
     of_another_type = paramiko.ECDSAKey.generate(bits=256)
     whole = f"{of_another_type.get_name()} {of_another_type.get_base64()} root@fake"
 
     def cut(pid: int, made: str) -> tuple[str, ...]:
-        (key,) = SimulatedEngine.host_keys(simulated_cloud.engine, pid, made)
+        (key,) = SimulatedEngine.host_keys(cloud.engine, pid, made)
         return f"{key[:40]}[   12.3] random: crng init done", key[40:], whole
 
-    monkeypatch.setattr(simulated_cloud.engine, "host_keys", cut)
+    monkeypatch.setattr(cloud.engine, "host_keys", cut)
 
-    simulated_cloud.up(nodes=1)
+    cloud.up(nodes=1)
 
-    assert list(verified_by(simulated_cloud.ctx.events).values()) == ["first contact"]
+    assert list(verified_by(cloud.ctx.events).values()) == ["first contact"]
 
 
-def test_how_each_key_was_verified_is_remembered(simulated_cloud: SimulatedCloud) -> None:
-    cluster = simulated_cloud.prepared(nodes=2)
+def test_how_each_key_was_verified_is_remembered(cloud: SimulatedCloud) -> None:
+    cluster = cloud.prepared(nodes=2)
 
-    assert "its host key matches its console" in simulated_cloud.progress.notes
-    assert verified_by(simulated_cloud.ctx.events) == {
+    assert "its host key matches its console" in cloud.progress.notes
+    assert verified_by(cloud.ctx.events) == {
         cluster.head.instance.id: "console",
         cluster.workers[0].instance.id: "head",
     }
@@ -111,104 +109,94 @@ def test_how_each_key_was_verified_is_remembered(simulated_cloud: SimulatedCloud
     ("delay_s", "how"), [(0, "console"), (60, "console"), (3600, "first contact")]
 )
 def test_a_type_without_the_latest_console_is_asked_again_and_waited_for_a_while(
-    simulated_cloud: SimulatedCloud, delay_s: int, how: str
+    cloud: SimulatedCloud, delay_s: int, how: str
 ) -> None:
-    simulated_cloud.faults(f"[console]\nlatest = false\ndelay_s = {delay_s}\n")
+    cloud.faults(f"[console]\nlatest = false\ndelay_s = {delay_s}\n")
 
-    head = simulated_cloud.up(nodes=1).head
+    head = cloud.up(nodes=1).head
 
-    events = simulated_cloud.ctx.events
+    events = cloud.ctx.events
     assert verified_by(events) == {head.instance.id: how}
-    assert simulated_cloud.clock.now - simulated_cloud.began < 240
+    assert cloud.clock.now - cloud.began < 240
     # Later it is looked at again, without another wait.
-    before = simulated_cloud.clock.now
-    check_head_identity(simulated_cloud.ctx, head)
-    assert simulated_cloud.clock.now - before < 10, "a throttled call aside, nothing takes time"
-    simulated_cloud.clock.now += 3600
-    assert check_head_identity(simulated_cloud.ctx, head) == "its host key matches its console"
+    before = cloud.clock.now
+    check_head_identity(cloud.ctx, head)
+    assert cloud.clock.now - before < 10, "a throttled call aside, nothing takes time"
+    cloud.clock.now += 3600
+    assert check_head_identity(cloud.ctx, head) == "its host key matches its console"
     assert verified_by(events) == {head.instance.id: "console"}
 
 
 def test_a_stranger_is_not_trusted_on_a_type_without_the_latest_console(
-    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated_cloud.faults("[console]\nlatest = false\n")
+    cloud.faults("[console]\nlatest = false\n")
     keys = (f"{STRANGER} root@somewhere",)
-    monkeypatch.setattr(simulated_cloud.engine, "host_keys", lambda *_: keys)
+    monkeypatch.setattr(cloud.engine, "host_keys", lambda *_: keys)
 
     with pytest.raises(
         HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"
     ):
-        simulated_cloud.up(nodes=1)
-    assert secrets_given(simulated_cloud) == 0
+        cloud.up(nodes=1)
+    assert secrets_given(cloud) == 0
 
 
-def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(
-    simulated_cloud: SimulatedCloud,
-) -> None:
+def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(cloud: SimulatedCloud) -> None:
     def pin_all_workers() -> None:
-        workers = [i.id for i in simulated_cloud.found("instances").instances if i.role != "head"]
-        pin_stranger(simulated_cloud, *workers)()
+        workers = [i.id for i in cloud.found("instances").instances if i.role != "head"]
+        pin_stranger(cloud, *workers)()
 
-    simulated_cloud.steps.before["ssh-keyscan"] = pin_all_workers
+    cloud.steps.before["ssh-keyscan"] = pin_all_workers
 
     with pytest.raises(
         HostKeyError, match=r"\[node1\] the SSH host key pinned here for i-\w+ is not"
     ):
-        simulated_cloud.up(nodes=3)
-    assert simulated_cloud.steps.count("tar -C") == 0
+        cloud.up(nodes=3)
+    assert cloud.steps.count("tar -C") == 0
 
 
-def test_the_head_looks_at_every_worker_before_any_is_connected(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.prepared(nodes=3)
+def test_the_head_looks_at_every_worker_before_any_is_connected(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=3)
 
-    done = simulated_cloud.steps.done
+    done = cloud.steps.done
     scan = next(i for i, step in enumerate(done) if "ssh-keyscan" in step)
     first = next(i for i, step in enumerate(done) if "tar -C" in step)
     assert scan < first
-    assert simulated_cloud.steps.count("ssh-keyscan") == 1
+    assert cloud.steps.count("ssh-keyscan") == 1
 
 
-def test_a_changed_key_found_by_the_verification_is_an_error_too(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.prepared(nodes=2)
+def test_a_changed_key_found_by_the_verification_is_an_error_too(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
 
     def refuse() -> None:
         raise HostKeyError("node0", "another key")
 
-    simulated_cloud.steps.before["health of all nodes"] = refuse
+    cloud.steps.before["health of all nodes"] = refuse
     with pytest.raises(HostKeyError, match="another key"):
-        simulated_cloud.up(nodes=2)
-    assert len(simulated_cloud.found("instances").instances) == 2
+        cloud.up(nodes=2)
+    assert len(cloud.found("instances").instances) == 2
 
 
-def test_an_address_that_another_machine_has_now_is_no_change_of_key(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    first = simulated_cloud.prepared(nodes=1).head.instance
-    simulated_cloud.down()
+def test_an_address_that_another_machine_has_now_is_no_change_of_key(cloud: SimulatedCloud) -> None:
+    first = cloud.prepared(nodes=1).head.instance
+    cloud.down()
 
-    second = simulated_cloud.up(nodes=1).head.instance
+    second = cloud.up(nodes=1).head.instance
 
     assert first.public_ip == second.public_ip
     assert first.id != second.id
-    assert pinned_host_keys(simulated_cloud.ctx.files.known_hosts, second.id) == (
-        host_key_of(second.id),
-    )
+    assert pinned_host_keys(cloud.ctx.files.known_hosts, second.id) == (host_key_of(second.id),)
 
 
-def test_a_key_that_is_not_here_can_not_enter(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=1)
-    key = simulated_cloud.ctx.files.key.read_text()
+def test_a_key_that_is_not_here_can_not_enter(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1)
+    key = cloud.ctx.files.key.read_text()
     other = generate_key_pair("other").private
     for content in (None, "", "no key", key.replace("A", "B"), other):
-        simulated_cloud.ctx.files.key.unlink(missing_ok=True)
+        cloud.ctx.files.key.unlink(missing_ok=True)
         if content is not None:
-            write_private(simulated_cloud.ctx.files.key, content)
+            write_private(cloud.ctx.files.key, content)
 
         with pytest.raises(SprError, match=_NOT_OURS) as caught:
-            simulated_cloud.up(nodes=2)
+            cloud.up(nodes=2)
         assert re.search("`spr-cluster down.*` (works|removes it) from any", str(caught.value))

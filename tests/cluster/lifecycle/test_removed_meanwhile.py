@@ -41,74 +41,72 @@ def end_while_waiting(
     ids=["ssh", "boot", "slow end", "installed"],
 )
 def test_up_ends_soon_and_buys_nothing_where_a_down_terminates_its_machines(
-    simulated_cloud: SimulatedCloud, faults: str, waits_with: str
+    cloud: SimulatedCloud, faults: str, waits_with: str
 ) -> None:
-    simulated_cloud.faults(faults.replace("[[machine]]", '[[machine]]\nn = "*"'))
+    cloud.faults(faults.replace("[[machine]]", '[[machine]]\nn = "*"'))
     bought: list[float] = []
 
     def note_purchase(name: str, moment: str) -> None:
         if (name, moment) == ("RunInstances", "after"):
-            bought.append(simulated_cloud.clock.now)
-            end_while_waiting(simulated_cloud, waits_with)
+            bought.append(cloud.clock.now)
+            end_while_waiting(cloud, waits_with)
 
-    simulated_cloud.fake.application.on_call = note_purchase
+    cloud.fake.application.on_call = note_purchase
 
     with pytest.raises(SprError, match=r"was removed in the meantime: .* terminated i-") as caught:
-        simulated_cloud.up(nodes=2)
+        cloud.up(nodes=2)
     assert "spr-cluster up --name bert" in str(caught.value)
-    assert len(simulated_cloud.purchases()) == 1
-    assert simulated_cloud.clock.now - bought[0] < 200
+    assert len(cloud.purchases()) == 1
+    assert cloud.clock.now - bought[0] < 200
 
 
-def test_a_machine_that_ends_by_itself_is_replaced_within_minutes(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.faults('[[machine]]\nn = 0\nfate = "no-ssh"\n')
-    end_while_waiting(simulated_cloud, "DescribeInstanceStatus", 1, SPOT)
+def test_a_machine_that_ends_by_itself_is_replaced_within_minutes(cloud: SimulatedCloud) -> None:
+    cloud.faults('[[machine]]\nn = 0\nfate = "no-ssh"\n')
+    end_while_waiting(cloud, "DescribeInstanceStatus", 1, SPOT)
 
-    simulated_cloud.up(nodes=1)
+    cloud.up(nodes=1)
 
-    notes = simulated_cloud.progress.notes
+    notes = cloud.progress.notes
     assert sum(note.startswith("bought: ") for note in notes) == 2
-    assert simulated_cloud.clock.now - simulated_cloud.began < 300
-    assert simulated_cloud.cluster().is_whole
+    assert cloud.clock.now - cloud.began < 300
+    assert cloud.cluster().is_whole
 
 
 def test_a_worker_that_is_terminated_alone_is_replaced_within_minutes(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.prepared(nodes=2)
-    worker = simulated_cloud.cluster().workers[0].instance.id
-    simulated_cloud.break_ssh(worker)
-    began = simulated_cloud.clock.now
+    cloud.prepared(nodes=2)
+    worker = cloud.cluster().workers[0].instance.id
+    cloud.break_ssh(worker)
+    began = cloud.clock.now
 
     def act(name: str, moment: str) -> None:
         if (name, moment) == ("DescribeInstanceStatus", "after"):
-            simulated_cloud.fake.application.on_call = None
-            simulated_cloud.fake.backend.terminate_instances([worker])
+            cloud.fake.application.on_call = None
+            cloud.fake.backend.terminate_instances([worker])
 
-    plan_input = simulated_cloud.plan_input(nodes=3)
-    simulated_cloud.fake.application.on_call = act
-    simulated_cloud.apply(plan_input)
+    plan_input = cloud.plan_input(nodes=3)
+    cloud.fake.application.on_call = act
+    cloud.apply(plan_input)
 
-    assert simulated_cloud.cluster().is_whole
-    assert simulated_cloud.clock.now - began < 300
+    assert cloud.cluster().is_whole
+    assert cloud.clock.now - began < 300
 
 
 def test_the_wait_asks_ec2_twice_a_minute_however_many_nodes_it_waits_for(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.prepared(nodes=1)
-    simulated_cloud.faults('[[machine]]\nn = "*"\nfate = "no-ssh"\n')
-    before = len(simulated_cloud.recorder.operations())
-    end_while_waiting(simulated_cloud, "DescribeInstanceStatus")
-    began = simulated_cloud.clock.now
+    cloud.be("instant")
+    cloud.prepared(nodes=1)
+    cloud.faults('[[machine]]\nn = "*"\nfate = "no-ssh"\n')
+    before = len(cloud.recorder.operations())
+    end_while_waiting(cloud, "DescribeInstanceStatus")
+    began = cloud.clock.now
 
     with pytest.raises(SprError, match="removed in the meantime"):
-        simulated_cloud.up(nodes=20)
-    calls = simulated_cloud.recorder.operations()[before:]
+        cloud.up(nodes=20)
+    calls = cloud.recorder.operations()[before:]
     waited = calls[calls.index("RunInstances") + 1 :]
-    minutes = (simulated_cloud.clock.now - began) / 60
+    minutes = (cloud.clock.now - began) / 60
     assert waited.count("DescribeInstanceStatus") <= minutes + 1
     assert waited.count("DescribeInstances") <= minutes + 4

@@ -31,8 +31,8 @@ def subnets(cloud: SimulatedCloud) -> dict[str, str]:
     return {each["AvailabilityZone"][-1]: each["SubnetId"] for each in found}
 
 
-def test_several_subnets_are_tried_in_their_order(simulated_cloud: SimulatedCloud) -> None:
-    cloud, known = simulated_cloud, subnets(simulated_cloud)
+def test_several_subnets_are_tried_in_their_order(cloud: SimulatedCloud) -> None:
+    known = subnets(cloud)
     wanted = (known["d"], known["a"])
     assert zones(cloud, nodes=2, subnet_ids=wanted) == ["d", "a", "d", "a"]
     cloud.faults("[[capacity]]\nzone = 'us-east-1d'\nfree = 0\n")
@@ -41,10 +41,7 @@ def test_several_subnets_are_tried_in_their_order(simulated_cloud: SimulatedClou
     assert cloud.plan_input(nodes=3).spec.subnet_ids == wanted
 
 
-def test_machines_are_bought_in_the_chosen_reservation_only(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    cloud = simulated_cloud
+def test_machines_are_bought_in_the_chosen_reservation_only(cloud: SimulatedCloud) -> None:
     # Nothing else has room.
     cloud.faults(reservation(match="targeted") + "[[capacity]]\nfree = 0\n")
     cluster = cloud.up(nodes=2, capacity_reservation=ID)
@@ -66,8 +63,7 @@ def test_machines_are_bought_in_the_chosen_reservation_only(
     assert "CapacityReservationSpecification" not in cloud.purchases()[-1]
 
 
-def test_an_open_reservation_comes_first(simulated_cloud: SimulatedCloud) -> None:
-    cloud = simulated_cloud
+def test_an_open_reservation_comes_first(cloud: SimulatedCloud) -> None:
     cloud.faults(reservation())
     found = find_open_reservations(cloud.ctx.clients.ec2, [METAL], 3)
     assert [each.id for each in found] == [ID]
@@ -88,10 +84,10 @@ def test_an_open_reservation_comes_first(simulated_cloud: SimulatedCloud) -> Non
         reservation(platform="Windows"),
     ],
 )
-def test_other_reservations_change_nothing(simulated_cloud: SimulatedCloud, rule: str) -> None:
-    before = zones(simulated_cloud, nodes=2)
-    simulated_cloud.faults(rule)
-    assert zones(simulated_cloud, nodes=2) == before
+def test_other_reservations_change_nothing(cloud: SimulatedCloud, rule: str) -> None:
+    before = zones(cloud, nodes=2)
+    cloud.faults(rule)
+    assert zones(cloud, nodes=2) == before
 
 
 @pytest.mark.parametrize(
@@ -106,9 +102,9 @@ def test_other_reservations_change_nothing(simulated_cloud: SimulatedCloud, rule
     ],
 )
 def test_a_reservation_that_does_not_fit_is_refused(
-    simulated_cloud: SimulatedCloud, rule: str, options: dict[str, Any], message: str
+    cloud: SimulatedCloud, rule: str, options: dict[str, Any], message: str
 ) -> None:
-    simulated_cloud.faults(rule)
+    cloud.faults(rule)
     with pytest.raises(UsageError, match=message):
-        simulated_cloud.up(nodes=2, capacity_reservation=ID, **options)
-    assert not simulated_cloud.purchases()
+        cloud.up(nodes=2, capacity_reservation=ID, **options)
+    assert not cloud.purchases()

@@ -35,11 +35,11 @@ NO_GUEST = '[[machine]]\nfate = "no-guest"\n'
 
 
 @pytest.fixture(autouse=True)
-def _on_time(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.engine.ends_on_time = True
+def _on_time(cloud: SimulatedCloud) -> None:
+    cloud.engine.ends_on_time = True
 
 
-def schedules(simulated_cloud: SimulatedCloud) -> dict[str, datetime]:
+def schedules(cloud: SimulatedCloud) -> dict[str, datetime]:
     """When each machine with a schedule is terminated."""
     regions = scheduler_backends[ACCOUNT]
     groups = regions[REGION].schedule_groups.values() if REGION in regions else ()
@@ -52,23 +52,23 @@ def schedules(simulated_cloud: SimulatedCloud) -> dict[str, datetime]:
     }
 
 
-def expected(simulated_cloud: SimulatedCloud, ttl: timedelta) -> dict[str, datetime]:
+def expected(cloud: SimulatedCloud, ttl: timedelta) -> dict[str, datetime]:
     """A schedule for each machine of the cluster."""
-    end = datetime.fromtimestamp(simulated_cloud.began, timezone.utc) + ttl + GRACE + AFTER
-    return {node.instance.id: end for node in simulated_cloud.cluster().nodes}
+    end = datetime.fromtimestamp(cloud.began, timezone.utc) + ttl + GRACE + AFTER
+    return {node.instance.id: end for node in cloud.cluster().nodes}
 
 
-def machines(simulated_cloud: SimulatedCloud) -> list[str]:
+def machines(cloud: SimulatedCloud) -> list[str]:
     """The machines that cost money."""
-    simulated_cloud.ec2.describe_instances()
-    live = simulated_cloud.fake.backend.all_instances()
+    cloud.ec2.describe_instances()
+    live = cloud.fake.backend.all_instances()
     return [i.id for i in live if i.state != "terminated"]
 
 
 @contextmanager
-def dies_at(simulated_cloud: SimulatedCloud, client: str, operation: str) -> Iterator[None]:
+def dies_at(cloud: SimulatedCloud, client: str, operation: str) -> Iterator[None]:
     """The command is killed where it would send the first such request."""
-    events = getattr(simulated_cloud.ctx.clients, client).meta.events
+    events = getattr(cloud.ctx.clients, client).meta.events
 
     def die(**_: Any) -> None:
         raise KeyboardInterrupt
@@ -81,69 +81,67 @@ def dies_at(simulated_cloud: SimulatedCloud, client: str, operation: str) -> Ite
         events.unregister(f"before-send.{client}.{operation}", die)
 
 
-def buy_and_be_killed(simulated_cloud: SimulatedCloud, **given: Any) -> None:
+def buy_and_be_killed(cloud: SimulatedCloud, **given: Any) -> None:
     """`up`, until the first machine runs: the laptop is closed while it waits for SSH."""
 
     def die() -> None:
         raise KeyboardInterrupt
 
-    simulated_cloud.steps.before["^true$"] = die
-    real = simulated_cloud.ctx.clock.sleep
+    cloud.steps.before["^true$"] = die
+    real = cloud.ctx.clock.sleep
 
     def sleep(seconds: float) -> None:
-        if simulated_cloud.purchases():
+        if cloud.purchases():
             raise KeyboardInterrupt
         real(seconds)
 
-    simulated_cloud.clock.sleep = sleep  # type: ignore[method-assign]
+    cloud.clock.sleep = sleep  # type: ignore[method-assign]
     try:
         with pytest.raises(KeyboardInterrupt):
-            simulated_cloud.up(**given)
+            cloud.up(**given)
     finally:
-        del simulated_cloud.clock.sleep
-        simulated_cloud.steps.before.clear()
+        del cloud.clock.sleep
+        cloud.steps.before.clear()
 
 
 @pytest.mark.parametrize("second_guard", [False, True])
 def test_only_the_second_guard_ends_a_machine_that_never_boots(
-    simulated_cloud: SimulatedCloud, second_guard: bool
+    cloud: SimulatedCloud, second_guard: bool
 ) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.faults(NO_GUEST)
-    buy_and_be_killed(simulated_cloud, **{**GUARDED, "second_guard": second_guard})
-    (bare,) = machines(simulated_cloud)
-    assert simulated_cloud.fake.state_of(bare) == "running"
+    cloud.be("instant")
+    cloud.faults(NO_GUEST)
+    buy_and_be_killed(cloud, **{**GUARDED, "second_guard": second_guard})
+    (bare,) = machines(cloud)
+    assert cloud.fake.state_of(bare) == "running"
 
-    simulated_cloud.clock.sleep((2 * HOUR + GRACE + AFTER).total_seconds() - 60)
-    assert machines(simulated_cloud) == [bare]
-    simulated_cloud.clock.sleep(120)
-    assert machines(simulated_cloud) == ([] if second_guard else [bare])
-    simulated_cloud.clock.sleep(30 * 24 * 3600)
-    assert machines(simulated_cloud) == ([] if second_guard else [bare])
-    assert schedules(simulated_cloud) == {}
+    cloud.clock.sleep((2 * HOUR + GRACE + AFTER).total_seconds() - 60)
+    assert machines(cloud) == [bare]
+    cloud.clock.sleep(120)
+    assert machines(cloud) == ([] if second_guard else [bare])
+    cloud.clock.sleep(30 * 24 * 3600)
+    assert machines(cloud) == ([] if second_guard else [bare])
+    assert schedules(cloud) == {}
 
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
-
-
-def test_machines_that_end_themselves_are_left_to_it(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.up(nodes=2, **GUARDED)
-    simulated_cloud.clock.sleep(2 * 3600)
-    assert machines(simulated_cloud) == []
-    simulated_cloud.clock.sleep(3600)
-    assert machines(simulated_cloud) == []
+    cloud.down()
+    assert cloud.left() == []
 
 
-def test_each_machine_has_a_schedule_and_the_role_the_least_rights(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    cluster = simulated_cloud.up(nodes=3, **GUARDED)
+def test_machines_that_end_themselves_are_left_to_it(cloud: SimulatedCloud) -> None:
+    cloud.be("instant")
+    cloud.up(nodes=2, **GUARDED)
+    cloud.clock.sleep(2 * 3600)
+    assert machines(cloud) == []
+    cloud.clock.sleep(3600)
+    assert machines(cloud) == []
 
-    assert not simulated_cloud.plan(second_guard=True).changes
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 2 * HOUR)
+
+def test_each_machine_has_a_schedule_and_the_role_the_least_rights(cloud: SimulatedCloud) -> None:
+    cluster = cloud.up(nodes=3, **GUARDED)
+
+    assert not cloud.plan(second_guard=True).changes
+    assert schedules(cloud) == expected(cloud, 2 * HOUR)
     head = cluster.head.instance.id
-    clients = simulated_cloud.ctx.clients
+    clients = cloud.ctx.clients
     schedule = clients.scheduler.get_schedule(GroupName=f"spr-cluster-{NAME}", Name=head)
     assert schedule["ActionAfterCompletion"] == "DELETE"
     assert schedule["ScheduleExpressionTimezone"] == "UTC"
@@ -172,40 +170,40 @@ def test_each_machine_has_a_schedule_and_the_role_the_least_rights(
     ]
 
 
-def test_the_role_may_end_no_other_machine(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.up(nodes=1, **GUARDED)
-    (other,) = simulated_cloud.fake.run()
-    clients, group = simulated_cloud.ctx.clients, f"spr-cluster-{NAME}"
-    (own,) = schedules(simulated_cloud)
+def test_the_role_may_end_no_other_machine(cloud: SimulatedCloud) -> None:
+    cloud.be("instant")
+    cloud.up(nodes=1, **GUARDED)
+    (other,) = cloud.fake.run()
+    clients, group = cloud.ctx.clients, f"spr-cluster-{NAME}"
+    (own,) = schedules(cloud)
     known = clients.scheduler.get_schedule(GroupName=group, Name=own)
     kept = ("ScheduleExpression", "FlexibleTimeWindow", "Target", "GroupName")
     request: Any = {key: known[key] for key in kept}  # type: ignore[literal-required]
     request["Target"]["Input"] = json.dumps({"InstanceIds": [other]})
     clients.scheduler.create_schedule(Name=other, **request)
 
-    simulated_cloud.clock.sleep(3 * 3600)
+    cloud.clock.sleep(3 * 3600)
 
-    assert machines(simulated_cloud) == [other]
-
-
-def test_a_new_role_is_waited_for(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.faults("role_visibility_s = 12\n")
-
-    simulated_cloud.up(nodes=2, **GUARDED)
-
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 2 * HOUR)
+    assert machines(cloud) == [other]
 
 
-def test_a_role_that_never_works_is_a_failure(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.faults("role_visibility_s = 4000\n")
+def test_a_new_role_is_waited_for(cloud: SimulatedCloud) -> None:
+    cloud.faults("role_visibility_s = 12\n")
+
+    cloud.up(nodes=2, **GUARDED)
+
+    assert schedules(cloud) == expected(cloud, 2 * HOUR)
+
+
+def test_a_role_that_never_works_is_a_failure(cloud: SimulatedCloud) -> None:
+    cloud.faults("role_visibility_s = 4000\n")
 
     with pytest.raises(ClientError, match="must allow AWS EventBridge Scheduler") as caught:
-        simulated_cloud.up(nodes=1, **GUARDED)
+        cloud.up(nodes=1, **GUARDED)
     assert error_code(caught.value) == "ValidationException"
-    simulated_cloud.faults("")
-    simulated_cloud.up()
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 2 * HOUR)
+    cloud.faults("")
+    cloud.up()
+    assert schedules(cloud) == expected(cloud, 2 * HOUR)
 
 
 @pytest.mark.parametrize(
@@ -218,183 +216,182 @@ def test_a_role_that_never_works_is_a_failure(simulated_cloud: SimulatedCloud) -
     ],
 )
 def test_the_next_up_mends_what_a_kill_left(
-    simulated_cloud: SimulatedCloud, client: str, operation: str
+    cloud: SimulatedCloud, client: str, operation: str
 ) -> None:
-    with dies_at(simulated_cloud, client, operation):
-        simulated_cloud.up(nodes=2, **GUARDED)
-    assert bool(machines(simulated_cloud)) == (operation == "CreateSchedule")
-    planned = simulated_cloud.plan()
+    with dies_at(cloud, client, operation):
+        cloud.up(nodes=2, **GUARDED)
+    assert bool(machines(cloud)) == (operation == "CreateSchedule")
+    planned = cloud.plan()
     assert ActionKind.GUARD in [action.kind for action in planned.actions]
 
-    simulated_cloud.up()
+    cloud.up()
 
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 2 * HOUR)
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
+    assert schedules(cloud) == expected(cloud, 2 * HOUR)
+    cloud.down()
+    assert cloud.left() == []
 
 
-def test_a_cluster_can_get_it_later_and_keeps_it(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2, ttl=2 * HOUR)
-    plan = simulated_cloud.plan(second_guard=True)
-    ids = tuple(node.instance.id for node in simulated_cloud.cluster().nodes)
+def test_a_cluster_can_get_it_later_and_keeps_it(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2, ttl=2 * HOUR)
+    plan = cloud.plan(second_guard=True)
+    ids = tuple(node.instance.id for node in cloud.cluster().nodes)
     assert [a.ids for a in plan.actions if a.kind is ActionKind.GUARD] == [ids]
 
-    simulated_cloud.up(second_guard=True)
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 2 * HOUR)
-    simulated_cloud.up(nodes=3)
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 2 * HOUR)
+    cloud.up(second_guard=True)
+    assert schedules(cloud) == expected(cloud, 2 * HOUR)
+    cloud.up(nodes=3)
+    assert schedules(cloud) == expected(cloud, 2 * HOUR)
 
 
-def test_extend_moves_it_before_anything_else(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=2, **GUARDED)
-    simulated_cloud.faults('[[error]]\naction = "CreateTags"\ncode = "UnauthorizedOperation"\n')
+def test_extend_moves_it_before_anything_else(cloud: SimulatedCloud) -> None:
+    cloud.up(nodes=2, **GUARDED)
+    cloud.faults('[[error]]\naction = "CreateTags"\ncode = "UnauthorizedOperation"\n')
 
     with pytest.raises(ClientError, match="UnauthorizedOperation"):
-        extend(simulated_cloud.ctx, NAME, HOUR)
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 3 * HOUR)
-    simulated_cloud.faults("")
-    extend(simulated_cloud.ctx, NAME, 2 * HOUR)
-    assert schedules(simulated_cloud) == expected(simulated_cloud, 4 * HOUR)
-    simulated_cloud.clock.sleep(3.5 * 3600)
-    assert len(machines(simulated_cloud)) == 2
+        extend(cloud.ctx, NAME, HOUR)
+    assert schedules(cloud) == expected(cloud, 3 * HOUR)
+    cloud.faults("")
+    extend(cloud.ctx, NAME, 2 * HOUR)
+    assert schedules(cloud) == expected(cloud, 4 * HOUR)
+    cloud.clock.sleep(3.5 * 3600)
+    assert len(machines(cloud)) == 2
 
 
-def test_repair_gives_the_new_machine_a_schedule(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.be("instant")
-    cluster = simulated_cloud.up(nodes=2, **GUARDED)
-    simulated_cloud.end(cluster.workers[0].instance.id)
+def test_repair_gives_the_new_machine_a_schedule(cloud: SimulatedCloud) -> None:
+    cloud.be("instant")
+    cluster = cloud.up(nodes=2, **GUARDED)
+    cloud.end(cluster.workers[0].instance.id)
 
-    simulated_cloud.up()
+    cloud.up()
 
-    wanted = expected(simulated_cloud, 2 * HOUR)
-    assert wanted.items() <= schedules(simulated_cloud).items()
+    wanted = expected(cloud, 2 * HOUR)
+    assert wanted.items() <= schedules(cloud).items()
     # EC2 has forgotten the lost machine long before its schedule, and that of the others still acts.
     for machine in wanted:
-        simulated_cloud.change_machine(machine, expires=2_000_000_000)
-    simulated_cloud.clock.sleep(3 * 3600)
-    assert machines(simulated_cloud) == []
-    assert schedules(simulated_cloud) == {}
+        cloud.change_machine(machine, expires=2_000_000_000)
+    cloud.clock.sleep(3 * 3600)
+    assert machines(cloud) == []
+    assert schedules(cloud) == {}
 
 
 def test_down_removes_it_from_another_machine_and_waits_until_its_group_is_gone(
-    simulated_cloud: SimulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated_cloud.up(nodes=2, **GUARDED)
+    cloud.up(nodes=2, **GUARDED)
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "elsewhere"))
-    simulated_cloud.faults("terminate_s = 90\n")
+    cloud.faults("terminate_s = 90\n")
 
-    removed = down(replace(simulated_cloud.ctx, files=ClusterFiles.of(NAME)), NAME)
+    removed = down(replace(cloud.ctx, files=ClusterFiles.of(NAME)), NAME)
 
     assert removed.ids["guards"] == [f"spr-cluster-{NAME}"]
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
-def test_up_waits_until_an_earlier_group_is_gone(simulated_cloud: SimulatedCloud) -> None:
-    scheduler = simulated_cloud.ctx.clients.scheduler
+def test_up_waits_until_an_earlier_group_is_gone(cloud: SimulatedCloud) -> None:
+    scheduler = cloud.ctx.clients.scheduler
     scheduler.create_schedule_group(Name=f"spr-cluster-{NAME}")
-    simulated_cloud.faults("terminate_s = 90\n")
+    cloud.faults("terminate_s = 90\n")
     scheduler.delete_schedule_group(Name=f"spr-cluster-{NAME}")
 
-    simulated_cloud.up(nodes=1, **GUARDED)
+    cloud.up(nodes=1, **GUARDED)
 
-    simulated_cloud.clock.sleep(90)
-    wanted = expected(simulated_cloud, 2 * HOUR)
-    assert schedules(simulated_cloud) == wanted
+    cloud.clock.sleep(90)
+    wanted = expected(cloud, 2 * HOUR)
+    assert schedules(cloud) == wanted
 
 
-def lose_record(simulated_cloud: SimulatedCloud) -> None:
+def lose_record(cloud: SimulatedCloud) -> None:
     """Somebody has removed everything of EC2's."""
-    for machine in machines(simulated_cloud):
-        simulated_cloud.end(machine)
-    group = simulated_cloud.found("security_groups").group
-    assert group is not None
-    simulated_cloud.ec2.delete_security_group(GroupId=group.id)
+    for machine in machines(cloud):
+        cloud.end(machine)
+    group = cloud.group
+    cloud.ec2.delete_security_group(GroupId=group.id)
 
 
-def lose_record_and_schedules(simulated_cloud: SimulatedCloud) -> None:
-    lose_record(simulated_cloud)
-    simulated_cloud.ctx.clients.scheduler.delete_schedule_group(Name=f"spr-cluster-{NAME}")
+def lose_record_and_schedules(cloud: SimulatedCloud) -> None:
+    lose_record(cloud)
+    cloud.ctx.clients.scheduler.delete_schedule_group(Name=f"spr-cluster-{NAME}")
 
 
 @pytest.mark.parametrize("lose", [lose_record, lose_record_and_schedules])
 def test_down_finds_it_without_the_record(
-    simulated_cloud: SimulatedCloud, lose: Callable[[SimulatedCloud], None]
+    cloud: SimulatedCloud, lose: Callable[[SimulatedCloud], None]
 ) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.up(nodes=1, **GUARDED)
-    lose(simulated_cloud)
+    cloud.be("instant")
+    cloud.up(nodes=1, **GUARDED)
+    lose(cloud)
 
-    simulated_cloud.down()
+    cloud.down()
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
-def test_an_account_shows_it_if_nothing_else_is_left(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.be("instant")
-    simulated_cloud.up(nodes=1, bake="none", **GUARDED)
-    lose_record(simulated_cloud)
-    simulated_cloud.ctx.clients.scheduler.create_schedule_group(Name="spr-cluster-of-others")
-    for image in simulated_cloud.found("images").images:
-        simulated_cloud.ec2.deregister_image(ImageId=image.id)
+def test_an_account_shows_it_if_nothing_else_is_left(cloud: SimulatedCloud) -> None:
+    cloud.be("instant")
+    cloud.up(nodes=1, bake="none", **GUARDED)
+    lose_record(cloud)
+    cloud.ctx.clients.scheduler.create_schedule_group(Name="spr-cluster-of-others")
+    for image in cloud.found("images").images:
+        cloud.ec2.deregister_image(ImageId=image.id)
 
-    found, _ = list_clusters(simulated_cloud.ctx.cloud, [REGION])
+    found, _ = list_clusters(cloud.ctx.cloud, [REGION])
 
     assert [each.name for each in found] == [NAME]
     assert found[0].found.ids()["guards"] == [f"spr-cluster-{NAME}"]
-    assert found[0].is_orphan(simulated_cloud.ctx.now())
+    assert found[0].is_orphan(cloud.ctx.now())
 
 
 @pytest.mark.parametrize("operation", ["DeleteRolePolicy", "DeleteScheduleGroup"])
 def test_down_can_be_repeated_after_a_kill_or_a_denial(
-    simulated_cloud: SimulatedCloud, operation: str
+    cloud: SimulatedCloud, operation: str
 ) -> None:
-    simulated_cloud.up(nodes=1, **GUARDED)
+    cloud.up(nodes=1, **GUARDED)
     denied = f"action = '{operation}'\ncode = 'AccessDeniedException'\nstatus = 403\n"
-    simulated_cloud.faults(f"[[error]]\n{denied}")
+    cloud.faults(f"[[error]]\n{denied}")
 
     with pytest.raises(ClientError, match="AccessDenied"):
-        simulated_cloud.down()
+        cloud.down()
     # The record of it is still there.
-    assert simulated_cloud.found("security_groups").group
-    simulated_cloud.faults("")
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
+    assert cloud.found("security_groups").group
+    cloud.faults("")
+    cloud.down()
+    assert cloud.left() == []
 
 
 def test_a_cluster_without_it_needs_no_permission_for_it(
-    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated_cloud.prepared(nodes=1)
+    cloud.prepared(nodes=1)
 
     def fail(*_: Any) -> None:
         raise AssertionError("a look at the second guard of a cluster that has none")
 
     monkeypatch.setattr(ClusterGuard, "__init__", fail)
-    simulated_cloud.up(nodes=2)
-    extend(simulated_cloud.ctx, NAME, HOUR)
-    simulated_cloud.down()
+    cloud.up(nodes=2)
+    extend(cloud.ctx, NAME, HOUR)
+    cloud.down()
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []
 
 
-def test_whoever_may_not_look_has_none(simulated_cloud: SimulatedCloud) -> None:
+def test_whoever_may_not_look_has_none(cloud: SimulatedCloud) -> None:
     for action in ("ListSchedules", "ListScheduleGroups", "GetRole"):
         code = "code = 'AccessDeniedException'\nstatus = 403\ntimes = 100\n"
-        simulated_cloud.faults(f"[[error]]\naction = '{action}'\n{code}")
+        cloud.faults(f"[[error]]\naction = '{action}'\n{code}")
 
-        assert simulated_cloud.down().ids == {}
-        assert list_clusters(simulated_cloud.ctx.cloud, [REGION]) == ((), {})
+        assert cloud.down().ids == {}
+        assert list_clusters(cloud.ctx.cloud, [REGION]) == ((), {})
 
 
-def test_a_denied_look_at_a_guard_on_record_is_an_error(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.up(nodes=1, **GUARDED)
+def test_a_denied_look_at_a_guard_on_record_is_an_error(cloud: SimulatedCloud) -> None:
+    cloud.up(nodes=1, **GUARDED)
     denied = "action = 'ListSchedules'\ncode = 'AccessDeniedException'\nstatus = 403\n"
-    simulated_cloud.faults(f"[[error]]\n{denied}")
+    cloud.faults(f"[[error]]\n{denied}")
 
     with pytest.raises((ClientError, SprError), match="AccessDenied"):
-        simulated_cloud.down()
-    assert machines(simulated_cloud) == []
-    assert simulated_cloud.found("security_groups").group, "the record of the guard"
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
+        cloud.down()
+    assert machines(cloud) == []
+    assert cloud.found("security_groups").group, "the record of the guard"
+    cloud.down()
+    assert cloud.left() == []
     assert not iam_backends[ACCOUNT]["aws"].roles

@@ -24,46 +24,44 @@ def expires(cloud: SimulatedCloud) -> int:
 @pytest.mark.parametrize("change", [{"timer": "dead"}, {"expires": 1_999_999_999}])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_up_sets_the_timer_of_an_existing_node_again(
-    simulated_cloud: SimulatedCloud, rank: int, change: dict[str, object]
+    cloud: SimulatedCloud, rank: int, change: dict[str, object]
 ) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.change_machine(node(simulated_cloud, rank), **change)
+    cloud.prepared(nodes=2)
+    cloud.change_machine(node(cloud, rank), **change)
 
-    simulated_cloud.up(nodes=2)
+    cloud.up(nodes=2)
 
-    machine = simulated_cloud.machine(node(simulated_cloud, rank))
-    assert (machine["timer"], machine["expires"]) == ("runs", expires(simulated_cloud))
-    other = simulated_cloud.machine(node(simulated_cloud, 1 - rank))
+    machine = cloud.machine(node(cloud, rank))
+    assert (machine["timer"], machine["expires"]) == ("runs", expires(cloud))
+    other = cloud.machine(node(cloud, 1 - rank))
     assert "expires" not in other, "its timer was right"
-    notes = " ".join(simulated_cloud.progress.notes)
+    notes = " ".join(cloud.progress.notes)
     assert f"set the timer that shuts it down again: node{rank}" in notes
     assert "problems" not in notes
 
 
-def test_up_where_all_timers_are_right_sets_none(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
+def test_up_where_all_timers_are_right_sets_none(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
 
-    simulated_cloud.up(nodes=2)
+    cloud.up(nodes=2)
 
-    assert simulated_cloud.steps.count("spr-cluster-expires") == 0
+    assert cloud.steps.count("spr-cluster-expires") == 0
 
 
-def test_a_timer_that_can_not_be_started_fails_up_and_names_the_node(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.change_machine(node(simulated_cloud, 1), timer="broken")
+def test_a_timer_that_can_not_be_started_fails_up_and_names_the_node(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+    cloud.change_machine(node(cloud, 1), timer="broken")
 
     with pytest.raises(HostsError, match=r"does not answer: Unit .* is masked") as caught:
-        simulated_cloud.up(nodes=2)
+        cloud.up(nodes=2)
     assert list(caught.value.outcomes) == ["node1"]
 
 
-def test_extend_starts_a_dead_timer(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.change_machine(node(simulated_cloud, 1), timer="dead")
+def test_extend_starts_a_dead_timer(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+    cloud.change_machine(node(cloud, 1), timer="dead")
 
-    record = extend(simulated_cloud.ctx, NAME, timedelta(minutes=1))
+    record = extend(cloud.ctx, NAME, timedelta(minutes=1))
 
-    machine = simulated_cloud.machine(node(simulated_cloud, 1))
+    machine = cloud.machine(node(cloud, 1))
     assert (machine["timer"], machine["expires"]) == ("runs", int(record.expires.timestamp()))

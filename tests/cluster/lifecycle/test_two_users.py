@@ -13,18 +13,11 @@ from infra.ec2.cluster_record import new_record, parse_record, record_tags
 from infra.ec2.instances import label_instances
 from infra.ec2.inventory import Inventory
 from infra.ec2.key_pair import fingerprint, read_public
-from infra.ec2.network import SecurityGroup
 from infra.errors import SprError, UsageError
 from infra.plan.ownership import ForeignClusterError
 from tests.harness.simulated_cloud import SimulatedCloud
 
 DAY_S = 26 * 3600
-
-
-def group_of(cloud: SimulatedCloud) -> SecurityGroup:
-    group = cloud.found("security_groups").group
-    assert group is not None
-    return group
 
 
 def other_user(cloud: SimulatedCloud, folder: Path) -> SimulatedCloud:
@@ -40,10 +33,10 @@ def expire(cloud: SimulatedCloud) -> None:
 
 
 def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.prepared(nodes=2)
-    older = simulated_cloud.plan_input(nodes=3)
+    cloud.prepared(nodes=2)
+    older = cloud.plan_input(nodes=3)
     bought = []
 
     def note(name: str, moment: str) -> None:
@@ -51,98 +44,98 @@ def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
 
     def overtake() -> None:
         if bought:
-            simulated_cloud.fake.application.on_call = lambda *_: None
-            simulated_cloud.steps.before.clear()
-            simulated_cloud.up(nodes=5)
+            cloud.fake.application.on_call = lambda *_: None
+            cloud.steps.before.clear()
+            cloud.up(nodes=5)
 
-    simulated_cloud.fake.application.on_call = note
-    simulated_cloud.steps.before[""] = overtake
+    cloud.fake.application.on_call = note
+    cloud.steps.before[""] = overtake
 
     with pytest.raises(UsageError, match="another command changed cluster 'bert'"):
-        simulated_cloud.apply(older)
+        cloud.apply(older)
 
-    assert len(simulated_cloud.found("instances").alive) == 5
-    record = parse_record(group_of(simulated_cloud).tags)
+    assert len(cloud.found("instances").alive) == 5
+    record = parse_record(cloud.group.tags)
     assert record is not None
     assert record.nodes == 5
 
 
 def test_a_plan_from_before_another_change_is_refused_and_changes_nothing(
-    simulated_cloud: SimulatedCloud,
+    cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.prepared(nodes=2)
-    older = simulated_cloud.plan_input(nodes=1)
-    simulated_cloud.up(nodes=3)
-    before = simulated_cloud.writes()
+    cloud.prepared(nodes=2)
+    older = cloud.plan_input(nodes=1)
+    cloud.up(nodes=3)
+    before = cloud.writes()
 
     with pytest.raises(UsageError, match="another command changed cluster 'bert'"):
-        simulated_cloud.apply(older)
+        cloud.apply(older)
 
-    assert simulated_cloud.writes() == before
+    assert cloud.writes() == before
 
 
 def test_an_expired_cluster_that_its_owner_renews_is_not_taken_over(
-    simulated_cloud: SimulatedCloud, tmp_path: Path
+    cloud: SimulatedCloud, tmp_path: Path
 ) -> None:
-    expire(simulated_cloud)
-    other = other_user(simulated_cloud, tmp_path)
+    expire(cloud)
+    other = other_user(cloud, tmp_path)
     takeover = other.plan_input(nodes=1)
-    wish, group = simulated_cloud.plan_input(nodes=1), group_of(simulated_cloud)
-    record = new_record(wish.spec, simulated_cloud.ctx.now(), None)
+    wish, group = cloud.plan_input(nodes=1), cloud.group
+    record = new_record(wish.spec, cloud.ctx.now(), None)
     renewed = record_tags(wish.spec, record, fingerprint(wish.public_key))
-    label_instances(simulated_cloud.ec2, [group.id], renewed)
-    before = simulated_cloud.writes()
+    label_instances(cloud.ec2, [group.id], renewed)
+    before = cloud.writes()
 
     with pytest.raises(ForeignClusterError, match="belongs to another SSH key"):
         other.apply(takeover)
 
-    assert simulated_cloud.writes() == before
+    assert cloud.writes() == before
 
 
-def test_an_expired_cluster_is_taken_over(simulated_cloud: SimulatedCloud, tmp_path: Path) -> None:
-    expire(simulated_cloud)
-    old = group_of(simulated_cloud).id
+def test_an_expired_cluster_is_taken_over(cloud: SimulatedCloud, tmp_path: Path) -> None:
+    expire(cloud)
+    old = cloud.group.id
 
-    cluster = other_user(simulated_cloud, tmp_path).up(nodes=1)
+    cluster = other_user(cloud, tmp_path).up(nodes=1)
 
     assert len(cluster.nodes) == 1
-    assert group_of(simulated_cloud).id != old
+    assert cloud.group.id != old
 
 
 def test_a_key_from_before_stays_where_another_user_was_first(
-    simulated_cloud: SimulatedCloud, tmp_path: Path
+    cloud: SimulatedCloud, tmp_path: Path
 ) -> None:
-    simulated_cloud.prepared(nodes=1)
-    other = other_user(simulated_cloud, tmp_path)
+    cloud.prepared(nodes=1)
+    other = other_user(cloud, tmp_path)
     other.down()
-    plan = simulated_cloud.plan_input(nodes=1)
+    plan = cloud.plan_input(nodes=1)
     other.up(nodes=1)
 
     with pytest.raises(ForeignClusterError):
-        simulated_cloud.apply(plan)
-    assert simulated_cloud.ctx.files.key.exists()
+        cloud.apply(plan)
+    assert cloud.ctx.files.key.exists()
 
 
 def test_machines_that_are_still_shutting_down_hold_the_name(
-    simulated_cloud: SimulatedCloud, tmp_path: Path
+    cloud: SimulatedCloud, tmp_path: Path
 ) -> None:
-    simulated_cloud.prepared(nodes=2)
-    simulated_cloud.clock.now += DAY_S
-    simulated_cloud.faults("terminate_s = 1200\n")
-    ids = [machine.id for machine in simulated_cloud.found("instances").alive]
-    simulated_cloud.ec2.terminate_instances(InstanceIds=ids)
-    start = simulated_cloud.clock.now
+    cloud.prepared(nodes=2)
+    cloud.clock.now += DAY_S
+    cloud.faults("terminate_s = 1200\n")
+    ids = [machine.id for machine in cloud.found("instances").alive]
+    cloud.ec2.terminate_instances(InstanceIds=ids)
+    start = cloud.clock.now
 
     with pytest.raises(ForeignClusterError):
-        other_user(simulated_cloud, tmp_path).up(nodes=1)
+        other_user(cloud, tmp_path).up(nodes=1)
 
-    assert simulated_cloud.clock.now - start < 60
+    assert cloud.clock.now - start < 60
 
 
-def test_the_group_is_that_of_the_machines(simulated_cloud: SimulatedCloud) -> None:
+def test_the_group_is_that_of_the_machines(cloud: SimulatedCloud) -> None:
     """A loser in another network may have left its own."""
-    simulated_cloud.prepared(nodes=1)
-    found = simulated_cloud.found()
+    cloud.prepared(nodes=1)
+    found = cloud.found()
     (group,) = found.security_groups
     other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
 
@@ -163,47 +156,43 @@ def down_held_at(cloud: SimulatedCloud, call: str, meanwhile: Callable[[], objec
 
 @pytest.mark.parametrize("call", ["TerminateInstances", "DeletePlacementGroup", "DeleteKeyPair"])
 def test_down_leaves_a_newer_cluster_of_the_same_name_alone(
-    simulated_cloud: SimulatedCloud, tmp_path: Path, call: str
+    cloud: SimulatedCloud, tmp_path: Path, call: str
 ) -> None:
-    simulated_cloud.prepared(nodes=1)
-    other = other_user(simulated_cloud, tmp_path)
+    cloud.prepared(nodes=1)
+    other = other_user(cloud, tmp_path)
 
     def make_again() -> None:
         other.down()
         other.up(nodes=1)
 
     with pytest.raises(SprError, match="since its removal was approved, another command of") as it:
-        down_held_at(simulated_cloud, call, make_again)
+        down_held_at(cloud, call, make_again)
 
     (machine,) = other.found().instances
     assert machine.state == "running"
     assert machine.id in str(it.value)
     assert [k.public for k in other.found().key_pairs] == [read_public(other.ctx.files.key)]
-    assert simulated_cloud.ctx.files.exist
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
+    assert cloud.ctx.files.exist
+    cloud.down()
+    assert cloud.left() == []
 
 
-def test_down_leaves_what_another_command_has_changed_since(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.prepared(nodes=1)
-    shown = simulated_cloud.found()
-    simulated_cloud.up(nodes=2)
-    before = simulated_cloud.left()
+def test_down_leaves_what_another_command_has_changed_since(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1)
+    shown = cloud.found()
+    cloud.up(nodes=2)
+    before = cloud.left()
 
     with pytest.raises(SprError, match=r"another command of .* has made or changed the cluster"):
-        simulated_cloud.down(approved=shown)
+        cloud.down(approved=shown)
 
-    assert simulated_cloud.left() == before
+    assert cloud.left() == before
 
 
-def test_down_removes_what_ec2_lists_only_after_the_approval(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.prepared(nodes=1)
-    found = simulated_cloud.found()
+def test_down_removes_what_ec2_lists_only_after_the_approval(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=1)
+    found = cloud.found()
 
-    simulated_cloud.down(approved=Inventory(key_pairs=found.key_pairs))
+    cloud.down(approved=Inventory(key_pairs=found.key_pairs))
 
-    assert simulated_cloud.left() == []
+    assert cloud.left() == []

@@ -22,61 +22,59 @@ from tests.harness.simulated_cloud import SimulatedCloud
     ],
 )
 def test_a_call_that_ec2_does_not_answer_makes_nothing_twice(
-    simulated_cloud: SimulatedCloud, action: str, effect: str
+    cloud: SimulatedCloud, action: str, effect: str
 ) -> None:
-    simulated_cloud.faults(f'[[error]]\naction = "{action}"\ntimes = 1\neffect = {effect}\n')
+    cloud.faults(f'[[error]]\naction = "{action}"\ntimes = 1\neffect = {effect}\n')
 
-    cluster = simulated_cloud.up(nodes=2)
+    cluster = cloud.up(nodes=2)
 
     assert len(cluster.nodes) == 2
-    found = simulated_cloud.found()
+    found = cloud.found()
     assert found.counts() == (
         "2 instances, 2 volumes, 2 interfaces, 1 security group, 1 placement group, 1 key pair, "
         "1 image, 1 snapshot"
     )
-    assert sum(len(ids) for ids in found.ids().values()) == len(simulated_cloud.left())
+    assert sum(len(ids) for ids in found.ids().values()) == len(cloud.left())
 
 
-def test_the_workers_answer_lost_buys_them_once(simulated_cloud: SimulatedCloud) -> None:
+def test_the_workers_answer_lost_buys_them_once(cloud: SimulatedCloud) -> None:
     lost = '[[error]]\naction = "RunInstances"\ntimes = 3\nafter = 1\neffect = true\n'
-    simulated_cloud.faults(lost)
+    cloud.faults(lost)
 
-    simulated_cloud.up(nodes=3)
+    cloud.up(nodes=3)
 
-    assert len(simulated_cloud.fake.backend.reservations) == 2
-    assert len(simulated_cloud.purchases()) == 2
-    assert len(simulated_cloud.recorder.of("RunInstances")) >= 5
-
-
-def test_what_ec2_shows_late_is_waited_for(simulated_cloud: SimulatedCloud) -> None:
-    simulated_cloud.faults("visibility_s = 12")
-
-    simulated_cloud.up(nodes=2)
-
-    simulated_cloud.clock.sleep(12)
-    assert simulated_cloud.cluster().is_whole
-    assert len(simulated_cloud.found("instances").instances) == 2
+    assert len(cloud.fake.backend.reservations) == 2
+    assert len(cloud.purchases()) == 2
+    assert len(cloud.recorder.of("RunInstances")) >= 5
 
 
-def test_three_calls_of_ten_are_throttled_and_nothing_is_lost(
-    simulated_cloud: SimulatedCloud,
-) -> None:
-    simulated_cloud.faults('seed = 3\n[[throttle]]\naction = "*"\nrate = 0.3\n')
+def test_what_ec2_shows_late_is_waited_for(cloud: SimulatedCloud) -> None:
+    cloud.faults("visibility_s = 12")
 
-    simulated_cloud.up(nodes=2)
+    cloud.up(nodes=2)
 
-    simulated_cloud.faults("")
-    assert simulated_cloud.cluster().is_whole
-    assert len(simulated_cloud.left()) == 11
+    cloud.clock.sleep(12)
+    assert cloud.cluster().is_whole
+    assert len(cloud.found("instances").instances) == 2
 
 
-def test_what_comes_in_pages_is_found_on_all_of_them(simulated_cloud: SimulatedCloud) -> None:
-    zone = simulated_cloud.first_zone()
+def test_three_calls_of_ten_are_throttled_and_nothing_is_lost(cloud: SimulatedCloud) -> None:
+    cloud.faults('seed = 3\n[[throttle]]\naction = "*"\nrate = 0.3\n')
+
+    cloud.up(nodes=2)
+
+    cloud.faults("")
+    assert cloud.cluster().is_whole
+    assert len(cloud.left()) == 11
+
+
+def test_what_comes_in_pages_is_found_on_all_of_them(cloud: SimulatedCloud) -> None:
+    zone = cloud.first_zone()
     full = f'[[capacity]]\nzone = "{zone}"\nfree = 0\n'
-    simulated_cloud.faults(f"page_size = 1\n{full}")
+    cloud.faults(f"page_size = 1\n{full}")
 
-    cluster = simulated_cloud.up(nodes=2)
+    cluster = cloud.up(nodes=2)
 
     assert zone not in {node.instance.zone for node in cluster.nodes}
-    simulated_cloud.down()
-    assert simulated_cloud.left() == []
+    cloud.down()
+    assert cloud.left() == []

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore import exceptions as boto
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
     NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
     ReadTimeoutError,
 )
 
 from infra.aws.clients import is_passing, patient, translate_boto_error, when_visible
-from infra.aws.cloud import MissingCredentialsError
-from infra.errors import CloudError, SprError, UsageError
+from infra.errors import SprError
 from tests.fakes import FakeClock
+from tests.golden import check_section
 
 
-def refusal(code: str, message: str = "no") -> ClientError:
-    return ClientError({"Error": {"Code": code, "Message": message}}, "RunInstances")
+def refusal(code: str, message: str = "no", operation: str = "RunInstances") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, operation)
 
 
 def failing(*errors: Exception) -> Callable[..., str]:
@@ -47,68 +47,70 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (NoCredentialsError(), MissingCredentialsError, "no AWS credentials"),
-        (
-            PartialCredentialsError(provider="env", cred_var="aws_secret_access_key"),
-            UsageError,
-            "incomplete AWS credentials",
-        ),
-        (ProfileNotFound(profile="work"), UsageError, "(work) could not be found"),
-        (EndpointConnectionError(endpoint_url="https://ec2"), CloudError, "cannot reach AWS"),
-        (refusal("ExpiredToken", "old"), UsageError, "AWS rejected the credentials: old"),
-        (refusal("AuthFailure", "who?"), UsageError, "AWS rejected the credentials: who?"),
-        (refusal("UnauthorizedOperation"), CloudError, "no permission for RunInstances: no"),
-        (
-            refusal("AccessDeniedException"),
-            CloudError,
-            "ask an administrator to allow RunInstances",
-        ),
-        (refusal("VcpuLimitExceeded"), CloudError, "RunInstances failed: VcpuLimitExceeded"),
-        (refusal("Oops", "hm"), CloudError, "RunInstances failed: Oops: hm"),
-    ],
+_DENIED = (
+    "User: arn:aws:sts::123456789012:assumed-role/dev/me is not authorized to perform: "
+    "ec2:RunInstances on resource: arn:aws:ec2:*:*:instance/* "
 )
-def test_errors_of_boto_become_ours(error: Exception, kind: type[SprError], text: str) -> None:
-    translated = translate_boto_error(error)
+_ENCODED = "Not allowed. Encoded authorization failure message: " + "x" * 500
+_ERRORS: dict[str, Exception] = {
+    "no credentials": NoCredentialsError(),
+    "half of the credentials": boto.PartialCredentialsError(provider="env", cred_var="secret"),
+    "an unknown profile": boto.ProfileNotFound(profile="x"),
+    "no network": EndpointConnectionError(endpoint_url="https://ec2"),
+    "old credentials": refusal("ExpiredToken", "old"),
+    "credentials of nobody": refusal("AuthFailure", "who?"),
+    "no permission for EC2": refusal("UnauthorizedOperation"),
+    "no permission for another service": refusal("AccessDeniedException"),
+    "what only an administrator can decode": refusal("UnauthorizedOperation", _ENCODED),
+    "a denial by the organization": refusal(
+        "UnauthorizedOperation", _DENIED + "with an explicit deny in a service control policy"
+    ),
+    "no allowance by the organization": refusal(
+        "UnauthorizedOperation",
+        _DENIED + "because no service control policy allows the ec2:RunInstances action",
+    ),
+    "a boundary": refusal(
+        "UnauthorizedOperation",
+        _DENIED + "because no permissions boundary allows the ec2:RunInstances action",
+    ),
+    "a quota": refusal("VcpuLimitExceeded"),
+    "another refusal": refusal("Oops", "hm"),
+    "an SSO session": boto.UnauthorizedSSOTokenError(),
+    "no SSO token": boto.SSOTokenLoadError(error_msg="none"),
+    "an old SSO token": boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"),
+    "an old login": boto.LoginRefreshRequired(),
+    "no login": boto.LoginTokenLoadError(error_msg="none"),
+    "a login without permissions": boto.LoginInsufficientPermissions(),
+    "no crt": boto.MissingDependencyException(msg="crt"),
+    "an old MFA session": boto.RefreshWithMFAUnsupportedError(),
+    "another provider": boto.CredentialRetrievalError(provider="x", error_msg="y"),
+    "the user's own program": boto.CredentialRetrievalError(
+        provider="custom-process", error_msg="boom\n"
+    ),
+    "an odd configuration": boto.InvalidConfigError(error_msg="odd"),
+    "a used MFA code": refusal(
+        "AccessDenied",
+        "MultiFactorAuthentication failed with invalid MFA one time pass code.",
+        "AssumeRole",
+    ),
+    "another's role": refusal(
+        "AccessDenied", "User ann is not authorized to perform: sts:AssumeRole", "AssumeRole"
+    ),
+}
 
-    assert type(translated) is kind
-    assert text in str(translated)
 
+@pytest.mark.parametrize("name", _ERRORS)
+def test_errors_of_boto_become_ours_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "my work")
 
-def test_what_only_an_administrator_can_decode_is_left_out() -> None:
-    secret = "Not allowed. Encoded authorization failure message: " + "x" * 500
+    translated = translate_boto_error(_ERRORS[name])
 
-    translated = translate_boto_error(refusal("UnauthorizedOperation", secret))
-
-    assert "Not allowed." in str(translated)
-    assert "xxx" not in str(translated)
-
-
-@pytest.mark.parametrize(
-    ("end", "name"),
-    [
-        ("with an explicit deny in a service control policy", "service control policy"),
-        (
-            "because no service control policy allows the ec2:RunInstances action",
-            "service control policy",
-        ),
-        (
-            "because no permissions boundary allows the ec2:RunInstances action",
-            "permissions boundary",
-        ),
-    ],
-)
-def test_an_organizations_denial_is_named(end: str, name: str) -> None:
-    who = "User: arn:aws:sts::123456789012:assumed-role/dev/me is not authorized to perform:"
-    text = f"{who} ec2:RunInstances on resource: arn:aws:ec2:*:*:instance/* {end}"
-
-    translated = translate_boto_error(refusal("UnauthorizedOperation", text))
-
-    assert translated
-    assert translated.message.startswith(f"a {name} forbids RunInstances: ")
-    assert "up --tag KEY=VALUE" in str(translated.hint)
+    assert isinstance(translated, SprError)
+    assert "\n" not in translated.message
+    golden = Path(__file__).parent / "golden" / "errors.txt"
+    check_section(golden, name, f"{type(translated).__name__}: {translated}")
 
 
 def test_a_bug_is_not_translated() -> None:

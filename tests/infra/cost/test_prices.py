@@ -49,17 +49,6 @@ def ask(cloud: FakeCloud, kept: Path, region: str = "us-east-1", **options: Any)
     return describe_prices(cloud.clients.pricing, region, types, kept, options.get("today", TODAY))
 
 
-def test_each_region_has_its_own_prices_with_their_source(cloud: FakeCloud, tmp_path: Path) -> None:
-    regions = ("us-east-1", "eu-west-1", "eu-central-1", "ap-northeast-1")
-
-    found = {r: ask(cloud, tmp_path / f"{r}.json", r).machines[METAL] for r in regions}
-
-    assert found["us-east-1"].usd == pytest.approx(6.5472)
-    assert len({price.usd for price in found.values()}) == 4
-    assert {price.source for price in found.values()} == {"Price List API, 2026-11-22"}
-    assert all(price.is_here for price in found.values())
-
-
 def test_a_type_that_the_table_lacks_has_a_price(cloud: FakeCloud, kept: Path) -> None:
     assert OTHER not in INSTANCE_TYPES
 
@@ -74,12 +63,6 @@ def test_ec2_describes_a_type_that_the_table_lacks(cloud: FakeCloud) -> None:
     assert (machine.sockets, machine.amx, machine.table_usd) == (None, None, None)
     assert find_machine(cloud.ec2, "c7i.9xlarge") is None
     assert find_machine(cloud.ec2, METAL) is INSTANCE_TYPES[METAL]
-
-
-def test_the_price_list_counts_more_than_the_table(cloud: FakeCloud, kept: Path) -> None:
-    cloud.faults("[pricing]\nfactor = 1.1\n")
-
-    assert ask(cloud, kept).machines[METAL].usd == pytest.approx(6.5472 * 1.1)
 
 
 def test_disks_and_addresses_are_counted_in(cloud: FakeCloud, kept: Path) -> None:
@@ -131,31 +114,6 @@ def test_a_damaged_file_is_no_obstacle(cloud: FakeCloud, kept: Path, text: str) 
 
     assert ask(cloud, kept).machines[METAL].source == "Price List API, 2026-11-22"
     assert METAL in json.loads(kept.read_text())
-
-
-def test_without_permission_the_table_serves_in_its_region(cloud: FakeCloud, kept: Path) -> None:
-    cloud.faults(DENIED)
-
-    prices = ask(cloud, kept)
-
-    assert prices.problem == "no permission for GetProducts"
-    assert prices.machines[METAL].source == "table of July 2026, us-east-1"
-    assert prices.machines[METAL].is_here
-    assert OTHER not in prices.machines
-    assert prices.node(OTHER, 100) is None
-    assert not kept.exists()
-
-
-def test_in_another_region_the_tables_price_is_not_the_regions(
-    cloud: FakeCloud, kept: Path
-) -> None:
-    cloud.faults(DENIED)
-
-    node = ask(cloud, kept, "eu-west-1").node(METAL, 100)
-
-    assert node is not None
-    assert not node.is_here
-    assert node.source == "table of July 2026, us-east-1; unknown in eu-west-1"
 
 
 def test_a_type_that_is_not_listed_is_named(cloud: FakeCloud, kept: Path) -> None:

@@ -176,56 +176,6 @@ def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defau
     assert merge_options("bert", (CALLER,), {}, None, {"stack": "intel"}).stack == "intel"
 
 
-@pytest.mark.parametrize(
-    ("given_now", "message"),
-    [
-        ({"stack": "upstream"}, "--stack upstream: cluster 'bert' was created with intel"),
-        ({"volume_gib": 200}, "--volume-gib 200: cluster 'bert' was created with 100"),
-        (
-            {"subnet_ids": ("subnet-1",)},
-            "--subnet-id subnet-1: cluster 'bert' was created without it",
-        ),
-    ],
-)
-def test_what_all_nodes_share_can_not_change(given_now: dict[str, Any], message: str) -> None:
-    _, record = make()
-
-    with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        merge_options("bert", (CALLER,), given_now, record)
-    assert "spr-cluster down --name bert" in str(caught.value)
-
-
-def test_the_same_again_is_no_change() -> None:
-    _, record = make()
-
-    spec = merge_options("bert", (CALLER,), {"stack": "intel", "volume_gib": 100}, record)
-
-    assert spec.stack == "intel"
-
-
-def test_a_running_cluster_keeps_its_deadline() -> None:
-    _, record = make(ttl=timedelta(hours=2))
-    later = NOW + timedelta(hours=1, minutes=59)
-
-    longer = merge_options("bert", (CALLER,), {"ttl": timedelta(hours=9)}, record)
-    again = new_record(longer, later, record)
-
-    assert (again.created, again.expires) == (NOW, NOW + timedelta(hours=2))
-    assert again.options["ttl"] == timedelta(hours=2)
-
-
-def test_a_cluster_whose_time_is_over_begins_anew_with_its_own_time_to_live() -> None:
-    record = parse_record(labels_of(ttl=timedelta(hours=2)))
-    assert record is not None
-    later = NOW + timedelta(hours=2)
-    assert record.is_over(later)
-    assert not record.is_over(later - timedelta(seconds=1))
-
-    again = new_record(merge_options("bert", (CALLER,), {}, record), later, record)
-
-    assert (again.created, again.expires) == (later, later + timedelta(hours=2))
-
-
 def test_the_end_is_known_to_the_second_as_its_tag_is() -> None:
     spec, _ = make()
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.cost.quotas import describe_quota
 from infra.ec2 import tags
 from infra.ec2.images import (
     create_image,
@@ -18,30 +12,13 @@ from infra.ec2.images import (
     describe_image,
     find_ubuntu_image,
     ubuntu_parameter,
-    wait_until_available,
 )
-from infra.errors import CloudError, DeadlineError
-from infra.wait import Silent
+from infra.errors import CloudError
 from tests.aws import Recorder
-from tests.infra.hasty_time import HastyTime
-from tests.infra.local.fakes import BASE, FakeCloud
-from tests.infra.plan_inputs import RECIPE, make_image
+from tests.infra.local.fakes import FakeCloud
+from tests.infra.plan_inputs import RECIPE
 
 LABELS = {tags.INSTALLED: RECIPE}
-
-
-@dataclass
-class Notes:
-    """A progress that keeps its notes."""
-
-    told: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def phase(self, title: str) -> Iterator[None]:
-        yield
-
-    def note(self, text: str) -> None:
-        self.told.append(text)
 
 
 @pytest.mark.parametrize(
@@ -68,31 +45,6 @@ def test_an_image_that_the_account_hides_is_explained(
     assert ("(managed by: declarative-policy;" in str(caught.value)) is found
 
 
-def test_the_current_ubuntu_image_of_the_region(ec2_cloud: FakeCloud) -> None:
-    image = find_ubuntu_image(ec2_cloud.clients.ssm, ec2_cloud.clients.ec2, "24.04")
-
-    assert (image.id, image.state, image.root_device) == (BASE.ami_id, "available", "/dev/sda1")
-    assert not image.holds("")
-
-
-@pytest.mark.parametrize(
-    ("state", "labels", "fits"),
-    [
-        ("available", {}, True),
-        ("pending", {}, True),
-        ("failed", {}, False),
-        ("deregistered", {}, False),
-        ("available", {tags.SEALED: ""}, False),
-        ("available", {tags.INSTALLED: ""}, False),
-        ("available", {tags.INSTALLED: "ffffffffffff"}, False),
-    ],
-)
-def test_only_a_clean_image_of_the_same_software_fits(
-    state: str, labels: dict[str, str], fits: bool
-) -> None:
-    assert make_image("ami-1", state, **labels).holds(RECIPE) is fits
-
-
 def begin(cloud: FakeCloud) -> str:
     (machine,) = cloud.run(1)
     return create_image(cloud.clients.ec2, machine, "bert", "spr-cluster-bert-1", LABELS)
@@ -111,74 +63,6 @@ def test_an_image_is_begun_without_a_reboot_and_with_its_tags(
     assert image.tags[tags.INSTALLED] == RECIPE
     # Whether it is clean is known only when its content can no longer change.
     assert tags.SEALED not in image.tags
-
-
-def test_an_image_is_waited_for_as_long_as_it_takes(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.faults("image_s = 1200")
-    image_id, notes = begin(ec2_cloud), Notes()
-
-    image = wait_until_available(ec2_cloud.clients.ec2, image_id, notes, ec2_cloud.clock)
-
-    assert image.state == "available"
-    assert notes.told[-1] == f"{image_id}: 20 of at most 90 min"
-
-
-def test_an_image_that_ec2_gives_up_is_an_error_with_its_reason(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.podman.refuse = "copy"
-    image_id = begin(ec2_cloud)
-
-    with pytest.raises(CloudError, match=f"image {image_id} failed: .*refused"):
-        wait_until_available(ec2_cloud.clients.ec2, image_id, Silent(), ec2_cloud.clock)
-
-
-def test_no_image_is_waited_for_without_an_end(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.faults("image_s = 86400")
-    image_id = begin(ec2_cloud)
-    assert isinstance(ec2_cloud.clock, HastyTime)
-    ec2_cloud.clock.pace = 50
-
-    with pytest.raises(DeadlineError, match=f"image {image_id} timed out after 90 min"):
-        wait_until_available(ec2_cloud.clients.ec2, image_id, Silent(), ec2_cloud.clock)
-
-
-def test_an_image_that_is_not_shown_yet_is_waited_for(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.faults("visibility_s = 4")
-    client: Any = ec2_cloud.clients.ec2
-    (machine,) = ec2_cloud.run(1)
-    ec2_cloud.clock.sleep(5)
-    image_id = create_image(client, machine, "bert", "spr-cluster-bert-1", LABELS)
-
-    with pytest.raises(Exception, match="NotFound"):
-        describe_image(client, image_id)
-    assert wait_until_available(client, image_id, Silent(), ec2_cloud.clock).id == image_id
-
-
-@pytest.mark.parametrize(("spot", "vcpus"), [(False, 256), (True, 64)])
-def test_the_quota_of_each_market(ec2_cloud: FakeCloud, spot: bool, vcpus: int) -> None:
-    ec2_cloud.faults("[quota]\non_demand_vcpus = 256\nspot_vcpus = 64\n")
-
-    assert describe_quota(ec2_cloud.clients.quotas, spot=spot) == vcpus
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("AccessDeniedException", "no permission to read it"),
-        (
-            "NoSuchResourceException",
-            "GetServiceQuota failed: NoSuchResourceException: An injected fault",
-        ),
-    ],
-)
-def test_a_quota_that_can_not_be_learned_stops_nothing(
-    ec2_cloud: FakeCloud, code: str, reason: str
-) -> None:
-    ec2_cloud.faults(f'[[error]]\naction = "GetServiceQuota"\ncode = "{code}"\n')
-    reasons: list[str] = []
-
-    quotas = ec2_cloud.clients.quotas
-    assert describe_quota(quotas, spot=False, why_not=reasons.append) is None
-    assert reasons == [reason]
 
 
 def test_kept_images_on_all_pages_are_found(ec2_cloud: FakeCloud) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from infra.ec2.inventory import Inventory, describe_inventories, describe_inventory
-from infra.ec2.key_pair import generate_key_pair
-from infra.errors import SprError
 from infra.plan.planner import plan_down
 from infra.plan.removal import remove
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
-from tests.infra.resource_factory import KINDS, ResourceFactory, specification
+from tests.infra.resource_factory import KINDS, ResourceFactory
 
 
 def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
@@ -71,29 +69,3 @@ def test_a_machine_on_its_way_out_is_still_there_but_not_alive(ec2_cloud: FakeCl
     assert found.alive == ()
     ec2_cloud.clock.sleep(61)
     assert not describe_inventory(ec2_cloud.clients.ec2, "bert")
-
-
-def test_a_key_is_known_by_its_public_half(ec2_cloud: FakeCloud) -> None:
-    public = generate_key_pair("me@there").public
-    ec2_cloud.clients.ec2.import_key_pair(
-        KeyName="k",
-        PublicKeyMaterial=public.encode(),
-        TagSpecifications=specification("key-pair", "bert"),
-    )
-
-    (pair,) = describe_inventory(ec2_cloud.clients.ec2, "bert").key_pairs
-
-    assert pair.public == public.removesuffix(" me@there")
-
-
-def test_a_broken_record_does_not_hide_what_is_there(ec2_cloud: FakeCloud) -> None:
-    group = ResourceFactory(ec2_cloud, "bert").security_groups()
-    ec2_cloud.clients.ec2.create_tags(
-        Resources=[group], Tags=[{"Key": "spr-cluster:nodes", "Value": "lots"}]
-    )
-
-    found = describe_inventory(ec2_cloud.clients.ec2, "bert")
-
-    assert found.ids() == {"security_groups": [group]}
-    with pytest.raises(SprError, match="invalid cluster record"):
-        _ = found.record

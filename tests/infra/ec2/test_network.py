@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,18 +77,6 @@ def test_what_is_open_already_is_left_as_it_is(
     open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), [CALLER], CALLER)
 
     assert ec2_calls.operations()[before:] == ["DescribeSecurityGroups"]
-
-
-def test_another_caller_takes_the_place_of_the_last(
-    ec2_cloud: FakeCloud, group: SecurityGroup
-) -> None:
-    ec2 = ec2_cloud.clients.ec2
-    open_security_group(ec2, group, [CALLER], CALLER)
-
-    open_security_group(ec2, see(ec2_cloud), [OTHER], OTHER)
-
-    assert see(ec2_cloud).ssh_cidrs == (OTHER,)
-    assert see(ec2_cloud).is_open_as([OTHER], "")
 
 
 @pytest.fixture(params=["default", "own"])
@@ -305,24 +292,13 @@ def test_what_a_type_can_do_is_ec2s_word(
     assert support == {"t": TypeSupport(frozenset("ab"), ena_express, groups, machine)}
 
 
-@pytest.mark.parametrize(
-    ("info", "reason"),
-    [
-        (
-            {"ProcessorInfo": {"SupportedArchitectures": ["arm64"]}},
-            "its processors are arm64; this tool is for x86-64",
-        ),
-        ({"GpuInfo": {"Gpus": []}}, "it has GPUs, which this tool does not use"),
-        ({"NeuronInfo": {"x": 1}}, "it has Neuron chips, which this tool does not use"),
-    ],
-)
-def test_what_the_tool_can_t_use_is_refused(info: dict[str, Any], reason: str) -> None:
-    client: Any = TypesOfEc2(info)
+def test_a_type_with_gpus_is_refused() -> None:
+    client: Any = TypesOfEc2({"GpuInfo": {"Gpus": []}})
     spec = make_spec(2, instance_types=("c9i.large",))
 
     support = describe_type_support(client, ["t"])
 
-    with pytest.raises(UsageError, match=f"^t: {reason}\n"):
+    with pytest.raises(UsageError, match=r"^t: it has GPUs, which this tool does not use\n"):
         require_offers(spec, support, (), "us-east-1")
 
 
@@ -349,33 +325,10 @@ def test_amx_is_told_by_the_table_then_the_generation(
     assert InstanceType.from_aws(info).amx is amx
 
 
-def test_a_type_that_is_known_to_lack_amx_is_refused_before_it_is_bought() -> None:
-    support = {"m6i.large": TypeSupport(frozenset("a"), machine=replace(_T, amx=False))}
-    spec = make_spec(2, instance_types=("m6i.large",))
-    networks = (Network("vpc-1", "subnet-a", "a"),)
+def test_subnets_in_other_zones_than_the_types_are_of_no_use() -> None:
+    support = {"r7iz.metal-16xl": TypeSupport(frozenset({"us-east-1a"}))}
+    networks = (Network("vpc-1", "subnet-b", "us-east-1b"),)
 
-    with pytest.raises(UsageError, match=r"^m6i.large has no AMX\n.*--allow-no-amx"):
-        require_offers(spec, support, networks, "us-east-1")
-
-    allowed = make_spec(2, instance_types=("m6i.large",), amx_required=False)
-    require_offers(allowed, support, networks, "us-east-1")
-
-
-@pytest.mark.parametrize(
-    ("support", "networks", "message"),
-    [
-        ({}, (), "r7iz.metal-16xl: not offered in us-east-1"),
-        (
-            {"r7iz.metal-16xl": TypeSupport(frozenset({"us-east-1a"}))},
-            (Network("vpc-1", "subnet-b", "us-east-1b"),),
-            "no default subnet: not in a zone that offers r7iz.metal-16xl (us-east-1a)",
-        ),
-    ],
-)
-def test_require_offers_explains_why_nothing_can_be_bought(
-    support: dict[str, TypeSupport], networks: tuple[Network, ...], message: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
+    zone = r"no default subnet: not in a zone that offers r7iz.metal-16xl \(us-east-1a\)"
+    with pytest.raises(UsageError, match=zone):
         require_offers(make_spec(2), support, networks, "us-east-1")
-    assert caught.value.message == message
-    assert caught.value.hint

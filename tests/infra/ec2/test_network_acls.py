@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.ec2.network import Network
-from infra.ec2.network_acls import NetworkAcl, Rule, describe_acls, install_flows, ssh_flows
-from tests.infra.local.fakes import FakeCloud
+from infra.ec2.network_acls import NetworkAcl, Rule, install_flows, ssh_flows
 
 CALLER = "198.51.100.9/32"
 DENIED_SSH = f"network ACL acl-1 denies SSH (TCP in from {CALLER}, port 22): "
@@ -79,14 +77,3 @@ def test_what_an_installation_meets(entries: list[Any], denied: str) -> None:
 
     assert denied in acl.find_denial(install_flows())
     assert bool(acl.find_denial(install_flows())) is bool(denied)
-
-
-def test_the_embedded_clouds_subnets_have_the_default_acl(ec2_cloud: FakeCloud) -> None:
-    ec2 = ec2_cloud.clients.ec2
-    networks = [Network.from_aws(subnet) for subnet in ec2.describe_subnets()["Subnets"]]
-    flows = (*ssh_flows(CALLER), *install_flows())
-
-    acls = describe_acls(ec2, networks)
-
-    assert acls.keys() == {network.subnet_id for network in networks}
-    assert not any(acl.find_denial(flows) for acl in acls.values())

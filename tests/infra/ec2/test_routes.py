@@ -11,7 +11,6 @@ from infra.aws.cloud import probe_ssh
 from infra.ec2.network import Network
 from infra.ec2.routes import describe_ways, require_ways
 from infra.errors import UsageError
-from tests.infra.local.fakes import FakeCloud
 
 A, B = Network("vpc-1", "subnet-a", "us-east-1a"), Network("vpc-1", "subnet-b", "us-east-1b")
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
@@ -87,16 +86,6 @@ def test_a_subnets_own_table_comes_before_the_main_one() -> None:
     ec2 = Ec2(table("rtb-own", subnet="subnet-b"), table("rtb-main", INTERNET))
 
     assert usable(ec2) == ["subnet-a"]
-
-
-def test_if_no_subnet_is_public_the_table_and_the_remedy_are_named() -> None:
-    with pytest.raises(UsageError) as caught:
-        usable(Ec2(table("rtb-main", NAT)))
-    assert caught.value.message == (
-        "subnet-a and 1 more: route table rtb-main sends 0.0.0.0/0 to nat-1; its machines can't be "
-        "reached from the internet"
-    )
-    assert "aws ec2 create-route --route-table-id rtb-main" in str(caught.value.hint)
 
 
 def test_private_machines_need_a_way_out_only_to_install() -> None:
@@ -179,16 +168,6 @@ def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target
     assert usable(
         Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
     ) == ["subnet-b"]
-
-
-def test_the_embedded_clouds_default_vpc_is_as_public_as_awss(ec2_cloud: FakeCloud) -> None:
-    ec2 = ec2_cloud.clients.ec2
-    subnets = [Network.from_aws(s) for s in ec2.describe_subnets()["Subnets"]]
-
-    assert all(way.is_public for way in describe_ways(ec2, subnets).values())
-    ec2_cloud.faults("[network]\nnat = true\n")
-    assert all(way.leads_out for way in describe_ways(ec2, subnets).values())
-    assert require_ways(ec2, subnets, pytest.fail, private=True) == subnets
 
 
 def test_the_way_out_to_port_22_is_tried_at_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:

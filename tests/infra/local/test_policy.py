@@ -14,18 +14,13 @@ MACHINE = "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
 CONTEXT: dict[str, Any] = {
     "aws:PrincipalAccount": "123456789012",
     "aws:ResourceTag/team:name": "red",
-    "aws:TagKeys": ("Name", "team:name"),
     "ec2:Encrypted": "true",
     "ec2:InstanceType": "c7i.xlarge",
 }
 
 
 def allows(action: str = "ec2:StopInstances", resource: str = MACHINE, **statement: Any) -> bool:
-    given = {"Effect": "Allow", **statement}
-    if "NotAction" not in given:
-        given.setdefault("Action", "*")
-    if "NotResource" not in given:
-        given.setdefault("Resource", "*")
+    given = {"Effect": "Allow", "Action": "*", "Resource": "*", **statement}
     policy = parse_policy(json.dumps({"Statement": given}), "p")
     return policy.allows(Request(action, resource, CONTEXT))
 
@@ -36,8 +31,6 @@ def allows(action: str = "ec2:StopInstances", resource: str = MACHINE, **stateme
         ({"Action": "ec2:stopinstances"}, True),
         ({"Action": ["ec2:St?pInst*", "ec2:DescribeVpcs"]}, True),
         ({"Action": "ec2:Stop"}, False),
-        ({"NotAction": "iam:*"}, True),
-        ({"NotAction": ["iam:*", "ec2:Stop*"]}, False),
         ({"Resource": "arn:aws:ec2:*:*:instance/*"}, True),
         ({"Resource": ["arn:*:ec2:*:${aws:PrincipalAccount}:instance/i-1"]}, True),
         ({"Resource": "arn:aws:ec2:*:${aws:username}:instance/*"}, False),
@@ -45,8 +38,6 @@ def allows(action: str = "ec2:StopInstances", resource: str = MACHINE, **stateme
         ({"Resource": "arn:aws:ec2:*:instance/*"}, False),
         ({"Resource": "arn:aws:ec2:us-*:instance/i-1:x"}, False),
         ({"Resource": "arn:aws:ec2:*:*:instance/i-[1]"}, False),
-        ({"NotResource": "arn:aws:ec2:*:*:volume/*"}, True),
-        ({"NotResource": MACHINE}, False),
     ],
 )
 def test_a_statement_covers_actions_and_resources(statement: Any, allowed: bool) -> None:
@@ -60,21 +51,12 @@ def test_a_statement_covers_actions_and_resources(statement: Any, allowed: bool)
         ("StringEquals", "EC2:instancetype", "c7i.xlarge", True),
         ("StringEquals", "ec2:InstanceType", "c7i.*", False),
         ("StringEquals", "ec2:Owner", "amazon", False),
-        ("StringEqualsIfExists", "ec2:Owner", "amazon", True),
         ("StringLike", "ec2:InstanceType", "c7i.*", True),
-        ("StringNotEquals", "ec2:InstanceType", ["c7i.large", "c7i.xlarge"], False),
-        ("StringNotEquals", "ec2:Owner", "amazon", True),
-        ("StringNotLike", "ec2:InstanceType", "p5.*", True),
         ("Bool", "ec2:Encrypted", "true", True),
         ("Bool", "ec2:Encrypted", False, False),
         ("Null", "aws:ResourceTag/team:name", "false", True),
         ("Null", "aws:ResourceTag/team:name", True, False),
         ("Null", "aws:RequestTag/team:name", "true", True),
-        ("ForAllValues:StringEquals", "aws:TagKeys", ["Name", "team:name", "x"], True),
-        ("ForAllValues:StringEquals", "aws:TagKeys", "Name", False),
-        ("ForAllValues:StringEquals", "ec2:Owner", "amazon", True),
-        ("ForAnyValue:StringLike", "aws:TagKeys", "team*", True),
-        ("ForAnyValue:StringEquals", "ec2:Owner", "amazon", False),
     ],
 )
 def test_conditions_hold_as_in_iam(operator: str, key: str, values: Any, holds: bool) -> None:

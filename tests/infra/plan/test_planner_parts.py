@@ -12,11 +12,9 @@ from infra.ec2 import tags
 from infra.ec2.instances import HEAD
 from infra.ec2.inventory import Inventory, Resource, SecondGuard
 from infra.ec2.network import SecurityGroup
-from infra.errors import SprError
 from infra.plan.actions import ActionKind
 from infra.plan.ownership import ForeignClusterError, check_owner
 from infra.plan.planner import (
-    check_head_is_not_stopped,
     mesh_digest,
     plan_down,
     plan_up,
@@ -132,17 +130,6 @@ def test_the_plan_tells_how_long_it_takes() -> None:
 
     assert (low, high) == (20, 105)
     assert plan_up(there()).expected_min == (0, 0)
-
-
-@pytest.mark.parametrize("state", ["stopping", "stopped"])
-def test_a_stopped_head_is_not_thrown_away(state: str) -> None:
-    found = make_found(SPEC, instances=changed(0, state=state))
-
-    with pytest.raises(SprError, match=f"head node i-0 is {state}; it was not changed") as caught:
-        check_head_is_not_stopped(found, "--name spr", "eu-west-1")
-    assert "aws ec2 start-instances --region eu-west-1 --instance-ids i-0" in str(caught.value)
-    check_head_is_not_stopped(found, "", "", {"i-0"})  # it never worked
-    check_head_is_not_stopped(make_found(SPEC, instances=changed(1, state=state)), "", "")
 
 
 def test_ranks_are_by_role_and_launch() -> None:

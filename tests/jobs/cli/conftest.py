@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cluster.conftest import line, simulated_cloud
+from tests.cluster.conftest import cloud as simulated_cloud
+from tests.cluster.conftest import line
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.stacks.load import load_stack
-from provision.stacks.stack import pip_options, render_import_check, render_requirements
+from provision.stacks.stack import pip_options, render_requirements
 
 
 def test_without_a_lock_pip_chooses_what_the_packages_need() -> None:
@@ -23,10 +23,3 @@ def test_a_lock_takes_the_place_of_the_packages() -> None:
 
     assert render_requirements(stack).splitlines()[len(stack.indexes) :] == [line]
     assert pip_options(stack) == "--require-hashes --no-deps"
-
-
-def test_the_check_imports_every_module_of_the_stack() -> None:
-    code = render_import_check(load_stack("upstream"))
-
-    assert code.startswith("import torch, ")
-    assert "; assert torch.version.cuda is None" in code

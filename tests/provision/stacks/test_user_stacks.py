@@ -9,6 +9,9 @@ import pytest
 from infra.errors import UsageError
 from infra.project_file import PROJECT_FILE
 from provision.stacks.load import load_stack, shipped_names, stack_names
+from tests.golden import check_section, read_sections
+
+_MISTAKES = Path(__file__).parent / "golden" / "mistakes.txt"
 
 
 @pytest.fixture
@@ -79,60 +82,14 @@ def test_versions_that_do_not_match_are_refused(own: Path) -> None:
     load_stack("intel")  # a mistake in one's own file does not touch what ships
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[stacks.mine]\nbase = intel", "spr-cluster.toml: not TOML: Invalid value"),
-        ("[stack.mine]\n", "unknown table [stack]; did you mean stacks?"),
-        ("stacks = 3", "stacks is not a table"),
-        ("[stacks]\nmine = 3", "[stacks.mine]: expected a table"),
-        ("[stacks.mine]\n", "[stacks.mine]: base is missing: expected the name of a shipped stack"),
-        ("[stacks.Mine]\nbase = 'intel'", "[stacks.Mine]: a name has at most 32 lower-case"),
-        ("[stacks.intel]\nbase = 'upstream'", "[stacks.intel]: a shipped stack has this name"),
-        (
-            "[stacks.mine]\nbase = 'intell'",
-            f"base = 'intell': expected one of {', '.join(shipped_names())}; did you mean intel?",
-        ),
-        (
-            "[stacks.mine]\nbase = 'intel'\npython_package = []",
-            "[stacks.mine]: unknown key python_package; did you mean python_packages?",
-        ),
-        (
-            "[stacks.mine]\nbase = 'intel'\nbackend = 'nccl'",
-            "[stacks.mine]: backend = 'nccl': expected ccl or gloo; did you mean ccl?",
-        ),
-        ("[stacks.mine]\nbase = 'intel'\nuse_ipex = 'no'", "use_ipex = 'no': expected true or"),
-        ("[stacks.mine]\nbase = 'intel'\nubuntu = 22.04", "ubuntu = 22.04: expected one of 20.04"),
-        ("[stacks.mine]\nbase = 'intel'\npython = '3'", "python = '3': expected one of 3.8, 3.10"),
-        (
-            "[stacks.mine]\nbase = 'intel'\nindexes = ['pypi.org']",
-            "indexes[0] = 'pypi.org': expected a list of URLs that begin with https://",
-        ),
-        (
-            "[stacks.mine]\nbase = 'intel'\npython_packages = ['torch=2.7']",
-            "python_packages: 'torch=2.7': expected a list of requirements",
-        ),
-        (
-            "[stacks.mine]\nbase = 'intel'\nsystem_packages = ['-y']",
-            "system_packages[0] = '-y': expected a list of Ubuntu",
-        ),
-        (
-            "[stacks.mine]\nbase = 'intel'\nenvironment = { A = 1 }",
-            "environment.A = 1: expected variables, with their values in quotes",
-        ),
-        (
-            "[stacks.mine]\nbase = 'intel'\nremove_packages = ['nump']",
-            "remove_packages: 'nump' is not in its base; did you mean numpy?",
-        ),
-    ],
-)
-def test_a_mistake_is_named(own: Path, text: str, message: str) -> None:
-    own.write_text(text)
+@pytest.mark.parametrize("text", read_sections(_MISTAKES))
+def test_a_mistake_is_named(own: Path, text: str) -> None:
+    own.write_text(text.replace("\\n", "\n"))
 
     with pytest.raises(UsageError) as caught:
         load_stack("mine")
 
-    assert message in caught.value.message
+    check_section(_MISTAKES, text, str(caught.value))
 
 
 def test_an_unknown_stack_names_the_closest_and_the_file(own: Path) -> None:

@@ -507,14 +507,3 @@ def test_resume_settles_pending_images_by_their_disks(
         }
     podman.copying_allowed.set()
     assert states == {done: "available", lost: "failed"}
-
-
-def test_a_key_pair_is_deleted_by_its_id_and_no_other(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.clients.ec2
-    ids = {n: ec2.create_key_pair(KeyName=n)["KeyPairId"] for n in ("a", "b", "c")}
-
-    ec2.delete_key_pair(KeyPairId=ids["b"])
-    ec2.delete_key_pair(KeyPairId="key-0123456789abcdef0")
-    ec2.delete_key_pair(KeyName="c")
-
-    assert [pair["KeyName"] for pair in ec2.describe_key_pairs()["KeyPairs"]] == ["a"]

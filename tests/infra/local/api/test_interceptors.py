@@ -16,17 +16,6 @@ from infra.local.state import STATUS_PATH
 from tests.infra.local.fakes import BASE, CREDENTIALS, FakeCloud, refusal, refused, sign_at
 
 
-def test_throttling_uses_the_error_codes_of_each_service(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[[throttle]]\nrate = 1.0\n")
-    for service, call, request in (
-        ("ssm", "get_parameter", {"Name": "n"}),
-        ("sts", "get_caller_identity", {}),
-        ("service-quotas", "get_service_quota", {"ServiceCode": "ec2", "QuotaCode": "L-1"}),
-    ):
-        client = fake_cloud.endpoint.client(service)
-        assert refused(getattr(client, call), **request) == ("ThrottlingException", 400)
-
-
 def test_a_region_that_does_not_exist_is_refused(fake_cloud: FakeCloud) -> None:
     for service, call, code in (
         ("ec2", "describe_instances", ("AuthFailure", 401)),
@@ -45,39 +34,6 @@ def test_a_service_that_is_not_served_is_refused(fake_cloud: FakeCloud) -> None:
 def test_a_call_that_moto_lacks_is_refused(fake_cloud: FakeCloud) -> None:
     answer = refused(fake_cloud.ec2.describe_mac_hosts)
     assert answer == ("UnsupportedOperation", 400)
-
-
-def test_on_call_runs_before_and_after_a_call_and_calls_are_counted(fake_cloud: FakeCloud) -> None:
-    moments: list[tuple[str, str, int, int]] = []
-
-    def on_call(action: str, moment: str) -> None:
-        groups = sum(len(g) for g in fake_cloud.backend.groups.values())
-        moments.append((action, moment, groups, fake_cloud.folder.snapshot.stat().st_ino))
-
-    fake_cloud.application.calls.clear()
-    fake_cloud.application.on_call = on_call
-    fake_cloud.ec2.create_security_group(GroupName="g", Description="d")
-    fake_cloud.ec2.describe_vpcs()
-    fake_cloud.endpoint.client("sts").get_caller_identity()
-
-    assert [(action, moment, groups) for action, moment, groups, _ in moments] == [
-        ("CreateSecurityGroup", "before", 1),
-        ("CreateSecurityGroup", "after", 2),
-        ("DescribeVpcs", "before", 2),
-        ("DescribeVpcs", "after", 2),
-    ]
-    # Each save is a new file.
-    assert moments[0][3] != moments[1][3] == moments[3][3]
-    assert fake_cloud.application.calls == {"CreateSecurityGroup": 1, "DescribeVpcs": 1}
-
-
-def test_a_refused_call_is_counted_without_on_call(fake_cloud: FakeCloud) -> None:
-    moments: list[str] = []
-    fake_cloud.application.on_call = lambda action, moment: moments.append(moment)
-    fake_cloud.application.calls.clear()
-    fake_cloud.faults("[[error]]\n")
-    refusal(fake_cloud.ec2.describe_vpcs)
-    assert (moments, fake_cloud.application.calls["DescribeVpcs"]) == ([], 1)
 
 
 # Permissions

@@ -66,19 +66,6 @@ def test_a_zone_without_the_instance_type_refuses_it(fake_cloud: FakeCloud) -> N
 # Quotas
 
 
-def test_service_quotas_report_the_active_faults(fake_cloud: FakeCloud) -> None:
-    quotas = fake_cloud.endpoint.client("service-quotas")
-    values = []
-    for text in ("", "[quota]\non_demand_vcpus = 256\nspot_vcpus = 0\n"):
-        fake_cloud.faults(text)
-        for code in ("L-1216C47A", "L-34B43A08"):
-            quota = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
-            values.append(quota["Value"])
-    assert values == [4096, 4096, 256, 0]
-    unknown = {"ServiceCode": "ec2", "QuotaCode": "L-0"}
-    assert refusal(quotas.get_service_quota, **unknown) == "NoSuchResourceException"
-
-
 # Repeated requests
 
 

@@ -26,20 +26,6 @@ def status_of(cloud: FakeCloud, instance_id: str) -> str:
     return str(status["InstanceStatus"]["Status"])
 
 
-def test_a_machine_is_pending_until_it_has_booted(cloud: FakeCloud) -> None:
-    (instance_id,) = cloud.run()
-    assert (cloud.state_of(instance_id), status_of(cloud, instance_id)) == (
-        "pending",
-        "initializing",
-    )
-    assert cloud.ec2.describe_instance_status()["InstanceStatuses"] == []
-    cloud.clock.sleep(19.9)
-    assert cloud.state_of(instance_id) == "pending"
-    cloud.clock.sleep(0.2)
-    assert (cloud.state_of(instance_id), status_of(cloud, instance_id)) == ("running", "ok")
-    assert cloud.describe(instance_id)["LaunchTime"].timestamp() == 1_800_000_000
-
-
 def test_a_launch_is_answered_as_pending_however_fast_it_is(fake_cloud: FakeCloud) -> None:
     request = {"ImageId": "ami-00123456789abcdef", "InstanceType": "r7iz.metal-16xl"}
     answer = fake_cloud.ec2.run_instances(MinCount=1, MaxCount=1, **request)["Instances"][0]
@@ -70,38 +56,6 @@ def test_a_machine_keeps_its_resources_until_it_has_ended(
     assert cloud.describe(ids[0])["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
     assert ec2.describe_volumes()["Volumes"] == []
     ec2.delete_security_group(GroupId=group)
-
-
-def test_a_pending_machine_can_be_terminated_but_not_stopped(cloud: FakeCloud) -> None:
-    ids = cloud.run()
-    assert refusal(cloud.ec2.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
-    cloud.ec2.terminate_instances(InstanceIds=ids)
-    cloud.clock.sleep(30)
-    assert cloud.state_of(ids[0]) == "terminated"
-
-
-def test_a_started_machine_boots_again(cloud: FakeCloud) -> None:
-    ids = cloud.run()
-    cloud.clock.sleep(20)
-    cloud.ec2.stop_instances(InstanceIds=ids)
-    cloud.ec2.start_instances(InstanceIds=ids)
-    assert cloud.state_of(ids[0]) == "pending"
-    cloud.clock.sleep(20)
-    assert cloud.state_of(ids[0]) == "running"
-
-
-def test_a_shutdown_inside_takes_as_long_as_a_termination(
-    cloud: FakeCloud, podman: FakePodman
-) -> None:
-    (instance_id,) = cloud.run(InstanceInitiatedShutdownBehavior="terminate")
-    cloud.clock.sleep(20)
-    assert cloud.state_of(instance_id) == "running"
-    podman.end(cloud.container(instance_id), 130)
-    assert cloud.state_of(instance_id) == "shutting-down"
-    cloud.clock.sleep(5)
-    assert cloud.state_of(instance_id) == "terminated"
-    reason = cloud.describe(instance_id)["StateReason"]["Code"]
-    assert reason == "Client.InstanceInitiatedShutdown"
 
 
 def test_an_image_takes_time_and_its_snapshot_appears_earlier(cloud: FakeCloud) -> None:

@@ -136,17 +136,6 @@ def test_a_machine_moves_to_another_group(fake_cloud: FakeCloud) -> None:
     assert fake_cloud.state_of(instance_id) == "running"
 
 
-def test_only_opened_regions_are_listed(fake_cloud: FakeCloud) -> None:
-    def regions() -> set[str]:
-        return {r["RegionName"] for r in fake_cloud.ec2.describe_regions()["Regions"]}
-
-    assert regions() == {"us-east-1"}
-    fake_cloud.application.open_region("eu-west-1")
-    assert regions() == {"us-east-1", "eu-west-1"}
-    asked = fake_cloud.ec2.describe_regions(RegionNames=["eu-west-1"])["Regions"]
-    assert [region["RegionName"] for region in asked] == ["eu-west-1"]
-
-
 @pytest.mark.parametrize(("seconds", "code"), [(59, True), (432_001, True), (86_400, False)])
 def test_the_tracking_of_idle_connections_has_a_range(
     fake_cloud: FakeCloud, seconds: int, code: bool

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 
@@ -31,20 +29,6 @@ def guard(cloud: FakeCloud, *ids: str) -> None:
 def run(cloud: FakeCloud) -> str:
     (machine,) = cloud.run(TagSpecifications=tags("instance", **{"spr-cluster:cluster": "bert"}))
     return machine
-
-
-def test_a_schedule_for_an_unknown_machine_ends_none(cloud: FakeCloud) -> None:
-    machine = run(cloud)
-    guard(cloud, machine)
-    scheduler = cloud.clients.scheduler
-    known: Any = scheduler.get_schedule(GroupName=GROUP, Name=machine)
-    target = known["Target"] | {"Input": json.dumps({"InstanceIds": [machine, "i-0123"]})}
-    kept = {key: known[key] for key in ("ScheduleExpression", "FlexibleTimeWindow")}
-    scheduler.update_schedule(Name=machine, GroupName=GROUP, Target=target, **kept)
-
-    cloud.clock.sleep(2 * 3600)
-
-    assert cloud.state_of(machine) == "running"
 
 
 def test_it_refuses_what_aws_refuses(cloud: FakeCloud) -> None:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.infra.local.fakes import (
-    Endpoint,
     FakeCloud,
-    FakePodman,
-    FakeTime,
     refusal,
-    refused,
-    state_folder,
     tags,
 )
 
@@ -82,55 +74,3 @@ def test_a_request_is_closed_with_its_machine_or_canceled_before(
     (request,) = requests(fake_cloud)
     assert request["State"] == ("cancelled" if cancelled else "closed")
     assert request["Status"]["Code"] == "instance-terminated-by-user"
-
-
-def test_a_maximum_price_below_the_current_price_is_refused(fake_cloud: FakeCloud) -> None:
-    fake_cloud.faults("[spot]\nusd_per_hour = 2.5\n")
-    answer = refused(run_spot, cloud=fake_cloud, MaxPrice="2.49")
-    assert answer == ("SpotMaxPriceTooLow", 400)
-    assert requests(fake_cloud) == []
-    assert run_spot(fake_cloud, MaxPrice="2.5")
-    assert run_spot(fake_cloud)
-
-
-def notice_of(cloud: FakeCloud, instance_id: str) -> str | None:
-    """What the instance's own metadata says about its end."""
-    folder = cloud.folder.seed(instance_id) / "metadata/latest/meta-data"
-    assert (folder / "instance-life-cycle").read_text() == "spot"
-    path = folder / "spot/instance-action"
-    return path.read_text() if path.exists() else None
-
-
-@pytest.fixture
-def cloud(endpoint: Endpoint, tmp_path: Path, podman: FakePodman) -> Iterator[FakeCloud]:
-    """An embedded cloud whose time passes only when a test sleeps."""
-    with endpoint.serve(state_folder(tmp_path), podman, clock=FakeTime(1_800_000_000)) as cloud:
-        yield cloud
-
-
-def test_ec2_takes_an_instance_back_two_minutes_after_its_notice(
-    cloud: FakeCloud, podman: FakePodman
-) -> None:
-    spared, doomed = run_spot(cloud, 2)
-    assert cloud.state_of(doomed) == "running"
-    assert notice_of(cloud, doomed) is None
-    cloud.faults(f'[spot]\ninterrupt = ["i-unknown", "{doomed}"]\n')
-
-    cloud.clock.sleep(1)
-    assert cloud.state_of(doomed) == "running"
-    notice = {"action": "terminate", "time": "2027-01-15T08:02:01Z"}
-    assert json.loads(notice_of(cloud, doomed) or "") == notice
-    (request,) = requests(cloud, instance_id=doomed)
-    assert request["Status"]["Code"] == "marked-for-termination"
-    cloud.clock.sleep(119)
-    assert cloud.state_of(doomed) == "running"
-    cloud.clock.sleep(2)
-    found = cloud.describe(doomed)
-
-    assert found["State"]["Name"] == "terminated"
-    assert found["StateReason"]["Code"] == "Server.SpotInstanceTermination"
-    (request,) = requests(cloud, instance_id=doomed)
-    assert request["State"] == "closed"
-    assert request["Status"]["Code"] == "instance-terminated-no-capacity"
-    assert list(podman.state) == [cloud.container(spared)]
-    assert notice_of(cloud, spared) is None

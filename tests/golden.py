@@ -36,4 +36,6 @@ def check_section(path: Path, name: str, text: str) -> None:
         sections[name] = text
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n".join(f"== {name}\n{text}\n" for name, text in sections.items()))
-    assert text == sections[name], f"{path.name}: {name}; if it should, run with UPDATE_GOLDEN=1"
+    assert text == sections[name], (
+        f"{path.name}: {name} changed; if it should, run with UPDATE_GOLDEN=1"
+    )

@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--base", default=DEFAULT_BASE, help="what the nodes of e2e tests start from")
 
 
-# The two halves of the end-to-end tests, and the rest, which starts later.
+# End-to-end tests that share a cluster. The others have their own process for each file.
 _TOGETHER = {
     "test_api.py": "three nodes",
     "test_interrupted.py": "three nodes",
@@ -66,7 +66,6 @@ _TOGETHER = {
     "test_debian_13.py": "two nodes",
     "test_bench_tune.py": "two nodes",
     "test_pinning.py": "two nodes",
-    "test_recipes.py": "two nodes",
     "test_remedies.py": "two nodes",
     "test_run.py": "two nodes",
     "test_study.py": "two nodes",

@@ -1,6 +1,6 @@
 """python -m benchmarks.prediction --name NAME: the end that `jobs` expects after a minute, and the real one.
 
-The cluster is the embedded cloud's. The jobs differ in length, from about two to four minutes.
+The cluster is the embedded cloud's. The longest job is about twice as long as the shortest.
 """
 
 import argparse
@@ -36,7 +36,8 @@ def measure(epochs: int) -> float:
         time.sleep(1)
     began = datetime.fromisoformat(state["began"]).timestamp()
     time.sleep(max(0.0, began + 60 - time.time()))
-    expected = ask("jobs", job)["expected_end"]
+    if not (expected := ask("jobs", job)["expected_end"]):
+        raise SystemExit(f"{job} was not training after a minute: give more --epochs")
     ended = ask("wait", job)["ended"]
     length = seconds_between(state["began"], ended)
     print(f"{epochs} epochs: {length:.0f} s", file=sys.stderr)
@@ -45,7 +46,7 @@ def measure(epochs: int) -> float:
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--name", required=True)
-parser.add_argument("--epochs", type=int, default=120, help="of the shortest job")
+parser.add_argument("--epochs", type=int, default=500, help="of the shortest job")
 parser.add_argument("--runs", type=int, default=10)
 args = parser.parse_args()
 off = [measure(args.epochs + args.epochs * run // args.runs) for run in range(args.runs)]

@@ -74,7 +74,7 @@ test: prerequisites ## run all checks: lint, types, unit tests, and the product 
 	$(PYTEST) -m "not full"
 
 .PHONY: collect
-collect: .venv/with-dev # once, instead of in each of pytest's processes, which read what this one compiled
+collect: .venv/with-dev # compiles the tests, so that not each of the test processes does
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 .PHONY: test-quick

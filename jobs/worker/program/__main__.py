@@ -47,8 +47,6 @@ _ABORTED = (
 )
 # The effect of another rank's failure.
 _PEER = re.compile(r"gloo/|\bDist\w*Error\b")
-FindRest = Callable[[], dict[int, str]]
-"""Returns the command lines of processes that the program left running, by process ID."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -84,10 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked = _note_stops()
             code = wait_for_session(program, args.folder, environ, asked)
         else:
-            find_rest = partial(_find_rest, copier)
             heartbeat = Heartbeat(identity, events)
-            code, asked = _run(program, args.folder, environ, heartbeat, find_rest)
-            _end_rest(0 if code or asked else GRACE_S, asked, events, find_rest)
+            code, asked = _run(program, args.folder, environ, heartbeat, copier)
+            _end_rest(0 if code or asked else GRACE_S, asked, events, copier)
     except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
@@ -116,7 +113,7 @@ def _run(
     folder: str,
     environ: dict[str, str],
     heartbeat: Heartbeat,
-    find_rest: FindRest,
+    copier: int | None,
 ) -> tuple[int, list[int]]:
     """Return the program's exit code, as a shell would, and the signals that asked it to stop."""
     # All orphans of the program become children of this process, even those of `env -i setsid`.
@@ -132,16 +129,16 @@ def _run(
         pid, status = os.wait()
     is_killed = os.WIFSIGNALED(status)
     code = child.returncode = 128 + os.WTERMSIG(status) if is_killed else os.WEXITSTATUS(status)
-    if code == 0 and (heartbeat.is_first or find_rest()):
+    if code == 0 and (heartbeat.is_first or _find_rest(copier)):
         heartbeat.stay()
     heartbeat.stop(goodbye=code == 0 or bool(asked))
     return code, asked
 
 
-def _end_rest(grace_s: float, asked: Sequence[int], events: Events, find_rest: FindRest) -> None:
+def _end_rest(grace_s: float, asked: Sequence[int], events: Events, copier: int | None) -> None:
     """Wait for processes that the program left running; then name and kill them."""
     until = time.monotonic() + grace_s
-    while (left := find_rest()) and time.monotonic() < until and not asked:
+    while (left := _find_rest(copier)) and time.monotonic() < until and not asked:
         time.sleep(_POLL_S)
     if left and grace_s:
         named = ", ".join(f"{pid} ({words[:80]})" for pid, words in left.items())
@@ -151,7 +148,7 @@ def _end_rest(grace_s: float, asked: Sequence[int], events: Events, find_rest: F
         for each in left:
             _kill(each, signal.SIGKILL)
         time.sleep(_POLL_S)
-        left = find_rest()
+        left = _find_rest(copier)
 
 
 def _find_rest(copier: int | None) -> dict[int, str]:

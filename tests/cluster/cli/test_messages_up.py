@@ -45,7 +45,7 @@ _WHILE_MAKING = (
         faults=f.error("CreateSecurityGroup", "InvalidGroup.Duplicate"),
     ),
     f.Row("never boots", _UP, faults=f.machines("never-boots"), act=f.hurry, left=f.HEAD),
-    f.Row("dies at once", _UP, faults=f.machines("dies"), left=f.GROUPS),
+    f.Row("dies immediately", _UP, faults=f.machines("dies"), left=f.GROUPS),
     f.Row(
         "first boot failed",
         _UP,

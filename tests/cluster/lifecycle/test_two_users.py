@@ -80,9 +80,9 @@ def test_an_expired_cluster_that_its_owner_renews_is_not_taken_over(
     expire(cloud)
     other = other_user(cloud, tmp_path)
     takeover = other.plan_input(nodes=1)
-    wish, group = cloud.plan_input(nodes=1), cloud.group
-    record = new_record(wish.spec, cloud.ctx.now(), None)
-    renewed = record_tags(wish.spec, record, fingerprint(wish.public_key))
+    wanted, group = cloud.plan_input(nodes=1), cloud.group
+    record = new_record(wanted.spec, cloud.ctx.now(), None)
+    renewed = record_tags(wanted.spec, record, fingerprint(wanted.public_key))
     label_instances(cloud.ec2, [group.id], renewed)
     before = cloud.writes()
 

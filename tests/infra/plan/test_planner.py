@@ -95,7 +95,7 @@ CASES: dict[str, PlanInput] = {
     "the caller has another address": there(
         security_groups=(make_group(SPEC, ssh_cidrs=("198.51.100.1/32",)),)
     ),
-    "another address has access, too": there(
+    "another address also has access": there(
         security_groups=(make_group(SPEC, ssh_cidrs=("0.0.0.0/0", CALLER)),)
     ),
     "the record says another size": there(security_groups=(make_group(make_spec(7)),)),

@@ -194,7 +194,7 @@ def test_gradients_are_right_with_gradient_checkpointing(when: str) -> None:
 
 @pytest.mark.parametrize("width", [40, 200, 400])
 def test_a_decoder_cannot_read_the_answers_from_its_inputs(width: int) -> None:
-    """What it says of a token is the same, to the bit, whatever follows."""
+    """What it says of a token is the same, to the bit, regardless of what follows."""
     model, begin = llama(pad_token_id=0).train(), width // 3
     FastLayers(model, lambda _: None, shared=False)
     inputs = batch(3, width)

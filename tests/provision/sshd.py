@@ -74,7 +74,10 @@ class Server(paramiko.ServerInterface):
         # paramiko may wake two threads for one channel.
         while (channel := transport.accept(1)) is None and transport.is_active():
             pass
-        with suppress(OSError), socket.create_connection(("127.0.0.9", self.forwards)) as target:
+        with (
+            suppress(EOFError, OSError),
+            socket.create_connection(("127.0.0.9", self.forwards)) as target,
+        ):
             pairs = {channel: target, target: channel}
             while True:
                 for side in select.select(list(pairs), [], [], 10)[0]:
@@ -88,10 +91,12 @@ class Server(paramiko.ServerInterface):
         if self.loses:
             channel.get_transport().close()
             return
-        channel.sendall(self.says.encode())
-        if self.exit_code >= 0:
-            channel.send_exit_status(self.exit_code)
-        channel.close()
+        # A client may have gone before the answer.
+        with suppress(EOFError, OSError):
+            channel.sendall(self.says.encode())
+            if self.exit_code >= 0:
+                channel.send_exit_status(self.exit_code)
+            channel.close()
 
     def serve(self, listener: socket.socket) -> None:
         while True:

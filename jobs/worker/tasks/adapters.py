@@ -45,10 +45,11 @@ def require_base(folder: str | Path, base: str) -> None:
         )
 
 
-def load_adapters(folder: str, place: str = "") -> Loaded:
+def load_adapters(folder: str, place: str = "", dtype: str | None = None) -> Loaded:
     """Return a model with its adapters, and the tokenizer beside those. Raises :class:`ModelError`.
 
-    ``place`` is the model's folder, if there is one, instead of the place that the adapters name.
+    ``place`` is the model's folder, if there is one, instead of the place that the adapters name. The model's
+    weights are converted to fp32, or loaded in ``dtype``.
     """
     from transformers import AutoTokenizer
 
@@ -61,7 +62,7 @@ def load_adapters(folder: str, place: str = "") -> Loaded:
     peft = import_peft("adapters need peft")
     if not any(Path(folder).glob("adapter_model.*")):
         raise ModelError(f"{folder}: has no adapter_model.safetensors, only its configuration")
-    loaded = load_pretrained(base, "CausalLM")
+    loaded = load_pretrained(base, "CausalLM", dtype=dtype)
     try:
         with catch_warnings():
             # peft asks for a name that transformers has replaced.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..runtime.errors import DatasetError, ModelError, WorkerError
+from ..runtime.process import hide_progress_bars
 from ..training.model import NO_SETTINGS, load_pretrained, settle_padding
 from ..training.options import is_exported
 from ..training.task import Loaded
@@ -52,10 +52,13 @@ def load_trained(
     ``base`` is the folder of the model that adapters belong to, if it is not where they say.
     """
     task = find_task(model, settings)
+    dtype = task.predicts_in(settings)
     if Path(model, ADAPTERS).exists():
-        loaded = load_adapters(model, base)
+        loaded = load_adapters(model, base, dtype)
+        # Beside their model, adapters are two more products for each of its own.
+        loaded = loaded._replace(model=loaded.model.merge_and_unload())
     else:
-        loaded = load_pretrained(model, task.head)
+        loaded = load_pretrained(model, task.head, dtype=dtype)
     if loaded.new_weights:
         raise ModelError(
             f"model {model} was not trained: it has no {', '.join(loaded.new_weights)}"
@@ -102,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", default="", help="folder of the model that adapters belong to")
     parser.add_argument("--merge", help="folder to write adapters to, merged into their model")
     given = parser.parse_args(argv)
-    # Progress bars would mix with the predictions.
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    hide_progress_bars()
     try:
         if given.merge:
             merge(given.model, Path(given.merge), given.base)

@@ -77,6 +77,11 @@ class TextTask(Task[OwnText]):
         return {"words": value} if isinstance(value, list) else {name: require_text(value, place)}
 
     @classmethod
+    def predicts_in(cls, settings: Mapping[str, Any]) -> str | None:  # noqa: ARG003
+        """Return the type in which to load the weights for :meth:`predict`; ``None`` for fp32."""
+        return None
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:  # noqa: ARG003
         """Return a trained model's prediction for each row. Raises :class:`DatasetError` with its place."""
         raise ModelError(f"`predict` can't use models of `train {cls.name}`")

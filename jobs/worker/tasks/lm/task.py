@@ -265,6 +265,14 @@ class Lm(TableTask[LmOptions]):
         return {"prompt": require_text(value, place)}
 
     @classmethod
+    def predicts_in(cls, settings: Mapping[str, Any]) -> str | None:
+        """Each new token reads all weights: where bf16 is fast, half of them are half the time."""
+        from ...runtime.precision import choose_precision, read_cpu_flags
+
+        chosen = choose_precision("auto", {"this machine": read_cpu_flags()})
+        return "bfloat16" if chosen.dtype == "bf16" and not settings.get("perplexity") else None
+
+    @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return what the model adds to each text, or the text's perplexity and number of tokens."""
         from .generate import complete

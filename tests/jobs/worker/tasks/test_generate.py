@@ -25,7 +25,7 @@ from jobs.worker.tasks.lm import generate
 from jobs.worker.tasks.lm.generate import encode_prompt
 from jobs.worker.tasks.lm.model import LmOptions, add_adapters
 from jobs.worker.tasks.lm.task import SHAPE, Lm
-from jobs.worker.tasks.predict import main, predict
+from jobs.worker.tasks.predict import load_trained, main, predict
 from jobs.worker.training.model import (
     load_pretrained,
     new_tokenizer,
@@ -114,6 +114,33 @@ def alone(model: Any, folder: Path, text: str, new: int) -> dict[str, str]:
         "completion": texts[1][len(texts[0]) :],
         "finish_reason": "stop" if is_over else "length",
     }
+
+
+@pytest.fixture(autouse=True)
+def processor(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The flags of the processor: at first none, so that models compute in fp32."""
+    flags = set[str]()
+    monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", lambda: frozenset(flags))
+    return flags
+
+
+def test_weights_are_halved_where_bf16_is_fast(
+    folder: Path, adapters: Path, processor: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "TOGETHER", 1)
+    asked = {"max_new_tokens": 6}
+    exact = predict(folder, ROWS, asked)
+    scores = predict(folder, ROWS[1:], {"perplexity": True})
+
+    processor.add("amx_bf16")
+
+    half = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert exact != [alone(half, folder, text, 6) for text in PROMPTS]
+    assert predict(folder, ROWS, asked) == [alone(half, folder, text, 6) for text in PROMPTS]
+    assert predict(folder, ROWS[1:], {"perplexity": True}) == scores
+    _, loaded = load_trained(str(adapters), asked)
+    assert {each.dtype for each in loaded.model.parameters()} == {torch.bfloat16}
+    assert len(predict(adapters, ROWS, asked)) == len(ROWS)
 
 
 @pytest.mark.parametrize("most", [6, 30])

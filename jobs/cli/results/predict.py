@@ -62,7 +62,7 @@ _EXAMPLES = """\
   spr-cluster predict --data s3://a/texts/ --output s3://a/out/ --budget 20
 """
 _ALL = "all"
-_RETRIES = 10  # an attempt repeats only the shards that a lost node was computing
+_RETRIES = 100  # an attempt repeats only the shards that a lost node was computing
 _FILES: dict[str, Any] = {"section": "files"}
 _OF_ROWS: dict[str, Any] = {"section": "files", "needs": "--data"}
 _OF_LM: dict[str, Any] = {"section": "language models"}

@@ -30,6 +30,12 @@ _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 _GONE = "--states=drain,down,no_respond"
 DRAINED = ("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E")
 """Prints a line for each drained node of the cluster: its name and the reason."""
+IDLE = (
+    *("sh", "-c"),
+    '[ "$(squeue --noheader --states=pending --format=%A)" ] || '
+    "sinfo --noheader --Node --states=idle --format=%N",
+)
+"""Prints the idle nodes of the cluster, one per line, if no job waits for them."""
 PART = (*LIMITS, "cores")
 REPORT = "limited"
 """In a job's folder on a node: why the node ended a job that shares it."""

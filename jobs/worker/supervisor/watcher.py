@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .commands import DRAINED, SlurmJob
+from .commands import DRAINED, IDLE, SlurmJob
 from .deadline import SHOW, Deadline
 from .launch import FOLDER, Launch, build_argv
 from .nodes import newest_step
@@ -31,6 +31,7 @@ from .watch import (
     LogWatch,
     Poll,
     announce,
+    blame,
     describe_notice,
     has_no_room,
     measure_ranks,
@@ -44,8 +45,10 @@ LEAVE_S = 60.0
 WAIT_S = 12.0
 """Time after which the health check has also noticed what a rank noticed."""
 POLL_S = 0.1
-NOTICES_S, DEADLINE_S = 5.0, 10.0
-"""Time between questions about drained nodes and about the deadline."""
+NOTICES_S, DEADLINE_S, IDLE_S = 5.0, 10.0, 15.0
+"""Time between questions about drained nodes, about the deadline, and about idle nodes."""
+GROW_S = 120.0
+"""Time for which a job that lost nodes runs without them before it starts again with those that came back."""
 
 
 @dataclass
@@ -69,6 +72,8 @@ class Watcher:
     """The step of the newest checkpoint on this node."""
     limited: dict[str, str] = field(default_factory=dict)
     """Why nodes ended a job that shares them, by their names."""
+    back: Sequence[str] = ()
+    """Idle nodes that a job on fewer nodes than planned could use."""
     _idle: IdleWatch | None = None
     _process: subprocess.Popen[bytes] | None = None
     _forwarded_at: float | None = None
@@ -76,6 +81,8 @@ class Watcher:
     def __post_init__(self) -> None:
         self.lifetime = Poll(SHOW, DEADLINE_S, self.deadline.take)
         self._drained = Poll(DRAINED, NOTICES_S, self._take_notices)
+        self._spare = Poll(IDLE, IDLE_S, self._take_idle)
+        self._begin = time.monotonic()
 
     def stop(self) -> None:
         """Tell the ranks to save a checkpoint and exit."""
@@ -83,6 +90,15 @@ class Watcher:
 
     def _take_notices(self, text: str) -> None:
         self.notices = parse_notices(text)
+
+    def _take_idle(self, text: str) -> None:
+        self.back = [name for name in text.split() if name in self.launch.pinning]
+
+    def _may_grow(self) -> bool:
+        """Return whether the job may start again only to get more nodes."""
+        launch, recovery = self.launch, self.launch.spec.recovery
+        is_small = len(self.job.nodes) < launch.planned_nodes
+        return recovery.least_nodes > 0 and is_small and self.job.attempt <= recovery.retries
 
     def wait(self, until: Callable[[], bool], limit_s: float = math.inf) -> None:
         """The loop: take what is new, until a condition holds or the time is over."""
@@ -92,6 +108,8 @@ class Watcher:
             self.log.poll()
             self.lifetime.turn(now)
             self._drained.turn(now)
+            if self._may_grow():
+                self._spare.turn(now)
             self.newest = newest_step(self.launch.folder)
             for each in self.transfers:
                 each.turn(self.newest, now)
@@ -153,6 +171,9 @@ class Watcher:
         if self.stopping or self.log.failed_at is not None:
             return
         self.leaving = self._find_notice() or self.deadline.find_end(self.log.checkpoint_s)
+        if self.back and not self.leaving and time.monotonic() - self._begin > GROW_S:
+            text = f"{' and '.join(self.back)} can be used again"
+            self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)
         if self.leaving:
             text = f"{self.leaving['message']}; saving a checkpoint and stopping"
             announce(event="note", text=text)

@@ -218,7 +218,8 @@ def squeue(words: list[str], options: dict[str, str]) -> int:
         return 0
     for job in read()["jobs"].values():
         name = options.get("name", job["name"])
-        if name != job["name"] or job["state"] not in ACTIVE:
+        states = options.get("states", "").upper() or ACTIVE
+        if name != job["name"] or job["state"] not in states:
             continue
         reason = job["reason"] if job["state"] == "PENDING" else "None"
         row = options["format"]
@@ -315,6 +316,11 @@ def sinfo(words: list[str], options: dict[str, str]) -> int:
                 state, why = ("drain", reason) if reason else ("down*", "Not responding")
                 row = options["format"].replace("%t", state).replace("%E", why)
                 print(row.replace("%N", name))
+        return 0
+    if options["states"] == "idle":
+        used = {name for job in content["jobs"].values() for name in job["on"]}
+        idle = (name for name, up in content["nodes"].items() if up and name not in used)
+        print("\n".join(name for name in idle if not drained(content, name)))
         return 0
     assert options["states"] == "down,no_respond", options
     for name, up in content["nodes"].items():

@@ -273,18 +273,30 @@ def test_a_job_that_loses_a_node_runs_on_others(head: ThisMachine, lost: str) ->
     assert (lines[0], lines[-1]) == ("begun", "resumed")
 
 
-def test_an_elastic_job_goes_on_with_fewer_nodes(head: ThisMachine) -> None:
+@pytest.mark.parametrize("retries", [1, 2])
+def test_an_elastic_job_goes_on_with_fewer_nodes_and_again_with_all(
+    head: ThisMachine, retries: int
+) -> None:
     head.connect("node1", "node2")
     submit(head, "sleep 60", "other")
-    again = ("bash", "-c", "echo of $SPR_PLANNED_RANKS")
-    more: dict[str, Any] = {"planned_nodes": 2, "retries": 1, "again": again}
+    alone = "trap 'exit 143' TERM; case $SLURM_JOB_NODELIST in node1) sleep 5 & wait; esac"
+    again = ("bash", "-c", f"echo on $SLURM_JOB_NODELIST of $SPR_PLANNED_RANKS; {alone}")
+    more: dict[str, Any] = {"planned_nodes": 2, "retries": retries, "again": again}
     paths = submit(head, "echo begun; sleep 60", nodes=2, least=1, **more)
     wait_for(lambda: "begun" in Path(paths.log).read_text())
 
     head.slurm_command("scontrol", "update", "nodename=node2", "state=down")
+    wait_for(lambda: "on node1 of 2" in Path(paths.log).read_text())
+    head.slurm_command("scontrol", "update", "nodename=node2", "state=resume")
     end, lines, _ = follow(head, paths)
 
-    assert (end.state, end.nodes, lines[-1]) == ("succeeded", ("node1",), "of 2")
+    assert end.state == "succeeded"
+    if retries == 1:  # its last attempt is not given up for more nodes
+        assert end.nodes == ("node1",)
+        return
+    assert (end.nodes, lines[-1]) == (("node1", "node2"), "on node1,node2 of")
+    text = "attempt 2 ended: rank 0 on node1: node2 can be used again"
+    assert text in Path(paths.log).read_text()
 
 
 @pytest.mark.parametrize("retries", [0, 1])

@@ -39,6 +39,7 @@ launch.parse_launch = lambda text: dataclasses.replace(read(text), folder=os.get
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
 watcher.ERROR_GRACE_S, watcher.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
 watcher.LEAVE_S, watcher.WAIT_S, watcher.NOTICES_S, deadline._LEAST_S = 2.0, 3.0, 0.1, 12.0
+watcher.IDLE_S, watcher.GROW_S = 0.1, 1.0
 from worker.supervisor import nodes
 nodes._PAUSE_S = 0.1
 _, module = sys.argv.pop(1), sys.argv.pop(1)

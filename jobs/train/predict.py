@@ -40,6 +40,7 @@ from jobs.worker.data.readers import first_rows
 from jobs.worker.data.table import choose_column, read_records
 from jobs.worker.runtime.errors import DatasetError, WorkerError
 from jobs.worker.runtime.events import NAMES
+from jobs.worker.runtime.process import hide_progress_bars
 from jobs.worker.spec import JobSpec
 from jobs.worker.tasks import find_task
 from jobs.worker.tasks.adapters import ADAPTERS, is_folder, merge, read_adapters, require_base
@@ -222,9 +223,9 @@ def _as_job_error() -> Iterator[None]:
 
 def silence_libraries(*, offline: bool = True) -> None:
     """Before the libraries are imported: no requests to the hub, no progress bars."""
-    silent = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS")
-    for name in (*silent, *(("HF_HUB_OFFLINE",) if offline else ())):
-        os.environ.setdefault(name, "1")
+    hide_progress_bars()
+    if offline:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @dataclass(frozen=True)

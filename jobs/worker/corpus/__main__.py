@@ -19,7 +19,7 @@ from ..pool.stop import Stop
 from ..program.environment import requested_threads
 from ..runtime.output import RESULTS, save_json
 from ..runtime.pinning import take_place
-from ..runtime.process import STOPPED, VARIABLES, leave, read_words
+from ..runtime.process import STOPPED, VARIABLES, hide_progress_bars, leave, read_words
 from .coordinator import Coordinator
 from .options import PredictOptions
 from .runner import ShardRunner, kill
@@ -44,6 +44,7 @@ def lead(rank: PoolRank, options: PredictOptions) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Predict as this rank. Returns its exit code."""
+    hide_progress_bars()
     options = PredictOptions(**json.loads(argv[0]))
     rank = PoolRank("predictions", Stop(kill))
 

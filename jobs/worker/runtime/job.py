@@ -38,7 +38,7 @@ from .heartbeat import Heartbeat
 from .output import RESULTS, keep_log, prepare_output, save_json
 from .pinning import RankPlacement, explain_unpinned, take_place
 from .precision import choose_precision, read_cpu_flags
-from .process import STOPPED, RankIdentity, read_identity
+from .process import STOPPED, RankIdentity, hide_progress_bars, read_identity
 from .ranks import Ranks, join, lost_peer
 from .trackers import TrackedRun, report_to
 
@@ -69,9 +69,7 @@ def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) 
     It is 1 after a failure, which is printed as an ``error`` event, and 143 after a stop request. Rank 0
     saves and prints the results that the function returns; ``None`` stands for no results.
     """
-    # Progress bars would garble the event lines in the merged output of all ranks.
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    hide_progress_bars()
     mark = take_mark()
     events = Events(mark=mark)
     try:

@@ -80,6 +80,12 @@ def read_words(path: Path) -> list[str]:
     return words
 
 
+def hide_progress_bars() -> None:
+    """Have libraries that are imported later show none: they would garble the output of all ranks."""
+    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
+
+
 def choose_interface(environ: MutableMapping[str, str]) -> None:
     """Of the network interfaces of all nodes, keep this machine's."""
     here = {name for _, name in socket.if_nameindex()}

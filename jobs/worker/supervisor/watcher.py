@@ -95,10 +95,10 @@ class Watcher:
         self.back = [name for name in text.split() if name in self.launch.pinning]
 
     def _may_grow(self) -> bool:
-        """Return whether the job may start again only to get more nodes."""
+        """Return whether the job may start again only to get more nodes; a loss may need its last restart."""
         launch, recovery = self.launch, self.launch.spec.recovery
         is_small = len(self.job.nodes) < launch.planned_nodes
-        return recovery.least_nodes > 0 and is_small and self.job.attempt <= recovery.retries
+        return recovery.least_nodes > 0 and is_small and self.job.attempt < recovery.retries
 
     def wait(self, until: Callable[[], bool], limit_s: float = math.inf) -> None:
         """The loop: take what is new, until a condition holds or the time is over."""

@@ -26,8 +26,6 @@ DOWN_DEADLINE_S = 100 * 60
 HELD_DEADLINE_S = 20.0
 # EC2 shows new and deleted resources with a delay of seconds.
 CONSISTENCY_DEADLINE_S = 2 * 60
-# Two listings this far apart must agree before the resources of an interrupted command count as gone.
-SETTLE_S = 10.0
 
 
 class Clock(Protocol):

@@ -27,7 +27,6 @@ from infra.wait import (
     DOWN_DEADLINE_S,
     HELD_DEADLINE_S,
     IMAGE_DEADLINE_S,
-    SETTLE_S,
     TERMINATE_DEADLINE_S,
     wait_until,
 )
@@ -233,10 +232,10 @@ def _wait_for_snapshots(ctx: Context, name: str, deleted: Sequence[Resource]) ->
 
 
 def _search(ctx: Context, name: str, *, again: bool) -> Inventory:
-    title = f"Search again after {SETTLE_S:.0f} s" if again else "Search for the cluster's tag"
+    title = f"Search again after {ctx.cloud.settle_s:.0f} s" if again else "Search for the cluster's tag"
     with ctx.progress.phase(title):
         if again:
-            ctx.clock.sleep(SETTLE_S)
+            ctx.clock.sleep(ctx.cloud.settle_s)
         found = describe_inventory(ctx.clients.ec2, name)
         ctx.progress.note(found.counts() or "nothing")
     return found

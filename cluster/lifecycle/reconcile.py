@@ -23,7 +23,6 @@ from infra.plan.actions import Action, ActionKind, Plan
 from infra.plan.ownership import ForeignClusterError, check_owner
 from infra.plan.planner import PlanInput, check_head_is_not_stopped, plan_up
 from infra.plan.removal import remove
-from infra.wait import SETTLE_S
 from infra.words import counted
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
@@ -184,7 +183,7 @@ def _observe_again(ctx: Context, plan_input: PlanInput) -> PlanInput:
 
 def _require_group(ctx: Context, plan_input: PlanInput) -> None:
     """Raise :class:`SprError` if a `down` deleted the cluster's group."""
-    ctx.clock.sleep(SETTLE_S)
+    ctx.clock.sleep(ctx.cloud.settle_s)
     if _observe_again(ctx, plan_input).group is None:
         raise SprError(
             "the cluster was removed in the meantime: its security group is gone",

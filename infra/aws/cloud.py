@@ -48,6 +48,8 @@ class Cloud:
     """The default of ``ClusterSpec.bake``: the fastest way to install nodes without an image."""
     base: str = ""
     """Identifies the base system if that is not just an Ubuntu release."""
+    settle_s: float = 10.0
+    """Time between two listings that must agree before resources count as gone: EC2 is seconds late."""
     folder: str = ""
     """The state folder of an embedded cloud; a machine can have several."""
     endpoint_url: str | None = None

@@ -140,6 +140,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         billed=False,
         has_amx=False,
         base=recipe_hash(recipe(_base(folder))),
+        settle_s=1.0,
         folder=str(folder.root),
         endpoint_url=address.url,
         credentials=folder.credentials(),

@@ -255,7 +255,7 @@ def ssh_two(cluster: LiveCluster, node: str, command: str) -> str:
 
 
 # It writes a checkpoint every other second.
-DEMO_JOB = ("train", "squad", "--demo", "--epochs", "48", "--checkpoint-every", "7")
+DEMO_JOB = ("train", "squad", "--demo", "--epochs", "30", "--checkpoint-every", "7")
 
 
 @dataclass(frozen=True)

@@ -232,10 +232,11 @@ def _wait_for_snapshots(ctx: Context, name: str, deleted: Sequence[Resource]) ->
 
 
 def _search(ctx: Context, name: str, *, again: bool) -> Inventory:
-    title = f"Search again after {ctx.cloud.settle_s:.0f} s" if again else "Search for the cluster's tag"
+    pause = ctx.cloud.settle_s
+    title = f"Search again after {pause:.0f} s" if again else "Search for the cluster's tag"
     with ctx.progress.phase(title):
         if again:
-            ctx.clock.sleep(ctx.cloud.settle_s)
+            ctx.clock.sleep(pause)
         found = describe_inventory(ctx.clients.ec2, name)
         ctx.progress.note(found.counts() or "nothing")
     return found

@@ -72,7 +72,7 @@ class Watcher:
     """The step of the newest checkpoint on this node."""
     limited: dict[str, str] = field(default_factory=dict)
     """Why nodes ended a job that shares them, by their names."""
-    back: Sequence[str] = ()
+    returned: Sequence[str] = ()
     """Idle nodes that a job on fewer nodes than planned could use."""
     _idle: IdleWatch | None = None
     _process: subprocess.Popen[bytes] | None = None
@@ -81,7 +81,7 @@ class Watcher:
     def __post_init__(self) -> None:
         self.lifetime = Poll(SHOW, DEADLINE_S, self.deadline.take)
         self._drained = Poll(DRAINED, NOTICES_S, self._take_notices)
-        self._spare = Poll(IDLE, IDLE_S, self._take_idle)
+        self._idle_nodes = Poll(IDLE, IDLE_S, self._take_idle)
         self._begin = time.monotonic()
 
     def stop(self) -> None:
@@ -92,7 +92,7 @@ class Watcher:
         self.notices = parse_notices(text)
 
     def _take_idle(self, text: str) -> None:
-        self.back = [name for name in text.split() if name in self.launch.pinning]
+        self.returned = [name for name in text.split() if name in self.launch.pinning]
 
     def _may_grow(self) -> bool:
         """Return whether the job may start again only to get more nodes; a loss may need its last restart."""
@@ -109,7 +109,7 @@ class Watcher:
             self.lifetime.turn(now)
             self._drained.turn(now)
             if self._may_grow():
-                self._spare.turn(now)
+                self._idle_nodes.turn(now)
             self.newest = newest_step(self.launch.folder)
             for each in self.transfers:
                 each.turn(self.newest, now)
@@ -171,8 +171,8 @@ class Watcher:
         if self.stopping or self.log.failed_at is not None:
             return
         self.leaving = self._find_notice() or self.deadline.find_end(self.log.checkpoint_s)
-        if self.back and not self.leaving and time.monotonic() - self._begin > GROW_S:
-            text = f"{' and '.join(self.back)} can be used again"
+        if self.returned and not self.leaving and time.monotonic() - self._begin > GROW_S:
+            text = f"{' and '.join(self.returned)} can be used again"
             self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)
         if self.leaving:
             text = f"{self.leaving['message']}; saving a checkpoint and stopping"

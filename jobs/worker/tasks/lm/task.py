@@ -266,7 +266,7 @@ class Lm(TableTask[LmOptions]):
 
     @classmethod
     def predicts_in(cls, settings: Mapping[str, Any]) -> str | None:
-        """Each new token reads all weights: where bf16 is fast, half of them are half the time."""
+        """Each new token reads all weights, and those in bf16 in half the time."""
         from ...runtime.precision import choose_precision, read_cpu_flags
 
         chosen = choose_precision("auto", {"this machine": read_cpu_flags()})

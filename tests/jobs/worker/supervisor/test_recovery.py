@@ -113,7 +113,8 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     monkeypatch.setattr("jobs.worker.supervisor.watch.Poll.turn", lambda *_: None)
     monkeypatch.setattr(SlurmJob, "kill_steps", lambda _: None)
     (tmp_path / "log").touch()
-    launch: Any = SimpleNamespace(nproc_per_node=1, folder="/job", program=(), spec=JobSpec())
+    values = {"nproc_per_node": 1, "planned_nodes": 3, "folder": "/job", "program": ()}
+    launch: Any = SimpleNamespace(**values, spec=JobSpec())
     run = Watcher(launch, SlurmJob("1", NODES, 1), LogWatch(tmp_path / "log"), stopping=stopped)
     run.notices = {"node1": "disk: full"}
     assert run.run() == code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from jobs.places.plan import STOP_SECONDS, JobPaths
 from jobs.places.queue import slurm as queue
 from jobs.places.queue.history import list_jobs
 from jobs.places.queue.slurm import SlurmLauncher
+from jobs.worker.supervisor.commands import IDLE
 from jobs.worker.supervisor.launch import SECRETS
 from provision.on_node.keeper import render_finish
 from tests.fakes import marked
@@ -297,6 +299,14 @@ def test_an_elastic_job_goes_on_with_fewer_nodes_and_again_with_all(
     assert (end.nodes, lines[-1]) == (("node1", "node2"), "on node1,node2 of")
     text = "attempt 2 ended: rank 0 on node1: node2 can be used again"
     assert text in Path(paths.log).read_text()
+
+
+def test_no_node_is_spare_that_a_waiting_job_could_use(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    submit(head, "sleep 60", "one")
+    assert head.run(shlex.join(IDLE)).stdout.split() == ["node1", "node2"]
+    submit(head, "sleep 60", "all", nodes=3)
+    assert head.run(shlex.join(IDLE), check=False).stdout == ""
 
 
 @pytest.mark.parametrize("retries", [0, 1])

@@ -49,7 +49,7 @@ class Cloud:
     base: str = ""
     """Identifies the base system if that is not just an Ubuntu release."""
     settle_s: float = 10.0
-    """Time between two listings that must agree before resources count as gone: EC2 is seconds late."""
+    """Time between two listings that must agree before resources count as gone: EC2's lag by seconds."""
     folder: str = ""
     """The state folder of an embedded cloud; a machine can have several."""
     endpoint_url: str | None = None

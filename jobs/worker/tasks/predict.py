@@ -55,7 +55,7 @@ def load_trained(
     dtype = task.predicts_in(settings)
     if Path(model, ADAPTERS).exists():
         loaded = load_adapters(model, base, dtype)
-        # Beside their model, adapters are two more products for each of its own.
+        # Kept apart, adapters would add two matrix products to each of the model's.
         loaded = loaded._replace(model=loaded.model.merge_and_unload())
     else:
         loaded = load_pretrained(model, task.head, dtype=dtype)

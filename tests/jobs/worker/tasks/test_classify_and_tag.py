@@ -18,6 +18,7 @@ from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.tasks.classify import Classify, ClassifyOptions
 from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
 from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.model import longest_input
 from jobs.worker.training.optimizer_step import StepTimer, compute_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
 from jobs.worker.training.text_task import Row
@@ -345,3 +346,23 @@ def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
         found = Tag.predict(loaded, [Row("row", row) for row in asked])
         assert [each["tags"] for each in found] == expected
     assert len({tag for row in expected for tag in row}) > 1
+
+
+@pytest.mark.usefixtures("fp32")
+def test_texts_of_all_lengths_have_few_shapes(tmp_path: Path) -> None:
+    task = classify(tmp_path, [{"text": "b c d", "label": "xyz"[n % 3]} for n in range(9)])
+    loaded, _ = prepare(task)
+    most = longest_input(loaded)
+    assert most is not None
+    needed, found = list[int](), list[int]()
+
+    def note(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
+        found.append(inputs["input_ids"].shape[1])
+        needed.append(int(inputs["attention_mask"].sum(1).max()))
+
+    loaded.model.register_forward_pre_hook(note, with_kwargs=True)
+    for words in range(1, most + 9, 3):
+        Classify.predict(loaded, [Row("row", {"text": "b " * words})])
+    assert all(own <= width <= own * 1.125 for own, width in zip(needed, found, strict=True))
+    assert max(found) == most
+    assert len(set(found)) < 50

@@ -86,6 +86,7 @@ class Cluster:
     """Variables for what its nodes install and run, such as the proxy's."""
     options: Mapping[str, Any] = field(default_factory=lambda: ClusterOptions().model_dump())
     """The recorded options of `up`."""
+    created: datetime | None = None
 
     @property
     def flags(self) -> str:
@@ -210,4 +211,5 @@ def find_cluster(
     proxy = record.options.get("proxy") or ""
     near = [word for node in nodes for word in (node.name, node.private_ip)]
     environment = proxy_environment(proxy, ec2.meta.region_name, near)
-    return Cluster(name, nodes, wanted, place, record.expires, bucket, environment, record.options)
+    known = (record.expires, bucket, environment, record.options, record.created)
+    return Cluster(name, nodes, wanted, place, *known)

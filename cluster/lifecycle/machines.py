@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -220,7 +220,7 @@ class Machines:
         witness = next((n for n in self.cluster.nodes if n.instance.id in self.facts), None)
         facts, failed = reach_nodes(self.ctx, nodes, self.open_host, witness)
         self.facts.update(facts)
-        self.give_up({**boot.failed, **failed})
+        self.give_up({**boot.failed, **failed}, never_ran=boot.failed)
         self._check(nodes)
 
     def _note_states(self, passed: float, states: str) -> None:
@@ -244,7 +244,7 @@ class Machines:
             }
             self.give_up({id_: f"no AMX: lacks {', '.join(m)}" for id_, m in missing.items() if m})
 
-    def give_up(self, faults: Mapping[str, str]) -> None:
+    def give_up(self, faults: Mapping[str, str], never_ran: Container[str] = ()) -> None:
         """Have faulty machines replaced, except a head that may hold results.
 
         Raises :class:`PlanAgainError`, or :class:`HostError` for such a head, or :class:`SprError` if
@@ -257,7 +257,8 @@ class Machines:
         head = nodes[0].instance
         names = {node.instance.id: node.name for node in nodes}
         for id_, why in faults.items():
-            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_])
+            ran = id_ not in never_ran
+            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_], ran=ran)
         if head.id in faults and head.role == HEAD and head.tags.get(tags.MESH):
             raise HostError(
                 nodes[0].name,

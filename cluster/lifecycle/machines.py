@@ -65,7 +65,7 @@ class Machines:
 
     @property
     def cluster(self) -> Cluster:
-        nodes = rank_nodes(self.all, self.spec.jump)
+        nodes = rank_nodes(self.all, self.spec.nodes, self.spec.jump)
         return Cluster(self.spec.name, nodes, self.spec.nodes)
 
     @property
@@ -144,7 +144,10 @@ class Machines:
         self, role: str, count: int, image: Image, group: SecurityGroup | None
     ) -> Purchase:
         """Return what to buy; before the first purchase there may be no group."""
+        taken = {node.rank for node in self.cluster.nodes}
+        free = [rank for rank in range(self.spec.nodes) if rank not in taken]
         labels = {
+            tags.RANKS: tags.render_ranks(free[:count]),
             tags.STACK: self.spec.stack,
             **lifetime_tags(self.record),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),

@@ -12,7 +12,7 @@ from infra.ec2 import tags
 from infra.ec2.instances import HEAD, Instance
 from infra.ec2.inventory import describe_inventory
 from infra.errors import NoClusterError, SprError, UsageError
-from infra.plan.planner import is_connected, rank_instances
+from infra.plan.planner import is_connected, number_instances
 from infra.spec import ClusterOptions
 from infra.words import counted, spoken_day
 from provision.host import Host
@@ -86,6 +86,7 @@ class Cluster:
     """Variables for what its nodes install and run, such as the proxy's."""
     options: Mapping[str, Any] = field(default_factory=lambda: ClusterOptions().model_dump())
     """The recorded options of `up`."""
+    created: datetime | None = None
 
     @property
     def flags(self) -> str:
@@ -136,16 +137,17 @@ class Cluster:
         for node in self.nodes:
             if name_or_rank in (node.name, str(node.rank)):
                 return node
-        last = len(self.nodes) - 1
-        raise UsageError(
-            f"no {name_or_rank!r} in cluster {self.name!r}: it has node0"
-            + (f" to node{last}" if last else "")
-        )
+        names, last = [node.name for node in self.nodes], self.nodes[-1].rank
+        if 0 < last == len(names) - 1:
+            names = [f"node0 to node{last}"]
+        raise UsageError(f"no {name_or_rank!r} in cluster {self.name!r}: it has {', '.join(names)}")
 
 
-def rank_nodes(instances: Iterable[Instance], jump: str | None = None) -> tuple[Node, ...]:
-    """Rank the nodes: the head is 0, workers follow in EC2's launch order."""
-    ranked = enumerate(rank_instances(instances))
+def rank_nodes(
+    instances: Iterable[Instance], wanted: int, jump: str | None = None
+) -> tuple[Node, ...]:
+    """Rank the nodes of a cluster of ``wanted`` nodes: the head is 0; the others keep their ranks."""
+    ranked = number_instances(instances, wanted).items()
     return tuple(Node(rank, instance, jump or "") for rank, instance in ranked)
 
 
@@ -178,7 +180,8 @@ def find_cluster(
     record = found.record
     jump = record.options["jump"] if record else None
     bucket = (record.options.get("bucket") if record else None) or ""
-    nodes = rank_nodes((i for i in found.instances if i.state == "running"), jump)
+    running = [instance for instance in found.instances if instance.state == "running"]
+    nodes = rank_nodes(running, record.nodes if record else len(running), jump)
     has_head = bool(nodes) and nodes[0].instance.role == HEAD
     if not has_head and record and record.is_over(now or utc_now()):
         raise NoClusterError(
@@ -210,4 +213,5 @@ def find_cluster(
     proxy = record.options.get("proxy") or ""
     near = [word for node in nodes for word in (node.name, node.private_ip)]
     environment = proxy_environment(proxy, ec2.meta.region_name, near)
-    return Cluster(name, nodes, wanted, place, record.expires, bucket, environment, record.options)
+    known = (record.expires, bucket, environment, record.options, record.created)
+    return Cluster(name, nodes, wanted, place, *known)

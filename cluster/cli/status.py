@@ -65,11 +65,12 @@ def run(request: ClusterRequest) -> int:
     found = describe_inventory(ec2, ctx.name)
     now = utc_now()  # after EC2's answer, which corrects this machine's clock
     prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
+    overview = Overview(ctx.name, cloud.region, found, cloud.billed, prices)
     view = _View(
         ctx,
-        Overview(ctx.name, cloud.region, found, cloud.billed, prices),
+        overview,
         now,
-        rank_nodes(found.instances),
+        rank_nodes(found.instances, overview.wanted_nodes or 0),
         describe_spot_notices(ec2, found.alive),
         ctx.files.user(),
         verified_by(ctx.events),

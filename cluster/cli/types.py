@@ -91,7 +91,7 @@ def read_job(folder: Path) -> MeasuredJob:
             hint="spr-cluster fetch JOB writes the receipt into results.json",
         )
     seconds = {name: part["seconds"] for name, part in receipt["parts"].items()}
-    for name in ("boot and installation", "idle before it"):
+    for name in ("boot and installation", "idle before it", "failed or replaced nodes"):
         seconds.pop(name, None)
     computing = seconds.pop("computing", 0.0)
     return MeasuredJob(kind, len(nodes), computing, sum(seconds.values()))

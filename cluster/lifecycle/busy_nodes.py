@@ -27,7 +27,7 @@ def check_busy_nodes(ctx: Context, plan_input: PlanInput, plan: Plan) -> None:
         if instance.state == "running" and instance.id not in unhealthy
     }
     taken = healthy.keys() & {id_ for action in plan.terminations for id_ in action.ids}
-    nodes = rank_nodes(plan.keep, plan_input.spec.jump)
+    nodes = rank_nodes(plan.keep, plan_input.spec.nodes, plan_input.spec.jump)
     if not (plan.changes and nodes and _may_run_jobs(nodes[0])):
         return
     head = ctx.host_opener()(nodes[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -65,7 +65,7 @@ class Machines:
 
     @property
     def cluster(self) -> Cluster:
-        nodes = rank_nodes(self.all, self.spec.jump)
+        nodes = rank_nodes(self.all, self.spec.nodes, self.spec.jump)
         return Cluster(self.spec.name, nodes, self.spec.nodes)
 
     @property
@@ -144,7 +144,10 @@ class Machines:
         self, role: str, count: int, image: Image, group: SecurityGroup | None
     ) -> Purchase:
         """Return what to buy; before the first purchase there may be no group."""
+        taken = {node.rank for node in self.cluster.nodes}
+        free = [rank for rank in range(self.spec.nodes) if rank not in taken]
         labels = {
+            tags.RANKS: tags.render_ranks(free[:count]),
             tags.STACK: self.spec.stack,
             **lifetime_tags(self.record),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
@@ -220,7 +223,7 @@ class Machines:
         witness = next((n for n in self.cluster.nodes if n.instance.id in self.facts), None)
         facts, failed = reach_nodes(self.ctx, nodes, self.open_host, witness)
         self.facts.update(facts)
-        self.give_up({**boot.failed, **failed})
+        self.give_up({**boot.failed, **failed}, never_ran=boot.failed)
         self._check(nodes)
 
     def _note_states(self, passed: float, states: str) -> None:
@@ -244,7 +247,7 @@ class Machines:
             }
             self.give_up({id_: f"no AMX: lacks {', '.join(m)}" for id_, m in missing.items() if m})
 
-    def give_up(self, faults: Mapping[str, str]) -> None:
+    def give_up(self, faults: Mapping[str, str], never_ran: Container[str] = ()) -> None:
         """Have faulty machines replaced, except a head that may hold results.
 
         Raises :class:`PlanAgainError`, or :class:`HostError` for such a head, or :class:`SprError` if
@@ -257,7 +260,8 @@ class Machines:
         head = nodes[0].instance
         names = {node.instance.id: node.name for node in nodes}
         for id_, why in faults.items():
-            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_])
+            ran = id_ not in never_ran
+            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_], ran=ran)
         if head.id in faults and head.role == HEAD and head.tags.get(tags.MESH):
             raise HostError(
                 nodes[0].name,

@@ -34,7 +34,8 @@ def ask_head(
     ctx: Context, found: Inventory, ask: Callable[[Host], T], limit_s: float
 ) -> T | NoAnswer:
     """Return the head's answer. Takes at most about ``limit_s`` seconds and never fails."""
-    heads = [node for node in rank_nodes(found.alive) if node.instance.role == HEAD]
+    nodes = rank_nodes(found.alive, len(found.alive))
+    heads = [node for node in nodes if node.instance.role == HEAD]
     # Without connected nodes there can be no jobs.
     if not heads or tags.MESH not in heads[0].instance.tags:
         return NoAnswer()

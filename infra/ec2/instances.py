@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -91,6 +92,13 @@ class Instance:
     def place(self) -> tuple[str, str]:
         """Type and zone; the same for all nodes of a cluster."""
         return self.instance_type, self.zone
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank in the cluster, unless it became the head; ``None`` if its tag does not say it."""
+        with suppress(ValueError):
+            return tags.parse_rank(self.tags.get(tags.RANKS, ""), self.launch_index)
+        return None
 
     @property
     def is_metal(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any
+
+from infra.words import LONGEST_TAG
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import FilterTypeDef, TagSpecificationTypeDef
@@ -31,6 +34,8 @@ KEPT = "spr-cluster:kept"
 """On an image: kept by ``down --keep-image`` or ``bake`` for any cluster."""
 USED = "spr-cluster:used"
 """On an image: the head had run jobs, so the image may hold user data and is only for its own cluster."""
+RANKS = "spr-cluster:ranks"
+"""On a machine: the ranks of the machines that were bought together, in EC2's launch order: ``1-3 7``."""
 REPLACES = "spr-cluster:replaces"
 """On a machine: the machines that it replaces, and why."""
 MESH = "spr-cluster:mesh"
@@ -58,6 +63,22 @@ def resource_name(cluster: str) -> str:
 def resource_tags(cluster: str, resource: str, **more: str) -> dict[str, str]:
     """Return the tags of a cluster's resource; ``resource`` is the suffix of its display name."""
     return {"Name": f"{cluster}-{resource}", CLUSTER: cluster, **more}
+
+
+def render_ranks(ranks: Sequence[int]) -> str:
+    """Render ascending ranks as a tag value such as ``1-3 7``; "" if it would be too long."""
+    runs = [
+        [rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda p: p[1] - p[0])
+    ]
+    text = " ".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
+    return text if len(text) <= LONGEST_TAG else ""
+
+
+def parse_rank(text: str, index: int) -> int | None:
+    """Return one of the ranks in a tag value such as ``1-3 7``. Raises ``ValueError``."""
+    runs = ([int(word) for word in run.split("-")] for run in text.split())
+    ranks = chain.from_iterable(range(run[0], run[-1] + 1) for run in runs)
+    return next(islice(ranks, index, None), None)
 
 
 def user_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

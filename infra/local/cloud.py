@@ -28,7 +28,7 @@ from infra.local.machines.base_image import (
     recipe_hash,
 )
 from infra.local.machines.containers import at_once
-from infra.local.machines.host import check_prerequisites
+from infra.local.machines.host import check_pip_sources, check_prerequisites
 from infra.local.machines.podman import (
     CLOUD_LABEL,
     INSTANCE_LABEL,
@@ -155,6 +155,7 @@ def _base(folder: StateFolder) -> str:
 
 def _start(folder: StateFolder, region: str, progress: Progress) -> None:
     check_prerequisites()
+    check_pip_sources()
     _end_server(folder, signal.SIGKILL)
     folder.create()
     podman = open_podman(folder.root)

@@ -90,10 +90,25 @@ class PlanInput:
 
 
 def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
-    """Return the machines in rank order: the head, then the workers in launch order."""
-    return tuple(
-        sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
-    )
+    """Return the machines in rank order: the head, then the workers by their ranks, else in launch order."""
+    nodes = sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
+    workers = sorted(nodes[1:], key=lambda node: node.rank or 0)
+    return (*nodes[:1], *(workers if _have_ranks(workers) else nodes[1:]))
+
+
+def number_instances(instances: Iterable[Instance], wanted: int) -> dict[int, Instance]:
+    """Return the machines by rank. While the cluster has fewer than ``wanted``, some ranks are missing."""
+    nodes = rank_instances(instances)
+    ranks = [0, *(node.rank or 0 for node in nodes[1:])]
+    if not _have_ranks(nodes[1:]) or max(ranks) >= wanted:
+        ranks = [*range(len(nodes))]
+    return dict(zip(ranks, nodes, strict=False))
+
+
+def _have_ranks(workers: Sequence[Instance]) -> bool:
+    """Return whether each worker's tag gives it a rank that no other has."""
+    ranks = {node.rank for node in workers}
+    return len(ranks) == len(workers) and None not in ranks and 0 not in ranks
 
 
 def mesh_digest(nodes: Sequence[Instance]) -> str:
@@ -119,7 +134,7 @@ def _sort_machines(given: PlanInput) -> tuple[tuple[Instance, ...], dict[str, st
     # A bare machine would get the current recipe, which differs from the software of the others.
     mixed = given.software != given.recipe
     keep = tuple(n for n in keep if n.tags.get(tags.INSTALLED) or not mixed)
-    keep = keep[: given.spec.nodes]
+    keep = rank_instances(keep[: given.spec.nodes])
     kept = {instance.id for instance in keep}
     strays = [instance for instance in given.found.alive if instance.id not in kept]
     return keep, {stray.id: given.unhealthy.get(stray.id) or _why_stray(stray) for stray in strays}

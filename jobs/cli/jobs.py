@@ -41,7 +41,7 @@ from jobs.places.launcher import (
 from jobs.places.plan import JobPaths
 from jobs.places.queue.launcher import QueueLauncher
 from jobs.report.history import GROUPS, read_costs, sum_by
-from jobs.report.receipt import find_receipt
+from jobs.report.receipt import read_receipt
 from jobs.train.train import resume_command, task_of
 from jobs.worker.supervisor.attempt import FAILED
 
@@ -170,9 +170,10 @@ def _list_costs(request: JobsRequest) -> int:
 
 def _find_receipt(job: JobSummary) -> tuple[str, dict[str, object]]:
     """Return an ended job's receipt as text and for ``--json``, if its results are in ./results."""
-    receipt = find_receipt(Path("results", job.job)) if job.ended else None
-    if receipt is None:
+    known = read_receipt(Path("results", job.job)) if job.ended else None
+    if known is None:
         return "", {}
+    _, receipt = known
     rows = format_table([("", "TIME", "COST"), *receipt.rows()], ("TIME", "COST"))
     return f"\n\n{rows}", {"receipt": receipt.as_dict()}
 

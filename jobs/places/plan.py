@@ -198,6 +198,11 @@ class JobPaths:
         return f"{self.root}/{LAUNCH}.{self.new}"
 
     @property
+    def new_record(self) -> str:
+        """The record of a resumed job as uploaded; it becomes ``job.json`` in the same way."""
+        return f"{self.record}.{self.new}"
+
+    @property
     def new(self) -> str:
         """The suffix of this process's uploads."""
         return _draw_suffix(None, os.getpid(), get_ident())

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,20 @@ class CloudInfo:
 
 
 @dataclass(frozen=True)
+class Unused:
+    """What a cluster cost before a job, in seconds of each of the job's nodes.
+
+    ``boot_s`` is the time since the nodes' launch, for the first job there, and ``idle_s``, for a later job,
+    since the end of the jobs before; 0 if one was running or waiting. ``former_s`` is that of machines which
+    the cluster no longer has.
+    """
+
+    boot_s: float = 0.0
+    idle_s: float = 0.0
+    former_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
@@ -52,8 +67,8 @@ class JobRecord:
     them. ``options`` are the user's choices, ``env`` is what this kind of job sets for its ranks.
     ``resumable``: it can continue from a checkpoint; ``gather_output``: the workers' output is fetched.
     ``seconds`` is how long the last attempt ran, ``earlier_s`` what passed before it since the first one
-    began. ``boot_s`` is the time from the head's launch to the submission of the first job there, and
-    ``idle_s``, for a later job, from the end of the jobs before; 0 if one was running or waiting.
+    began, and ``resumed_s`` what the runs that it resumes took, with what was before them. For ``boot_s``,
+    ``idle_s``, and ``former_s``, see :class:`Unused`.
     ``bucket`` is the S3 URL below which its folder is stored, as JOB; "" for none.
     ``cores`` and ``memory_gib`` are those of :class:`Resources`; ``node_share`` is the share of each node's
     price that a job with ``cores`` pays.
@@ -92,6 +107,8 @@ class JobRecord:
     tags: tuple[tuple[str, str], ...] = ()
     boot_s: float = 0.0
     idle_s: float = 0.0
+    former_s: float = 0.0
+    resumed_s: float = 0.0
     cores: int | None = None
     memory_gib: int | None = None
     node_share: float = 1.0
@@ -112,6 +129,23 @@ class JobRecord:
             exit_code=end.exit_code,
             state=end.state,
         )
+
+    def resumed_as(self, now: JobRecord, end: JobEnd) -> JobRecord:
+        """Return the record of a job that ended, for its next run, with what it took until now.
+
+        More nodes than this run has, or a higher price, count as more time.
+        """
+        lasted = (end.seconds or 0.0) + end.earlier_s
+        if end.ended and (self.boot_s or self.idle_s):  # the nodes had nothing else to do before
+            lasted = max(lasted, (end.ended - datetime.fromisoformat(self.when)).total_seconds())
+        lasted += self.resumed_s + self.boot_s + self.idle_s + self.former_s
+        share = (len(end.nodes) or self.nnodes) / now.nnodes
+        if self.usd_per_hour and now.usd_per_hour:
+            share *= self.usd_per_hour / now.usd_per_hour
+        where = ("cluster", "cloud", "region", "billed", "usd_per_hour", "price_source", "market")
+        changed = (*where, "when", "boot_s", "idle_s", "former_s")
+        known = {name: getattr(now, name) for name in changed}
+        return replace(self, **known, resumed_s=lasted * share)
 
     def render(self) -> str:
         """Return the content of ``job.json``."""

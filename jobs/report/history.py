@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
-from infra.files import read_object
-from jobs.places.plan import own_folder
-from jobs.report.figures import find_price
-from jobs.report.receipt import make_receipt
-from jobs.report.results_folder import JOB, Run, read_run
-from jobs.worker.runtime.errors import TrainingError
+from jobs.report.receipt import read_receipt
 
 GROUPS = ("month", "owner", "cluster", "tags")
 
@@ -37,15 +31,11 @@ def read_costs(root: Path) -> list[JobCost]:
     """Return the jobs whose results are in folders below ``root``, the oldest first."""
     found = []
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        record = read_object(own_folder(folder) / JOB, optional=True)
-        try:
-            run = read_run(folder)
-        except (UsageError, TrainingError, ValueError):  # it has failed
-            run = Run(folder, {}, (), record)
-        if receipt := make_receipt(run, find_price(run, None, None)):
+        if known := read_receipt(folder):
+            run, receipt = known
             names = [str(run.job.get(name) or "-") for name in ("when", "owner", "cluster")]
             when, owner, cluster = names
-            tags = tuple(f"{key}={value}" for key, value in record.get("tags") or ())
+            tags = tuple(f"{key}={value}" for key, value in run.job.get("tags") or ())
             hours, usd = receipt.total_s / 3600, receipt.usd(receipt.total_s)
             cost = JobCost(run.name, when[:7], owner, cluster, tags, receipt.nodes, hours, usd)
             found.append((when, cost))

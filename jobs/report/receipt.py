@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
+from infra.files import read_object
 from infra.words import counted
 from jobs.places.plan import own_folder
 from jobs.report.figures import (
@@ -23,11 +24,12 @@ from jobs.report.figures import (
     format_usd,
     split_phase,
 )
-from jobs.report.results_folder import RESULTS, Run, as_number, read_run
+from jobs.report.results_folder import JOB, RESULTS, Run, as_number, read_run
 from jobs.worker.runtime.errors import TrainingError
 from jobs.worker.runtime.output import save_json
 
 BOOT, IDLE = "boot and installation", "idle before it"
+FORMER = "failed or replaced nodes"
 EARLIER, START = "earlier attempts and pauses", "staging and start"
 COMPUTING, WAITING = "computing", "waiting for ranks"
 _NAMES = {
@@ -100,14 +102,16 @@ class Receipt:
 def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
     """Return a job's receipt; ``None`` if its record does not say how long it took.
 
-    The boot and installation of the nodes belong to the first job on them, and idle time to the job after it.
+    The boot and installation of the nodes belong to the first job on them. Idle time, and the machines that
+    the cluster gave up, belong to the job after it.
     """
-    took, boot, idle, earlier = (
-        as_number(run.job.get(key)) or 0.0 for key in ("seconds", "boot_s", "idle_s", "earlier_s")
+    keys = ("seconds", "boot_s", "idle_s", "former_s", "earlier_s", "resumed_s")
+    took, boot, idle, former, earlier, resumed = (
+        as_number(run.job.get(key)) or 0.0 for key in keys
     )
     if not took or not run.nodes:
         return None
-    parts = {BOOT: boot, IDLE: idle, EARLIER: earlier}
+    parts = {BOOT: boot, IDLE: idle, FORMER: former, EARLIER: earlier + resumed}
     phases = {name: seconds for name, seconds in run.seconds.items() if name != "total"}
     program = max(run.seconds.get("total", 0.0), sum(phases.values()))
     parts[START] = max(0.0, took - program) if program else 0.0
@@ -117,12 +121,11 @@ def make_receipt(run: Run, price: HourlyPrice | None) -> Receipt | None:
         for part in split_phase(phase, seconds, run.series):
             name = _NAMES.get(phase) or _PARTS.get(part.name, COMPUTING)
             parts[name] = parts.get(name, 0.0) + part.seconds * scale
-    before = (BOOT, IDLE, EARLIER)
+    before = (BOOT, IDLE, FORMER, EARLIER)
     known = sum(seconds for name, seconds in parts.items() if name not in (*before, OTHER))
     parts[OTHER] = max(0.0, took - known)
     if boot or idle:  # the nodes had nothing else to do until it started
-        is_resumed = Path(own_folder(run.folder), "log.earlier").exists()
-        parts[EARLIER if is_resumed else START] += _waited_to_start(run, took + earlier)
+        parts[START] += _waited_to_start(run, took + earlier)
     return Receipt({name: s for name, s in parts.items() if s > 0}, run.nodes, price)
 
 
@@ -134,21 +137,23 @@ def _waited_to_start(run: Run, took: float) -> float:
     return 0.0
 
 
-def find_receipt(folder: Path) -> Receipt | None:
-    """Return the receipt of the job whose results are in a folder, if there are some."""
+def read_receipt(folder: Path) -> tuple[Run, Receipt] | None:
+    """Return an ended job and its receipt, from its results or only its record, if they are in a folder."""
     with suppress(UsageError, TrainingError, ValueError):
-        run = read_run(folder)
-        return make_receipt(run, find_price(run, None, None))
+        try:
+            run = read_run(folder)
+        except (UsageError, TrainingError, ValueError):  # it has failed
+            run = Run(folder, {}, (), read_object(own_folder(folder) / JOB, optional=True))
+        if receipt := make_receipt(run, find_price(run, None, None)):
+            return run, receipt
     return None
 
 
 def add_receipt(folder: Path) -> dict[str, Any]:
     """Write the receipt into ``results.json``, if there is one; return what was added."""
-    with suppress(UsageError, TrainingError, ValueError):
-        run = read_run(folder)
-        receipt = make_receipt(run, find_price(run, None, None))
-        if receipt and run.results:
-            added = {"receipt": receipt.as_dict()}
-            save_json(folder / RESULTS, {**run.results, **added})
-            return added
-    return {}
+    run, receipt = read_receipt(folder) or (None, None)
+    if not (run and receipt and run.results):
+        return {}
+    added = {"receipt": receipt.as_dict()}
+    save_json(folder / RESULTS, {**run.results, **added})
+    return added

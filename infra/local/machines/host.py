@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,6 +139,7 @@ def choose_cpus(
 
 # The options that affect where packages come from. All others (caches, target folders, …) apply only to
 # the host.
+_ROOT_HOME = Path("/root")
 _PIP_OPTIONS = frozenset(
     {
         "cert", "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy",
@@ -218,6 +220,22 @@ def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
                 if folder.exists() and folder != Path("/"):
                     folders.add(folder.resolve() if folder.is_symlink() else folder)
     return sorted(folders)
+
+
+def check_pip_sources(environment: Mapping[str, str] | None = None) -> None:
+    """Raise :class:`UsageError` for a local package source that the nodes' user may not read."""
+    variables = os.environ if environment is None else environment
+    config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
+    for source in local_sources(config):
+        needed = 0o5 if source.is_dir() else 0o4
+        is_hidden = _ROOT_HOME in source.parents  # on the nodes as well
+        if is_hidden or source.stat().st_mode & needed != needed:
+            fix = "move it to /srv" if is_hidden else f"chmod -R o+rX {shlex.quote(str(source))}"
+            raise UsageError(
+                f"pip's source {source} (find-links or an index of pip.conf or PIP_…) is private, and the "
+                "nodes install as another user",
+                hint=f"{fix}, or leave it out with PIP_CONFIG_FILE=/dev/null and without the variable",
+            )
 
 
 def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:

@@ -22,7 +22,7 @@ from jobs.places import files
 from jobs.places.environment import warn_ignored
 from jobs.places.expected import Expected, find_expected
 from jobs.places.folders import send_folders
-from jobs.places.launcher import CANCELLED, JobEnd, Outcome
+from jobs.places.launcher import CANCELLED, JobEnd, JobSummary, Outcome
 from jobs.places.packages import install_packages
 from jobs.places.placement import Placement, check_part, plan_placement
 from jobs.places.plan import (
@@ -43,7 +43,14 @@ from jobs.places.queue.job_output import (
     stop_job,
 )
 from jobs.places.queue.slurm import SlurmLauncher, build_launch, render_command
-from jobs.places.record import CloudInfo, JobRecord, claim_results, release_results
+from jobs.places.record import (
+    CloudInfo,
+    JobRecord,
+    Unused,
+    claim_results,
+    read_record,
+    release_results,
+)
 from jobs.worker.spec import JobSpec, Resources
 from jobs.worker.supervisor.attempt import SUCCEEDED
 from jobs.worker.supervisor.launch import Launch
@@ -81,6 +88,8 @@ class JobContext:
     """
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Reads from EC2 when the nodes will shut down."""
+    count_former_s: Callable[[datetime | None], float] = lambda _: 0.0
+    """Returns the seconds that machines which the cluster no longer has ran after a time, or ever."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +121,9 @@ class JobSession:
     context: JobContext
     launcher: SlurmLauncher
     paths: JobPaths
-    boot_s: float = 0.0
-    """The time from the launch of the head, if this is the first job there."""
-    idle_s: float = 0.0
-    """The time from the end of the jobs before, if none is left."""
+    unused: Unused = field(default_factory=Unused)
+    before: JobSummary | None = None
+    """The job that is resumed, as its last run left it."""
     _facts: dict[str, HostFacts] = field(default_factory=dict)
 
     @property
@@ -225,6 +233,10 @@ class JobSession:
                 # Ctrl-C must not wait for nodes that don't answer.
                 pool.shutdown(wait=False)
             is_submitted = True
+            if self.before:
+                first = read_record(self.head, self.paths)
+                text = first.resumed_as(record, self.before).render()
+                self.head.put(text.encode(), self.paths.new_record)
             self.submit(plan, launch)
         except BaseException:
             is_over = (is_sent and self._withdraw(plan)) or not is_submitted
@@ -293,15 +305,11 @@ class JobSession:
             context.on_log(
                 f"{counted(len(used), 'node')} for ${usd:.2f} an hour {context.cloud.market}"
             )
-        if plan.spec.recovery.resumed_job:
+        listed, resumed = list_jobs(self.head), plan.spec.recovery.resumed_job
+        self.unused = self._find_unused(listed, len(used))
+        self.before = next((job for job in listed if job.job == resumed), None)
+        if resumed:
             return Expected()
-        listed = list_jobs(self.head)
-        if not listed:
-            launched = cluster.head.instance.launch_time
-            self.boot_s = max(0.0, (context.now - launched).total_seconds())
-        ends = [job.ended for job in listed if job.ended]
-        if ends and not any(job.is_active for job in listed):
-            self.idle_s = max(0.0, (context.now - max(ends)).total_seconds())
         asked = shlex.join(_argv(plan)), len(used)
         done = {
             job.job: job.seconds
@@ -316,6 +324,20 @@ class JobSession:
             watch = ExpiryWatch(cluster.expires, cluster.flags, show, find, lambda: context.now)
             watch.see_eta(expected.median_s)
         return expected
+
+    def _find_unused(self, listed: Sequence[JobSummary], nodes: int) -> Unused:
+        """Return what the cluster cost since the jobs before, or since its launch if there were none."""
+        cluster, now = self.context.cluster, self.context.now
+        launched = [node.instance.launch_time for node in cluster.nodes]
+        # A job that came from S3 may have run on another cluster.
+        here = [job for job in listed if (job.ended or job.began or job.submitted) >= launched[0]]
+        since = max((job.ended for job in here if job.ended), default=None)
+        if any(job.is_active for job in listed) or (here and not since):
+            return Unused()
+        waits = [(now - max(each, since or each)).total_seconds() for each in launched]
+        waited = max(0.0, sum(waits) / len(waits))
+        former_s = self.context.count_former_s(since) / nodes
+        return Unused(0.0 if since else waited, waited if since else 0.0, former_s)
 
     def _record(self, plan: JobPlan, placement: Placement, launch: Launch) -> JobRecord:
         context = self.context
@@ -343,8 +365,7 @@ class JobSession:
             memory_gib=resources.memory_gib,
             node_share=resources.share_of(len(self.facts()[cluster.head.name].physical_cores)),
             when=context.now.isoformat(timespec="seconds"),
-            boot_s=self.boot_s,
-            idle_s=self.idle_s,
+            **asdict(self.unused),
             more={
                 **plan.details,
                 **({"results": str(plan.results)} if plan.results else {}),

@@ -83,7 +83,8 @@ export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'tar -cf - *.{new} | 
 {move} && id=$(sbatch --parsable run.sh) || exit
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
 """
-_MOVE = "mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"
+_MOVE = """{{ [ ! -e job.json.{new} ] || mv job.json.{new} job.json; }} &&
+  mv launch.json.{new} launch.json && mv run.sh.{new} run.sh"""
 # slurmctld saves its state within 5 s. If killed sooner, it forgets the job and may reuse its number.
 _SAVED_S = 8
 _SUBMIT_IF_FORGOTTEN = """

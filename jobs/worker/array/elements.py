@@ -163,7 +163,8 @@ class ElementRunner:
         end_group(process, signal.SIGKILL)  # what it left running
         if code and stop.has_ended(code):
             return None, ""
-        code = code if code >= 0 else 128 - code
+        if code < 0:
+            return 128 - code, describe_end(words[0], 128 - code, process.pid)
         return code, describe_end(words[0], code)
 
     def prepare(self, index: int) -> tuple[dict[str, str], list[str]]:

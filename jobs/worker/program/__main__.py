@@ -80,10 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.terminal:
             asked = _note_stops()
-            code = wait_for_session(program, args.folder, environ, asked)
+            code, killed = wait_for_session(program, args.folder, environ, asked), None
         else:
             heartbeat = Heartbeat(identity, events)
-            code, asked = _run(program, args.folder, environ, heartbeat, copier)
+            code, killed, asked = _run(program, args.folder, environ, heartbeat, copier)
             _end_rest(0 if code or asked else GRACE_S, asked, events, copier)
     except WorkerError as error:
         events.error(error.message, error.hint)
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code and not asked:
         said = "" if args.terminal else last_words(output, identity.rank)
         why = _ABORTED if code == 128 + signal.SIGABRT else _explain_import(said)
-        text = f"{describe_end(name, code)}{': ' if said else ''}{said}"
+        text = f"{describe_end(name, code, killed)}{': ' if said else ''}{said}"
         lost_peer = _PEER.search(said)
         events.error(text, why, exit_code=code, lost_peer=bool(lost_peer))
     return code
@@ -114,8 +114,11 @@ def _run(
     environ: dict[str, str],
     heartbeat: Heartbeat,
     copier: int | None,
-) -> tuple[int, list[int]]:
-    """Return the program's exit code, as a shell would, and the signals that asked it to stop."""
+) -> tuple[int, int | None, list[int]]:
+    """Return the program's exit code, as a shell would, and the signals that asked it to stop.
+
+    Between them is the program's process ID, if a signal ended it.
+    """
     # All orphans of the program become children of this process, even those of `env -i setsid`.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # Files that mpirun opened stay open: the program may use MPI.
@@ -132,7 +135,7 @@ def _run(
     if code == 0 and (heartbeat.is_first or _find_rest(copier)):
         heartbeat.stay()
     heartbeat.stop(goodbye=code == 0 or bool(asked))
-    return code, asked
+    return code, child.pid if is_killed else None, asked
 
 
 def _end_rest(grace_s: float, asked: Sequence[int], events: Events, copier: int | None) -> None:

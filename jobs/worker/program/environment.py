@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..runtime.errors import PlacementError
 from ..runtime.output import state_folder
-from ..runtime.process import SENDERS, read_identity, read_local_place
+from ..runtime.process import explain_kill, read_identity, read_local_place
 
 _IMPORTS = Path(__file__).resolve().parent / "imports"
 
@@ -89,10 +89,10 @@ def start_output(output: Path) -> None:
         mark.touch(exist_ok=False)
 
 
-def describe_end(name: str, code: int) -> str:
+def describe_end(name: str, code: int, pid: int | None = None) -> str:
     """Return a program's end in words; ``code`` is as a shell's."""
     if code > 128:
-        return f"{name} was ended by signal {code - 128}{SENDERS.get(code - 128, '')}"
+        return f"{name} was ended by signal {code - 128}{explain_kill(code - 128, pid)}"
     return f"{name} ended with exit code {code}"
 
 

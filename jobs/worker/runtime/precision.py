@@ -67,6 +67,11 @@ def choose_precision(asked: str, flags_by_host: Mapping[str, frozenset[str]]) ->
     return Precision("bf16", f"every CPU has {' or '.join(shared or BF16_FLAGS)}")
 
 
+def choose_here(asked: str = "auto") -> str:
+    """Return ``bf16`` or ``fp32``, resolved for this machine alone."""
+    return choose_precision(asked, {"this machine": read_cpu_flags()}).dtype
+
+
 def find_fast_bf16(flags: frozenset[str]) -> frozenset[str]:
     """Return the flags of bf16 instructions that are faster than fp32.
 

@@ -10,9 +10,10 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,8 @@ from .errors import BackendError, first_line
 
 STOPPED = 128 + signal.SIGTERM
 """143: the exit code of a run that stopped cleanly on request."""
-SENDERS = {9: ", usually because its node ran out of memory"}
-"""Why processes are killed by a signal."""
+_KERNEL_LOG = ("journalctl", "--quiet", "--dmesg", "--no-pager", "--output=cat")
+_LOG_S = 10.0
 ABORT_SECONDS = 0.5
 """Time for this rank's last output to pass through mpirun before all ranks end."""
 _MPIRUN = ("PMI_RANK", "PMI_SIZE")
@@ -32,6 +33,24 @@ _TORCHRUN = ("RANK", "WORLD_SIZE")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE")
 PLANNED = "SPR_PLANNED_RANKS"
 """The environment variable with the planned number of ranks, for a job that continues with fewer."""
+
+
+def explain_kill(number: int, pid: int | None, on: Sequence[str] = ()) -> str:
+    """Return what the kernel's log says of a killed process; it follows ``killed by signal 9``.
+
+    ``on`` are the words that run a command on its machine, such as ``ssh node1``.
+    """
+    if number != signal.SIGKILL:
+        return ""
+    log = b""
+    with suppress(OSError, subprocess.SubprocessError):
+        argv = [*on, *_KERNEL_LOG]
+        log = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOG_S, check=False
+        ).stdout
+    if not pid or not log.strip():
+        return ", perhaps for lack of memory"
+    return " by the kernel, for lack of memory" if b"illed process %d " % pid in log else ""
 
 
 class RankIdentity(NamedTuple):

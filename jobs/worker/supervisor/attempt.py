@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..runtime.process import SENDERS, STOPPED
+from ..runtime.process import STOPPED, explain_kill
 from . import commands
 from .commands import NODE_FAIL
 from .watch import blame
@@ -61,7 +61,7 @@ def find_cause(watcher: Watcher) -> dict[str, Any]:
     if known := watcher.leaving or choose_cause(log.errors, watcher.hang):
         return name_nodes(known, job.nodes, log.start, size)
     lost = describe_lost_nodes(job.lost_nodes(), job.nodes, size)
-    killed = lost or describe_killed(log.killed)
+    killed = lost or describe_killed(log.killed, job.nodes[0])
     return killed or describe_lost_nodes(log.lost, job.nodes, size)
 
 
@@ -100,13 +100,14 @@ def describe_lost_nodes(
     return blame(lost[0], nodes, ranks_per_node, f"its node, {lost[0]}, is down or cut off")
 
 
-def describe_killed(killed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rank that mpirun reported as killed before any rank did; {} for none. Pure."""
+def describe_killed(killed: Mapping[str, Any], here: str) -> dict[str, Any]:
+    """Return the rank that mpirun reported as killed before any rank did; {} for none."""
     if "signal" not in killed:
         return {}
-    why = SENDERS.get(int(killed["signal"].partition(" ")[0]), "")
-    message = f"killed by signal {killed['signal']}{why}"
-    return {"rank": killed["rank"], "host": killed["node"], "message": message, "lost_peer": True}
+    node, number = killed["node"], int(killed["signal"].partition(" ")[0])
+    on = () if node == here else ("ssh", "-o", "ConnectTimeout=5", node)
+    message = f"killed by signal {killed['signal']}{explain_kill(number, killed['pid'], on)}"
+    return {"rank": killed["rank"], "host": node, "message": message, "lost_peer": True}
 
 
 def describe_dead(code: int, node: str, ended: str | None = None) -> dict[str, Any]:

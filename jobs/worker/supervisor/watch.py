@@ -33,7 +33,7 @@ _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
 )
 # Hydra's two-line report of a rank killed by a signal.
-_RANK = re.compile(rb"RANK (\d{1,9}) PID \d+ RUNNING AT (\S+)")
+_RANK = re.compile(rb"RANK (\d{1,9}) PID (\d{1,9}) RUNNING AT (\S+)")
 # Hydra's message when the connection to a node breaks, possibly before Slurm notices.
 _LOST = re.compile(rb"Downstream from host (\S+) exited abnormally")
 _KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
@@ -128,7 +128,7 @@ class LogWatch:
     start: dict[str, Any] = field(default_factory=dict)
     """The ranks' report of where they run."""
     killed: dict[str, Any] = field(default_factory=dict)
-    """The first rank that mpirun reports as killed, its node, and the signal."""
+    """The first rank that mpirun reports as killed, its process and node, and the signal."""
     disk_full: bool = False
     """Whether a message reported a failed write."""
     checkpoint: str = ""
@@ -174,7 +174,8 @@ class LogWatch:
         if "signal" in self.killed:
             return
         if rank := _RANK.search(line):
-            self.killed = {"rank": int(rank[1]), "node": rank[2].decode(errors="replace")}
+            node = rank[3].decode(errors="replace")
+            self.killed = {"rank": int(rank[1]), "pid": int(rank[2]), "node": node}
         elif self.killed and (signal_ := _KILLED.search(line)):
             self.killed["signal"] = signal_[1].decode(errors="replace")
 

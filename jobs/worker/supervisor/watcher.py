@@ -175,8 +175,9 @@ class Watcher:
             text = f"{' and '.join(self.returned)} can be used again"
             self.leaving = blame(self.job.nodes[0], self.job.nodes, 1, text)
         if self.leaving:
-            text = f"{self.leaving['message']}; saving a checkpoint and stopping"
-            announce(event="note", text=text)
+            # A program may or may not save one.
+            how = "saving a checkpoint and stopping" if self._trains else "stopping"
+            announce(event="note", text=f"{self.leaving['message']}; {how}")
             self.stop()
 
     def _note_lost_node(self) -> None:
@@ -206,6 +207,10 @@ class Watcher:
             self.wait(lambda: bool(self._find_notice()), WAIT_S)
         if is_full or not self.log.errors:
             self.leaving = self._find_notice()
+
+    @property
+    def _trains(self) -> bool:
+        return self.launch.spec.work.task not in ("", "predict")
 
     def _find_notice(self) -> dict[str, Any]:
         return describe_notice(self.notices, self.job.nodes, self.launch.nproc_per_node)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from ..data.tokens import Ints, Longs
-from ..runtime.precision import autocast, choose_precision, read_cpu_flags
+from ..runtime.precision import autocast, choose_here
 from ..runtime.ranks import Ranks
 from .batches import pad_inputs
 from .model import longest_input
@@ -123,11 +123,10 @@ def run_texts(
 
     What is beyond the model's longest input, or ``limit`` tokens, is cut off.
     """
-    dtype = choose_precision("auto", {"this machine": read_cpu_flags()}).dtype
     size = min(limit, longest_input(loaded) or limit)
     loaded.model.eval()
     loaded.tokenizer.padding_side = loaded.tokenizer.truncation_side = "right"  # as in training
-    with torch.inference_mode(), autocast(dtype):
+    with torch.inference_mode(), autocast(choose_here()):
         for first in range(0, len(texts), PREDICTED_TOGETHER):
             columns = map(list, zip(*texts[first : first + PREDICTED_TOGETHER], strict=True))
             tokens = loaded.tokenizer(

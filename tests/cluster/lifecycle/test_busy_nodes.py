@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from infra.errors import HostError
@@ -50,17 +52,29 @@ def test_repair_leaves_a_job_alone_that_runs_on_other_nodes(three: CommandLine) 
     assert len(three.ids()) == 3
 
 
+def test_repair_beside_a_job_gives_a_lost_nodes_name_to_its_replacement(three: CommandLine) -> None:
+    change_job(three, job_nodes=["node0", "node2"])
+    head, lost, last = three.ids()
+    three.lose(lost)
+
+    repaired = json.loads(three.must("repair", "--yes", "--json").out)
+
+    new = ({*three.ids()} - {head, last}).pop()
+    names = {node["name"]: node["instance"] for node in repaired["nodes"]}
+    assert names == {"node0": head, "node1": new, "node2": last}
+
+
 def test_a_running_jobs_nodes_are_not_renamed(three: CommandLine) -> None:
     """The last node would become node1, and the job's mpirun knows it as node2."""
     change_job(three, job_nodes=["node0", "node2"])
     three.lose(three.ids()[1])
 
-    result = three.run("repair", "--yes")
+    result = three.run("up", "--nodes", "2", "--yes")
 
     assert (result.code, result.message) == (2, _BUSY)
     change_job(three, job_state="PENDING", job_nodes=[])
-    three.must("repair", "--yes")
-    assert len(three.ids()) == 3
+    done = json.loads(three.must("up", "--nodes", "2", "--yes", "--json").out)
+    assert [node["name"] for node in done["nodes"]] == ["node0", "node1"]
 
 
 def test_up_leaves_a_job_alone_whose_node_only_this_machine_can_not_reach(

@@ -60,6 +60,7 @@ def test_every_machine_is_asked_for_with_its_guards(cloud: SimulatedCloud) -> No
             "spr-cluster:cluster": "bert",
             "spr-cluster:role": role,
             "spr-cluster:stack": "upstream",
+            "spr-cluster:ranks": {"head": "0", "worker": "1-2"}[role],
             "spr-cluster:owner-key": owner,
             "spr-cluster:owner": "arn:aws:iam::123456789012:user/spr-cluster",
             "spr-cluster:expires": cloud.expires(8 * HOURS),

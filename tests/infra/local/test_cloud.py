@@ -33,6 +33,8 @@ def installed_podman(monkeypatch: pytest.MonkeyPatch) -> FakePodman:
     monkeypatch.setattr(cloud, "open_podman", lambda _: podman)
     monkeypatch.setattr(cloud, "_has_podman", lambda: True)
     monkeypatch.setattr(cloud, "check_prerequisites", lambda: None)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setattr(cloud, "ensure_base_image", lambda *_: BASE)
     return podman
 
@@ -54,6 +56,19 @@ def stubborn_server(folder: StateFolder) -> Iterator[subprocess.Popen[bytes]]:
         assert process.stdout.readline() == b"up\n"
         yield process
         process.kill()
+
+
+def test_a_private_folder_of_packages_is_refused_before_anything_is_started(
+    folder: StateFolder,
+    installed_podman: FakePodman,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "wheels").mkdir(0o700)
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path}/wheels")
+    monkeypatch.setattr(cloud, "ensure_base_image", lambda *_: pytest.fail("something was started"))
+    with pytest.raises(UsageError, match=f"pip's source {tmp_path}/wheels"):
+        cloud.open_local_cloud("us-east-1")
 
 
 def test_reset_removes_this_cloud_and_no_other(

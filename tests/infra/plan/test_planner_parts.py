@@ -9,18 +9,20 @@ import pytest
 
 from infra.cost.prices import table_prices
 from infra.ec2 import tags
-from infra.ec2.instances import HEAD
+from infra.ec2.instances import HEAD, WORKER
 from infra.ec2.inventory import Inventory, Resource, SecondGuard
 from infra.ec2.network import SecurityGroup
 from infra.plan.actions import ActionKind
 from infra.plan.ownership import ForeignClusterError, check_owner
 from infra.plan.planner import (
     mesh_digest,
+    number_instances,
     plan_down,
     plan_up,
     rank_instances,
 )
 from infra.spec import ClusterSpec
+from infra.words import tag_value
 from tests.infra.plan.test_planner import ELSEWHERE, GROWTH, SPEC, changed, ids_of, kinds, there
 from tests.infra.plan_inputs import (
     CALLER,
@@ -142,6 +144,45 @@ def test_ranks_are_by_role_and_launch() -> None:
     ]
 
     assert [machine.id for machine in rank_instances(machines)] == ["i-9", "i-1", "i-4", "i-3"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wanted", "names"),
+    [
+        (("0-2", "0-2", "0-2"), 3, {0: "i-0", 1: "i-1", 2: "i-2"}),
+        (("0-3", None, "0-3", "0-3"), 4, {0: "i-0", 2: "i-2", 3: "i-3"}),
+        (("0-3", None, "0-3", "0-3"), 3, {0: "i-0", 1: "i-2", 2: "i-3"}),
+        (("3", "2-4", "", "1-4", "4 1"), 5, {0: "i-0", 1: "i-1", 2: "i-2", 3: "i-3", 4: "i-4"}),
+        (("0-3", "0-3", None, None, "7 0-1 2-5"), 4, {0: "i-0", 1: "i-1", 3: "i-4"}),
+        (("0-2", "x", "0-2"), 3, {0: "i-0", 1: "i-1", 2: "i-2"}),
+        (("0-2", "5 1", "5-6 1"), 3, {0: "i-0", 1: "i-1", 2: "i-2"}),
+        ((), 3, {}),
+    ],
+    ids=["together", "one lost", "smaller", "no tag", "repaired", "damaged", "twice", "none"],
+)
+def test_machines_keep_their_ranks(
+    ranks: tuple[str | None, ...], wanted: int, names: dict[int, str]
+) -> None:
+    machines = [
+        make_machine(n, HEAD if n == 0 else WORKER, launch_index=n, labels={tags.RANKS: text})
+        for n, text in enumerate(ranks)
+        if text is not None
+    ]
+
+    found = number_instances(reversed(machines), wanted)
+
+    assert {rank: machine.id for rank, machine in found.items()} == names
+    assert [*found] == sorted(found)
+
+
+def test_ranks_fit_into_a_tag() -> None:
+    for ranks in ([], [0], [1, 2, 3, 7], [*range(1, 500)], [2, 4]):
+        text = tags.render_ranks(ranks)
+        assert [tags.parse_rank(text, index) for index in range(len(ranks))] == ranks
+        assert tags.parse_rank(text, len(ranks)) is None
+        assert tag_value(text) == text
+    assert tags.render_ranks([1, 2, 3, 7]) == "1-3 7"
+    assert tags.render_ranks([*range(0, 400, 2)]) == ""
 
 
 def test_connected_nodes_are_known_by_their_ranks() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +16,14 @@ from cluster.local_files import utc_now
 from infra.cost.prices import Price, Prices, table_prices
 from jobs.cli.places.dry_run import imagine
 from jobs.cli.shared.chosen_job import describe_cloud, make_cost
-from jobs.places.record import CloudInfo
-from jobs.report.receipt import add_receipt
+from jobs.places.record import CloudInfo, read_job_id
+from jobs.report.receipt import read_receipt
 from provision.host import Result
 from tests.aws import fake_aws
-from tests.harness.command_line import open_command_line, replace_everywhere
+from tests.harness.command_line import CommandLine, open_command_line, replace_everywhere
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.local.fakes import Endpoint
-from tests.jobs.cli.test_when_done import stage
+from tests.jobs.cli.test_when_done import StagedJob, stage
 from tests.jobs.context import listed
 from tests.jobs.report.sample_runs import make_results
 
@@ -82,67 +83,155 @@ def test_nodes_on_spot_cost_todays_price_of_their_zone_or_at_most_that_on_demand
     )
 
 
-@pytest.mark.parametrize("market", ["on-demand", "spot"])
-def test_the_receipts_of_a_clusters_jobs_are_the_meters_bill(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, market: str
-) -> None:
-    """EC2 does not say when it begins to bill: the receipts begin half a minute earlier, with the launch."""
+@dataclass
+class MeteredJobs:
+    """Jobs on simulated EC2, whose receipts are compared with the bill that it keeps of its machines."""
+
+    line: CommandLine
+    job: StagedJob
+    monkeypatch: pytest.MonkeyPatch
+    end: dict[str, Any] = field(default_factory=dict)
+    ends: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The ended jobs by name."""
+    state: str = "succeeded"
+    spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.job.followed = self.follow  # type: ignore[method-assign]
+        for pattern, answer in {
+            "# following a job": self.follow,
+            r"cat \S+/end.json": lambda _: Result(0, json.dumps(self.end), ""),
+            "# listing the jobs": self.list_ended,
+        }.items():
+            self.line.machines.staged.insert(0, ("node0", pattern, answer))
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.line.cloud.clock.now, timezone.utc)
+
+    def follow(self, _: object) -> Result:
+        self.line.cloud.clock.sleep(45)
+        first = self.now()
+        self.line.cloud.clock.sleep(300)
+        began = self.now()
+        self.line.cloud.clock.sleep(3600)
+        times = {"first": first, "began": began, "ended": self.now()}
+        self.end = {k: v.isoformat() for k, v in times.items()} | {"state": self.state}
+        return Result(0, "", "")
+
+    def list_ended(self, _: object) -> Result:
+        rows = (listed(name, "step-000040", end=end) for name, end in self.ends.items())
+        return Result(0, "".join(rows), "")
+
+    def run(self, folder: str, *words: str) -> dict[str, float]:
+        """Run a job; return the seconds of its receipt's parts."""
+        results, before = Path("results", folder), 0.0
+        if earlier := read_receipt(results):
+            before = earlier[1].usd(earlier[1].total_s) or 0.0
+        argv = words or ("run", "hostname")
+        at = argv.index("hostname") if "hostname" in argv else len(argv)
+        done = self.line.run(*argv[:at], "--results", str(results), *argv[at:])
+        assert done.code == (0 if self.state == "succeeded" else 1), done.err
+        self.ends[read_job_id(results)] = self.end
+        known = read_receipt(results)
+        assert known
+        receipt = known[1].as_dict()
+        assert sum(part["usd"] for part in receipt["parts"].values()) == pytest.approx(
+            receipt["usd"]
+        )
+        self.spent += receipt["usd"] - before
+        meter = self.line.cloud.fake.backend.lifecycle.meter
+        bill = sum(meter.bill(self.line.cloud.clock.now).values())
+        assert self.spent == pytest.approx(bill, rel=0.01)
+        self.price_source = receipt["price_source"]
+        return {name: part["seconds"] for name, part in receipt["parts"].items()}
+
+
+@pytest.fixture
+def jobs(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MeteredJobs]:
     monkeypatch.chdir(tmp_path)
     with open_command_line(endpoint, tmp_path, monkeypatch) as line:
-        clock = line.cloud.clock
+        found = MeteredJobs(line, stage(line, monkeypatch), monkeypatch)
+        replace_everywhere(monkeypatch, utc_now, found.now)
+        monkeypatch.setattr("jobs.cli.run.datetime", SimpleNamespace(now=lambda _: found.now()))
+        monkeypatch.setattr("jobs.cli.train.datetime", SimpleNamespace(now=lambda _: found.now()))
+        found.job.files["output/results.json"] = json.dumps(make_results()).encode()
+        yield found
 
-        def now() -> datetime:
-            return datetime.fromtimestamp(clock.now, timezone.utc)
 
-        replace_everywhere(monkeypatch, utc_now, now)
-        monkeypatch.setattr("jobs.cli.run.datetime", SimpleNamespace(now=lambda _: now()))
-        line.cloud.faults('profile = "metal"\nboot_s = 20\n')
-        line.must("up", "--nodes=2", "--yes", f"--market={market}")
-        clock.sleep(600)
-        job, ends, spent = stage(line, monkeypatch), list[dict[str, Any]](), 0.0
-        job.files["output/results.json"] = json.dumps(make_results()).encode()
+@pytest.mark.parametrize("market", ["on-demand", "spot"])
+def test_the_receipts_of_a_clusters_jobs_are_the_meters_bill(
+    jobs: MeteredJobs, market: str
+) -> None:
+    """EC2 does not say when it begins to bill: the receipts begin half a minute earlier, with the launch."""
+    line, clock = jobs.line, jobs.line.cloud.clock
+    line.cloud.faults('profile = "metal"\nboot_s = 20\n')
+    line.must("up", "--nodes=2", "--yes", f"--market={market}")
+    clock.sleep(600)
+    for number, idle in enumerate((0, 3600)):
+        clock.sleep(idle)
+        parts = jobs.run(f"run-{number}")
+        waited = parts["idle before it" if idle else "boot and installation"]
+        assert waited == pytest.approx(idle or 630, abs=30)
+        assert ("on spot" in jobs.price_source) is (market == "spot")
+    costs = json.loads(line.must("jobs", "--cost", "--json").out)
+    assert [each["job"] for each in costs["jobs"]] == ["run-0", "run-1"]
+    for group in ("month", "owner", "cluster"):
+        (one,) = costs[group].values()
+        usd = pytest.approx(jobs.spent)
+        assert one == {"jobs": 2, "node_hours": one["node_hours"], "usd": usd}
+    table = line.must("jobs", "--cost").out
+    assert f"${jobs.spent:,.2f}" in table
+    assert "owner " in table
+    assert line.run("jobs", "--cost", "--all").code == 2
 
-        def follow(_: object) -> Result:
-            clock.sleep(45)
-            first = now()
-            clock.sleep(300)
-            began = now()
-            clock.sleep(3600)
-            times = {"first": first, "began": began, "ended": now()}
-            ends.append({k: v.isoformat() for k, v in times.items()} | {"state": "succeeded"})
-            return Result(0, "", "")
 
-        def list_ended(_: object) -> Result:
-            return Result(
-                0, "".join(listed(f"squad-{n}", end=end) for n, end in enumerate(ends)), ""
-            )
+def test_receipts_have_what_failed_and_replaced_nodes_cost(jobs: MeteredJobs) -> None:
+    line, clock = jobs.line, jobs.line.cloud.clock
+    fates = ("never-boots", "no-ssh")
+    rules = "".join(f'[[machine]]\nn = {n}\nfate = "{fate}"\n' for n, fate in enumerate(fates))
+    line.cloud.faults(f'profile = "metal"\nboot_s = 20\n{rules}')
+    line.must("up", "--nodes=3", "--yes")
+    first = jobs.run("run-0")
+    clock.sleep(7200)
+    line.cloud.fake.backend.lifecycle.impaired.add(line.ids()[-1])
+    line.must("repair", "--yes")
+    clock.sleep(3600)
+    second = jobs.run("run-1")
 
-        job.followed = follow  # type: ignore[method-assign]
-        for pattern, answer in {
-            "# following a job": follow,
-            r"cat \S+/end.json": lambda _: Result(0, json.dumps(ends[-1]), ""),
-            "# listing the jobs": list_ended,
-        }.items():
-            line.machines.staged.insert(0, ("node0", pattern, answer))
-        for number, idle in enumerate((0, 3600)):
-            clock.sleep(idle)
-            line.must("run", "--results", f"results/run-{number}", "--", "hostname")
-            receipt = add_receipt(Path(f"results/run-{number}"))["receipt"]
-            assert sum(part["usd"] for part in receipt["parts"].values()) == pytest.approx(
-                receipt["usd"]
-            )
-            waited = receipt["parts"]["idle before it" if idle else "boot and installation"]
-            assert waited["seconds"] == pytest.approx(idle or 630, abs=30)
-            spent += receipt["usd"]
-            meter = line.cloud.fake.backend.lifecycle.meter
-            assert spent == pytest.approx(sum(meter.bill(clock.now).values()), rel=0.01)
-            assert ("on spot" in receipt["price_source"]) is (market == "spot")
-        costs = json.loads(line.must("jobs", "--cost", "--json").out)
-        assert [each["job"] for each in costs["jobs"]] == ["run-0", "run-1"]
-        for group in ("month", "owner", "cluster"):
-            (one,) = costs[group].values()
-            assert one == {"jobs": 2, "node_hours": one["node_hours"], "usd": pytest.approx(spent)}
-        table = line.must("jobs", "--cost").out
-        assert f"${spent:,.2f}" in table
-        assert "owner " in table
-        assert line.run("jobs", "--cost", "--all").code == 2
+    gone = "failed or replaced nodes"
+    assert first[gone] == pytest.approx(2700 / 3, rel=0.02)
+    assert second[gone] == pytest.approx(7200 / 3, rel=0.02)
+    clock.sleep(600)
+    assert gone not in jobs.run("run-2")
+
+
+def test_a_resumed_job_has_one_receipt_for_all_of_its_runs(jobs: MeteredJobs) -> None:
+    line, clock = jobs.line, jobs.line.cloud.clock
+    record = Path("record-on-the-head.json")
+    line.stage("node0", r"cat \S+/job.json", lambda _: Result(0, record.read_text(), ""))
+
+    def fetch(_: object) -> Result:
+        for path in line.cloud.machines.root.glob("*/job.json.*"):
+            path.rename(record)
+            jobs.job.files["job.json"] = record.read_bytes()
+        return Result(0, "at 5\n", "")
+
+    line.machines.staged.insert(0, ("node0", "# collecting the results", fetch))
+    for nothing in ("tuned.json", "# reading how many steps"):
+        line.stage("node0", nothing, Result(0, "", ""))
+    line.must("up", "--nodes=2", "--yes")
+    train = ("train", "squad", "--demo", "--backend=gloo")
+    jobs.state = "failed"
+    found = [jobs.run("squad", *train)]
+    kept = json.loads(Path("results/squad/job/job.json").read_text())
+    record.write_text(json.dumps({**kept, "state": ""}))
+    for idle in (1800, 7200):
+        clock.sleep(idle)
+        found.append(jobs.run("squad", *train[:2], "--resume"))
+    waited = [parts.get("idle before it", 0.0) for parts in found]
+    assert waited == pytest.approx([0, 1800, 7200], abs=30)
+    earlier = [parts["earlier attempts and pauses"] for parts in found]
+    boot = found[0]["boot and installation"]
+    assert earlier == pytest.approx([300, boot + 4245, boot + 1800 + 8190], abs=30)

@@ -13,7 +13,7 @@ from infra.errors import HostError, JobError
 from jobs.places.plan import JobPlan
 from jobs.places.queue.history import ExpiryWatch
 from jobs.places.queue.session import attach, open_session
-from jobs.places.record import CloudInfo
+from jobs.places.record import CloudInfo, Unused
 from tests.jobs.context import NOW as STARTED
 from tests.jobs.context import (
     PATHS,
@@ -110,19 +110,43 @@ def test_at_submission_an_earlier_job_with_the_same_command_tells_how_long_it_ta
     assert ("spr-cluster extend 1h" in warned) is is_late
 
 
-@pytest.mark.parametrize("listing", ["", listed("squad-1")])
-def test_the_time_before_the_first_job_on_the_nodes_belongs_to_it(listing: str) -> None:
-    hosts, log = make_hosts([]), list[str]()
+def _listing(*minutes: float) -> str:
+    """Jobs that ended so many minutes before this one."""
+    ends = [STARTED.timestamp() - 60 * each for each in minutes]
+    rows = [listed(f"squad-{end}", end={"state": "failed", "ended": end}) for end in ends]
+    return "".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("listing", "boot", "idle"),
+    [
+        ("", 865, 0),
+        (_listing(90, 30), 0, 30),
+        (_listing(900), 865, 0),
+        (_listing(90) + listed("squad-2", queue=["PENDING", "Resources", ""], end={}), 0, 0),
+        (listed("squad-1", end={}, submitted=STARTED.timestamp() - 60), 0, 0),
+    ],
+    ids=["first", "later", "elsewhere", "waiting", "lost"],
+)
+def test_the_time_before_a_job_on_the_nodes_belongs_to_it(
+    listing: str, boot: float, idle: float
+) -> None:
+    hosts, log, asked = make_hosts([]), list[str](), list[datetime | None]()
+
+    def count_former_s(after: datetime | None) -> float:
+        asked.append(after)
+        return 90.0
+
     hosts["node0"].answers[:0] = [("# listing the jobs", listing)]
-    context = job_context(hosts, log=log, cloud=CloudInfo(usd_per_hour=6.5))
+    cloud = CloudInfo(usd_per_hour=6.5)
+    context = job_context(hosts, log=log, cloud=cloud, count_former_s=count_former_s)
     session = open_session(context)
 
     session.show_estimate(JobPlan("squad", "worker.tasks", (), "gloo", command=SUBMITTED.argv))
 
-    launched = context.cluster.head.instance.launch_time
-    waited = max(0.0, (context.now - launched).total_seconds())
-    assert waited > 0
-    assert session.boot_s == (0.0 if listing else waited)
+    known = Unused(60 * boot + (1 if boot else 0), 60 * idle, 30.0 if boot or idle else 0.0)
+    assert session.unused == known
+    assert asked == ([STARTED - timedelta(minutes=idle) if idle else None] if boot or idle else [])
     assert "3 nodes for $19.50 an hour on demand" in log
 
 

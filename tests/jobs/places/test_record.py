@@ -28,6 +28,28 @@ def test_a_job_that_has_ended_names_its_own_nodes_and_cores() -> None:
     assert SUBMITTED.ended_as(first).earlier_s == 300.0
 
 
+@pytest.mark.parametrize(
+    ("boot", "price", "nodes", "share", "lasted"),
+    [(0.0, 6.5, 3, 2 / 3, 308.0), (60.0, 6.5, 3, 2 / 3, 400.0), (0.0, 13.0, 1, 1.0, 308.0)],
+)
+def test_a_resumed_job_has_paid_for_all_of_its_runs(
+    boot: float, price: float, nodes: int, share: float, lasted: float
+) -> None:
+    """Earlier runs on more nodes, or at a higher price, count as longer ones of this run."""
+    ended = AT + timedelta(seconds=8)
+    end = replace(END, ended=ended, first=AT - timedelta(minutes=5))
+    when = ended - timedelta(seconds=400)
+    first = replace(SUBMITTED, when=when.isoformat(), boot_s=boot, resumed_s=30, usd_per_hour=6.5)
+    now = replace(SUBMITTED, nnodes=nodes, usd_per_hour=price, idle_s=90, former_s=9, when="now")
+
+    found = first.resumed_as(replace(now, argv=("new",), cluster="other"), end)
+
+    assert found.resumed_s == pytest.approx((30 + boot + lasted) * share)
+    here = {"cluster": "other", "usd_per_hour": price, "when": "now"}
+    before = {"boot_s": 0.0, "idle_s": 90, "former_s": 9, "resumed_s": found.resumed_s}
+    assert found == replace(first, **here, **before)  # type: ignore[arg-type]
+
+
 def test_without_its_nodes_it_keeps_all() -> None:
     """A job that was cancelled before it began."""
     unpinned = replace(SUBMITTED.placement, shares=())

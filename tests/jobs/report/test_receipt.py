@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.report.figures import HourlyPrice
-from jobs.report.receipt import Receipt, add_receipt, make_receipt
+from jobs.report.receipt import Receipt, add_receipt, make_receipt, read_receipt
 from jobs.report.results_folder import Run, read_run
 from tests.jobs.report.sample_runs import make_folder, make_results
 
@@ -46,16 +46,18 @@ def test_the_parts_of_a_receipt_are_all_that_the_job_took(tmp_path: Path) -> Non
     assert found.rows()[-1] == ("total", "30 min 00 s", "$18.00")
 
 
-def test_the_time_since_a_resumed_job_was_first_submitted_is_not_its_start(tmp_path: Path) -> None:
-    when, ended = "2026-11-28T10:00:00+00:00", "2026-11-28T10:30:00+00:00"
-    own = tmp_path / "run/job"
-    own.mkdir(parents=True)
-    for name in ("staging and start", "earlier attempts and pauses"):
-        job = {**RECORD, "when": when, "ended": ended}
-        found = make_receipt(Run(own.parent, {}, (), job), PRICE)
-        assert found
-        assert found.seconds[name] == pytest.approx(900)
-        (own / "log.earlier").touch()
+def test_a_receipt_begins_with_the_submission_and_what_was_paid_before_it() -> None:
+    times = {"when": "2026-11-28T10:00:00+00:00", "ended": "2026-11-28T10:30:00+00:00"}
+    before = {"former_s": 240.0, "resumed_s": 120.0, "earlier_s": 60.0}
+    found = make_receipt(Run(Path("run"), {}, (), {**RECORD, **times, **before}), PRICE)
+    assert found
+    assert found.seconds == {
+        "boot and installation": 600.0,
+        "failed or replaced nodes": 240.0,
+        "earlier attempts and pauses": 180.0,
+        "staging and start": pytest.approx(1800 - 900 - 60),
+        "other": 900.0,
+    }
 
 
 def test_a_resumed_runs_own_times_are_scaled_to_what_this_job_took() -> None:
@@ -112,3 +114,8 @@ def test_the_receipt_is_kept_with_the_results(tmp_path: Path) -> None:
     assert kept["receipt"]["usd"] == pytest.approx(12 * 1500 / 3600)
     assert add_receipt(folder) == returned
     assert add_receipt(tmp_path / "none") == {}
+    (folder / "results.json").unlink()
+    assert add_receipt(folder) == {}
+    _, failed = read_receipt(folder) or (None, None)
+    assert failed
+    assert failed.total_s == 1500

@@ -83,6 +83,9 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert f"{BASE_MODEL} /home/me/base" in script
     assert f"job {PATHS.job_id} resumes from step-000040" in log
     assert not any("distributing the job's files" in each for each in hosts["node0"].commands)
+    kept = json.loads(hosts["node0"].files[PATHS.new_record])
+    changed = {**json.loads(RECORD.render()), "when": kept["when"], "boot_s": kept["boot_s"]}
+    assert kept == {**changed, "cloud": "", "region": "", "billed": None}
 
 
 def test_a_resumed_job_needs_its_variables_again(tmp_path: Path) -> None:

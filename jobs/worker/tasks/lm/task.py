@@ -267,10 +267,9 @@ class Lm(TableTask[LmOptions]):
     @classmethod
     def predicts_in(cls, settings: Mapping[str, Any]) -> str | None:
         """Each new token reads all weights, and those in bf16 in half the time."""
-        from ...runtime.precision import choose_precision, read_cpu_flags
+        from ...runtime.precision import choose_here
 
-        chosen = choose_precision("auto", {"this machine": read_cpu_flags()})
-        return "bfloat16" if chosen.dtype == "bf16" and not settings.get("perplexity") else None
+        return "bfloat16" if choose_here() == "bf16" and not settings.get("perplexity") else None
 
     @classmethod
     def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:

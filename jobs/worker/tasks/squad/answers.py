@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data.tokens import Ints, Longs
-from ...runtime.precision import autocast, choose_precision, read_cpu_flags
+from ...runtime.precision import autocast, choose_here
 from ...training.evaluation import compute_together, plan_batches, run_batches
 from ...training.model import longest_input
 from ...training.state import TrainContext
@@ -223,7 +223,6 @@ def ask(
     """Return a loaded model's answers, computed in ``dtype``; the questions' answers are ignored."""
     if not questions:
         return []
-    dtype = choose_precision(dtype, {"this machine": read_cpu_flags()}).dtype
     size = min(MAX_LENGTH, longest_input(loaded) or MAX_LENGTH)
     features = build_features(questions, loaded.tokenizer, size, min(STRIDE, size // 3))
     owner = features.windows.question
@@ -231,7 +230,7 @@ def ask(
     starts, ends = np.full((2, len(questions)), -np.inf)
     found, order = [], []
     batches = plan_batches(features.lengths, fewest=1)  # no other ranks share them
-    for batch in run_windows(loaded, features, batches, autocast(dtype)):
+    for batch in run_windows(loaded, features, batches, autocast(choose_here(dtype))):
         chosen = features.take(batch.chosen)
         found.append(best_spans(batch.start, batch.end, chosen, longest_answer(loaded)))
         order.append(batch.chosen)

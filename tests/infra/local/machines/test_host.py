@@ -13,6 +13,7 @@ from infra.errors import UsageError
 from infra.local.machines.host import (
     CA_BUNDLE,
     CANDIDATE_RANGES,
+    check_pip_sources,
     check_prerequisites,
     choose_cpus,
     choose_range,
@@ -176,6 +177,36 @@ def test_folders_of_packages_are_found(tmp_path: Path) -> None:
     }
     # An index's pages link to files beside it, so the folder above is what is needed.
     assert local_sources(config) == [index, wheels]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o711, 0o754])
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_private_folder_of_packages_is_refused(tmp_path: Path, mode: int, by_file: bool) -> None:
+    wheels, file = tmp_path / "my wheels", tmp_path / "pip.conf"
+    wheels.mkdir(mode)
+    wheels.chmod(mode)
+    link = tmp_path / "link"
+    link.symlink_to(wheels)
+    file.write_text(f"[install]\nfind-links = {link}\n")
+    found = {"PIP_CONFIG_FILE": str(file)} if by_file else {"PIP_FIND_LINKS": str(link)}
+    environment = {"PIP_CONFIG_FILE": "/dev/null", **found}
+    if mode == 0o755:
+        check_pip_sources(environment)
+        return
+    with pytest.raises(UsageError, match=f"pip's source {wheels} .* is private") as refused:
+        check_pip_sources(environment)
+    assert f"chmod -R o+rX '{wheels}'" in (refused.value.hint or "")
+
+
+def test_packages_below_roots_home_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The nodes have a private folder of that name, whatever this machine's permissions are."""
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.setattr("infra.local.machines.host._ROOT_HOME", tmp_path)
+    with pytest.raises(UsageError, match="is private") as refused:
+        check_pip_sources({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": f"{tmp_path}/wheels"})
+    assert (refused.value.hint or "").startswith("move it to /srv")
 
 
 def test_nodes_see_the_machines_trust_and_pip_sources(tmp_path: Path) -> None:

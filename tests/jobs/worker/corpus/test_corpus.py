@@ -45,8 +45,7 @@ MODELS = {
 def _small_blocks_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TextTask, "shard_rows", 16)
     monkeypatch.setattr(shards, "GROUP", 4)
-    for name in ("training.evaluation", "tasks.squad.answers"):
-        monkeypatch.setattr(f"jobs.worker.{name}.read_cpu_flags", frozenset)
+    monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", frozenset)
 
 
 @pytest.fixture(scope="module")

@@ -210,11 +210,17 @@ def test_a_missing_module_of_a_src_folder_is_explained(node: Path, place: str) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-def test_a_killed_program_is_reported_with_its_signal(node: Path, number: int) -> None:
+def test_a_killed_program_is_reported_with_its_signal(
+    node: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (node / "bin").mkdir()
+    (node / "bin/journalctl").write_text("#!/bin/sh\nexit 1\n")
+    (node / "bin/journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{node}/bin:{os.environ['PATH']}")
     done = start(node, "sh", "-c", f"kill -{number} $$")
     said, killed = event_of(done), number == signal.SIGKILL
     assert done.returncode == 128 + number
-    memory = ", usually because its node ran out of memory" if killed else ""
+    memory = ", perhaps for lack of memory" if killed else ""
     assert said["message"] == f"sh was ended by signal {number}{memory}"
     assert ("destroy_process_group() at the end" in (said["hint"] or "")) is not killed
 

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.runtime.precision import Precision, choose_precision, read_cpu_flags
+from jobs.worker.runtime import precision
+from jobs.worker.runtime.precision import (
+    Precision,
+    choose_here,
+    choose_precision,
+    read_cpu_flags,
+)
 
 AMX = frozenset(("avx512_bf16", "amx_bf16", "amx_tile", "amx_int8"))
 ZEN4 = frozenset(("avx512_bf16",))
@@ -32,6 +38,12 @@ def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(
     asked: str, hosts: dict[str, frozenset[str]], expected: tuple[str, str]
 ) -> None:
     assert choose_precision(asked, hosts) == Precision(*expected)
+
+
+def test_the_precision_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, dtype in ((AMX, "bf16"), (OLD, "fp32")):
+        monkeypatch.setattr(precision, "read_cpu_flags", lambda flags=flags: flags)
+        assert (choose_here(), choose_here("bf16")) == (dtype, "bf16")
 
 
 @pytest.mark.parametrize(

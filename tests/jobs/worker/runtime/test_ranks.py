@@ -4,13 +4,14 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from jobs.worker.runtime import process
 from jobs.worker.runtime.errors import BackendError, StoppedError
-from jobs.worker.runtime.process import RankIdentity, abort_all, listen, read_identity
+from jobs.worker.runtime.process import RankIdentity, abort_all, explain_kill, listen, read_identity
 from jobs.worker.runtime.ranks import CCL_MODULE, choose_backend, lost_peer
 
 
@@ -80,3 +81,26 @@ def test_an_unhandled_sigterm_is_not_lost() -> None:
         assert got == [signal.SIGTERM], "this one was handled"
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("Out of memory: Killed process 654 (python) total-vm:9kB", " by the kernel, for lack of memory"),
+        ("Memory cgroup out of memory: Killed process 654 (python)", " by the kernel, for lack of memory"),
+        ("Out of memory: Killed process 6543 (python) total-vm:9kB", ""),
+        ("", ", perhaps for lack of memory"),
+    ],
+    ids=["node", "slice", "another", "no permission"],
+)  # fmt: skip
+def test_the_kernel_says_whether_a_process_was_killed_for_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, said: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "journalctl").write_text(f"#!/bin/sh\n[ \"$2\" = --dmesg ] && echo '{log}'\n")
+    (tmp_path / "journalctl").chmod(0o755)
+
+    assert explain_kill(9, 654) == said
+    assert explain_kill(9, None) == ", perhaps for lack of memory"
+    assert explain_kill(6, 654) == ""
+    assert explain_kill(9, 654, ("sh", "-c", "exit 255")) == ", perhaps for lack of memory"

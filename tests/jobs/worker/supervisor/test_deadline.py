@@ -57,7 +57,7 @@ def test_a_job_saves_a_checkpoint_before_the_deadline_and_is_not_requeued(
     # A slow checkpoint has until the deadline.
     slow = SAVES.replace("echo kept", f"sleep {4 * _LEAVE_S}; echo kept")
     script = f"echo {shlex.quote(kept)}; {slow}"
-    paths = submit(head, script, retries=1, again=("echo", "resumed"))
+    paths = submit(head, script, retries=1, again=("echo", "resumed"), task="squad")
     wait_for(Path(paths.root, "ready").exists)
 
     end, log, _ = follow(head, paths)
@@ -85,14 +85,16 @@ def test_a_job_that_has_no_time_left_does_not_start(head: ThisMachine) -> None:
 
 def test_a_job_saves_a_checkpoint_at_its_longest_time_and_has_failed(head: ThisMachine) -> None:
     saves = SAVES.replace("exit 143", "exit 0")  # even if the program calls it a success
-    paths = submit(head, saves, retries=1, again=("echo", "resumed"), max_time_s=1.5)
+    paths = submit(
+        head, saves, retries=1, again=("echo", "resumed"), max_time_s=1.5, task="predict"
+    )
 
     end, log, _ = follow(head, paths)
 
     message = "it took longer than --max-time, 0.025 min"
     assert (end.state, end.attempt, end.message) == ("failed", 1, message)
     assert Path(paths.output, "checkpoint").exists()
-    assert f"{message}; saving a checkpoint and stopping" in log
+    assert f"{message}; stopping" in log
 
 
 def test_a_job_whose_budget_is_spent_says_so() -> None:

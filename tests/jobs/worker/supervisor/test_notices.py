@@ -68,7 +68,7 @@ def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(head: ThisMachine)
     assert (end.state, end.attempt, end.nodes) == ("succeeded", 2, ("node0", "node2"))
     assert Path(paths.output, "checkpoint").exists()
     why = describe_notice({"node1": SPOT}, NODES[:2], 1)
-    assert f"{why['message']}; saving a checkpoint and stopping" in log
+    assert f"{why['message']}; stopping" in log  # what a program saves is unknown
     assert f"attempt 1 ended: {describe(why)}; the job will run again" in log
     assert log.endswith("resumed")
 

@@ -148,7 +148,9 @@ def test_an_error_has_the_names_of_nodes_instead_of_their_host_names() -> None:
     assert name_nodes(error, NODES, {}, 2) == {**error, "host": "node1"}
 
 
-def test_a_killed_rank_and_a_lost_node_are_known_from_mpirun(tmp_path: Path) -> None:
+def test_a_killed_rank_and_a_lost_node_are_known_from_mpirun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log"
     log.write_text(
         "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
@@ -159,10 +161,19 @@ def test_a_killed_rank_and_a_lost_node_are_known_from_mpirun(tmp_path: Path) -> 
     )
     watch = LogWatch(log)
     watch.poll()
-    assert describe(describe_killed(watch.killed)) == (
-        "rank 1 on node1: killed by signal 9 (Killed), usually because its node ran out of memory"
-    )
-    assert describe_killed({}) == {}
+    asked = []
+
+    def explain(*known: Any) -> str:
+        asked.append(known)
+        return ": why"
+
+    monkeypatch.setattr("jobs.worker.supervisor.attempt.explain_kill", explain)
+    for here in ("node0", "node1"):
+        found = describe(describe_killed(watch.killed, here))
+        assert found == "rank 1 on node1: killed by signal 9 (Killed): why"
+    ssh = ("ssh", "-o", "ConnectTimeout=5", "node1")
+    assert asked == [(9, 654, ssh), (9, 654, ())]
+    assert describe_killed({}, "node0") == {}
     assert watch.lost == ("node1",)
 
 

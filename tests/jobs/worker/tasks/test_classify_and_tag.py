@@ -303,7 +303,7 @@ def logits_of(task: Any, loaded: Any, samples: Any) -> torch.Tensor:
 @pytest.fixture
 def fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor without bf16, which would round to other labels."""
-    monkeypatch.setattr("jobs.worker.training.evaluation.read_cpu_flags", frozenset)
+    monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", frozenset)
 
 
 @pytest.mark.usefixtures("fp32")

@@ -67,9 +67,9 @@ def choose_precision(asked: str, flags_by_host: Mapping[str, frozenset[str]]) ->
     return Precision("bf16", f"every CPU has {' or '.join(shared or BF16_FLAGS)}")
 
 
-def choose_here(asked: str = "auto") -> str:
-    """Return ``bf16`` or ``fp32``, resolved for this machine alone."""
-    return choose_precision(asked, {"this machine": read_cpu_flags()}).dtype
+def choose_here() -> str:
+    """Return ``bf16`` if it is fast on this machine, else ``fp32``."""
+    return choose_precision("auto", {"this machine": read_cpu_flags()}).dtype
 
 
 def find_fast_bf16(flags: frozenset[str]) -> frozenset[str]:

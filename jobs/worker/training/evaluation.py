@@ -152,5 +152,5 @@ def round_up(width: int) -> int:
     For each shape of input that a process has not seen before, oneDNN generates code, which it keeps: up to
     2 MB per shape (MiniLM). A server would grow by a gigabyte.
     """
-    step = 2 ** max(0, width.bit_length() - 4)
+    step: int = 1 << max(0, width.bit_length() - 4)
     return -(-width // step) * step

@@ -217,10 +217,8 @@ class PredictedAnswer(NamedTuple):
     null_odds: float | None = None
 
 
-def ask(
-    loaded: Loaded, questions: Sequence[Question], dtype: str = "auto"
-) -> list[PredictedAnswer]:
-    """Return a loaded model's answers, computed in ``dtype``; the questions' answers are ignored."""
+def ask(loaded: Loaded, questions: Sequence[Question]) -> list[PredictedAnswer]:
+    """Return a loaded model's answers; the questions' own are ignored."""
     if not questions:
         return []
     size = min(MAX_LENGTH, longest_input(loaded) or MAX_LENGTH)
@@ -230,7 +228,7 @@ def ask(
     starts, ends = np.full((2, len(questions)), -np.inf)
     found, order = [], []
     batches = plan_batches(features.lengths, fewest=1)  # no other ranks share them
-    for batch in run_windows(loaded, features, batches, autocast(choose_here(dtype))):
+    for batch in run_windows(loaded, features, batches, autocast(choose_here())):
         chosen = features.take(batch.chosen)
         found.append(best_spans(batch.start, batch.end, chosen, longest_answer(loaded)))
         order.append(batch.chosen)

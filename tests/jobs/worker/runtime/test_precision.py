@@ -43,7 +43,7 @@ def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(
 def test_the_precision_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for flags, dtype in ((AMX, "bf16"), (OLD, "fp32")):
         monkeypatch.setattr(precision, "read_cpu_flags", lambda flags=flags: flags)
-        assert (choose_here(), choose_here("bf16")) == (dtype, "bf16")
+        assert choose_here() == dtype
 
 
 @pytest.mark.parametrize(

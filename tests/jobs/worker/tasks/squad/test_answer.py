@@ -14,7 +14,7 @@ import torch
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.precision import autocast
-from jobs.worker.tasks.predict import main, predict
+from jobs.worker.tasks.predict import load_trained, main, predict
 from jobs.worker.tasks.squad.answers import PredictedAnswer, ask
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.training.batches import ALIGN
@@ -65,10 +65,25 @@ def test_an_answer_is_a_place_in_its_context(folder: Path) -> None:
     assert answer(folder, []) == []
 
 
+def test_weights_are_converted_once_where_bf16_is_fast(
+    loaded: Loaded, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [Question("q", *pair, (NOTHING,)) for pair in PAIRS]
+    for flags, dtype in (({"amx_bf16"}, torch.bfloat16), ({"avx2"}, torch.float32)):
+        monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", lambda f=flags: f)
+        _, saved = load_trained(str(folder))
+        assert saved.model.qa_outputs.weight.dtype == dtype
+        assert ask(saved, questions) == ask(loaded, questions)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_score_is_the_probability_of_that_span(loaded: Loaded, dtype: str) -> None:
+def test_the_score_is_the_probability_of_that_span(
+    loaded: Loaded, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = frozenset({"amx_bf16"} if dtype == "bf16" else ())
+    monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", lambda: flags)
     question, context = PAIRS[1]
-    ((text, score, start, _),) = ask(loaded, [Question("q", question, context, (NOTHING,))], dtype)
+    ((text, score, start, _),) = ask(loaded, [Question("q", question, context, (NOTHING,))])
     encoded = loaded.tokenizer(
         question,
         context,

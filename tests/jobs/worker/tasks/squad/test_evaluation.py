@@ -165,8 +165,9 @@ def read(path: Path) -> Any:
 
 
 def test_the_threshold_is_fitted_saved_and_used(
-    loaded: Loaded, mixed: list[Question], tmp_path: Path
+    loaded: Loaded, mixed: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("jobs.worker.runtime.precision.read_cpu_flags", frozenset)
     results = evaluate(loaded, mixed, mixed, tmp_path)
     texts, odds = (read(tmp_path / f"{x}.json") for x in ("predictions", "null_odds"))
     threshold = read(tmp_path / "model" / "config.json")["no_answer_threshold"]
@@ -183,7 +184,7 @@ def test_the_threshold_is_fitted_saved_and_used(
         name: results[name] for name in ("em", "f1", "has_answer_f1", "no_answer_f1")
     }
     _, saved = load_trained(str(tmp_path / "model"))
-    for each, again in zip(mixed, ask(saved, mixed, "fp32"), strict=True):
+    for each, again in zip(mixed, ask(saved, mixed), strict=True):
         assert again.null_odds == pytest.approx(odds[each.id], abs=1e-3)
         if abs(odds[each.id] - threshold) > 1e-3:
             assert again.text == texts[each.id]

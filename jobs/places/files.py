@@ -154,20 +154,24 @@ def check_stage(head: Host, paths: JobPaths, stage: Sequence[tuple[str, str]]) -
             )
 
 
-def check_bucket(head: Host, paths: JobPaths, bucket: str) -> None:
-    """Write to a job's place in S3 from the head. Raises :class:`UsageError` if the nodes may not."""
-    if not bucket:
-        return
+def check_bucket(head: Host, paths: JobPaths, bucket: str, outputs: Iterable[str] = ()) -> None:
+    """Write to a job's places in S3 from the head: its folder's, and those of --output.
+
+    Raises :class:`UsageError` if the nodes may not.
+    """
     words = [f"{VENV}/bin/python", "-m", "worker.storage.push", "probe", "."]
-    place = f"{bucket}/{paths.job_id}"
-    script = f"cd {shlex.quote(paths.root)} && PYTHONPATH=code {shlex.join([*words, place])}"
-    done = head.run(script, check=False)
-    if done.exit_code:
-        why = (done.stderr.strip().splitlines() or ["the nodes can't write there"])[-1]
-        raise UsageError(
-            f"--bucket {bucket}: {why}",
-            hint="`up --bucket s3://…` gives a cluster's nodes access; `--bucket none` stores nothing",
-        )
+    hint = "`up --bucket s3://…` gives a cluster's nodes access"
+    places = {url: (f"--output {url}", hint) for url in outputs}
+    if bucket:
+        known = f"--bucket {bucket}", f"{hint}; `--bucket none` stores nothing"
+        places[f"{bucket}/{paths.job_id}"] = known
+    for place, (option, remedy) in places.items():
+        script = f"cd {shlex.quote(paths.root)} && PYTHONPATH=code {shlex.join([*words, place])}"
+        done = head.run(script, check=False)
+        if done.exit_code:
+            why = (done.stderr.strip().splitlines() or ["the nodes can't write there"])[-1]
+            why = why.removeprefix(f"{place.rstrip('/')}: ")
+            raise UsageError(f"{option}: {why}", hint=remedy)
 
 
 def withdraw_files(head: Host, paths: JobPaths) -> bool:

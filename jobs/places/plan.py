@@ -106,6 +106,8 @@ class JobPlan:
     """Folders to send before ``files``."""
     reads: tuple[tuple[str, str], ...] = ()
     """Data in S3 that the ranks read while they work, which the head looks up first, as in ``stage``."""
+    writes: tuple[str, ...] = ()
+    """Places in S3 that the ranks write, where the head tries it first."""
     head_folders: Mapping[str, str] = field(default_factory=dict)
     """Folders on the head that every node gets after ``files``, by their names in the job's folder."""
     packages: PackageList | None = None

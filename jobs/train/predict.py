@@ -530,6 +530,7 @@ def plan_prediction(
         },
         env={**offline, NAMES: json.dumps({} if is_url(data) else {place: data})},
         reads=((data, place),) if is_url(data) else (),
+        writes=(options.output,) if is_url(options.output) else (),
         variables=request.env,
         results=request.results,
     )

@@ -183,7 +183,7 @@ class JobSession:
         files.place_files(self.head, self.paths, sent)
         files.place_head_folders(self.head, self.paths, plan.head_folders)
         files.check_stage(self.head, self.paths, (*plan.spec.storage.stage, *plan.reads))
-        files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "")
+        files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "", plan.writes)
 
     def describe(self, plan: JobPlan, placement: Placement) -> tuple[Launch, JobRecord]:
         """Return a job's launch and record. Raises :class:`UsageError` if the cluster has too few nodes."""

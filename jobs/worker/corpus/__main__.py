@@ -20,7 +20,7 @@ from ..program.environment import requested_threads
 from ..runtime.output import RESULTS, save_json
 from ..runtime.pinning import take_place
 from ..runtime.process import STOPPED, VARIABLES, hide_progress_bars, leave, read_words
-from .coordinator import Coordinator
+from .coordinator import KEPT, Coordinator
 from .options import PredictOptions
 from .runner import ShardRunner, kill
 
@@ -32,7 +32,7 @@ def lead(rank: PoolRank, options: PredictOptions) -> int:
     def report(text: str) -> None:
         rank.events.emit("phase", name=text)
 
-    coordinator = Coordinator(options, rank.events.note, report, rank.identity.size)
+    coordinator = Coordinator(options, rank.events.note, report, rank.identity.size, KEPT)
     if not rank.lead(coordinator, ShardRunner(rank, options).run_all):
         return STOPPED
     found = coordinator.finish()

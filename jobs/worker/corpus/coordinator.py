@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -30,6 +30,8 @@ from .writers import merge_parts, part_suffix
 
 INPUTS = Path("inputs")
 """In a job's folder: local copies of files in S3."""
+KEPT = Path("kept")
+"""In a job's folder on a node: its predictions that rank 0's node has as well, and may be lost with."""
 REPORT_SECONDS = 5.0
 _VERSION = 1
 _PART = re.compile(r"([0-9a-f]{12}-[0-9a-f]{12})-(\d{12})-(\d+)-(\d+)\.(parquet|jsonl)")
@@ -83,13 +85,15 @@ class Coordinator:
     Only one thread may use it.
     """
 
-    SERVED: ClassVar[Any] = ("ask", "tell", "is_over", "join")
+    SERVED: ClassVar[Any] = ("ask", "tell", "is_over", "join", "offer")
 
     options: PredictOptions
     note: Callable[[str], None]
     report: Callable[[str], None]
     """Receives how far the job is."""
     ranks: int = 1
+    kept: Path | None = None
+    """The folder that this node had in an earlier attempt, when it was not that of rank 0."""
     hosts: dict[int, str] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
     """The file of which a rank has taken rows last: it has read it up to there."""
@@ -105,13 +109,14 @@ class Coordinator:
     def __post_init__(self) -> None:
         """Raise :class:`WorkerError` for a corpus or an output that can't be used."""
         options, task = self.options, find_task(self.options.model)
+        self.output = Output(options.parts if self.is_file else options.output)
+        self.output.require_writable()
         sources = list_sources(options.data)
         self.task, self.count = task.name, choose_count(task, sources[0], INPUTS)
         self._run = run_digest(options, self.count)
         self._files = [Progress(each, f"{self._run}-{each.digest}") for each in sources]
-        self.output = Output(options.parts if self.is_file else options.output)
+        self._by_name = {each.known: each for each in self._files}
         self._resume()
-        self.output.require_writable()
 
     @property
     def is_file(self) -> bool:
@@ -119,19 +124,19 @@ class Coordinator:
         return not is_url(self.options.output) and self.options.output.lower().endswith(FORMATS)
 
     def _resume(self) -> None:
-        known, strange = {each.known: each for each in self._files}, list[str]()
+        strange, place = list[str](), Path(self.output.place)
+        if self.kept and self.kept.is_dir() and not is_url(self.output.place):
+            place.mkdir(parents=True, exist_ok=True)
+            for path in self.kept.glob("[!.]*"):
+                path.replace(place / path.name)
         done = Path(self.options.done)
         there = json.loads(done.read_text(encoding="utf-8")) if self.options.done else []
         for name in (*there, *self.output.names()):
-            if match := _PART.fullmatch(name):
-                if match[1] in known and name.endswith(part_suffix(self.options.output)):
-                    numbers = int(match[3]), int(match[4])
-                    known[match[1]].parts[int(match[2])] = Part(name, *numbers)
-                else:
-                    strange.append(name)
+            if _PART.fullmatch(name) and not self._learn(name):
+                strange.append(name)
         if strange and self.is_file:
             for name in strange:
-                Path(self.output.place, name).unlink()
+                (place / name).unlink()
         elif strange:
             raise DatasetError(
                 f"--output {self.options.output}: has other predictions, such as {strange[0]}: those of "
@@ -140,6 +145,17 @@ class Coordinator:
             )
         if count := sum(len(each.parts) for each in self._files):
             self.note(f"{count:,} shards with {self.rows:,} rows are done already")
+
+    def _learn(self, name: str) -> bool:
+        """Take a shard's file for done; return whether it is one of these predictions."""
+        match = _PART.fullmatch(name)
+        if not match or match[1] not in self._by_name:
+            return False
+        if not name.endswith(part_suffix(self.options.output)):
+            return False
+        part = Part(name, int(match[3]), int(match[4]))
+        self._by_name[match[1]].parts[int(match[2])] = part
+        return True
 
     def _parts(self) -> Iterator[Part]:
         return (part for each in self._files for _, part in sorted(each.parts.items()))
@@ -154,6 +170,14 @@ class Coordinator:
         self.hosts[rank] = host
         here = socket.gethostname()
         return "" if host == here else os.environ.get("SLURMD_NODENAME", here), self.output.place
+
+    def offer(self, rank: int, names: Sequence[str]) -> list[str]:
+        """Return the files that the output lacks, of those that a rank's node kept; the rank sends them."""
+        have = {part.name for part in self._parts()}
+        lacking = [name for name in names if name not in have and self._learn(name)]
+        if lacking:
+            self.note(f"{len(lacking):,} shards are done already, and come from {self.hosts[rank]}")
+        return lacking
 
     def ask(self, rank: int) -> Values | None:
         """Return the next shard as JSON; ``None`` if nothing is left.

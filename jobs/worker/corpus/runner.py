@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..pool.rank import PoolRank, die_with_parent, send_below
 from ..runtime.errors import DatasetError, TrainingError, WorkerError
 from ..training.options import is_url
-from .coordinator import INPUTS, parse_shard
+from .coordinator import INPUTS, KEPT, parse_shard
 from .files import Output
 from .options import PredictOptions, Shard
 from .shards import Predictor
 
 _TRIES, _SPAWN = 5, multiprocessing.get_context("spawn")
+_TOGETHER = 500
 _predictor: Predictor | None = None
 
 
@@ -34,6 +36,15 @@ def _predict(shard: Shard, output: Output) -> dict[str, Any]:
         return _predictor.predict(shard, output)
     except WorkerError as error:
         return {"message": error.message, "hint": error.hint}
+
+
+def keep_parts(place: str) -> list[str]:
+    """Return the files that this node has of earlier attempts; in one, it may have been that of rank 0."""
+    KEPT.mkdir(exist_ok=True)
+    for path in Path(place).glob("[!.]*"):
+        with suppress(FileNotFoundError):  # another rank of this node was faster
+            path.replace(KEPT / path.name)
+    return sorted(path.name for path in KEPT.glob("[!.]*"))
 
 
 def kill(process: Any) -> None:
@@ -52,14 +63,19 @@ class ShardRunner:
         """Predict until nothing is left, or this process is to stop. Raises :class:`WorkerError`."""
         rank = self._rank
         to, place = rank.remote.call("join", rank.identity.rank, socket.gethostname())
-        output = Output(place)
+        is_apart = bool(to) and not is_url(place)
+        output = Output(str(KEPT) if is_apart else place)
+        if is_apart:
+            names = rank.remote.call("offer", rank.identity.rank, keep_parts(place))
+            for first in range(0, len(names), _TOGETHER):
+                self._send(place, names[first : first + _TOGETHER], to)
         while not rank.stop.requested:
             asked = rank.remote.call("ask", rank.identity.rank)
             found = self._run(parse_shard(asked), output) if asked else None
             if not asked or not found:
                 break
-            if to and found["name"] and not is_url(place):
-                self._send(output, found["name"], to)
+            if is_apart and found["name"]:
+                self._send(place, [found["name"]], to)
             rank.remote.call("tell", asked["number"], asked["first"], found)
         if self._pool:
             self._pool.shutdown()
@@ -89,11 +105,10 @@ class ShardRunner:
             hint="does the node have enough memory? --ppn 1 needs less",
         )
 
-    def _send(self, output: Output, name: str, to: str) -> None:
-        """Send a part to the node of rank 0, which must have it."""
-        place = Path(output.place).absolute()
+    def _send(self, folder: str, names: Sequence[str], to: str) -> None:
+        """Send parts to the node of rank 0, which must have them; this node keeps them."""
+        place = Path(folder).absolute()
         new = f".from-{self._rank.identity.rank}"
-        take = f"mkdir -p {place}/{new} && cd {place} && tar -C {new} -xf - && mv {new}/{name} ."
-        if send_below(place, [name], to, take):
-            raise OSError(f"{name} can't be copied to {to}")
-        (place / name).unlink()
+        take = f"mkdir -p {place}/{new} && cd {place} && tar -C {new} -xf - && mv {new}/* ."
+        if send_below(KEPT, names, to, take):
+            raise OSError(f"{names[0]} can't be copied to {to}")

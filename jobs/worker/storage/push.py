@@ -39,6 +39,8 @@ _INPUTS = (RECORD, "data", "model")
 _PART, _AT_ONCE, _LONGEST_KEY = 16 << 20, 16, 1024
 _DENIED = ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 _FINAL = (*_DENIED, "404", "NoSuchBucket")
+_ACTIONS = {"ListObjectsV2": "ListBucket", "HeadObject": "GetObject"}
+"""IAM's actions for calls of other names; uploads in parts need s3:PutObject."""
 _TRIES, _PAUSE_S = 4, 2.0
 
 
@@ -54,7 +56,9 @@ def explain(error: Exception, url: S3Url) -> PushError:
         return PushError(f"{url}: {first_line(error)}")
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code in ("403", "AccessDenied"):
-        return PushError(f"{url}: AccessDenied: the nodes may not write it")
+        call = error.operation_name
+        action = _ACTIONS.get(call, "PutObject" if "Upload" in call else call)
+        return PushError(f"{url}: AccessDenied: the nodes lack s3:{action}")
     return PushError(f"{url}: {code}")
 
 
@@ -176,11 +180,12 @@ class Push:
         return False
 
     def probe(self) -> None:
-        """Write an object, and remove it."""
+        """Write an object, remove it, and list the others."""
         bucket, key = self.url.bucket, self.url.below(".probe").key
         self.s3.put_object(Bucket=bucket, Key=key, Body=b"")
         with suppress(ClientError):
             self.s3.delete_object(Bucket=bucket, Key=key)
+        self.s3.list_objects_v2(Bucket=bucket, Prefix=f"{self.url.key}/", MaxKeys=1)
 
     def store(self, files: Mapping[str, Path]) -> None:
         """Upload the files that differ from S3's, and verify the sizes. Raises :class:`PushError`."""

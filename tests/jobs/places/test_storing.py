@@ -77,7 +77,7 @@ def test_failure_to_store_does_not_change_the_state(
     paths, end, log = run(cluster, "echo '{}' > output/results.json")
 
     assert end.state == "succeeded"
-    why = f"{URL}: AccessDenied: the nodes may not write it"
+    why = f"{URL}: AccessDenied: the nodes lack s3:ListBucket"
     assert f"warning: its folder can't be stored: {why}" in log
     assert json.loads(Path(paths.end).read_text())["push_error"] == why
     assert not Path(paths.root, "pushed.json").exists()
@@ -91,9 +91,15 @@ def test_denial_is_reported_at_submission(
     place_files(cluster, paths, worker_files())
     check_bucket(cluster, paths, "s3://data/team")
     proxy.answer = lambda _: DENIED
-    with pytest.raises(UsageError, match=r"--bucket s3://data/team: .*AccessDenied") as refused:
+    lacks = "AccessDenied: the nodes lack s3:PutObject"
+    with pytest.raises(UsageError, match=f"^--bucket s3://data/team: {lacks}") as refused:
         check_bucket(cluster, paths, "s3://data/team")
     assert "up --bucket" in (refused.value.hint or "")
+    with pytest.raises(UsageError, match=f"^--output s3://data/out/: {lacks}"):
+        check_bucket(cluster, paths, "", ("s3://data/out/",))
+    proxy.answer = lambda request: DENIED if "list-type=2" in request else None
+    with pytest.raises(UsageError, match="the nodes lack s3:ListBucket"):
+        check_bucket(cluster, paths, "", ("s3://data/out/",))
 
 
 @pytest.mark.parametrize(

@@ -410,3 +410,23 @@ def test_a_jobs_file_comes_home(
     root = "/home/ubuntu/spr-jobs/squad-1"
     expected = [f"cp -r {root}/output/model model", *([f"cp -r {base} data/base"] * bool(base))]
     assert copied == expected * is_on_head
+
+
+def test_an_output_in_s3_is_tried_before_the_job_is_submitted(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, url = make_hosts([]), "s3://my-data/out/"
+    hosts["node0"].answers.insert(0, ("# removing the files of a job", "removed"))
+
+    def refuse(_head: object, _paths: object, bucket: str, outputs: tuple[str, ...]) -> None:
+        raise UsageError(f"{bucket}, {outputs}: denied")
+
+    monkeypatch.setattr("jobs.places.files.check_bucket", refuse)
+    options = PredictOptions("", rows_in(tmp_path), url)
+    request = PredictRequest(options, tmp_path / "results", model)
+
+    with pytest.raises(UsageError) as refused:
+        predict_on_nodes(job_context(hosts), request)
+
+    assert refused.value.message == f", ('{url}',): denied"
+    assert not any("# submitting a job" in each for each in hosts["node0"].commands)

@@ -142,7 +142,9 @@ def test_what_is_wrong_is_named_with_its_rows(
     denied = "403 Forbidden", "<Error><Code>AccessDenied</Code></Error>"
     proxy.answer = lambda request: denied if "PUT" in request else None
     other = replace(asked, output="s3://data/denied")
-    with pytest.raises(WorkerError, match="s3://data/denied: AccessDenied: the nodes may not"):
+    with pytest.raises(
+        WorkerError, match="s3://data/denied: AccessDenied: the nodes lack s3:PutObject"
+    ):
         predict_corpus(other, print)
     assert not [each for each in proxy.requests if "denied/" in each and ".probe" not in each]
     proxy.answer = lambda _: None

@@ -154,7 +154,7 @@ def test_a_probe_leaves_nothing_and_a_denial_fails_at_once_without_secrets(
     proxy.requests.clear()
     assert run("probe", job) == 1
     assert len(proxy.requests) == 1
-    assert capsys.readouterr().err == f"{URL}: AccessDenied: the nodes may not write it\n"
+    assert capsys.readouterr().err == f"{URL}: AccessDenied: the nodes lack s3:PutObject\n"
 
 
 def test_errors_of_the_server_are_tried_again(

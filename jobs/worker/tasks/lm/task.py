@@ -265,6 +265,12 @@ class Lm(TableTask[LmOptions]):
         return {"prompt": require_text(value, place)}
 
     @classmethod
+    def has_trained(cls, folder: Path, architectures: Sequence[str]) -> bool:
+        # GPT-2's is GPT2LMHeadModel.
+        is_older = any("LMHead" in name for name in architectures)
+        return is_older or super().has_trained(folder, architectures)
+
+    @classmethod
     def predicts_in(cls, settings: Mapping[str, Any]) -> str | None:
         """Each new token reads all weights, and those in bf16 in half the time."""
         from ...runtime.precision import choose_here

@@ -17,7 +17,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from jobs.worker.runtime.ranks import join
-from jobs.worker.tasks import TASKS
+from jobs.worker.tasks import TASKS, find_task
 from jobs.worker.tasks.digits import Digits
 from jobs.worker.tasks.predict import load_trained
 from jobs.worker.tasks.score import Score
@@ -259,3 +259,21 @@ def test_a_model_without_a_card_is_no_failure(
     assert found["task"] == "digits"
     assert (tmp_path / "digits/model/model.safetensors").exists()
     assert not (tmp_path / "digits/model/README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "head"),
+    [("squad", "QUESTION_ANSWERING"), ("tag", "TOKEN_CLASSIFICATION"), ("lm", "CAUSAL_LM")],
+)
+def test_the_task_of_each_architecture_is_known(tmp_path: Path, task: str, head: str) -> None:
+    from transformers.models.auto import modeling_auto
+
+    # Models of several kinds of input, and the decoders of BERT, are not those of texts alone.
+    others = ("ForConditionalGeneration", "Decoder", "ReformerModelWithLMHead")
+    known = getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES").values()
+    names = {name for each in known for name in ((each,) if isinstance(each, str) else each)}
+    names = {name for name in names if not name.endswith(others)}
+    assert len(names) > 30
+    for name in names:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        assert find_task(str(tmp_path)).name == task, name

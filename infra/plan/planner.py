@@ -92,8 +92,11 @@ class PlanInput:
 def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
     """Return the machines in rank order: the head, then the workers by their ranks, else in launch order."""
     nodes = sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
-    workers = sorted(nodes[1:], key=lambda node: node.rank or 0)
-    return (*nodes[:1], *(workers if _have_ranks(workers) else nodes[1:]))
+    has_head = bool(nodes) and nodes[0].role == HEAD
+    head, workers = nodes[:has_head], nodes[has_head:]
+    if _have_ranks(workers):
+        workers.sort(key=lambda node: node.rank or 0)
+    return (*head, *workers)
 
 
 def number_instances(instances: Iterable[Instance], wanted: int) -> dict[int, Instance]:

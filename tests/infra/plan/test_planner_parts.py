@@ -156,9 +156,20 @@ def test_ranks_are_by_role_and_launch() -> None:
         (("0-3", "0-3", None, None, "7 0-1 2-5"), 4, {0: "i-0", 1: "i-1", 3: "i-4"}),
         (("0-2", "x", "0-2"), 3, {0: "i-0", 1: "i-1", 2: "i-2"}),
         (("0-2", "5 1", "5-6 1"), 3, {0: "i-0", 1: "i-1", 2: "i-2"}),
+        ((None, "0 2", "0 0 1"), 3, {0: "i-2", 2: "i-1"}),
         ((), 3, {}),
     ],
-    ids=["together", "one lost", "smaller", "no tag", "repaired", "damaged", "twice", "none"],
+    ids=[
+        "together",
+        "one lost",
+        "smaller",
+        "no tag",
+        "repaired",
+        "damaged",
+        "twice",
+        "no head",
+        "none",
+    ],
 )
 def test_machines_keep_their_ranks(
     ranks: tuple[str | None, ...], wanted: int, names: dict[int, str]

@@ -9,6 +9,7 @@ from typing import Any
 from ..runtime.process import STOPPED, explain_kill
 from . import commands
 from .commands import NODE_FAIL
+from .head import SSH
 from .watch import blame
 from .watcher import Watcher
 
@@ -61,7 +62,7 @@ def find_cause(watcher: Watcher) -> dict[str, Any]:
     if known := watcher.leaving or choose_cause(log.errors, watcher.hang):
         return name_nodes(known, job.nodes, log.start, size)
     lost = describe_lost_nodes(job.lost_nodes(), job.nodes, size)
-    killed = lost or describe_killed(log.killed, job.nodes[0])
+    killed = lost or describe_killed(log.killed, job.nodes)
     return killed or describe_lost_nodes(log.lost, job.nodes, size)
 
 
@@ -100,13 +101,17 @@ def describe_lost_nodes(
     return blame(lost[0], nodes, ranks_per_node, f"its node, {lost[0]}, is down or cut off")
 
 
-def describe_killed(killed: Mapping[str, Any], here: str) -> dict[str, Any]:
-    """Return the rank that mpirun reported as killed before any rank did; {} for none."""
+def describe_killed(killed: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """Return the rank that mpirun reported as killed before any rank did; {} for none.
+
+    The report is read from the log, where a program could also write ssh's options.
+    """
     if "signal" not in killed:
         return {}
     node, number = killed["node"], int(killed["signal"].partition(" ")[0])
-    on = () if node == here else ("ssh", "-o", "ConnectTimeout=5", node)
-    message = f"killed by signal {killed['signal']}{explain_kill(number, killed['pid'], on)}"
+    on = (*SSH, node) if node in nodes[1:] else ()
+    pid = killed["pid"] if node in nodes else None
+    message = f"killed by signal {killed['signal']}{explain_kill(number, pid, on)}"
     return {"rank": killed["rank"], "host": node, "message": message, "lost_peer": True}
 
 

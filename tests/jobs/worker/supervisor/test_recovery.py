@@ -23,6 +23,7 @@ from jobs.worker.supervisor.attempt import (
     name_nodes,
 )
 from jobs.worker.supervisor.commands import CANCELLED, LOW_PRIORITY, REQUEUED, Running, SlurmJob
+from jobs.worker.supervisor.head import SSH
 from jobs.worker.supervisor.launch import fit_pinning, render_pinning
 from jobs.worker.supervisor.nodes import (
     NodeState,
@@ -168,12 +169,14 @@ def test_a_killed_rank_and_a_lost_node_are_known_from_mpirun(
         return ": why"
 
     monkeypatch.setattr("jobs.worker.supervisor.attempt.explain_kill", explain)
-    for here in ("node0", "node1"):
-        found = describe(describe_killed(watch.killed, here))
+    for hosts in (["node0", "node1"], ["node1", "node2"]):
+        found = describe(describe_killed(watch.killed, hosts))
         assert found == "rank 1 on node1: killed by signal 9 (Killed): why"
-    ssh = ("ssh", "-o", "ConnectTimeout=5", "node1")
+    ssh = (*SSH, "node1")
     assert asked == [(9, 654, ssh), (9, 654, ())]
-    assert describe_killed({}, "node0") == {}
+    assert describe_killed({}, ["node0"]) == {}
+    describe_killed({**watch.killed, "node": "-oProxyCommand=id"}, ["node0", "node1"])
+    assert asked[-1] == (9, None, ())
     assert watch.lost == ("node1",)
 
 

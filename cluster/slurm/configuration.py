@@ -110,9 +110,10 @@ def _render_node(node: Node, facts: HostFacts) -> str:
     shape = {"CPUs": cores, "Sockets": sockets, "CoresPerSocket": cores // sockets}
     shape |= {"ThreadsPerCore": 1, "RealMemory": usable_memory(facts)}
     described = " ".join(f"{key}={value}" for key, value in shape.items())
-    return (
-        f"NodeName={node.name} NodeHostname={facts.hostname} NodeAddr={node.private_ip} {described}"
-    )
+    # For configure.sh: a replacement may have the address, and so the host name, of the lost machine.
+    machine = f"# {node.name} {node.instance.id}"
+    place = f"NodeHostname={facts.hostname} NodeAddr={node.private_ip}"
+    return f"{machine}\nNodeName={node.name} {place} {described}"
 
 
 def slurm_files(

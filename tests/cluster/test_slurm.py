@@ -180,12 +180,11 @@ def test_only_a_machine_that_takes_over_a_name_makes_slurm_forget_the_nodes(tmp_
         assert configure_for(nodes) == _START
         assert state.exists()
 
-    configure_for(NODES)
-    assert configure_for([NODES[0], replace(NODES[2], rank=1)]) == [
-        "systemctl stop slurmctld",
-        *_START,
-    ]
-    assert [path.name for path in state.parent.iterdir()] == ["job_state"]
+    same_address = replace(NODES[1], instance=replace(NODES[1].instance, id="i-new"))
+    for new in (replace(NODES[2], rank=1), same_address):
+        configure_for(NODES)
+        assert configure_for([NODES[0], new]) == ["systemctl stop slurmctld", *_START]
+        assert [path.name for path in state.parent.iterdir()] == ["job_state"]
 
 
 @pytest.mark.parametrize(

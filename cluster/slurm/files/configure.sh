@@ -6,8 +6,8 @@ conf=/etc/slurm/slurm.conf
 state=/var/spool/spr-cluster-slurm
 if [ -e $conf ]; then
     # A machine that takes over another one's name must not inherit that it was drained.
-    moved=$(grep -o '^NodeName=[^ ]* NodeHostname=[^ ]*' $conf | while read -r name host; do
-        grep "^$name " slurm.conf | grep -v " $host "
+    moved=$(grep '^# node' $conf | while read -r _ name machine; do
+        grep "^# $name " slurm.conf | grep -v " $machine$"
     done || true)
     if [ -n "$moved" ]; then
         systemctl stop slurmctld

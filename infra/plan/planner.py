@@ -92,8 +92,8 @@ class PlanInput:
 def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
     """Return the machines in rank order: the head, then the workers by their ranks, else in launch order."""
     nodes = sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
-    has_head = bool(nodes) and nodes[0].role == HEAD
-    head, workers = nodes[:has_head], nodes[has_head:]
+    first_worker = 1 if nodes and nodes[0].role == HEAD else 0
+    head, workers = nodes[:first_worker], nodes[first_worker:]
     if _have_ranks(workers):
         workers.sort(key=lambda node: node.rank or 0)
     return (*head, *workers)

@@ -30,6 +30,15 @@ def heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+class Started(subprocess.Popen[str]):
+    """A command that ends with its ``with`` block if the test fails there, or reaches its time limit."""
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 @dataclass(frozen=True)
 class CommandLine:
     """``spr-cluster`` as a user runs it: a process of its own, with a home folder of its own."""
@@ -74,9 +83,9 @@ class CommandLine:
     def json(self, *arguments: str) -> Any:
         return json.loads(self.run(*arguments, "--json").stdout)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> Started:
         """Begin a command that the test will interrupt."""
-        return subprocess.Popen(
+        return Started(
             [*self.argv, *arguments],
             env=self.environment,
             stdin=subprocess.DEVNULL,

@@ -38,19 +38,21 @@ PLANNED = "SPR_PLANNED_RANKS"
 def explain_kill(number: int, pid: int | None, on: Sequence[str] = ()) -> str:
     """Return what the kernel's log says of a killed process; it follows ``killed by signal 9``.
 
-    ``on`` are the words that run a command on its machine, such as ``ssh node1``.
+    Without ``pid``, it is not looked for. ``on`` are the words that run a command on its machine, such as
+    ``ssh node1``.
     """
     if number != signal.SIGKILL:
         return ""
     log = b""
-    with suppress(OSError, subprocess.SubprocessError):
-        argv = [*on, *_KERNEL_LOG]
-        log = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOG_S, check=False
-        ).stdout
-    if not pid or not log.strip():
+    if pid:
+        with suppress(OSError, subprocess.SubprocessError):
+            argv = [*on, *_KERNEL_LOG]
+            log = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOG_S, check=False
+            ).stdout
+    if not log.strip():
         return ", perhaps for lack of memory"
-    return " by the kernel, for lack of memory" if b"illed process %d " % pid in log else ""
+    return " by the kernel, for lack of memory" if f"illed process {pid} ".encode() in log else ""
 
 
 class RankIdentity(NamedTuple):

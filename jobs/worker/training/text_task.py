@@ -58,6 +58,8 @@ class TextTask(Task[OwnText]):
     """The options of `predict` that have an effect on this task's models."""
     shard_rows: ClassVar[int] = 8192
     """At most so many rows of a file are predicted and saved together."""
+    autocasts: ClassVar[bool] = True
+    """Whether :meth:`predict` computes under autocast, where bf16 is fast."""
 
     def download(self) -> None:
         from .model import load_pretrained  # noqa: PLC0415

@@ -59,6 +59,7 @@ class Lm(TableTask[LmOptions]):
     text_columns = ("text", "content", "document", "sentence")
     settings = frozenset({"max_new_tokens", "temperature", "top_p", "seed", "perplexity"})
     shard_rows = 64
+    autocasts = False
     predict_columns = (*CHATS, "prompt", *text_columns)
     _are_chats: bool | None = None
     """Whether exchanges are lists of turns; None for plain texts."""

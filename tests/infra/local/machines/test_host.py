@@ -201,7 +201,7 @@ def test_a_private_folder_of_packages_is_refused(tmp_path: Path, mode: int, by_f
 def test_packages_below_roots_home_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The nodes have a private folder of that name, whatever this machine's permissions are."""
+    """On the nodes, /root is private, even if it is not on this machine."""
     (tmp_path / "wheels").mkdir()
     monkeypatch.setattr("infra.local.machines.host._ROOT_HOME", tmp_path)
     with pytest.raises(UsageError, match="is private") as refused:

@@ -278,8 +278,7 @@ def test_a_project_runs_as_if_installed(two: LiveCluster, project: Path) -> None
         "    state = PartialState(cpu=bool(os.environ['ACCELERATE_USE_CPU']))\n"
         "    Path('runs').mkdir(exist_ok=True)\n"
         "    Path('runs', f'{state.process_index}.txt').write_text(version('my-lib'))\n"
-        # One write, or the ranks' lines may mix.
-        "    print(f'of {state.num_processes} {state.distributed_type.value}\\n', end='')\n"
+        "    print('of', state.num_processes, state.distributed_type.value)\n"
     )
     (project / "spr-cluster.toml").write_text(
         f'[cluster]\nname = "{NAME}"\n[jobs.go]\ncommand = "go"\noutput-dir = "runs"\n'

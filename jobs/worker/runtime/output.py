@@ -112,6 +112,8 @@ def _log_of(output: Path, rank: int) -> Path:
 def keep_log(output: Path, rank: int, *, append: bool) -> int | None:
     """Copy all further output of this process to ``logs/rank-N.log``; return the copying process's ID.
 
+    What it prints comes in whole lines (:mod:`.copy_output`).
+
     It outlives this process, so that a crash's last lines are kept. If the folder can't be written, there is
     no log, and no process; :func:`prepare_output` reports the error.
     """
@@ -164,11 +166,13 @@ def _start_copier(path: Path) -> subprocess.Popen[bytes]:
     It has its own session, but Slurm still finds it. It starts with the signal blocked; this process
     receives a signal that arrives meanwhile right afterward.
     """
+    program = str(Path(__file__).with_name("copy_output.py"))
+    # Isolated and without site-packages and the rank's allocator: it starts in 20 ms and takes 9 MB.
+    argv = [sys.executable, "-I", "-S", program, str(path)]
+    environ = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        return subprocess.Popen(
-            ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True
-        )
+        return subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, start_new_session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

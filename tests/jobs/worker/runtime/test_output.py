@@ -139,6 +139,43 @@ def test_a_signal_to_all_processes_of_a_job_costs_no_line(
     assert (node.with_name(f"{node.name}.state") / "logs/rank-0.log").read_text() == "".join(lines)
 
 
+_PIECES = """
+import sys
+from pathlib import Path
+from worker.runtime.output import keep_log
+
+rank = sys.argv[2]
+keep_log(Path(sys.argv[1]), int(rank), append=False)
+for _ in range(200):
+    print("rank", rank, "prints", "pieces")
+print("asks", end="?")
+sys.stdin.read()
+"""
+
+
+def test_lines_of_several_ranks_are_whole_and_a_question_is_seen(
+    node: Path, node_environ: dict[str, str]
+) -> None:
+    """Unbuffered, ``print`` writes each piece by itself [tried: without this, the lines mix]."""
+    environ = {**node_environ, "PYTHONUNBUFFERED": "1"}
+    reading, writing = os.pipe()
+    argvs = [[sys.executable, "-c", _PIECES, str(node), str(rank)] for rank in range(2)]
+    ranks = [
+        subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=writing) for argv in argvs
+    ]
+    os.close(writing)
+    printed = b""
+    while printed.count(b"asks?") < len(ranks) and (text := os.read(reading, 1 << 16)):
+        printed += text
+    os.close(reading)
+    for rank in ranks:
+        rank.communicate()
+
+    lines = printed.replace(b"asks?", b"").decode().splitlines()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert sorted(lines) == [f"rank {rank} prints pieces" for rank in (0, 1) for _ in range(200)]
+
+
 def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

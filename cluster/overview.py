@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cluster.local_files import home, is_idle_here, utc_now
+from cluster.local_files import ClusterFiles, EventLog, count_former_s, home, is_idle_here, utc_now
 from cluster.nodes import is_unconnected
 from infra.aws.clients import Clients, connect, translate_boto_error
 from infra.aws.cloud import Cloud
@@ -92,16 +92,26 @@ class Overview:
         return min((instance.launch_time for instance in self.found.instances), default=None)
 
     def cost(self, now: datetime) -> Price | None:
-        """Return the cost of its machines since their launch, at on-demand prices, if known."""
+        """Return the cost of its machines since their launch, at on-demand prices, if known.
+
+        Machines that were replaced count as long as this machine's event log says.
+        """
         if not self.billed:
             return Price(0.0, "")
         try:
-            options = self.found.record.options if self.found.record else {}
+            record, files = self.found.record, ClusterFiles.of(self.name)
         except SprError:
-            options = {}
+            record = None
+        options = record.options if record else {}
         gib = options.get("volume_gib", ClusterOptions().volume_gib)
         iops, mibps = options.get("volume_iops"), options.get("volume_throughput")
-        return self.prices.accrued(self.found.alive, now, gib, iops=iops, mibps=mibps)
+        alive = self.found.alive
+        cost = self.prices.accrued(alive, now, gib, iops=iops, mibps=mibps)
+        if cost and record and alive:
+            hours = count_former_s(EventLog(files.events).read(), record.created) / 3600
+            node = self.prices.node(alive[0].instance_type, gib, iops=iops, mibps=mibps)
+            cost = replace(cost, usd=cost.usd + hours * node.usd) if node else cost
+        return cost
 
     def state(self, now: datetime) -> str:
         """Return one of ``running``, ``starting``, ``degraded``, ``grace``, ``no machines``, ``expired``,

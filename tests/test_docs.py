@@ -81,7 +81,10 @@ FOREIGN_OPTIONS = {
     "--no-detach": "such a one",
     "--no-requeue": "of sbatch",
     "--profile": "of the AWS CLI",
+    "--from": "of uvx",
+    "--task": "of optimum-cli",
     "--time": "of sbatch",
+    "--weight-format": "of optimum-cli",
     "--for": "of kubectl",
     "--trial-seconds": "of the worker",
 }

@@ -47,8 +47,7 @@ class PolicyRequest(CloudRequest):
     """The options of `iam-policy`."""
 
     instance_type: str | None = option(
-        "types that can be bought: a,b,c (default: all types with AMX in the tool's table, and those that "
-        "bake images)",
+        "types that can be bought: a,b,c (default: all bare-metal types with AMX, and a few virtual sizes)",
         metavar="TYPES",
     )
     kms_key: str | None = option(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from infra.errors import JobError, UsageError
@@ -46,7 +47,11 @@ def export_options(model: Path, given: Mapping[str, Any]) -> EncoderOptions:
     except WorkerError as error:
         raise UsageError(error.message, hint=error.hint) from None
     if not issubclass(kind, EncoderOptions):
-        raise UsageError(f"a model of `train {kind.task}` can't be exported: it is not an encoder")
+        raise UsageError(
+            f"a model of `train {kind.task}` can't be exported: it is not an encoder",
+            hint="for a language model: uvx --from optimum-intel optimum-cli export openvino "
+            f"--task text-generation-with-past --weight-format int8 --model {quote(str(model))} OUTPUT",
+        )
     own = {**_job_options(model.parent, kind), **_UNUSED, **given}
     if "eval" in given:
         own["eval_fraction"] = None

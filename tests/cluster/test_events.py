@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.context import Context
-from cluster.local_files import ClusterFiles, EventLog, cluster_names, remembered_cloud
+from cluster.local_files import (
+    ClusterFiles,
+    EventLog,
+    cluster_names,
+    count_former_s,
+    remembered_cloud,
+)
 from infra.aws.clients import connect
 from infra.ec2 import tags
+from infra.ec2.tags import render_time
 from infra.plan.actions import Action, ActionKind
 from tests.harness.command_line import CommandLine
 from tests.harness.simulated_cloud import SimulatedCloud
@@ -216,3 +223,33 @@ def test_a_replacement_by_another_computer_is_listed_from_its_tags(line: Command
     (event,) = json.loads(line.must("events", "--json").out)["events"]
     assert (event["event"], event["resources"]) == ("bought", bought["resources"])
     assert "reason: replaces i-1: no answer" in " ".join(line.must("events").out.split())
+
+
+CREATED = datetime(2026, 7, 31, 14, tzinfo=timezone.utc)
+
+
+def event(minute: float, kind: str, *ids: str, **more: Any) -> dict[str, Any]:
+    time = render_time(CREATED + timedelta(minutes=minute))
+    return {"time": time, "event": kind, "resources": [*ids], **more}
+
+
+@pytest.mark.parametrize(
+    ("events", "after", "minutes"),
+    [
+        ([event(-9, "bought", "i-0"), event(0, "plan")], None, 0),
+        ([event(1, "bought", "i-0", "i-1"), event(9, "plan", "i-0", "i-1")], None, 0),
+        ([event(1, "bought", "i-0", "i-1"), event(9, "plan", "i-0")], None, 8),
+        ([event(1, "bought", "i-0"), event(9, "plan"), event(20, "plan")], None, 8),
+        ([event(1, "bought", "i-0"), event(9, "plan")], 5, 4),
+        ([event(1, "bought", "i-0"), event(9, "plan")], 10, 0),
+        ([event(1, "bought", "i-0"), event(2, "plan"), event(3, "plan", "i-0")], None, 0),
+        ([event(1, "bought", "i-0"), event(41, "faulty", "i-0", ran=False), event(41, "plan")], None, 0),
+        ([event(1, "bought", "i-0"), event(41, "faulty", "i-0", ran=True), event(41, "plan")], None, 40),
+        ([event(1, "bought", "i-0"), {**event(9, "plan"), "time": "damaged"}], None, 0),
+    ],
+)  # fmt: skip
+def test_a_former_machine_is_paid_from_its_purchase_to_the_plan_without_it(
+    events: list[dict[str, Any]], after: float | None, minutes: float
+) -> None:
+    since = None if after is None else CREATED + timedelta(minutes=after)
+    assert count_former_s(events, CREATED, since) == 60 * minutes

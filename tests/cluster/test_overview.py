@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 import cluster.overview
 import infra.aws.clients
-from cluster.local_files import ClusterFiles
+from cluster.local_files import ClusterFiles, EventLog
 from cluster.overview import Overview, describe_regions, list_clusters
 from infra.cost.prices import Price, Prices, table_prices
 from infra.ec2 import tags
@@ -161,6 +161,13 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     assert cost.usd == pytest.approx(3 * 2 * each, rel=0.001)
     assert cost.source == "table of July 2026, us-east-1"
     assert look(WHOLE, billed=False).cost(now) == Price(0.0, "")
+
+    log = EventLog(ClusterFiles.of("bert").events, now=lambda: NOW)
+    log.record("bought", "", resources=["i-lost"])
+    replace(log, now=lambda: NOW + HOUR).record("plan", "", resources=[])
+    after = look(WHOLE).cost(now)
+    assert after is not None
+    assert after.usd == pytest.approx(7 * each, rel=0.001), "a replaced machine ran for an hour"
 
 
 def test_the_cost_is_unknown_if_a_price_is() -> None:

@@ -13,8 +13,7 @@ from cluster.console.display import make_progress
 from cluster.console.options import argument
 from cluster.console.output import say
 from cluster.context import Context
-from cluster.former_machines import count_former_s
-from cluster.local_files import remembered_cloud, utc_now
+from cluster.local_files import count_former_s, remembered_cloud, utc_now
 from cluster.nodes import Cluster
 from cluster.overview import Overview, look_up_prices
 from infra.aws.caller import short_owner

@@ -75,8 +75,9 @@ def test_a_model_without_a_job_needs_data_and_other_kinds_are_refused(
     names = (("LlamaForCausalLM", "train lm"), ("BertModel", "of no task"))
     for name, why in names:
         (job / "model" / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
-        with pytest.raises(UsageError, match=why):
+        with pytest.raises(UsageError, match=why) as refused:
             export_options(job / "model", {"data": "train.jsonl"})
+        assert ("uvx --from optimum-intel" in str(refused.value.hint)) == (name != "BertModel")
 
 
 def test_it_runs_here_on_one_row_of_evaluation_data(

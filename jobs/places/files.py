@@ -154,7 +154,7 @@ def check_stage(head: Host, paths: JobPaths, stage: Sequence[tuple[str, str]]) -
             )
 
 
-def check_bucket(head: Host, paths: JobPaths, bucket: str, outputs: Iterable[str] = ()) -> None:
+def check_places(head: Host, paths: JobPaths, bucket: str, outputs: Iterable[str] = ()) -> None:
     """Write to a job's places in S3 from the head: its folder's, and those of --output.
 
     Raises :class:`UsageError` if the nodes may not.

@@ -174,7 +174,7 @@ class JobSession:
 
     def _send_files(self, plan: JobPlan, record: str = "") -> None:
         if plan.spec.recovery.resumed_job:
-            files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "")
+            files.check_places(self.head, self.paths, plan.spec.storage.bucket or "")
             return  # its first node sends them to replacement nodes
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
@@ -183,7 +183,7 @@ class JobSession:
         files.place_files(self.head, self.paths, sent)
         files.place_head_folders(self.head, self.paths, plan.head_folders)
         files.check_stage(self.head, self.paths, (*plan.spec.storage.stage, *plan.reads))
-        files.check_bucket(self.head, self.paths, plan.spec.storage.bucket or "", plan.writes)
+        files.check_places(self.head, self.paths, plan.spec.storage.bucket or "", plan.writes)
 
     def describe(self, plan: JobPlan, placement: Placement) -> tuple[Launch, JobRecord]:
         """Return a job's launch and record. Raises :class:`UsageError` if the cluster has too few nodes."""

@@ -11,7 +11,7 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.cli.train import build_request, build_resume
-from jobs.places.files import check_bucket, place_files, worker_files
+from jobs.places.files import check_places, place_files, worker_files
 from jobs.places.plan import JobPaths, JobPlan
 from jobs.places.queue.session import with_bucket
 from jobs.places.queue.slurm import SlurmLauncher
@@ -89,17 +89,17 @@ def test_denial_is_reported_at_submission(
     monkeypatch.setattr("jobs.places.files.VENV", str(cluster.root))
     paths = JobPaths("squad-1", home=str(cluster.home))
     place_files(cluster, paths, worker_files())
-    check_bucket(cluster, paths, "s3://data/team")
+    check_places(cluster, paths, "s3://data/team")
     proxy.answer = lambda _: DENIED
     lacks = "AccessDenied: the nodes lack s3:PutObject"
     with pytest.raises(UsageError, match=f"^--bucket s3://data/team: {lacks}") as refused:
-        check_bucket(cluster, paths, "s3://data/team")
+        check_places(cluster, paths, "s3://data/team")
     assert "up --bucket" in (refused.value.hint or "")
     with pytest.raises(UsageError, match=f"^--output s3://data/out/: {lacks}"):
-        check_bucket(cluster, paths, "", ("s3://data/out/",))
+        check_places(cluster, paths, "", ("s3://data/out/",))
     proxy.answer = lambda request: DENIED if "list-type=2" in request else None
     with pytest.raises(UsageError, match="the nodes lack s3:ListBucket"):
-        check_bucket(cluster, paths, "", ("s3://data/out/",))
+        check_places(cluster, paths, "", ("s3://data/out/",))
 
 
 @pytest.mark.parametrize(

@@ -421,7 +421,7 @@ def test_an_output_in_s3_is_tried_before_the_job_is_submitted(
     def refuse(_head: object, _paths: object, bucket: str, outputs: tuple[str, ...]) -> None:
         raise UsageError(f"{bucket}, {outputs}: denied")
 
-    monkeypatch.setattr("jobs.places.files.check_bucket", refuse)
+    monkeypatch.setattr("jobs.places.files.check_places", refuse)
     options = PredictOptions("", rows_in(tmp_path), url)
     request = PredictRequest(options, tmp_path / "results", model)
 

@@ -93,6 +93,12 @@ def require_model(name: str | None) -> Path:
     return model
 
 
+def model_name(model: Path) -> str:
+    """Return a model's name for clients: that of its results, such as ``squad-20260731-142501-k3f``."""
+    folder = model.absolute()
+    return (folder.parent.name if folder.name == "model" else "") or folder.name
+
+
 def serve(model: Path, listener: socket.socket, token: str | None, threads: int | None) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that have begun are answered.
 
@@ -103,7 +109,7 @@ def serve(model: Path, listener: socket.socket, token: str | None, threads: int 
     from jobs.serve.app import App  # noqa: PLC0415
     from jobs.serve.worker import Worker  # noqa: PLC0415
 
-    name = model.parent.name if model.name == "model" else model.name
+    name = model_name(model)
     app = App(lambda: Worker(model, threads), name, token)
     config = uvicorn.Config(
         app.build(),
@@ -113,7 +119,7 @@ def serve(model: Path, listener: socket.socket, token: str | None, threads: int 
         h11_max_incomplete_event_size=_MOST_HEADERS,
     )
     host, port = listener.getsockname()[:2]
-    say(f"{name}: http://{host}:{port} (Ctrl-C ends it)")
+    say(f"{name}: http://{host}:{port} (Ctrl-C stops it)")
     with suppress(KeyboardInterrupt):  # it raises the signal again that has ended it
         uvicorn.Server(config).run(sockets=[listener])
     if app.failure:

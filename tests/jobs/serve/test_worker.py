@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cli.results.serve import model_name
 from jobs.serve import worker as module
 from jobs.serve.worker import LostError, Model, UnloadableError, Worker
 
@@ -73,3 +74,15 @@ def test_a_model_that_can_not_be_loaded_says_why(
         worker.stop()
 
     asyncio.run(asyncio.wait_for(use(), 60))
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("/model", "model"), ("/r/squad-1/model", "squad-1"), ("/m/mini", "mini"), ("model", "here")],
+)
+def test_a_model_is_named_after_its_results(
+    folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert model_name(Path(folder)) == name
